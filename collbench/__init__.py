@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from collbench.features.traces.recording.recorder import Recorder
     from collbench.records.types import RunFile
-    from collbench.run.recording import Recorder
 
 __all__ = ["__version__", "frame", "record"]
 
@@ -74,6 +74,6 @@ def record(
     the times in a trace are those of recorded steps. Whatever fails in it is a warning, once; the
     job goes on.
     """
-    from collbench.run.recording import Recorder
+    from collbench.features.traces.recording.recorder import Recorder
 
     return Recorder(folder, steps, after, optimizer)

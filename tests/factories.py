@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.judge.health.night import Timing
+from collbench.features.health.night import Timing
+from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.records import store
 from collbench.records.derive import Derived
 from collbench.records.time_summary import Modes, TimeSummary
@@ -26,7 +27,6 @@ from collbench.records.types import End, Pairing, RankInfo, Record, Run, RunFile
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload.traces.types import Call, RankTrace, Trace
 
 ENVIRONMENT = {  # a machine that nobody else uses, so that 5 % matter
     "kernel": "6.1.0",

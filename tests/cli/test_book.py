@@ -18,10 +18,10 @@ import sqlalchemy as sql
 from factories import ENVIRONMENT, case, dated, nights, swept
 
 from collbench.core.errors import CannotRun, UsageError
-from collbench.judge import history
-from collbench.judge.history import baselines, storage
-from collbench.judge.history import nights as nights_
-from collbench.judge.history.storage import Book
+from collbench.features.health import history
+from collbench.features.health.history import baselines, storage
+from collbench.features.health.history import nights as nights_
+from collbench.features.health.history.storage import Book
 from collbench.machine import environment
 from collbench.records.types import RunFile
 from collbench.suite import sweep

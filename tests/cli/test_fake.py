@@ -11,8 +11,8 @@ import pytest
 from factories import NIGHTLY, hosted, record, run_file, saved, swept, world, write
 
 from collbench.core.errors import Exit
+from collbench.features.training.step import Op, Program, Step
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload.step import Op, Program, Step
 
 WORD = "measured on a fake GPU"
 FAKE = {"backend": "nccl", "fake": True, "ranks": hosted(4, 4, "cuda")}

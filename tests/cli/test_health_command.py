@@ -20,11 +20,12 @@ import msgspec
 import pytest
 from factories import ENVIRONMENT, SUITE, night, nightly, saved
 
-from collbench.cli import health, outputs
 from collbench.cli import main as commands
+from collbench.cli import outputs
 from collbench.core.errors import CannotRun, Exit, RunBroken
-from collbench.judge.health import night as judging
-from collbench.judge.health.night import Night
+from collbench.features.health import command as health
+from collbench.features.health import night as judging
+from collbench.features.health.night import Night
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import RunFile
@@ -163,7 +164,7 @@ def test_no_verdict_exits_3_and_says_what_is_missing(said: Said, home: Path) -> 
 
 
 def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collbench.judge.health import checks
+    from collbench.features.health.checks import table as checks
 
     monkeypatch.setattr(checks, "injected", lambda files: "late:2:1ms")
     kept(home)
@@ -347,7 +348,7 @@ def nights(
 ) -> None:
     """A night for each value, by which the rows' times are multiplied; all but the last are in the
     history."""
-    from collbench.judge.history import book
+    from collbench.features.health.history import book
 
     for number, value in enumerate(values):
         started = datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)
@@ -476,7 +477,7 @@ def test_a_level_that_rose_says_since_when(said: Said, home: Path) -> None:
 def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench.judge import history
+    from collbench.features.health import history
 
     def closed(url: str = "") -> None:
         raise CannotRun("cannot reach the database")
@@ -488,7 +489,7 @@ def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
 
 
 def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> None:
-    from collbench.judge import history
+    from collbench.features.health import history
 
     kept(home)
     history.book().close()
@@ -500,7 +501,7 @@ def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> No
 
 
 def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Path) -> None:
-    from collbench.judge import history
+    from collbench.features.health import history
 
     with history.book() as book:
         for number in range(8):
@@ -564,7 +565,7 @@ def test_a_case_is_measured_again_as_it_was(
 
 def test_suite_nightly_has_what_the_checks_need() -> None:
     """Three launches, and for every guideline its rows."""
-    from collbench.judge.health import guidelines
+    from collbench.features.health.checks import guidelines
     from collbench.run import plan
     from collbench.suite import toml
 
@@ -594,7 +595,7 @@ def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(
 
 
 def test_what_is_no_night_enters_no_history_unless_it_is_added(said: Said, home: Path) -> None:
-    from collbench.judge.history import book
+    from collbench.features.health.history import book
 
     made = kept(home, suite=SUITE)
     _, out, _ = said("@last", "--format", "json")

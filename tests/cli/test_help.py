@@ -18,15 +18,16 @@ from collbench.cli.help import pages
 from collbench.cli.main import app, list_commands
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
-from collbench.judge.health import checks, expectations
+from collbench.features.health.checks import expectations
+from collbench.features.health.checks import table as checks
+from collbench.features.traces.formats import own
+from collbench.features.traces.types import Call, RankTrace
+from collbench.features.training import step_files as files
 from collbench.machine import topology
 from collbench.records import flags as flags_
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.suite import toml
 from collbench.suite.fields import FIELDS
-from collbench.workload import files
-from collbench.workload.traces import own
-from collbench.workload.traces.types import Call, RankTrace
 
 ROOT = Path(collbench.__file__).parents[1]
 PAGES = {name: page.read_text(encoding="utf-8") for name, page in pages().items()}

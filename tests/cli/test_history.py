@@ -11,7 +11,7 @@ import pytest
 from factories import dated, nights, swept, write
 
 from collbench.core.errors import Exit
-from collbench.judge import history
+from collbench.features.health import history
 from collbench.records import store
 from collbench.suite.policy import Policy
 

@@ -10,13 +10,13 @@ import pytest
 from factories import NIGHTLY, case, dated
 from msgspec.structs import replace
 
-from collbench.judge import history
-from collbench.judge.health import past
-from collbench.judge.health.findings import Finding
-from collbench.judge.health.night import Night
-from collbench.judge.history.baselines import Baseline, Level
-from collbench.judge.history.outlook import outlook
-from collbench.judge.history.storage import Book
+from collbench.features.health import history
+from collbench.features.health.checks import past
+from collbench.features.health.findings import Finding
+from collbench.features.health.history.baselines import Baseline, Level
+from collbench.features.health.history.outlook import outlook
+from collbench.features.health.history.storage import Book
+from collbench.features.health.night import Night
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.sweep import Part, Threshold

@@ -147,10 +147,10 @@ def paired(run: Path, side: str, experiment: str) -> str:
 def test_two_runs_are_compared_when_asked_or_interleaved(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench.judge import alarms
-    from collbench.judge import comparison as compare
+    from collbench.features.compare import comparison as compare
+    from collbench.features.compare import false_alarms as alarms
+    from collbench.features.compare.views import verdicts
     from collbench.show.views import run as sections
-    from collbench.show.views import verdicts
 
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from collbench.cli import history
-from collbench.judge.health import locate
-from collbench.judge.health.locate import Rules
+from collbench.features.health.history import command as history
+from collbench.features.health.locate import search as locate
+from collbench.features.health.locate.search import Rules
 from collbench.records import store
 
 MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")

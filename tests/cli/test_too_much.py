@@ -7,7 +7,7 @@ import pytest
 
 from collbench.core import algorithms, export
 from collbench.core.errors import CannotRun
-from collbench.show.views import drawing
+from collbench.features.study import drawing
 
 
 def test_too_many_ranks_to_draw_are_refused_before_any_number_is_made(

@@ -19,8 +19,9 @@ if not torch.cuda.is_available():
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
+from collbench.features.training import presets, reshape
+from collbench.features.training.overlap import phases
 from collbench.machine import environment
-from collbench.records.steps import phases
 from collbench.records.types import Record, World
 from collbench.run.backends import _cuda
 from collbench.run.backends._torch_kernels import WAYS
@@ -29,7 +30,6 @@ from collbench.run.launch.local import Launcher
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, expand
-from collbench.workload import presets, reshape
 from tests.helpers.carrying import carry_out
 
 GPUS = torch.cuda.device_count()

@@ -22,11 +22,14 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core.errors import CollbenchError
-from collbench.judge.health import expectations
+from collbench.features.health.checks import expectations
+from collbench.features.interop import importers
+from collbench.features.interop.importers.text import decode
+from collbench.features.traces.formats import recognise as reading
+from collbench.features.traces.types import RankTrace
 from collbench.machine import topology
 from collbench.machine.load import Load
-from collbench.records import importers, store
-from collbench.records.importers.text import decode
+from collbench.records import store
 from collbench.records.types import (
     Choice,
     End,
@@ -41,8 +44,6 @@ from collbench.records.types import (
 )
 from collbench.suite import toml
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Threshold
-from collbench.workload.traces import reading
-from collbench.workload.traces.types import RankTrace
 
 NUMBERS = ("0", "1", "-1", "2", "7", "255", "4096", "65537", "1048576", "1048577", "2147483648")
 NUMBERS += (str(1 << 61), str(1 << 62), str(1 << 63), str(1 << 64), "9" * 40, "9" * 5000)

@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from collbench.core.collectives import DTYPES
-from collbench.workload.models import OUTSIDE, Model, Tensor
-from collbench.workload.step import Step
+from collbench.features.training.models import OUTSIDE, Model, Tensor
+from collbench.features.training.step import Step
 
 NAMES = {d.torch: d.name for d in DTYPES.values()}
 KINDS = {  # c10d's operation, and which of its arguments has the whole size

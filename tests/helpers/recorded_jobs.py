@@ -178,7 +178,7 @@ def unwaited(folder: str) -> Any:
 
 def broken(folder: str) -> Any:
     """A recorder that fails in the middle: what is trained, with it and without."""
-    from collbench.run import recording
+    from collbench.features.traces.recording import recorder as recording
 
     plain = train(distributed(), 4)
     model = distributed()
@@ -201,7 +201,7 @@ def broken(folder: str) -> Any:
 
 def full(folder: str) -> Any:
     """A disk that is full."""
-    from collbench.workload.traces import own
+    from collbench.features.traces.formats import own
 
     with mock.patch.object(own, "name", lambda rank: "/dev/full"):
         return unwritable(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from collbench.workload.models import OUTSIDE, Model, model
+from collbench.features.training.models import OUTSIDE, Model, model
 
 
 def layers_alone(name: str) -> Model:

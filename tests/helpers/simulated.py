@@ -15,7 +15,7 @@ import numpy as np
 from factories import experiment, sized
 from scipy.stats import mannwhitneyu
 
-from collbench.judge.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare
 from collbench.records import paired
 from collbench.records.types import RunFile
 

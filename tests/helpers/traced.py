@@ -11,7 +11,7 @@ import json
 import pickle
 from typing import Any
 
-from collbench.workload.traces import protobuf as pb
+from collbench.features.traces.formats import protobuf as pb
 
 BUCKETS = (2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040)  # elements of float
 GROUP = {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}

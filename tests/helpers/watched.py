@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from factories import scatter
 
-from collbench.judge.history.gates import confirm, gate
-from collbench.judge.history.levels import changes
-from collbench.judge.history.neighbours import APART
+from collbench.features.health.history.gates import confirm, gate
+from collbench.features.health.history.levels import changes
+from collbench.features.health.history.shifts import APART
 
 HISTORY, NIGHTS, TAU = 40, 15, 0.03
 NEAR = 3  # nights before the step that a change may be placed at

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import sections
 
-from collbench.judge import comparison
+from collbench.features.compare import comparison
 from collbench.records import store
 from collbench.records.derive import derive
 from collbench.records.types import RunFile

@@ -21,7 +21,7 @@ import launching
 import network
 from network import Lab
 
-from collbench.judge import comparison
+from collbench.features.compare import comparison
 from collbench.records import store
 
 SUITE = """

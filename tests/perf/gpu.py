@@ -29,9 +29,10 @@ import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, UsageError
 from collbench.core.program import Term
+from collbench.features.interop import importers
 from collbench.machine import environment
 from collbench.machine.gpu import TORCH_FOR
-from collbench.records import derive, importers, rows, store
+from collbench.records import derive, rows, store
 from collbench.records.types import RunFile
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._torch_refusal import missing_gpu

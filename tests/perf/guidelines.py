@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from factories import case, nightly, timings
 
-from collbench.judge.health.guidelines import (
+from collbench.features.health.checks.guidelines import (
     ALPHA,
     Claim,
     composition,

@@ -33,7 +33,7 @@ from collbench.core import network as networks
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
 from collbench.core.text import size
-from collbench.judge import fit
+from collbench.features.predict import fit
 from collbench.machine import environment
 from collbench.records import derive, store
 from collbench.records.derive import Derived

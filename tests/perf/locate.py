@@ -20,8 +20,8 @@ import numpy as np
 from collbench.core import algorithms, simulate
 from collbench.core.network import Ints, Network
 from collbench.core.schedule import Schedule
-from collbench.judge.health import locate
-from collbench.judge.health.locate import Group, Rules
+from collbench.features.health.locate import search as locate
+from collbench.features.health.locate.search import Group, Rules
 from collbench.run.backends._model import TEN_GIGABIT
 
 HOSTS, FAULTS, TRIALS, BUDGET = 232, range(7), 200, 80
@@ -110,8 +110,8 @@ def spread(values: Sequence[int]) -> str:
 PAGE = f"""# Group testing on simulated hosts
 
 {HOSTS} hosts, of which some reach {" or ".join(f"{depth:.0%}" for depth in DEPTHS)} of what the
-others do, found by `collbench.judge.health.locate` within a budget of {BUDGET} tests. A test is one
-group's measurement; the groups of a round are disjoint and measured at once. {TRIALS} seeded
+others do, found by the search of `collbench locate` within a budget of {BUDGET} tests. A test is
+one group's measurement; the groups of a round are disjoint and measured at once. {TRIALS} seeded
 clusters a row. What a group reaches is what sendrecv around it of {SIZE >> 20} MiB a host takes in
 the model's network (10 Gb/s; a message is as slow as the slower of two ports), times a normal
 error (first figure); besides, some tests (second figure) lose {DISTURBED[0]:.0%} to

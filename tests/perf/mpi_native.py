@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collbench.cli.locate import listening
+from collbench.features.health.locate.command import listening
 from collbench.machine import environment
 from collbench.records import stats
 from collbench.records.derive import Derived

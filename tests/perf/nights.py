@@ -25,8 +25,8 @@ import watched
 from factories import nights, swept
 from watched import DELAYS, DOCUMENTED, QUIET, RULES, SETTINGS, Setting
 
-from collbench.judge.history.nights import Night, Series, launches_of, merged
-from collbench.judge.history.outlook import outlook
+from collbench.features.health.history.nights import Night, Series, launches_of, merged
+from collbench.features.health.history.outlook import outlook
 from collbench.suite.case import Case
 
 CHUNK = 100  # trials with a seed of their own

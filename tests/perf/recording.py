@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import nn
 
 import collbench
+from collbench.features.traces.formats import own
 from collbench.machine import environment
 from collbench.records.paired import shift
-from collbench.workload.traces import own
 
 RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 4, 1024, 8, 6, 0.02
 BLOCKS = ("plain", "control", "recorded")

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import torch
 
+from collbench.features.training.overlap import step_of
 from collbench.records import store
 from collbench.records.paired import shift
-from collbench.records.steps import step_of
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 JOBS = ("ddp", "views", "fsdp2", "moe")

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import sections
 
-from collbench.judge import sides
-from collbench.judge.comparison import Rules, compare
-from collbench.judge.verdict import Judged
+from collbench.features.compare import sides
+from collbench.features.compare.ab import experiment
+from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.verdict import Judged
 from collbench.records import paired, store
 from collbench.records.case_rows import gather
 from collbench.records.rows import by, table
 from collbench.records.types import Record, World, joined
-from collbench.run import experiment
 from collbench.run.launch.interpreter import Home, Variant
 from collbench.suite import toml
 from collbench.suite.case import Case

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from collbench.cli import pairs
-from collbench.cli.locate import Searching, listening
-from collbench.judge.health import locate
+from collbench.features.health.locate import search as locate
+from collbench.features.health.locate.command import Searching, listening
+from collbench.features.health.pairs import command as pairs
 from collbench.records.types import World
 from collbench.run import session
 from collbench.suite import policy as suite

@@ -23,9 +23,10 @@ import launching
 import network
 from network import PAYLOAD, Lab
 
+from collbench.features.training import overlap as steps
+from collbench.features.training.views.steps import sentences
 from collbench.machine import environment
-from collbench.records import steps, store
-from collbench.show.views.steps import sentences
+from collbench.records import store
 
 RATE, MIB, TIMES, GOAL, ROUNDS = 10**9, 16, 4, 0.05, 16
 ALPHA_US = 100  # of a message, which is nothing beside a tenth of a second

@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from collbench.features.training import models
 from collbench.records import store
 from collbench.records.paired import shift
-from collbench.workload import models
 
 RANKS, STEPS, SETTLED = 2, 8, 2
 LAYERS, PART = 2, 64

@@ -15,14 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from collbench.cli import compare, main
+from collbench.cli import main
 from collbench.core import groups, splits
 from collbench.core.errors import Exit, UsageError
-from collbench.judge import fit
-from collbench.judge.health import expectations
+from collbench.features.compare import command as compare
+from collbench.features.health.checks import expectations
+from collbench.features.interop import importers
+from collbench.features.interop.importers import text
+from collbench.features.predict import fit
 from collbench.machine import environment, topology
-from collbench.records import importers, store
-from collbench.records.importers import text
+from collbench.records import store
 from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
 from collbench.suite.grammar import expand_envs

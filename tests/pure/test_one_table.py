@@ -13,10 +13,10 @@ import pytest
 from factories import ENVIRONMENT, case, run, world
 
 import collbench
-from collbench.judge import fit
-from collbench.judge.comparison import Rules, compare
-from collbench.judge.health.night import Night
-from collbench.judge.history import nights
+from collbench.features.compare.comparison import Rules, compare
+from collbench.features.health.history import nights
+from collbench.features.health.night import Night
+from collbench.features.predict import fit
 from collbench.records import rows, store
 from collbench.records.types import End, Record, RunFile
 from collbench.show.views import series

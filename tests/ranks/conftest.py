@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from paths import before
 
+from collbench.features.training.step import Step
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
@@ -16,7 +17,6 @@ from collbench.run.launch.world import Listener
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload.step import Step
 
 PLUGINS = Path(__file__).parent / "plugins"
 Measure = Callable[..., list[Record]]

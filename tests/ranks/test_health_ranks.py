@@ -9,9 +9,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from collbench.cli import health
-from collbench.judge.health import hosts
-from collbench.judge.health.night import Night
+from collbench.features.health import command as health
+from collbench.features.health.checks import hosts
+from collbench.features.health.night import Night
 from collbench.records import store
 
 SUITE = """

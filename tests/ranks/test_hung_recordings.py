@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.workload.traces import own
+from collbench.features.traces.formats import own
 
 RANKS, GUILTY = 3, 1
 LIMIT_S = 60
@@ -28,7 +28,8 @@ def job(rank: int, port: int, folder: Path) -> None:
     import torch.distributed as dist
 
     import collbench
-    from collbench.run import recorded, recording
+    from collbench.features.traces.recording import program as recorded
+    from collbench.features.traces.recording import recorder as recording
 
     recorded.HELD_S, recording.PAUSE_S, recording.PATIENCE_S = 0.5, 0.1, 0.3
     limit = timedelta(seconds=LIMIT_S)

@@ -10,11 +10,11 @@ import pytest
 import recorded_jobs as jobs
 from recorded import Told, as_model, told
 
-from collbench.workload.layout import Layout
-from collbench.workload.patterns.data import Ddp, ddp
-from collbench.workload.patterns.fsdp import Fsdp2, fsdp2
-from collbench.workload.traces import own
-from collbench.workload.traces.types import Call, RankTrace, Trace
+from collbench.features.traces.formats import own
+from collbench.features.traces.types import Call, RankTrace, Trace
+from collbench.features.training.layout import Layout
+from collbench.features.training.patterns.data_parallel import Ddp, ddp
+from collbench.features.training.patterns.fsdp import Fsdp2, fsdp2
 
 RANKS = 2
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import jobs
 import pytest
 
+from collbench.features.traces.formats import recognise as reading
+from collbench.features.traces.replay import Asked, step_of
+from collbench.features.traces.types import Call, RankTrace, Trace
+from collbench.features.training import reshape
+from collbench.features.training.step import LOCAL
 from collbench.records import store
 from collbench.records.types import Record
-from collbench.workload import reshape
-from collbench.workload.step import LOCAL
-from collbench.workload.traces import reading
-from collbench.workload.traces.program import Asked, step_of
-from collbench.workload.traces.types import Call, RankTrace, Trace
 
 Play = Callable[..., list[Record]]
 MS = 1_000_000

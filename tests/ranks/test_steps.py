@@ -16,11 +16,12 @@ import pytest
 from paths import before
 
 from collbench.core.errors import Exit, RunBroken
+from collbench.features.training import presets, reshape
+from collbench.features.training import step_files as files
+from collbench.features.training.overlap import overlaps, phases
+from collbench.features.training.step import Grid, Op, Program, Step
 from collbench.records import store
-from collbench.records.steps import overlaps, phases
 from collbench.records.types import Record
-from collbench.workload import files, presets, reshape
-from collbench.workload.step import Grid, Op, Program, Step
 
 PLUGINS = Path(__file__).parent / "plugins"
 Play = Callable[..., list[Record]]

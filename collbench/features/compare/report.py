@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.core.errors import UsageError
-from collbench.judge import alarms, comparison
+from collbench.features.compare import comparison
+from collbench.features.compare import false_alarms as alarms
+from collbench.features.compare.views import comparison as view_
+from collbench.features.compare.views.verdicts import Readable, readable
 from collbench.records.types import RunFile
 from collbench.show.document import Section
-from collbench.show.views import comparison as view_
 from collbench.show.views.series import View
-from collbench.show.views.verdicts import Readable, readable
 
 
 def conclude(files: Sequence[RunFile], asked: bool) -> Readable | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.core.text import counted, duration
-from collbench.judge.efficiency import PROBE, Merit, Yardstick
-from collbench.judge.health.checks import Check
-from collbench.judge.health.findings import Evidence, Finding, Subject
-from collbench.judge.health.hosts import Looked
-from collbench.judge.health.night import Night, several
+from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.checks.table import Check
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.night import Night, several
+from collbench.features.predict.efficiency import PROBE, Merit, Yardstick
 from collbench.suite.case_words import describe_case
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from collbench.core.errors import UsageError
+from collbench.features.traces.replay import Asked, replayed
+from collbench.features.training.operation_lines import convert
+from collbench.features.training.step import Step
 from collbench.suite.toml import TEXT
-from collbench.workload.lines import convert
-from collbench.workload.step import Step
-from collbench.workload.traces.program import Asked, replayed
 
 
 def read_step(said: dict[str, Any], where: str, path: Path) -> Step:

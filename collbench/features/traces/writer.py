@@ -6,8 +6,9 @@ from pathlib import Path
 
 from collbench.core.export import Writer
 from collbench.core.schedule import Schedule
-from collbench.workload.step import Step
-from collbench.workload.traces import chakra_files, steps
+from collbench.features.traces import from_steps as steps
+from collbench.features.traces.formats import chakra_writer as chakra_files
+from collbench.features.training.step import Step
 
 
 def write_schedule(schedule: Schedule, nbytes: int, folder: Path, name: str) -> str:

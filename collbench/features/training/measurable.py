@@ -10,13 +10,13 @@ import msgspec
 
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
+from collbench.features.training import walk
+from collbench.features.training.count import count
+from collbench.features.training.operation_lines import convert
+from collbench.features.training.parts import STEP
+from collbench.features.training.request import Wanted
+from collbench.features.training.step import Step, refuse
 from collbench.suite.toml import TABLE
-from collbench.workload import walk
-from collbench.workload.count import count
-from collbench.workload.lines import convert
-from collbench.workload.parts import STEP
-from collbench.workload.step import Step, refuse
-from collbench.workload.wanted import Wanted
 
 KEPT = {"slice": "group"}
 

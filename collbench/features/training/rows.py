@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from collbench.core.collectives import RowTable
 from collbench.features.training import KIND
-from collbench.workload.parts import PARTS
+from collbench.features.training.parts import PARTS
 
 TABLE = RowTable(KIND, PARTS, together=True, noun="step")

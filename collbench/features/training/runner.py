@@ -8,21 +8,22 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.text import clock, counted, duration
+from collbench.features.training import operations as steps
+from collbench.features.training import reshape
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import Step
 from collbench.records.types import Record
-from collbench.run import collectives, steps
+from collbench.run import collectives
 from collbench.run.collectives import buffer_bytes, measure_crowding, scratch_bytes
 from collbench.run.jobs import Job
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.run.runner import Forecast
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
-from collbench.workload import reshape
-from collbench.workload.parts import PARTS
-from collbench.workload.step import Step
 
 if TYPE_CHECKING:
+    from collbench.features.training.trial import StepTrial
     from collbench.run.rank.bench import Bench, Sites
-    from collbench.run.rank.steps import StepTrial
 
 # rounds of a step's parts that what is done beside its rounds takes as long as: checks, warm-up,
 # steps that are watched, operations by themselves; and steps without the operations to blame
@@ -113,7 +114,7 @@ class _StepRunner:
         )
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> StepTrial:
-        from collbench.run.rank.steps import StepTrial
+        from collbench.features.training.trial import StepTrial
 
         return StepTrial(bench, job, sites, emit)
 

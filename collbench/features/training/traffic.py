@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from collbench.features.training.count import count
+from collbench.features.training.step import Step
 from collbench.records.traffic import NOISE, replaced_collective, sent_ratio
 from collbench.records.types import Sent
 from collbench.suite.case import Case
-from collbench.workload.count import count
-from collbench.workload.step import Step
 
 
 class Carried(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 import factories
 import pytest
 
-from collbench.cli import locate
 from collbench.core.errors import Exit, NoVerdict
-from collbench.judge.health.locate import Culprit, Located, Rules, findings
+from collbench.features.health.locate import command as locate
+from collbench.features.health.locate.search import Culprit, Located, Rules, findings
 from collbench.run import session
 
 CASE = factories.case(collective="sendrecv", n=4)

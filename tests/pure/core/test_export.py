@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from collbench.cli import export as command
 from collbench.core import algorithms, export
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.schedule import Moves, Schedule, coalesce, hazards, prove, run
+from collbench.features.study import export_command as command
 
 EVERY = list(algorithms.catalogue())
 MOVABLE = [key for key in EVERY if key[0] not in ("barrier", "all_to_allv")]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from collbench.cli import main
 from collbench.core import files
 from collbench.core.errors import UsageError
-from collbench.judge import history
+from collbench.features.health import history
 from collbench.records import store
 
 

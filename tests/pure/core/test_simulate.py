@@ -27,11 +27,11 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.network import LINKS, Link, Network
 from collbench.core.schedule import Moves, Schedule
+from collbench.features.predict.views import prediction
 from collbench.run.backends import _model
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.world import Listener
 from collbench.show import terminal
-from collbench.show.views import prediction
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

@@ -9,9 +9,9 @@ import factories
 import pytest
 from msgspec.structs import replace
 
-from collbench.judge import alarms
-from collbench.judge.alarms import Alarms
-from collbench.judge.comparison import Comparison, Rules, compare
+from collbench.features.compare import false_alarms as alarms
+from collbench.features.compare.comparison import Comparison, Rules, compare
+from collbench.features.compare.false_alarms import Alarms
 
 ROW, RULES = factories.case(), Rules()
 QUIET = factories.ratios(*[0.001, -0.002, 0.003, -0.001] * 2)

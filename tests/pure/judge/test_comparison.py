@@ -29,10 +29,11 @@ from factories import (
 )
 
 from collbench.core.errors import Exit, UsageError
-from collbench.judge import comparison as comparing
-from collbench.judge import sides
-from collbench.judge.comparison import Comparison, Rules
-from collbench.judge.verdict import Judged
+from collbench.features.compare import comparison as comparing
+from collbench.features.compare import sides
+from collbench.features.compare.comparison import Comparison, Rules
+from collbench.features.compare.verdict import Judged
+from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather, smallest_change
 from collbench.records.types import (
     Calibration,
@@ -47,7 +48,6 @@ from collbench.records.types import (
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
-from collbench.workload.parts import PARTS
 
 ROW, OTHER = case(), case(2 << 20)
 

@@ -11,7 +11,7 @@ import factories
 import msgspec
 import pytest
 
-from collbench.judge.efficiency import Merit, Yardstick, crossings
+from collbench.features.predict.efficiency import Merit, Yardstick, crossings
 from collbench.records.points import best
 from collbench.records.types import Record, RunFile
 from collbench.show.views import series

@@ -16,11 +16,10 @@ import pytest
 import typer
 from scipy.optimize import least_squares
 
-from collbench.cli import fit as fit_command
 from collbench.core.algorithms import find
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.simulate import count
-from collbench.judge import fit, regression
+from collbench.features.predict import fit, fit_command, regression
 from collbench.records import store
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from factories import Rounds, case, experiment, noisy, suite
 
-from collbench.judge.comparison import Comparison, Rules, compare
-from collbench.judge.verdict import Compared
+from collbench.features.compare.comparison import Comparison, Rules, compare
+from collbench.features.compare.verdict import Compared
+from collbench.features.compare.views import verdicts
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import Step, Writer
 from collbench.records.types import Operation, Record, RunFile, World
-from collbench.show.views import verdicts
 from collbench.suite.case import Case
-from collbench.workload.parts import PARTS
-from collbench.workload.step import Step, Writer
 
 BUCKETS, BUCKET_NS, OVERHEAD_NS = 10, 1e6, 50_000
 WATCHED = 3

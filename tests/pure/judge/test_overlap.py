@@ -6,11 +6,11 @@ import pytest
 from factories import case, run_file, world
 from msgspec.structs import replace
 
-from collbench.judge import fit
-from collbench.judge.overlap import Overlapped, judge
+from collbench.features.overlap import view as views
+from collbench.features.overlap.judgement import Overlapped, judge
+from collbench.features.predict import fit
 from collbench.records.points import alike
 from collbench.records.types import Background, Record
-from collbench.show.views import overlap as views
 from collbench.show.views import series
 
 WOBBLE = (0.99, 1.01, 1.0, 0.995, 1.005, 1.002, 0.998, 1.003)

@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.cli import outputs
-from collbench.cli import pairs as command
 from collbench.core import groups
 from collbench.core.errors import Exit, UsageError
 from collbench.core.groups import Pair
-from collbench.judge import pairs as uniformity
-from collbench.judge.health import hosts as health
-from collbench.judge.health.findings import Finding
-from collbench.judge.health.night import Night
+from collbench.features.health.checks import hosts as health
+from collbench.features.health.findings import Finding
+from collbench.features.health.night import Night
+from collbench.features.health.pairs import command
+from collbench.features.health.pairs import judgement as uniformity
+from collbench.features.health.pairs import view as matrices
 from collbench.machine import topology
 from collbench.records.types import End, Record, RunFile
 from collbench.run import plan, refusal
 from collbench.run.jobs import Job
 from collbench.show import terminal
-from collbench.show.views import pairs as matrices
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand

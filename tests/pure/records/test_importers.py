@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.records import derive, importers
+from collbench.features.interop import importers
+from collbench.features.interop.importers import Asked, Reading
+from collbench.features.interop.importers.text import bounded, decode, unprefixed
+from collbench.records import derive
 from collbench.records import flags as flags_
-from collbench.records.importers import Asked, Reading
-from collbench.records.importers.text import bounded, decode, unprefixed
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
 from collbench.show import nccl, nccl_json, programs
@@ -1117,7 +1118,7 @@ def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
 def test_a_packed_log_is_no_larger_than_it_may_be(
     limit: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"collbench.records.importers.text.{limit}", 9)
+    monkeypatch.setattr(f"collbench.features.interop.importers.text.{limit}", 9)
     with pytest.raises(UsageError, match=words):
         decode(gzip.compress(b"\n" * 10), "x")
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.records import derive, importers
-from collbench.records.importers import Asked, Reading
+from collbench.features.interop import importers
+from collbench.features.interop.importers import Asked, Reading
+from collbench.records import derive
 from collbench.records.types import Choice, Record, ToolTime
 
 

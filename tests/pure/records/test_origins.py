@@ -9,13 +9,14 @@ import pytest
 from factories import case, night, record, run_file, world, write
 
 from collbench.core.errors import Exit, NoVerdict
-from collbench.judge.fit import series
-from collbench.judge.health import checks
+from collbench.features.health.checks import table as checks
+from collbench.features.interop import importers
+from collbench.features.interop.importers import Asked
+from collbench.features.predict.fit import series
 from collbench.machine.gpu import is_fake
-from collbench.records import derive, importers, limits, origins, rows, store
+from collbench.records import derive, limits, origins, rows, store
 from collbench.records import flags as flags_
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
-from collbench.records.importers import Asked
 from collbench.records.types import World
 from collbench.suite.case import Limit
 from collbench.suite.sweep import Threshold

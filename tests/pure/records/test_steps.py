@@ -7,11 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from collbench.records.steps import as_alone, blamed, bounded, operations, overlaps, phases
+from collbench.features.training.overlap import (
+    as_alone,
+    blamed,
+    bounded,
+    operations,
+    overlaps,
+    phases,
+)
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import Op, Program, Step
 from collbench.records.types import Operation, Record
 from collbench.suite.case import Case
-from collbench.workload.parts import PARTS
-from collbench.workload.step import Op, Program, Step
 
 MS = 1_000_000
 

@@ -9,12 +9,12 @@ import pytest
 from factories import case, record, world
 
 from collbench.core.collectives import COLLECTIVES
+from collbench.features.training.step import Op, Program, Step
 from collbench.features.training.traffic import count_traffic
 from collbench.records import traffic
 from collbench.records.derive import derive
 from collbench.records.types import Sent
 from collbench.suite.case import Case
-from collbench.workload.step import Op, Program, Step
 
 MIB = 1 << 20
 GLOO = "torch 2.13.0+cpu gloo"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from factories import case
 
+from collbench.features.compare.ab import duet
+from collbench.features.compare.ab.experiment import Experiment
 from collbench.run import memory, plan
-from collbench.run.experiment import Experiment
 from collbench.run.jobs import Job, Plan
-from collbench.run.launch import duet
 from collbench.run.reporter import Step
 from collbench.suite.policy import Policy
 

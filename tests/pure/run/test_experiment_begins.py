@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.experiments import sides, small
 
-from collbench.cli.ab import ab
 from collbench.core.errors import CannotRun, Exit
+from collbench.features.compare.ab.command import ab
 from collbench.records import store
 
 
@@ -44,7 +44,7 @@ def test_a_signal_while_files_are_made_leaves_both_an_end(
 def test_a_fault_of_the_program_is_written_to_both_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench.run.experiment import Experiment
+    from collbench.features.compare.ab.experiment import Experiment
 
     monkeypatch.setattr(Experiment, "_pilot", lambda self: 1 / 0)
     suite = small(tmp_path, backends='"model"')

@@ -14,11 +14,12 @@ import pytest
 import typer
 from helpers.experiments import sides, small
 
-from collbench.cli.ab import ab
 from collbench.core.errors import CannotRun, Exit
-from collbench.run import forecast, plan
+from collbench.features.compare.ab import forecast
+from collbench.features.compare.ab.command import ab
+from collbench.features.compare.ab.rounds import Ledger, budget_for
+from collbench.run import plan
 from collbench.run.jobs import Job
-from collbench.run.rounds import Ledger, budget_for
 from collbench.suite import grammar
 
 LARGE = 64 << 20
@@ -108,7 +109,7 @@ def test_an_experiment_that_breaks_is_green_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the rows that it came to are all the same."""
-    from collbench.run.experiment import Experiment
+    from collbench.features.compare.ab.experiment import Experiment
 
     def interrupt(self: Experiment, rows: object) -> None:
         raise KeyboardInterrupt

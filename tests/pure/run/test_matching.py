@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from factories import case
 
+from collbench.features.compare.ab.matching import SIDES, Row, by_world
 from collbench.run import plan
 from collbench.run.jobs import Job
-from collbench.run.matching import SIDES, Row, by_world
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from factories import case, record, world
 
+from collbench.features.training.operations import ALONE_SHARE
+from collbench.features.training.step import Op, Program, Step
+from collbench.features.training.trial import most_seconds
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import GpuState, Record
 from collbench.run import pacing
 from collbench.run.jobs import Job, Plan
 from collbench.run.pacing import Budget, Passes
-from collbench.run.rank.steps import most_seconds
 from collbench.run.runner import runner_of
-from collbench.run.steps import ALONE_SHARE
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.workload.step import Op, Program, Step
 
 POLICY = Policy(max_seconds=2.0)
 

@@ -15,10 +15,11 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import collbench
-from collbench.run import recorded, recording
-from collbench.run.dispatched import OPERATORS, _Onward
-from collbench.workload.traces import own
-from collbench.workload.traces.types import Call, Lost, RankTrace
+from collbench.features.traces.formats import own
+from collbench.features.traces.recording import program as recorded
+from collbench.features.traces.recording import recorder as recording
+from collbench.features.traces.recording.interception import OPERATORS, _Onward
+from collbench.features.traces.types import Call, Lost, RankTrace
 
 RANKS = 8
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from collbench.features.compare.ab.rounds import FRESH, Ledger
 from collbench.records import paired
-from collbench.run.rounds import FRESH, Ledger
 
 TAU = 0.1
 NARROW, WIDE = 0.02, 0.2  # standard deviations of a change in log time

@@ -13,9 +13,11 @@ import pytest
 
 from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.core.interrupts import interrupts
+from collbench.features.training import presets
+from collbench.features.training.overlap import overlaps
+from collbench.features.training.step import Op, Program
 from collbench.records import rows, store
 from collbench.records.derive import NOT_VERIFIED
-from collbench.records.steps import overlaps
 from collbench.records.types import End, Record, Run, World
 from collbench.run import session
 from collbench.run.jobs import Job, Plan
@@ -25,8 +27,6 @@ from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
-from collbench.workload import presets
-from collbench.workload.step import Op, Program
 
 SUITE = Suite(
     name="x",

@@ -8,16 +8,17 @@ from fractions import Fraction
 
 import pytest
 
+from collbench.features.training import operations as steps
+from collbench.features.training import presets, reshape
 from collbench.features.training.runner import RUNNER
-from collbench.run import plan, steps
+from collbench.features.training.step import Op, Program, Step
+from collbench.features.training.trial import most_seconds
+from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.run.memory import Room
-from collbench.run.rank.steps import most_seconds
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload import presets, reshape
-from collbench.workload.step import Op, Program, Step
 
 CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
 

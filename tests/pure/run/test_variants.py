@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import CannotRun, UsageError
+from collbench.features.compare.ab import variants
+from collbench.features.compare.ab.variants import (
+    Build,
+    applied,
+    homes,
+    parse,
+    refuse_unfit,
+    settle,
+)
 from collbench.machine import environment
-from collbench.run import variants
 from collbench.run.launch.interpreter import Variant
-from collbench.run.variants import Build, applied, homes, parse, refuse_unfit, settle
 from collbench.suite.case import Case
 
 

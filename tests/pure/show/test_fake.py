@@ -16,15 +16,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from collbench.core.errors import Exit
-from collbench.judge.comparison import Rules, compare
-from collbench.judge.health import checks
+from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.views import comparison
+from collbench.features.health.checks import table as checks
+from collbench.features.health.views import health
 from collbench.records import rows as rows_
 from collbench.records.derive import derive
 from collbench.records.types import End, Record, RunFile
 from collbench.run.reporter import Reporter
 from collbench.show import html, live, markdown, nccl, nccl_json, programs, terminal
 from collbench.show.document import Document
-from collbench.show.views import comparison, health
 from collbench.show.views import run as report
 
 WORD = "measured on a fake GPU"

@@ -16,8 +16,8 @@ import pytest
 from factories import night, nightly
 
 from collbench.core.errors import Exit
-from collbench.judge.health import checks
-from collbench.judge.health.findings import (
+from collbench.features.health.checks import table as checks
+from collbench.features.health.findings import (
     Checked,
     Evidence,
     Finding,
@@ -26,11 +26,11 @@ from collbench.judge.health.findings import (
     Subject,
     Verdict,
 )
+from collbench.features.health.views import health
+from collbench.features.health.views.health import document
 from collbench.records.types import End
 from collbench.show import html as report
 from collbench.show import markdown, programs, terminal
-from collbench.show.views import health
-from collbench.show.views.health import document
 
 EVIL = 'no"de<script>alert(1)</script>|`*\\\nEND # HELP'
 replace = msgspec.structs.replace

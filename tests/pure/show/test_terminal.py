@@ -21,6 +21,7 @@ from rich.text import Text
 
 from collbench.core import text as text_
 from collbench.core.text import clock
+from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
@@ -37,7 +38,6 @@ from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
-from collbench.workload.parts import PARTS
 
 EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
 

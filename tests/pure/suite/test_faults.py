@@ -12,7 +12,7 @@ import torch
 from factories import case, experiment, ratios
 
 from collbench.core.errors import UsageError
-from collbench.judge.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare
 from collbench.records import derive
 from collbench.records.flags import FLAGS_BY_NAME, UNGATED
 from collbench.run.backends import Call

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.run import matching, session
+from collbench.features.compare.ab import matching
+from collbench.run import session
 from collbench.run.launch.interpreter import Variant
 from collbench.suite import toml
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload.layout import Layout
-from collbench.workload.models import model
-from collbench.workload.patterns.blocks import Megatron, buckets
-from collbench.workload.patterns.model import megatron
-from collbench.workload.step import Op, Step, refuse
-from collbench.workload.walk import Walk
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import model
+from collbench.features.training.patterns.megatron import megatron
+from collbench.features.training.patterns.transformer import Megatron, buckets
+from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=25, deadline=None)
 GPT2 = [tensor.numel for tensor in model("gpt2-124m").tensors]

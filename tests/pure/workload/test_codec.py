@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.workload.codec import FORMATS, Format
+from collbench.features.training.patterns.codec import FORMATS, Format
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 ODD = [FORMATS["1-6-9"], FORMATS["0-6-10"], FORMATS["1-6-9:59"]]

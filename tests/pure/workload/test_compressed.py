@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from collbench.core.errors import UsageError
-from collbench.workload import layout, models, presets, step, walk
-from collbench.workload.layout import Layout
-from collbench.workload.models import Model, Tensor
-from collbench.workload.patterns import compressed
-from collbench.workload.patterns.compressed import DallE, Encoded, PowerSGD, Quantized
-from collbench.workload.step import Op, Step
+from collbench.features.training import layout, models, presets, step, walk
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import Model, Tensor
+from collbench.features.training.patterns import compressed
+from collbench.features.training.patterns.compressed import DallE, Encoded, PowerSGD, Quantized
+from collbench.features.training.step import Op, Step
 
 RANKS = 4
 

@@ -9,13 +9,13 @@ import pytest
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.network import LINKS, Link
-from collbench.workload import presets, step
-from collbench.workload.count import Machine, count, forecast
-from collbench.workload.layout import Layout, read
-from collbench.workload.models import MODELS, OUTSIDE, model
-from collbench.workload.patterns.data import Ddp
-from collbench.workload.step import Op, Step, Writer
-from collbench.workload.walk import Walk
+from collbench.features.training import presets, step
+from collbench.features.training.count import Machine, count, forecast
+from collbench.features.training.layout import Layout, read
+from collbench.features.training.models import MODELS, OUTSIDE, model
+from collbench.features.training.patterns.data_parallel import Ddp
+from collbench.features.training.step import Op, Step, Writer
+from collbench.features.training.walk import Walk
 
 TOTALS = {  # parameters, tensors, bytes
     "gpt2-124m": (124_439_808, 148, 497_759_232),

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload import walk
-from collbench.workload.layout import Layout, Nothing, read
-from collbench.workload.models import Model, Tensor, model
-from collbench.workload.patterns.data import (
+from collbench.features.training import walk
+from collbench.features.training.layout import Layout, Nothing, read
+from collbench.features.training.models import Model, Tensor, model
+from collbench.features.training.patterns.data_parallel import (
     MIB,
     Ddp,
     Horovod,
@@ -24,7 +24,7 @@ from collbench.workload.patterns.data import (
     fused,
     horovod,
 )
-from collbench.workload.step import Op, Step, refuse
+from collbench.features.training.step import Op, Step, refuse
 
 
 def ops(step: Step, kind: str = "", phase: str = "") -> list[Op]:

@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from collbench.core.collectives import DTYPES
-from collbench.workload.layout import Layout
-from collbench.workload.models import MODELS, model
-from collbench.workload.patterns.data import MIB, Ddp, buckets, ddp
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import MODELS, model
+from collbench.features.training.patterns.data_parallel import MIB, Ddp, buckets, ddp
 
 RANKS = 8
 SMALL = 1e-3  # MiB, so that small models have several buckets

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload.layout import Layout
-from collbench.workload.models import Experts, Model, Tensor, model
-from collbench.workload.patterns.experts import (
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import Experts, Model, Tensor, model
+from collbench.features.training.patterns.experts import (
     Exchange,
     Moe,
     deepep,
@@ -24,8 +24,8 @@ from collbench.workload.patterns.experts import (
     limited,
     moe,
 )
-from collbench.workload.step import Op, Step, refuse
-from collbench.workload.walk import Walk
+from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=20, deadline=None)
 V3 = Experts(256, 8, 2048, nodes=8, limit=4)

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.errors import UsageError
-from collbench.workload import files, lines, models, walk
-from collbench.workload.layout import Layout
-from collbench.workload.patterns import compressed, redistribution
-from collbench.workload.step import Op, Program, Step, refuse
+from collbench.features.training import models, walk
+from collbench.features.training import operation_lines as lines
+from collbench.features.training import step_files as files
+from collbench.features.training.layout import Layout
+from collbench.features.training.patterns import compressed, redistribution
+from collbench.features.training.step import Op, Program, Step, refuse
 
 TRAINING = """
 version = 1

@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from collbench.core.errors import UsageError
-from collbench.workload import walk
-from collbench.workload.layout import Layout, read
-from collbench.workload.models import OUTSIDE, Model, Tensor, model
-from collbench.workload.patterns.fsdp import Fsdp2, fsdp2
-from collbench.workload.step import Step, refuse
+from collbench.features.training import walk
+from collbench.features.training.layout import Layout, read
+from collbench.features.training.models import OUTSIDE, Model, Tensor, model
+from collbench.features.training.patterns.fsdp import Fsdp2, fsdp2
+from collbench.features.training.step import Step, refuse
 
 RANKS = 8
 VOCAB, D, FFN = 1003, 64, 172

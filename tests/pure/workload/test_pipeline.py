@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload.layout import Layout
-from collbench.workload.models import Model, model
-from collbench.workload.patterns.blocks import Megatron
-from collbench.workload.patterns.model import divide, megatron, schedule
-from collbench.workload.step import Op, Step, refuse
-from collbench.workload.walk import Walk
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import Model, model
+from collbench.features.training.patterns.megatron import divide, megatron, schedule
+from collbench.features.training.patterns.transformer import Megatron
+from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=25, deadline=None)
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}

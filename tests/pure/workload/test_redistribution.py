@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.workload import layout, models, step, walk
-from collbench.workload.layout import Layout
-from collbench.workload.models import Model, Tensor
-from collbench.workload.patterns import redistribution
-from collbench.workload.patterns.redistribution import (
+from collbench.features.training import layout, models, step, walk
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import Model, Tensor
+from collbench.features.training.patterns import redistribution
+from collbench.features.training.patterns.redistribution import (
     M2N,
     MatMul2,
     Move,
@@ -27,7 +27,7 @@ from collbench.workload.patterns.redistribution import (
     plan,
     sent,
 )
-from collbench.workload.step import Grid, Op, Step
+from collbench.features.training.step import Grid, Op, Step
 
 TOY = models.model("toy")
 Arrays = dict[int, np.ndarray]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload import presets, reshape, walk
-from collbench.workload.step import Op, Program, Recorded, Step, refuse
+from collbench.features.training import presets, reshape, walk
+from collbench.features.training.step import Op, Program, Recorded, Step, refuse
 
 
 @given(st.integers(1, 10_000), st.integers(2, 9), st.fractions(Fraction(1, 5000), 1))

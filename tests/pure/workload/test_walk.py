@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload.step import Grid, Groups, Op, Program, Step, Writer, parse_order, refuse
-from collbench.workload.walk import Actors, Walk
+from collbench.features.training.step import (
+    Grid,
+    Groups,
+    Op,
+    Program,
+    Step,
+    Writer,
+    parse_order,
+    refuse,
+)
+from collbench.features.training.walk import Actors, Walk
 
 CALL = {"nbytes": 8, "dtype": "float", "wait": "call"}
 

@@ -7,11 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
-from collbench.workload import walk
-from collbench.workload.layout import Layout
-from collbench.workload.models import Model, Tensor, model
-from collbench.workload.patterns.zero import Zero, Zero3, quantized_groups, zero1, zero2, zero3
-from collbench.workload.step import Op, Step, refuse
+from collbench.features.training import walk
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import Model, Tensor, model
+from collbench.features.training.patterns.zero import (
+    Zero,
+    Zero3,
+    quantized_groups,
+    zero1,
+    zero2,
+    zero3,
+)
+from collbench.features.training.step import Op, Step, refuse
 
 PAPER, PAPER3 = Zero(how="paper"), Zero3(how="paper")
 

@@ -12,10 +12,10 @@ from factories import hosted, night
 
 import collbench
 from collbench.core.errors import UsageError
-from collbench.judge.health import expectations
-from collbench.judge.health.expectations import Curve
-from collbench.judge.health.hosts import Looked
-from collbench.judge.health.night import Night
+from collbench.features.health.checks import expectations
+from collbench.features.health.checks.expectations import Curve
+from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.night import Night
 from collbench.records.types import Choice, Record, RunFile
 from collbench.suite.case import Case
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from factories import case, expected, hosted, night, nightly, timings
 
-from collbench.judge.health import checks, guidelines
-from collbench.judge.health.findings import Finding
-from collbench.judge.health.guidelines import ALPHA, GROSS, missed
-from collbench.judge.health.night import Night
+from collbench.features.health.checks import guidelines
+from collbench.features.health.checks import table as checks
+from collbench.features.health.checks.guidelines import ALPHA, GROSS, missed
+from collbench.features.health.findings import Finding
+from collbench.features.health.night import Night
+from collbench.features.training.parts import PARTS
 from collbench.records.types import RankInfo, Record, RunFile
 from collbench.suite.case import Case
-from collbench.workload.parts import PARTS
 
 CLAIMS = (guidelines.monotony, guidelines.split, guidelines.composition, guidelines.link)
 

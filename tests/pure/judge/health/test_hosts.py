@@ -11,8 +11,8 @@ import pytest
 from factories import ENVIRONMENT, hosted, night, nightly, stored
 
 from collbench.core.errors import Exit
-from collbench.judge.health import checks
-from collbench.judge.health.findings import Verdict
+from collbench.features.health.checks import table as checks
+from collbench.features.health.findings import Verdict
 from collbench.records.types import FirstWrong, GpuState, HostInfo, Record, RunFile
 
 replace = msgspec.structs.replace

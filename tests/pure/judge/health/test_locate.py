@@ -10,8 +10,8 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.core.groups import Pair
-from collbench.judge.health import locate
-from collbench.judge.health.locate import Group, Located, Rules
+from collbench.features.health.locate import search as locate
+from collbench.features.health.locate.search import Group, Located, Rules
 
 HEALTHY = 12.5  # GB/s
 DEFAULTS = Rules()

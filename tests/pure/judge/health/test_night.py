@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from factories import case, night
 
-from collbench.judge.health.night import Night, Timing
+from collbench.features.health.night import Night, Timing
 from collbench.records.types import Record
 
 CASE = case()

@@ -26,18 +26,18 @@ from factories import (
 from scipy import stats as reference
 
 from collbench.core.errors import CannotRun, UsageError
-from collbench.judge.history import baselines
-from collbench.judge.history import nights as history
-from collbench.judge.history.gates import confirm, creep, gate
-from collbench.judge.history.levels import changes
-from collbench.judge.history.neighbours import shifts
-from collbench.judge.history.nights import Night, Series, past
-from collbench.judge.history.outlook import outlook
+from collbench.features.health.history import baselines
+from collbench.features.health.history import nights as history
+from collbench.features.health.history import view as trends
+from collbench.features.health.history.gates import confirm, creep, gate
+from collbench.features.health.history.levels import changes
+from collbench.features.health.history.nights import Night, Series, past
+from collbench.features.health.history.outlook import outlook
+from collbench.features.health.history.shifts import shifts
+from collbench.features.training.parts import PARTS
 from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
-from collbench.show.views import history as trends
 from collbench.suite.case import Case
-from collbench.workload.parts import PARTS
 
 CASE = case()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.judge.history import storage
+from collbench.features.health.history import storage
 
 
 def test_a_history_that_is_held_by_another_is_said_to_be(

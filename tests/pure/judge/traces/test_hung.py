@@ -9,9 +9,9 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.judge.traces.hung import Hang, hang
-from collbench.judge.traces.joined import join
-from collbench.workload.traces.types import Call, Lost, Trace, Unread
+from collbench.features.traces.analysis.hang import Hang, hang
+from collbench.features.traces.analysis.operations import join
+from collbench.features.traces.types import Call, Lost, Trace, Unread
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
 GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}

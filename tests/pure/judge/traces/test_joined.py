@@ -8,7 +8,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.judge.traces.joined import join
+from collbench.features.traces.analysis.operations import join
 
 PAIRS = {"tp": (0, 1)}, {"tp": (0, 1)}, {"tp": (2, 3)}, {"tp": (2, 3)}
 

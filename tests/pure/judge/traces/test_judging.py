@@ -6,9 +6,9 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.judge.traces.judging import judge
-from collbench.show.views import trace as view
-from collbench.workload.traces.types import Lost, Trace
+from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.types import Lost, Trace
+from collbench.features.traces.views import trace as view
 
 TIMED = [call(span=(0, 10), number=1)]
 

@@ -8,9 +8,9 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.judge.traces import times
-from collbench.judge.traces.joined import Joined, join
-from collbench.workload.traces.types import Call, Trace
+from collbench.features.traces.analysis import times
+from collbench.features.traces.analysis.operations import Joined, join
+from collbench.features.traces.types import Call, Trace
 
 # two all_reduces of 1200 B: rank 2 comes to the first 90 ns after rank 0, to the second 10 ns
 SPANS = (((0, 100), (200, 230)), ((40, 100), (200, 230)), ((90, 100), (210, 230)))

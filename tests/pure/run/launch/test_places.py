@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.features.compare.ab import variants
 from collbench.records.types import Record, World
-from collbench.run import variants
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world
 from collbench.run.launch.environments import Membership

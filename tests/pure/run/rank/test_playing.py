@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from collbench.features.training.player import Player
+from collbench.features.training.step import Op, Program
 from collbench.run.backends import Call
 from collbench.run.rank import computation as computation_
 from collbench.run.rank.computation import Computation
 from collbench.run.rank.measure import nothing
-from collbench.run.rank.playing import Player
-from collbench.workload.step import Op, Program
 
 
 class Device:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collbench.run.rank import steps
+from collbench.features.training import trial as steps
 from collbench.run.rank.outcome import CaseOutcome, FailedCase, MeasuredCase, Timing
 
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from collbench.features.training import trial as steps
+from collbench.features.training.parts import PARTS
 from collbench.records.types import GpuState
 from collbench.run.jobs import Job
-from collbench.run.rank import device_clock, measure, steps
+from collbench.run.rank import device_clock, measure
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Streak
@@ -20,7 +22,6 @@ from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Syn
 from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.workload.parts import PARTS
 from tests.helpers.steps import without_pause
 
 ALONE = Control(0, 1)

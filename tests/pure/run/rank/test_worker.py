@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from collbench.features.training.step import Op, Program, Step
 from collbench.records.types import GpuState
 from collbench.run.jobs import Job, Plan
 from collbench.run.rank import worker
@@ -16,7 +17,6 @@ from collbench.run.rank.control import Control
 from collbench.run.rank.worker import Place, Worker
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.workload.step import Op, Program, Step
 
 RIGHT = Case(collective="all_reduce", backend="gloo", n=2, nbytes=64, op="sum")
 BARRIER = Case(collective="barrier", backend="gloo", n=2, nbytes=0)

@@ -19,17 +19,17 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from collbench.core.errors import Exit
-from collbench.judge.alarms import Alarms
-from collbench.judge.comparison import Aggregate, Comparison, Rules
-from collbench.judge.verdict import Judged, LeftOut, Side
+from collbench.features.compare.comparison import Aggregate, Comparison, Rules
+from collbench.features.compare.false_alarms import Alarms
+from collbench.features.compare.verdict import Judged, LeftOut, Side
+from collbench.features.compare.views import verdicts
+from collbench.features.compare.views.comparison import document, plan, section
 from collbench.records.paired import smallest_change as paired_mde
 from collbench.records.paired import smallest_unpaired_change as unpaired
 from collbench.records.types import Pairing, Run
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import Document, Figure
 from collbench.show.views import run as whole
-from collbench.show.views import verdicts
-from collbench.show.views.comparison import document, plan, section
 from collbench.suite.case import Case, Skip
 
 HOSTILE = (

@@ -11,11 +11,9 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Moves, Schedule
+from collbench.features.predict.views import prediction
 from collbench.features.study import cost
-from collbench.show import terminal
-from collbench.show.document import Document
-from collbench.show.views import prediction
-from collbench.show.views.drawing import (
+from collbench.features.study.drawing import (
     Arrow,
     Frame,
     draw,
@@ -28,6 +26,8 @@ from collbench.show.views.drawing import (
     parse,
     phases,
 )
+from collbench.show import terminal
+from collbench.show.document import Document
 
 EVERY = [pytest.param(*key, id="-".join(key)) for key in algorithms.catalogue()]
 RING_OF_THREE = """\

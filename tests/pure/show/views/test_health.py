@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collbench.judge.health.findings import Checked, Finding, Subject, Verdict
-from collbench.show.views import health
+from collbench.features.health.findings import Checked, Finding, Subject, Verdict
+from collbench.features.health.views import health
 
 
 def verdict(*findings: Finding) -> Verdict:

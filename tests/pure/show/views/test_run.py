@@ -18,7 +18,9 @@ import pytest
 import collbench
 from collbench.core import algorithms
 from collbench.core.errors import Exit
-from collbench.judge.comparison import Comparison, Rules
+from collbench.features.compare.comparison import Comparison, Rules
+from collbench.features.compare.views.verdicts import readable
+from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records import derive
 from collbench.records.types import End, FirstWrong, Record, RunFile, ToolTime, World
@@ -28,10 +30,8 @@ from collbench.show.document import FILTERS, Document, Section
 from collbench.show.views import run as sections
 from collbench.show.views import series
 from collbench.show.views.measured import pair_of
-from collbench.show.views.verdicts import readable
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.workload.parts import PARTS
 
 ALWAYS = {"summary", "bandwidth", "environment", "data"}  # the others: where they say something
 NAMES = [

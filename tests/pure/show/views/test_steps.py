@@ -9,14 +9,14 @@ import pytest
 from factories import run_file, world
 from msgspec.structs import replace
 
-from collbench.records.steps import Overlap, Phase, overlaps
+from collbench.features.training.overlap import Overlap, Phase, overlaps
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import Op, Program, Recorded, Step
+from collbench.features.training.views import steps
 from collbench.records.types import Record
 from collbench.show.document import toned
-from collbench.show.views import steps
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload.parts import PARTS
-from collbench.workload.step import Op, Program, Recorded, Step
 
 MS = 1_000_000
 

@@ -10,13 +10,13 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.judge.traces.joined import Group
-from collbench.judge.traces.judging import judge
+from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.analysis.operations import Group
+from collbench.features.traces.types import Call, Trace
+from collbench.features.traces.views import hang as hung
+from collbench.features.traces.views import trace as view
 from collbench.show import html, terminal
 from collbench.show.document import Table
-from collbench.show.views import hung
-from collbench.show.views import trace as view
-from collbench.workload.traces.types import Call, Trace
 
 NOON = 1_800_000_000_000_000_000  # ns: 08:00:00 UTC
 DONE, IN = {"state": "completed"}, {"state": "started", "issued_ns": NOON + 187_000_000_000}

@@ -9,10 +9,12 @@ import pytest
 
 from collbench.core import algorithms, export
 from collbench.core.errors import UsageError
-from collbench.workload.traces import chakra_files, reading, steps
-from collbench.workload.traces.chakra_files import needed
-from collbench.workload.traces.types import Call, RankTrace, Trace
-from collbench.workload.wanted import Wanted
+from collbench.features.traces import from_steps as steps
+from collbench.features.traces.formats import chakra_writer as chakra_files
+from collbench.features.traces.formats import recognise as reading
+from collbench.features.traces.formats.chakra_writer import needed
+from collbench.features.traces.types import Call, RankTrace, Trace
+from collbench.features.training.request import Wanted
 
 
 def written(trace: Trace, folder: Path) -> Trace:

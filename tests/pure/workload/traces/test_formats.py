@@ -12,9 +12,10 @@ import pytest
 import traced
 
 from collbench.core.errors import UsageError
-from collbench.judge.traces import times
-from collbench.workload.traces import program, reading
-from collbench.workload.traces.types import Call, RankTrace, Trace
+from collbench.features.traces import replay as program
+from collbench.features.traces.analysis import times
+from collbench.features.traces.formats import recognise as reading
+from collbench.features.traces.types import Call, RankTrace, Trace
 
 
 def read(folder: Path, name: str, content: Any, form: str = "", **kinds: Any) -> Trace:

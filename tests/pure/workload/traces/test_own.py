@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
-from collbench.judge.traces.judging import judge
-from collbench.show.views import trace as view
-from collbench.workload.traces import own
-from collbench.workload.traces.own import Limits, Note
-from collbench.workload.traces.program import step_of
-from collbench.workload.traces.types import FAKE_GPU, Call, Lost, RankTrace
+from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.formats import own
+from collbench.features.traces.formats.own import Limits, Note
+from collbench.features.traces.replay import step_of
+from collbench.features.traces.types import FAKE_GPU, Call, Lost, RankTrace
+from collbench.features.traces.views import trace as view
 
 ABOUT = RankTrace(1, 2, groups={"": (0, 1)}, host="node-a", backend="gloo")
 CALLS = (

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
-from collbench.workload import walk
-from collbench.workload.step import Op, Step
-from collbench.workload.traces.program import Asked, step_of
-from collbench.workload.traces.types import Call, Interval, Lost, RankTrace, Trace
+from collbench.features.traces.replay import Asked, step_of
+from collbench.features.traces.types import Call, Interval, Lost, RankTrace, Trace
+from collbench.features.training import walk
+from collbench.features.training.step import Op, Step
 
 KIB = 1024
 

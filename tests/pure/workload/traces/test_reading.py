@@ -14,8 +14,10 @@ import traced
 
 from collbench.core.errors import UsageError
 from collbench.core.files import ARCHIVES
-from collbench.workload.traces import calls, pickled, reading
-from collbench.workload.traces.bounded import DEEP, Limits
+from collbench.features.traces.formats import call_names as calls
+from collbench.features.traces.formats import pickle_values as pickled
+from collbench.features.traces.formats import recognise as reading
+from collbench.features.traces.formats.bounded import DEEP, Limits
 
 
 def put(path: Path, content: Any) -> Path:

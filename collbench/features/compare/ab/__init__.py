@@ -1,0 +1,1 @@
+"""Experiments: two variants measured in turns, launch by launch."""

@@ -1,0 +1,333 @@
+"""`collbench ab`: one experiment from its options to its exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.interrupts import interrupts
+from collbench.core.text import clock, plain
+
+if TYPE_CHECKING:
+    from collbench.features.compare.ab.experiment import Order
+    from collbench.features.compare.ab.forecast import Forecast
+    from collbench.features.compare.comparison import Rules
+    from collbench.run.launch.interpreter import SideName, Variant
+    from collbench.run.launch.keeper import Sides
+    from collbench.run.launch.places import Places
+    from collbench.run.reporter import Step
+    from collbench.suite.sweep import Suite
+
+
+def ab(
+    base: str = "",
+    head: str = "",
+    suite: str = "pr",
+    build: str = "",
+    rebuild: bool = False,
+    aa: bool = False,
+    rounds: str = "8,12",
+    budget: str = "",
+    ranks: str = "",
+    max_seconds: str = "",
+    timeout: float | None = None,
+    launcher: str = "auto",
+    tau: str = "",
+    strict: bool = False,
+    across_machines: bool = False,
+    output: Path | None = None,
+    out: list[Path] | None = None,
+    output_format: str = "table",
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Compare two libraries, settings or algorithms, in turns."""
+    from collbench.features.compare.ab.experiment import Order
+    from collbench.features.compare.comparison import compare
+    from collbench.run.launch import folders
+
+    with interrupts, folders.private() as folder, ExitStack() as held:
+        asked = partial(_sides, base, head, aa, suite)
+        places = _joined(launcher, timeout, dry_run, folder, held, asked)
+        sides, rules = asked(), _rules(tau, strict, across_machines)
+        _refuse(tag, output_format, out or [], None if dry_run else output)
+        order = Order(
+            suite=_suite(suite, ranks, max_seconds, timeout, sides, launcher),
+            variants=sides,
+            command=sys.argv,
+            rounds=_rounds(rounds),
+            judge=lambda base, head: compare(base, head, rules, under_way=True).rows,
+            budget=_seconds(budget),
+            places=places,
+            aa=aa,
+            output=output,
+            tag=tag,
+        )
+        if dry_run:
+            return _show_plan(order)
+        order = _built(order, build, rebuild, folder, held, launcher)
+        raise typer.Exit(_execute(order, rules, out or [], output_format))
+
+
+def _joined(
+    launcher: str,
+    timeout: float | None,
+    dry_run: bool,
+    folder: Path,
+    held: ExitStack,
+    sides: Sides,
+) -> Places | None:
+    """Rank 0's places where a launcher has started this process; another rank keeps one here, and
+    then ends."""
+    from collbench.run.launch import join, launched
+
+    member = join.detect(launcher)
+    if member and member.rank:
+        raise typer.Exit(0 if dry_run else launched.serve(member, timeout, sides))
+    gathered = launched.gathered(member, timeout, folder) if member and not dry_run else None
+    return held.enter_context(gathered) if gathered else None
+
+
+def _seconds(budget: str) -> float | None:
+    from collbench.suite import grammar
+
+    return grammar.parse_duration(budget, "--budget") if budget else None
+
+
+def _refuse(tag: str, output_format: str, out: list[Path], output: Path | None) -> None:
+    """Raises UsageError for a tag that could not name a run, or what cannot be written."""
+    from collbench.features.compare import command as compare
+    from collbench.suite import grammar
+
+    grammar.refuse_tag(tag)
+    compare.check(output_format, out)
+    if output is not None:
+        _folder(output)
+
+
+def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
+    from collbench.features.compare.comparison import Rules
+    from collbench.suite import grammar
+
+    smallest = grammar.parse_share(tau, "--tau") if tau else None
+    return Rules(tau=smallest, strict=strict, across_machines=across_machines)
+
+
+def _suite(
+    name: str,
+    ranks: str,
+    max_seconds: str,
+    timeout: float | None,
+    sides: Mapping[SideName, Variant],
+    launcher: str,
+) -> Suite:
+    """The suite with what the command line says in place of it. Raises UsageError where a side's
+    backend or algorithm is unknown."""
+    from msgspec.structs import replace
+
+    from collbench.cli import options
+    from collbench.features.compare.ab import variants
+    from collbench.suite import toml
+
+    suite = options.changed(
+        toml.load(name),
+        ngpus=ranks,
+        max_time=max_seconds,
+        launcher=launcher,
+        ray=options.where(launcher, "", ""),
+    )
+    for side, variant in sides.items():
+        variants.refuse_unknown(variant, suite, f"--{side}")
+    if timeout is None:
+        return suite
+    return replace(suite, policy=replace(suite.policy, timeout=timeout))
+
+
+def _built(
+    order: Order, build: str, rebuild: bool, folder: Path, held: ExitStack, launcher: str
+) -> Order:
+    """The order with a home for each side, built where it is a revision, and looked for at all
+    places, which ``held`` gives back."""
+    from msgspec.structs import replace
+
+    from collbench.cli import options
+    from collbench.features.compare.ab import variants
+    from collbench.run.launch import join, ray
+
+    homes = variants.homes(order.variants, variants.Build(build, rebuild), folder)
+    where = options.where(launcher, "", "")
+    places = (
+        held.enter_context(
+            closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
+        )
+        if where
+        else order.places
+    )
+    if places:
+        homes = {name: places.settled(home, name) for name, home in homes.items()}
+    return replace(order, homes=homes, places=places)
+
+
+def _folder(output: Path) -> None:
+    """Make the folder that both runs go to. Raises UsageError and CannotRun."""
+    from collbench.cli.outputs import SUFFIXES
+
+    if output.suffix in SUFFIXES and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: that is the folder that both runs go to",
+            f"-o {output} writes the comparison",
+        )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(
+            f"--output {output} is a file", "ab saves two runs: give a folder"
+        ) from None
+    except OSError as e:
+        raise CannotRun(
+            f"cannot make --output {output}: {e.strerror}", "choose another folder"
+        ) from e
+
+
+def _sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant]:
+    from collbench.features.compare.ab import variants
+    from collbench.suite import toml
+
+    if aa and head:
+        raise UsageError("--aa compares --base with itself", "leave --head out")
+    if not aa and base == head:
+        raise UsageError(
+            "--base and --head are the same",
+            f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
+        )
+    sides: dict[SideName, Variant] = {
+        "base": variants.parse(base, "--base"),
+        "head": variants.parse(base if aa else head, "--head"),
+    }
+    collectives = list(toml.load(suite).values("collectives"))
+    return {
+        name: variants.with_file(side, f"--{name}", collectives) for name, side in sides.items()
+    }
+
+
+def _rounds(text: str) -> tuple[int, int]:
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise UsageError(
+            f"--rounds '{text}': two numbers are expected", "for example --rounds 8,12"
+        )
+    first, second = map(int, numbers)
+    if first < 6 or second < 6:
+        raise UsageError(
+            f"--rounds {text}: fewer than 6 pairs have no 95 % interval", "at least --rounds 6,6"
+        )
+    return first, second
+
+
+def _show_plan(order: Order) -> None:
+    from collbench.cli.measure import fake_gpus
+    from collbench.features.compare.ab import variants
+    from collbench.features.compare.ab.forecast import forecast
+    from collbench.features.compare.ab.matching import SIDES, refuse_nothing, rows
+    from collbench.features.compare.views import comparison as views
+    from collbench.run import plan
+    from collbench.show import terminal
+
+    for name, side in order.variants.items():
+        variants.refuse_unfit(side, f"--{name}")
+    found, skips = rows(order.suite, order.variants)
+    expected = forecast(order, found)
+    sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
+    listed = views.plan(
+        [(row.jobs["base"].case, row.jobs["head"].case) for row in found],
+        [(side, skip) for side in SIDES for skip in skips[side]],
+        [row.jobs["base"].case for row in expected.dropped],
+        expected.reason,
+    )
+    cases = [job.case for row in found for job in row.jobs.values()]
+    cases += [skip.case for side in SIDES for skip in skips[side]]
+    fake = fake_gpus({case.backend for case in cases})
+    times = [_describe_time(order, expected)] if expected.kept else []
+    terminal.show(*sides, *listed, *times, *fake)
+    refuse_nothing(found, skips)
+    if not expected.kept:
+        raise plan.nothing_runs([expected.reason])
+
+
+def _describe_time(order: Order, expected: Forecast) -> str:
+    """How long the experiment will take, as far as that is known before."""
+    from collbench.core.text import counted
+    from collbench.features.compare.ab.rounds import BUDGET
+
+    first, _ = order.rounds
+    budget = BUDGET if order.budget is None else order.budget
+    most = min(expected.most, budget) if order.budget else expected.most
+    about = (
+        f"{counted(len(expected.kept), 'row')}, {first} paired launches: about"
+        f" {clock(expected.seconds)}"
+    )
+    about += f" (up to {clock(most)} where times scatter)" if most > expected.seconds else ""
+    further = f", and until {clock(budget)} rows without a verdict"
+    return f"{about}; then a second stage for what they flag" + further * (
+        expected.seconds < budget
+    )
+
+
+def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
+    """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
+    from collbench.cli import outputs
+    from collbench.features.compare import command as judge
+    from collbench.features.compare import comparison as compare
+    from collbench.features.compare import false_alarms as alarms
+    from collbench.features.compare.ab.experiment import Experiment
+    from collbench.features.compare.views import comparison as views
+    from collbench.run import session
+    from collbench.show.live import Watch
+
+    problem: Exception | None = None
+    with Watch() as watch:
+
+        def step(at: Step) -> None:
+            interrupts.check()
+            watch.step(at)
+
+        experiment = Experiment(order, step)
+        try:
+            experiment.run()
+            code, note = Exit.OK, ""
+        except (Exception, KeyboardInterrupt) as e:
+            if not experiment.begun:
+                raise
+            problem, code, note = session.told(e)
+    comparison = None
+    try:
+        comparison = compare.compare(*experiment.files, rules, under_way=True)
+        if code:
+            comparison = compare.end_early(comparison, code, note)
+        code = comparison.exit
+    except UsageError:  # it broke before there was anything to compare
+        code = code or Exit.NO_VERDICT
+    try:
+        paths = experiment.end(code, note)
+        print(f"saved: {plain(str(paths[0]))}\n       {plain(str(paths[1]))}", file=sys.stderr)
+    except CollbenchError as e:
+        problem = problem or e
+    if comparison is not None:
+        name = str(experiment.files[0].path) if order.output else experiment.name
+        again = judge.command_for_all([name], rules)
+        document = views.document(comparison, alarms=alarms.stored(comparison), again=again)
+        if problem is None:
+            judge.tell(comparison, document, output_format, out)
+        else:  # which is told of once
+            outputs.deliver(document, output_format, out)
+    if problem is not None:
+        raise problem
+    return code

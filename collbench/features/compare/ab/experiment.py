@@ -1,0 +1,473 @@
+"""An interleaved experiment: launches of two variants in pairs, in random order, over the same rows
+with the same number of samples. All rows in a first stage; in a second, with fresh launches, those
+that the first one flags. What time is left goes to rows that are yet without a verdict (rounds.py).
+
+The two launches of a pair are alive at once and take turns block by block (launch/duet.py). Sides
+that differ in nothing but the algorithm share one world, and take turns there. Where memory does
+not suffice for two worlds, one launch follows the other.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.core.backend_info import backend_info
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
+from collbench.core.interrupts import interrupts
+from collbench.core.text import counted
+from collbench.features.compare.ab import duet, matching
+from collbench.features.compare.ab.matching import SIDES, Row
+from collbench.features.compare.ab.rounds import (
+    AHEAD,
+    BUDGET,
+    FRESH,
+    Judge,
+    Judged,
+    Ledger,
+    budget_for,
+)
+from collbench.machine import environment
+from collbench.records import paired, store
+from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
+from collbench.run import memory, plan, session
+from collbench.run.jobs import Plan
+from collbench.run.launch.board import Phase
+from collbench.run.launch.interpreter import Home, SideName, Variant
+from collbench.run.launch.local import FreshRanks, Launcher
+from collbench.run.launch.places import Places, SideRanks
+from collbench.run.launch.world import Hear, Listener
+from collbench.run.reporter import Step
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite
+
+# Of samples of a case and launch, unless the suite says so: more launches tell more.
+PILOT_SECONDS = 0.25
+
+
+LATE = 0.05  # share of late starts above which a common deadline is not relied upon
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An experiment as asked for. ``rounds`` are the fewest of both stages; more follow for rows
+    without a verdict until ``budget`` seconds are over, BUDGET where nobody names any, and none
+    where it is 0. ``places`` are where ranks are started, if not on this machine. ``aa`` compares
+    base with itself."""
+
+    suite: Suite
+    variants: dict[SideName, Variant]
+    command: Sequence[str]
+    rounds: tuple[int, int]
+    judge: Judge
+    budget: float | None = None
+    homes: dict[SideName, Home] = {}
+    places: Places | None = None
+    aa: bool = False
+    output: Path | None = None
+    tag: str = ""
+
+    @property
+    def room(self) -> memory.Rooms:
+        return self.places.room if self.places else memory.room
+
+    @property
+    def piloted(self) -> Policy:
+        """The policy of the pilot, which spends no more time on a case than a launch will."""
+        asked = self.suite.policy
+        most = asked.max_seconds if asked.max_seconds is not None else PILOT_SECONDS
+        return msgspec.structs.replace(
+            asked, max_seconds=most, min_seconds=min(asked.min_seconds, most / 5)
+        )
+
+    def launcher(self, name: SideName) -> FreshRanks:
+        """What starts the ranks of a side."""
+        home = self.homes[name]
+        if self.places:
+            return SideRanks(self.places, home, name)
+        return Launcher(home.python, home.settings)
+
+    @property
+    def in_one_world(self) -> bool:
+        """Whether ranks of one world can be both sides: nothing but the algorithm differs."""
+        base, head = (self.variants[name] for name in SIDES)
+        alone = msgspec.structs.replace(base, text=head.text, algorithm=head.algorithm) == head
+        return alone and base.algorithm != head.algorithm
+
+
+def describe_drop(budget: float, rounds: int, enough: str) -> str:
+    """Why a row was dropped for a budget, and which one is ``enough`` for all rows."""
+    short = f"too short for {counted(rounds, 'paired launch')}"
+    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds all rows"
+
+
+class _Side:
+    """One side while its launches run: its file, and everything in it."""
+
+    def __init__(self, order: Order, name: SideName, experiment: str) -> None:
+        variant, home = order.variants[name], order.homes[name]
+        differs = tuple(sorted({field for v in order.variants.values() for field in v.differs}))
+        self.name = name
+        self.run = Run(
+            id=f"{experiment}-{name}",
+            started=session.now(),
+            command=session.spoken(order.command),
+            suite=order.suite.settled(),
+            policy=order.suite.policy,
+            environment=home.described,
+            tag=environment.mask(order.tag),
+            pairing=Pairing(
+                experiment=experiment, side=name, variant=variant.text, differs=differs, aa=order.aa
+            ),
+        )
+        self.writer = store.opened(self.run, order.output)
+        self.launcher = order.launcher(name)
+        self.worlds: list[World] = []
+        self.records: list[Record] = []
+
+    def keep(self, line: World | Record) -> None:
+        session.write(self.writer, line)
+        (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
+
+    def keep_launch(self, index: int, step: Step, together: Together, line: World | Record) -> None:
+        """Keep a line of the launch that is world ``index`` of this side."""
+        if isinstance(line, World):
+            place = {"index": index, "stage": step.stage, "round": step.round}
+            self.keep(msgspec.structs.replace(line, together=together, **place))
+        else:
+            self.keep(msgspec.structs.replace(line, world=index))
+
+    @property
+    def file(self) -> RunFile:
+        return RunFile(
+            run=self.run, worlds=self.worlds, records=self.records, end=None, path=self.writer.path
+        )
+
+
+class _Launch(NamedTuple):
+    """One side's part of a pair: its plan, and who hears what comes of it."""
+
+    side: _Side
+    plan: Plan
+    hear: Hear
+
+
+class Experiment:
+    """Runs an order. ``tell`` hears of every launch and of the case it is at; it is called
+    often."""
+
+    def __init__(self, order: Order, tell: Callable[[Step], None]) -> None:
+        self._order, self._tell, self._began = order, tell, time.monotonic()
+        self._budget = BUDGET if order.budget is None else order.budget
+        self._name = store.new_id(order.suite.name)
+        self._all, self._skips = matching.rows(order.suite, order.variants, order.places)
+        matching.refuse_nothing(self._all, self._skips)
+        self._barrier: set[object] = set()
+        self._seed = zlib.crc32(self._name.encode())
+        self._lots = np.random.default_rng(self._seed)
+        self._ledger = Ledger()
+        self._done = {1: 0, 2: 0}  # rounds of each stage
+        self._sides: dict[SideName, _Side] = {}
+
+    @property
+    def name(self) -> str:
+        """What both runs are found by."""
+        return self._name
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are files, which are to get their `end`."""
+        return bool(self._sides)
+
+    @property
+    def files(self) -> tuple[RunFile, RunFile]:
+        """What there is of base and of head so far."""
+        return self._sides["base"].file, self._sides["head"].file
+
+    def run(self) -> None:
+        """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished
+        is kept."""
+        with interrupts.held():
+            self._open()
+        try:
+            if rows := self._affordable(self._pilot()):
+                self._rounds(1, rows, self._order.rounds[0])
+                self._decide(rows)
+        except (KeyboardInterrupt, RunBroken) as e:
+            if self._order.places:
+                self._order.places.broken(e)
+            raise
+        finally:
+            for side in self._sides.values():
+                side.launcher.close()
+
+    def _open(self) -> None:
+        try:
+            for name in SIDES:
+                self._sides[name] = _Side(self._order, name, self._name)
+        except CollbenchError:  # one side alone is no run that could be compared
+            for side in self._sides.values():
+                side.launcher.close()
+                side.writer.close()
+                side.writer.path.unlink(missing_ok=True)
+            self._sides = {}
+            raise
+        for name, side in self._sides.items():
+            for skip in self._skips[name]:
+                side.keep(Record(case=skip.case, status="skipped", note=skip.reason))
+
+    def end(self, code: Exit, note: str = "") -> list[Path]:
+        """Write the last lines; where both files are. Raises CannotRun if something could not be
+        saved."""
+        for side in self._sides.values():
+            session.write(side.writer, End(exit=code, ended=session.now(), note=note))
+            side.writer.close()
+        for side in self._sides.values():
+            if trouble := side.writer.trouble or side.writer.lost:
+                raise CannotRun(trouble, "free some space; what was measured is not all saved")
+        return [side.writer.path for side in self._sides.values()]
+
+    def _decide(self, rows: Sequence[Row]) -> None:
+        """Measure again what stage 1 flags, and go on with rows that are worth it, as long as there
+        are any of either kind."""
+        suspected: list[Row] = []
+        again: list[Row] = []
+        while True:
+            judged = {row.key: row for row in self._order.judge(*self.files)}
+            found = {row.key: [judged[key] for key in row.judged if key in judged] for row in rows}
+            flagged = [
+                row
+                for row in rows
+                if row not in suspected and any(each.suspected for each in found[row.key])
+            ]
+            suspected += flagged
+            fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
+            if flagged and self._order.budget:
+                flagged = self._within_budget(flagged, fewest)
+            if flagged:
+                again += flagged
+                self._rounds(2, flagged, fewest)
+                continue
+            others = [row for row in rows if row not in suspected]
+            if not self._go_on(again, others, found, fewest):
+                return
+
+    def _go_on(
+        self,
+        again: Sequence[Row],
+        others: Sequence[Row],
+        judged: Mapping[str, Sequence[Judged]],
+        fewest: int,
+    ) -> bool:
+        """A few rounds more of the rows of the second stage that are worth it, else of the others,
+        of which one might yet be flagged. Returns whether there were any."""
+        spare = max((self._ledger.seconds([row.key]) for row in others), default=0.0)
+        for stage, some, kept in ((2, again, 0.0), (1, others, fewest * spare)):
+            lacking = {
+                row.key: max((each.lacking for each in judged[row.key]), default=0.0)
+                for row in some
+            }
+            keys = self._ledger.worth(lacking, self._left() - kept)
+            if keys:
+                self._rounds(stage, [row for row in some if row.key in keys], AHEAD, beyond=True)
+                return True
+        return False
+
+    def _within_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
+        """Those of the rows for which so many rounds end within the budget; the others are recorded
+        as dropped, with a budget that holds all."""
+        spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
+        keys = self._ledger.affordable((row.key for row in rows), rounds, self._left())
+        kept = [row for row in rows if row.key in keys]
+        note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
+        for row in rows:
+            for name, side in self._sides.items():
+                if row not in kept:
+                    side.keep(Record(case=row.jobs[name].case, status="skipped", note=note))
+        if not kept and not self._done[1]:
+            raise plan.nothing_runs([note])
+        return kept
+
+    def _left(self) -> float:
+        return self._budget - (time.monotonic() - self._began)
+
+    def _renew(self) -> None:
+        """New processes that load torch, on both sides at once, while there is nothing to
+        disturb."""
+        for name, side in self._sides.items():
+            side.launcher.close()
+            case = self._all[0].jobs[name].case
+            if name == "base" or not self._order.in_one_world:
+                side.launcher.warm([case.backend], case.env)
+
+    def _pilot(self) -> list[Row]:
+        """One launch of each side, which settles how many samples a row gets; rows that both sides
+        can run."""
+        found: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
+        worlds = matching.by_world(self._all, self._order.piloted)
+        for place, (world, members) in enumerate(worlds.items()):
+            began = time.monotonic()
+            for name in SIDES:
+                (current,) = plan.worlds([row.jobs[name] for row in members], self._order.piloted)
+                launch = _Launch(self._sides[name], current, partial(self._settle, found[name]))
+                self._launch(launch, Step(0, 0, 1, name, place, len(worlds)))
+            both = {
+                row.key: [found[name][row.jobs[name].case] for name in SIDES] for row in members
+            }
+            seconds = {key: sum(record.seconds for record in of) for key, of in both.items()}
+            beside = time.monotonic() - began - sum(seconds.values())  # most of it loads torch
+            self._ledger.note(world, seconds, sum(seconds.values()) + beside / FRESH)
+        rows = []
+        for row in self._all:
+            ran = {name: found[name][row.jobs[name].case] for name in SIDES}
+            if all(record.status in ("ok", "predicted") for record in ran.values()):
+                jobs = matching.fixed(row.jobs, list(ran.values()), self._order.piloted)
+                rows.append(row._replace(jobs=jobs))
+            else:
+                for name, record in ran.items():
+                    self._sides[name].keep(msgspec.structs.replace(record, world=-1))
+        outcomes = [record for name in SIDES for record in found[name].values()]
+        if not rows and all(record.status != "wrong" for record in outcomes):
+            raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])
+        return rows
+
+    def _settle(self, known: dict[Case, Record], line: World | Record) -> None:
+        """Take in what a side's pilot tells."""
+        if isinstance(line, Record):
+            known[line.case] = line
+            late = sum(line.invalid.values()) > LATE * len(line.times_ns)
+            if line.sync == "barrier" or late:
+                self._barrier.add(_ranks(line.case))
+
+    def _affordable(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first.
+        Raises CannotRun where it suffices for none."""
+        if not self._order.budget or not rows:
+            return list(rows)
+        return self._within_budget(rows, self._order.rounds[0])
+
+    def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
+        """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would
+        not suffice for another. Within a round both sides of a world go through the same cases in
+        the same order."""
+        worlds = list(matching.by_world(rows, self._order.suite.policy).items())
+        done = self._done[stage]
+        for at in range(done, done + number):
+            if beyond and self._left() < self._ledger.seconds(row.key for row in rows):
+                return
+            if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
+                self._renew()
+            for place, lot in enumerate(self._lots.permutation(len(worlds))):
+                step = Step(stage, at, done + number, "", place, len(worlds))
+                world, members = worlds[lot]
+                self._pair(world, members, step)
+            self._done[stage] = at + 1
+
+    def _pair(self, world: object, rows: Sequence[Row], step: Step) -> None:
+        """A launch of both sides."""
+        began = time.monotonic()
+        policy = self._order.suite.policy
+        shuffled = msgspec.structs.replace(
+            policy, seed=policy.seed + 1000 * step.stage + step.round, order="shuffled"
+        )
+        plans: dict[SideName, Plan] = {}
+        for name in SIDES:
+            (current,) = plan.worlds([row.jobs[name] for row in rows], shuffled)
+            plans[name] = self._aligned(current)
+        together = self._together(plans)
+        launches = {
+            name: _Launch(
+                side,
+                plans[name],
+                partial(side.keep_launch, len(side.worlds), step, together),
+            )
+            for name, side in self._sides.items()
+        }
+        before = {name: len(side.records) for name, side in self._sides.items()}
+        self._play([launches[name] for name in self._in_order(world, step)], together, step)
+        took = {
+            (name, record.case): record.seconds
+            for name, side in self._sides.items()
+            for record in side.records[before[name] :]
+        }
+        seconds = {
+            row.key: sum(took.get((name, row.jobs[name].case), 0.0) for name in SIDES)
+            for row in rows
+        }
+        self._ledger.note(world, seconds, time.monotonic() - began)
+
+    def _in_order(self, world: object, step: Step) -> Sequence[SideName]:
+        """Sides as they begin: of two rounds, base does in one that is drawn by lot."""
+        of = [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
+        first = np.random.default_rng(of).integers(2) + step.round
+        return SIDES[:: -1 if first % 2 else 1]
+
+    def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
+        if not together:
+            for launch in launches:
+                self._launch(launch, step._replace(side=launch.side.name))
+            return
+        self._tell(step)
+        players = [
+            duet.Player(side.name, side.launcher, current, self._listener(side, hear, step))
+            for side, current, hear in launches
+        ]
+        if together == "world":
+            duet.share(sorted(players, key=lambda player: SIDES.index(player.name)))
+        else:
+            duet.play(players, self._lots)
+
+    def _together(self, plans: Mapping[SideName, Plan]) -> Together:
+        """How the two sides of a pair take turns: within one world, as two that are alive at once,
+        or launch by launch ("")."""
+        predicted = any(backend_info(current.backend).predicts for current in plans.values())
+        base, head = plans.values()
+        alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
+        alone = alike or backend_info(base.backend).gpu  # which hold the buffers of one case
+        shared = self._order.in_one_world and not alone
+        if predicted or not duet.fit(plans.values(), self._order.room, shared):
+            return ""
+        return "world" if shared else "turns"
+
+    def _aligned(self, current: Plan) -> Plan:
+        """The plan with the way of starting together that the pilot found to work, so that it never
+        changes between launches."""
+        if current.policy.sync != "auto":
+            return current
+        scheme = "barrier" if _ranks(current.jobs[0].case) in self._barrier else "window"
+        return msgspec.structs.replace(
+            current, policy=msgspec.structs.replace(current.policy, sync=scheme)
+        )
+
+    def _launch(self, launch: _Launch, step: Step) -> None:
+        """One world, of one side or both."""
+        self._tell(step)
+        listener = self._listener(launch.side, launch.hear, step)
+        with duet.blamed(launch.side.name):
+            launch.side.launcher.run([launch.plan], listener)
+
+    def _listener(self, side: _Side, hear: Hear, step: Step) -> Listener:
+        """Listener to a launch. The case in which it breaks becomes a failed record."""
+
+        def lost(plan: Plan, error: RunBroken) -> None:
+            if error.job is not None:
+                case = plan.jobs[error.job].case
+                side.keep(Record(case=case, status="failed", note=error.message))
+
+        def tick(case: Case, phase: Phase) -> None:
+            self._tell(step._replace(case=case))
+
+        return Listener(hear, tick, lost=lost)
+
+
+def _ranks(case: Case) -> object:
+    """What decides, on one machine, how ranks are brought to a common start."""
+    return case.n, case.env

@@ -1,0 +1,72 @@
+"""What an experiment will take, before anything is measured, and which rows its budget will not
+hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.features.compare.ab import matching
+from collbench.features.compare.ab.experiment import Order, describe_drop
+from collbench.features.compare.ab.matching import SIDES, Row
+from collbench.features.compare.ab.rounds import FRESH, Ledger, budget_for
+from collbench.run import plan
+
+
+class Forecast(NamedTuple):
+    """The rows that are expected to be measured, those expected to be dropped for --budget and the
+    reason, and how many seconds the first stage takes; at ``most``, where times scatter."""
+
+    kept: Sequence[Row]
+    dropped: Sequence[Row]
+    reason: str
+    seconds: float
+    most: float
+
+
+def forecast(order: Order, rows: Sequence[Row]) -> Forecast:
+    """A rough guess, which measuring corrects: what each row costs, and what the first stage of
+    those takes for which the budget suffices."""
+    ledger, (rounds, _) = _expected_costs(order, rows), order.rounds
+    starting = _starting_seconds(order, rows)
+    keys = [row.key for row in rows]
+    pilot = starting + ledger.seconds(keys)
+    starts = math.ceil(rounds / FRESH) * starting
+    kept, reason = list(rows), ""
+    if order.budget and rows:
+        left = order.budget - pilot - starts
+        affordable = set(ledger.affordable(keys, rounds, left))
+        kept = [row for row in rows if row.key in affordable]
+        enough = budget_for(pilot + starts + rounds * ledger.seconds(keys))
+        reason = describe_drop(order.budget, rounds, enough)
+    names = [row.key for row in kept]
+    scattered = _expected_costs(order, rows, most=True)
+    return Forecast(
+        kept=kept,
+        dropped=[row for row in rows if row not in kept],
+        reason=reason,
+        seconds=pilot + starts + rounds * ledger.seconds(names),
+        most=starting + scattered.seconds(keys) + starts + rounds * scattered.seconds(names),
+    )
+
+
+def _expected_costs(order: Order, rows: Sequence[Row], most: bool = False) -> Ledger:
+    """What a pair of launches is expected to cost, by row and world."""
+    ledger = Ledger()
+    for world, members in matching.by_world(rows, order.piloted).items():
+        seconds = {
+            row.key: sum(plan.seconds(job, order.piloted, most) for job in row.jobs.values())
+            for row in members
+        }
+        meeting = sum(
+            plan.meeting([row.jobs[side] for row in members], order.piloted) for side in SIDES
+        )
+        ledger.note(world, seconds, sum(seconds.values()) + meeting)
+    return ledger
+
+
+def _starting_seconds(order: Order, rows: Sequence[Row]) -> float:
+    """What it takes to load torch, on both sides at once."""
+    jobs = ([row.jobs[side] for row in rows] for side in SIDES)
+    return max(plan.loading(members, order.piloted) for members in jobs)

@@ -1,0 +1,158 @@
+"""Rows of an experiment: cases of both sides, matched by all but what the sides differ in, and what
+both can run alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.core.errors import UsageError
+from collbench.features.compare.ab.variants import applied
+from collbench.records.types import ONE_SIDED, Record, stripped
+from collbench.run import plan, refusal, session
+from collbench.run.jobs import Job
+from collbench.run.launch.interpreter import SideName, Variant
+from collbench.run.launch.places import Places
+from collbench.run.plan import needs
+from collbench.run.runner import runner_of
+from collbench.suite import sweep
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite
+
+SIDES: tuple[SideName, SideName] = ("base", "head")
+
+
+WARM_SECONDS = 0.1
+
+
+FEWEST_SAMPLES, MOST_SAMPLES = 20, 400  # of a launch
+
+
+BETWEEN = 2.5e-4  # seconds from a sample to the next, about
+
+
+class Row(NamedTuple):
+    """A row of the experiment: what it is joined on, each side's job, and under which names it is
+    judged, one for each group of ranks that measures it at once."""
+
+    key: str
+    jobs: dict[SideName, Job]
+    judged: Sequence[str]
+
+
+def by_world(rows: Sequence[Row], policy: Policy) -> dict[object, list[Row]]:
+    """Rows by what they need of a world on either side."""
+    worlds: dict[object, list[Row]] = {}
+    for row in rows:
+        both = tuple(needs(row.jobs[name].case, policy) for name in SIDES)
+        worlds.setdefault(both, []).append(row)
+    return worlds
+
+
+def fixed(
+    jobs: dict[SideName, Job], pilots: Sequence[Record], policy: Policy
+) -> dict[SideName, Job]:
+    """Jobs with the calls a sample and warm-up that the pilots found enough, and as many samples as
+    the time of a case allows, the same on both sides: a launch that costs a tenth of a second
+    before its first sample is no place to save samples."""
+    streaming = pilots[0].case.mode == "streaming"
+    inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
+    samples = None if streaming else policy.iters
+    slowest = max(
+        float(np.median(record.times_ns)) / (1 if streaming else record.inner) for record in pilots
+    )
+    warmup = min(
+        max(record.warmup for record in pilots), max(5, math.ceil(WARM_SECONDS * 1e9 / slowest))
+    )
+    sample = max(float(np.median(record.times_ns)) for record in pilots) / 1e9 + BETWEEN
+    most = min(MOST_SAMPLES, math.ceil((policy.max_seconds or 0.0) / sample))
+    fixed = {
+        "samples": samples or max(FEWEST_SAMPLES, most),
+        "warmup": warmup if policy.warmup is None else policy.warmup,
+        "inner": inner,
+        "control": False,  # the pilot has had one
+    }
+    return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
+
+
+def rows(
+    suite: Suite, variants: Mapping[SideName, Variant], there: Places | None = None
+) -> tuple[list[Row], dict[SideName, list[Skip]]]:
+    """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
+    Raises UsageError where rows of a side would be one on the other."""
+    suite = suite.settled()
+    cases, left_out = suite.expand()
+    swept, given = (
+        {name for env in envs for name, _ in env}
+        for envs in (
+            {case.env for case in cases},
+            {variant.env for variant in variants.values()},
+        )
+    )
+    if clash := swept & given:
+        raise UsageError(
+            f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other"
+        )
+    differs = {field for variant in variants.values() for field in variant.differs}
+    jobs: dict[SideName, dict[str, Job]] = {}
+    skips: dict[SideName, list[Skip]] = {name: list(left_out) for name in SIDES}
+    policy, find_subject = suite.policy, suite.subject_finder
+    for name in SIDES:
+        mine = applied(cases, variants[name])
+        own = variants[name].python or there  # whose torch nobody has asked
+        place = refusal.Place() if own else refusal.here({case.backend for case in mine})
+        reasons = {
+            case: _refuse(case, find_subject(case))
+            or refusal.refuse(case, policy, place)
+            or (there.refuse(case) if there else "")
+            for case in mine
+        }
+        possible = [case for case in mine if not reasons[case] and not case.is_part]
+        skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
+        fitting, no_room = session.fitted(
+            possible, policy, there.room if there else None, find_subject
+        )
+        skips[name] += no_room
+        jobs[name] = {stripped(job.case, differs): job for job in fitting}
+        if len(jobs[name]) < len(fitting):
+            other = SIDES[1 - SIDES.index(name)]
+            raise UsageError(
+                f"--{other} sets what the suite sweeps on the side of --{name}: rows cannot be told"
+                " apart",
+                f"set it for --{name} too (backend:…, algo:…)",
+            )
+    keys = [key for key in jobs["base"] if key in jobs["head"]]
+    for name in SIDES:
+        skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
+    return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
+
+
+def _refuse(case: Case, subject: Any) -> str:
+    """Why a case means nothing, or what it is about cannot be run; else an empty string."""
+    if subject is None:
+        return sweep.refuse(case)
+    return runner_of(case).refuse(case, subject, lambda call: "")
+
+
+def refuse_nothing(found: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:
+    """Raises CannotRun where there is no row that both sides may run, which names the side where
+    one alone has the reason."""
+    if not found:
+        base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
+        own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
+        raise plan.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
+
+
+def _alike(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:
+    """A row whose sides have equally many buffers taking turns."""
+    least = min(jobs.values(), key=lambda job: job.rotation)
+    even = {
+        name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
+        for name, j in jobs.items()
+    }
+    return Row(key, even, [stripped(each, differs) for each in least.case.siblings])

@@ -1,0 +1,132 @@
+"""`collbench compare`: two runs, their comparison, and everything made of it. Heavy imports stay
+inside."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collbench.features.compare.comparison import Comparison, Rules
+    from collbench.records.types import RunFile
+    from collbench.show.document import Document
+
+
+FORMATS = ("table", "md", "json", "html", "junit")
+
+
+def compare(
+    base: str,
+    head: str = "",
+    everything: bool = False,
+    tau: str = "",
+    strict: bool = False,
+    gate_unpaired: bool = False,
+    across_machines: bool = False,
+    output_format: str = "table",
+    out: list[Path] | None = None,
+    title: str = "collbench",
+    marker: str = "compare",
+    debug: bool = False,
+) -> None:
+    """Judge a run against another: which rows are slower, beyond noise."""
+    from collbench.features.compare import comparison as judging
+    from collbench.features.compare import false_alarms as alarms
+    from collbench.features.compare.views import comparison as views
+    from collbench.show import programs
+    from collbench.suite import grammar
+
+    rules = judging.Rules(
+        tau=grammar.parse_share(tau, "--tau") if tau else None,
+        strict=strict,
+        gate_unpaired=gate_unpaired,
+        across_machines=across_machines,
+    )
+    check(output_format, out or [], marker)
+    bases, heads = (_runs(base), _runs(head)) if head else ([file] for file in _both_sides(base))
+    ids = Counter(file.run.id for file in (*bases, *heads))
+    if len(ids) < ids.total():
+        raise UsageError(
+            f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others"
+        )
+    comparison = judging.compare(bases, heads, rules)
+    again = command_for_all([name for name in (base, head) if name], rules)
+    known = alarms.stored(comparison)
+    document = views.document(comparison, everything, title, marker, known, again)
+    tell(comparison, document, output_format, out or [])
+    programs.in_github(document, os.environ)
+    raise typer.Exit(comparison.exit)
+
+
+def command_for_all(names: Sequence[str], rules: Rules) -> str:
+    """The command that lists every row of a comparison of these runs by these rules."""
+    given = {
+        f"--tau {100 * rules.tau:g}%" if rules.tau else "": rules.tau is not None,
+        "--strict": rules.strict,
+        "--gate-unpaired": rules.gate_unpaired,
+        "--across-machines": rules.across_machines,
+    }
+    options = [option for option, is_given in given.items() if is_given]
+    return " ".join(["collbench compare", shlex.join(names), *options, "--all"])
+
+
+def _runs(names: str) -> list[RunFile]:
+    """One run, or several: those of a folder, or separated by commas."""
+    from collbench.records import store
+
+    if os.path.isdir(names):  # noqa: PTH112 - Path's raises for a name that is too long
+        files = (path for path in Path(names).glob("*.jsonl") if path.is_file())
+        several = [str(path) for path in sorted(files)]
+    else:
+        file = os.path.isfile(names)  # noqa: PTH113 - as above
+        several = [] if file else [name for name in names.split(",") if name]
+    return [store.digest(store.find(name)) for name in several or [names]]
+
+
+def _both_sides(name: str) -> tuple[RunFile, RunFile]:
+    """Base and head of the experiment to which the run called ``name`` belongs. Raises
+    UsageError."""
+    from collbench.records import store
+
+    path = store.find(name)
+    other = store.find_companion(path)
+    if other is None:
+        raise UsageError(
+            f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
+        )
+    base, head = sorted(map(store.digest, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
+    return base, head
+
+
+def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:
+    """Whether ``tell`` can make all this, before any time is spent. Raises UsageError and
+    CannotRun."""
+    from collbench.cli import outputs
+
+    outputs.check(output_format, out, FORMATS)
+    if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
+        raise UsageError(
+            f"--marker '{marker}' is not a name", "letters and digits, with . or - between: pr-gloo"
+        )
+
+
+def tell(
+    comparison: Comparison, document: Document, output_format: str, out: Sequence[Path]
+) -> None:
+    """Prints the comparison, writes it to every file of ``out``, and says on standard error why it
+    fails."""
+    from collbench.cli import outputs
+    from collbench.show.words import short
+
+    outputs.deliver(document, output_format, out)
+    if comparison.exit:
+        typer.echo(f"collbench: {short(comparison.reason, 500)}", err=True)

@@ -1,0 +1,535 @@
+"""Two runs, base and head: which rows are slower, which are faster, and which allow no verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit, UsageError
+from collbench.core.feature import load_entries
+from collbench.core.text import counted
+from collbench.features.compare import sides
+from collbench.features.compare.sides import Pair
+from collbench.features.compare.verdict import (
+    CHANGED,
+    FEWEST_UNPAIRED,
+    SPARED,
+    UNTIMED,
+    Judged,
+    LeftOut,
+    Outcome,
+    Ruling,
+    Side,
+    absent,
+    by_launches,
+    by_pairs,
+    close,
+    false_alarms,
+)
+from collbench.machine import environment
+from collbench.machine.environment import Difference
+from collbench.records import paired
+from collbench.records.case_rows import CaseRows, Place, gather, smallest_change
+from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.rows import Row, case_time
+from collbench.records.types import Run, RunFile, joined
+
+Files = RunFile | Sequence[RunFile]  # of several runs of a side, each world is a launch
+
+
+WHOLE = (
+    Exit.OK,
+    Exit.BAD,
+    Exit.NO_VERDICT,
+    Exit.WRONG_DATA,
+)  # how a run ends that was not cut short
+
+
+SIZES = ((32 << 10, "under 32 KiB"), (1 << 20, "32 KiB to 1 MiB"), (math.inf, "from 1 MiB"))
+
+
+CAUSES = {"frequency": "CPU frequency"}  # of disturbed blocks; others by their names
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How strictly to judge. ``tau`` is the smallest relative change that matters; None: by device,
+    size and sharing.
+
+    ``gate_unpaired`` lets runs that were not interleaved fail, ``across_machines`` compares in
+    spite of different fingerprints, ``strict`` wants every row decided, those too that were dropped
+    for --budget.
+    """
+
+    tau: float | None = None
+    strict: bool = False
+    gate_unpaired: bool = False
+    across_machines: bool = False
+
+
+class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """Geometric mean of the ratios of a (collective, size class), with Student's interval
+    over rounds; never gates.
+
+    ``worst`` is the key of the row with the largest ratio. ``collective`` and ``sizes`` are empty
+    for all rows.
+    """
+
+    collective: str
+    sizes: str
+    rows: int
+    delta: float
+    lo: float
+    hi: float
+    worst: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole verdict. ``differences`` are facts by which the fingerprints differ for the
+    backends of any row. ``skipped`` are rows that are not among ``rows``."""
+
+    base: Run
+    head: Run
+    paired: bool
+    stages: tuple[int, int]
+    differences: list[Difference]
+    rows: list[Judged]
+    aggregates: list[Aggregate]
+    rules: Rules
+    exit: Exit
+    reason: str
+    notes: list[str] = []
+    skipped: list[LeftOut] = []
+
+    @property
+    def dropped(self) -> int:
+        """How many rows --budget left no time for."""
+        return sum(row.dropped for row in self.skipped)
+
+    @property
+    def total(self) -> int:
+        return len(self.rows) + self.dropped
+
+    @property
+    def decided(self) -> int:
+        return sum(row.decided for row in self.rows)
+
+
+def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
+    """Judge head against base; ``under_way``: an experiment that has not ended. Raises UsageError
+    when they have no row in common."""
+    bases, heads = (
+        [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
+    )
+    in_pairs = sides.interleaved(bases, heads)
+    left, right = (gather(files, in_pairs, joined) for files in (bases, heads))
+    if not left.keys() & right.keys():
+        raise UsageError(
+            f"base and head have no row in common: {sides.unlike(left, right)}",
+            sides.describe_remedy(left, right),
+        )
+    pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
+    last = max(
+        (place for pair in pairs for side in pair.sides.values() for place in side.launches),
+        default=(0, 0),
+    )
+    pairs.sort(key=_order)
+    skipped = [
+        LeftOut(key=pair.key, case=pair.case, reason=why, dropped=bool(pair.dropped))
+        for pair in pairs
+        if (why := pair.left_out(in_pairs, last))
+    ]
+    kept = [pair for pair in pairs if not pair.left_out(in_pairs, last)]
+    runs = [file.run for file in (*bases, *heads)]
+    unknown = sides.unknown(runs)
+    backends = set[str]().union(*(pair.backends for pair in kept))
+    differences = sides.differences([*bases, *heads], backends)
+    terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
+    rows = [_judge(terms, pair) for pair in kept]
+    for explain in load_entries("explanations").values():
+        rows = explain(terms.base, terms.head, kept, rows, in_pairs)
+    stages = [
+        len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
+        for stage in (1, 2)
+    ]
+    apart = terms.all_apart(kept)
+    code, reason = close(_outcome(terms, kept, rows, skipped, apart))
+    return Comparison(
+        base=bases[0].run,
+        head=heads[0].run,
+        paired=in_pairs,
+        stages=(stages[0], stages[1]),
+        differences=differences,
+        rows=rows,
+        aggregates=_aggregates(terms, kept, rows),
+        rules=rules,
+        exit=code,
+        reason=reason,
+        notes=_notes(terms, kept, rows, apart),
+        skipped=skipped,
+    )
+
+
+def end_early(comparison: Comparison, code: Exit, note: str) -> Comparison:
+    """The comparison of an experiment that ended with ``code`` before its time, whatever its rows
+    say."""
+    reason = f"ended early ({note}): {comparison.reason}"
+    return msgspec.structs.replace(comparison, exit=code, reason=reason)
+
+
+class _Terms(NamedTuple):
+    """What holds for all rows. ``unknown`` is why nothing is known of the machines, ``differing``
+    are facts that forbid comparing rows of the backends they decide for; ``tests`` is how many rows
+    may be found changed; ``cut`` says of each side that ended early why, as far as known; an
+    experiment is also judged before it has ended; ``imported``: logs tell all that is known of the
+    machines."""
+
+    rules: Rules
+    in_pairs: bool
+    unknown: str
+    differing: list[Difference]
+    base: RunFile
+    head: RunFile
+    runs: tuple[int, int]
+    tests: int
+    cut: dict[str, str]
+    imported: bool
+
+    @property
+    def gating(self) -> bool:
+        return self.in_pairs or self.rules.gate_unpaired
+
+    @property
+    def weighs_doubts(self) -> bool:
+        """Whether rows whose flags forbid a verdict have none. Of logs, which are all flagged as
+        imported, the interval over logs decides; they fail nothing for that."""
+        return self.gating or not self.imported
+
+    def apart(self, pair: Pair) -> str:
+        """Why machines or software forbid comparing the sides of a row, or an empty string."""
+        mine = [fact for fact in self.differing if environment.decides(fact[0], pair.backends)]
+        return self.unknown or environment.explained(mine)
+
+    def all_apart(self, pairs: Sequence[Pair]) -> str:
+        """The same of the whole comparison: empty where any row's sides compare."""
+        if all(self.apart(pair) for pair in pairs if len(pair.sides) == 2):
+            return self.unknown or environment.explained(self.differing)
+        return ""
+
+
+def _terms(
+    rules: Rules,
+    bases: Sequence[RunFile],
+    heads: Sequence[RunFile],
+    in_pairs: bool,
+    unknown: str,
+    differences: Sequence[Difference],
+    pairs: list[Pair],
+    under_way: bool,
+) -> _Terms:
+    measured = [list(pair.sides.values()) for pair in pairs]
+    if in_pairs:
+        tested = [
+            any(place[0] == 2 for side in both for place in side.launches) for both in measured
+        ]
+    else:
+        tested = [
+            len(s) == 2 and min(len(m.launches) for m in s) >= FEWEST_UNPAIRED for s in measured
+        ]
+    ends = {
+        name: [file.end for file in files] for name, files in (("base", bases), ("head", heads))
+    }
+    cut = {
+        name: next((end.note for end in found if end and end.note), "no reason is recorded")
+        for name, found in ends.items()
+        if any(end.exit not in WHOLE if end else not under_way for end in found)
+    }
+    imported = any(file.run.imported for file in (*bases, *heads))
+    if imported and differences:  # better than that all the rest is unknown
+        unknown = environment.explained(differences)
+    return _Terms(
+        rules=rules,
+        in_pairs=in_pairs,
+        unknown="" if rules.across_machines else unknown,
+        # what the variants of an experiment are about forbids nothing
+        differing=[
+            fact
+            for fact in differences
+            if not (rules.across_machines or (in_pairs and fact[0].startswith(sides.SUBJECTS)))
+        ],
+        base=bases[0],
+        head=heads[0],
+        runs=(len(bases), len(heads)),
+        tests=sum(tested),
+        cut=cut,
+        imported=imported,
+    )
+
+
+def _order(pair: Pair) -> tuple[Any, ...]:
+    """Sorts rows by everything in the order of Case, size last."""
+    alike = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
+    return *msgspec.structs.astuple(alike), pair.case.nbytes
+
+
+def _judge(terms: _Terms, pair: Pair) -> Judged:
+    case = pair.case
+    default = terms.rules.tau
+    if default is None:
+        default = max(
+            smallest_change(side, file.run.environment)
+            for side, file in ((pair.base, terms.base), (pair.head, terms.head))
+            if side
+        )
+    tau = terms.base.run.suite.tau(case, default)
+    apart = terms.apart(pair)
+    gates, weighs_doubts = terms.gating and not apart, terms.weighs_doubts and not apart
+    row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
+    if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
+        return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
+    lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
+    if lacking or not (pair.base and pair.head):
+        row = msgspec.structs.replace(row, spared=apart if terms.gating else "")
+        return _ruled(row, lacking or Ruling("INVALID"), weighs_doubts)
+    by = by_pairs if terms.in_pairs else by_launches
+    ruling = by(pair.base, pair.head, tau, terms.tests)
+    if why := apart or sides.disagreement(pair.base, pair.head):
+        if apart and terms.imported:  # a matter of the whole comparison, said once
+            ruling = ruling._replace(verdict="INCONCLUSIVE", why=ruling.why or why)
+        else:
+            ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
+    elif broken := pair.base.broken or pair.head.broken:
+        ruling = ruling._replace(verdict="INVALID", why=broken)
+    return _ruled(row, ruling, weighs_doubts)
+
+
+def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
+    """The row with its ruling, and whether that may fail the comparison. ``weighs_doubts``: flags
+    of launches, and their scatter, leave the row undecided."""
+    verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
+    mde = None if ruling.mde is None else _relative(ruling.mde)
+    flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
+    reasons, noisy = list(dict.fromkeys(flags)), ""
+    clear = shift is not None and (
+        shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
+    )
+    if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
+        noisy = "too noisy to gate"  # mde says what it would miss
+        if (
+            verdict in CHANGED and ruling.stage == 2
+        ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
+            verdict, why = "SUSPECT", f"{ruling.way} in stage 2, too"
+    spared = row.spared
+    if weighs_doubts and verdict not in UNTIMED:
+        flagged = f"{', '.join(reasons)}: {SPARED}" if reasons else ""
+        spared = "; ".join(filter(None, [flagged, noisy]))
+        why = "; ".join(filter(None, [why, spared]))
+    gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not spared))
+    row = msgspec.structs.replace(
+        row,
+        verdict=verdict,
+        why=why,
+        base=_side(ruling.base),
+        head=_side(ruling.head),
+        scatter=ruling.scatter,
+        mde=mde,
+        p=ruling.p,
+        pairs=ruling.pairs,
+        stage=ruling.stage,
+        lacking=0.0 if verdict in UNTIMED else ruling.lacking,
+        level=ruling.level,
+        gates=gates,
+        spared=spared,
+    )
+    if shift is None:
+        return row
+    bounds = [_relative(bound) if mde is not None else None for bound in (shift.lo, shift.hi)]
+    return msgspec.structs.replace(row, delta=_relative(shift.estimate), lo=bounds[0], hi=bounds[1])
+
+
+def _relative(change: float) -> float:
+    return math.expm1(change) if math.isfinite(change) else change
+
+
+def _side(chosen: Sequence[Row]) -> Side | None:
+    """These launches as one; flags are those that more than half of them have."""
+    if not chosen:
+        return None
+    time = case_time(chosen)
+    flags = Counter(flag for row in chosen for flag in row.flags)
+    _, lo, hi, _ = paired.shift([math.log(row.median / time.median) for row in chosen])
+    half = max(_relative(hi), -_relative(lo)) if math.isfinite(lo) else math.inf
+    return Side(
+        median=time.median,
+        half=half,
+        launches=time.launches,
+        samples=time.samples,
+        flags=tuple(flag for flag, number in flags.items() if 2 * number > len(chosen)),
+    )
+
+
+def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> list[Aggregate]:
+    """Aggregates by collective and size class, and that of all rows last; from stage 1, which has
+    every row. One row is no aggregate: it speaks for itself."""
+    groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
+    for pair, row in zip(pairs, rows, strict=True):
+        if row.delta is not None and row.verdict not in UNTIMED:
+            sizes = next(place for place, (limit, _) in enumerate(SIZES) if row.case.size < limit)
+            groups[row.case.collective, sizes].append((pair, row))
+    if not groups:
+        return []
+    named = [
+        (collective, SIZES[sizes][1], groups[collective, sizes])
+        for collective, sizes in sorted(groups)
+    ]
+    named.append(("", "", [member for _, _, members in named for member in members]))
+    aggregates = []
+    for collective, size_class, members in named:
+        rounds: dict[Place, list[float]] = defaultdict(list)
+        for pair, row in members:
+            for place, change in (
+                pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}
+            ).items():
+                rounds[place].append(change)
+        if rounds and len(members) > 1:
+            middle, lo, hi = paired.geomean(
+                [sum(r) for r in rounds.values()], [len(r) for r in rounds.values()]
+            )
+            worst = max((row for _, row in members), key=lambda row: row.delta or 0)
+            aggregates.append(
+                Aggregate(
+                    collective=collective,
+                    sizes=size_class,
+                    rows=len(members),
+                    delta=_relative(middle),
+                    lo=_relative(lo),
+                    hi=_relative(hi),
+                    worst=worst.key,
+                )
+            )
+    return aggregates
+
+
+def _outcome(
+    terms: _Terms,
+    pairs: Sequence[Pair],
+    rows: Sequence[Judged],
+    skipped: Sequence[LeftOut],
+    apart: str,
+) -> Outcome:
+    both = list(zip(pairs, rows, strict=True))
+    pairing = terms.base.run.pairing
+    apart = f"{apart} (--across-machines compares all the same)" if apart else ""
+    if pairs and all(pair.fake for pair in pairs):
+        apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
+    return Outcome(
+        rows=rows,
+        dropped=sum(row.dropped for row in skipped),
+        apart=apart,
+        labelled=not (pairing and pairing.differs),
+        gating=terms.gating,
+        strict=terms.rules.strict,
+        wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
+        due=[row for pair, row in both if _due(terms, pair, row)],
+    )
+
+
+def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
+    """Whether a row lacks a verdict that was due: not where base's own measurement was of no
+    use, but for a fake GPU's."""
+    if pair.fake:
+        return True
+    if row.verdict == "INVALID":
+        sound = (
+            pair.base
+            and pair.base.ran
+            and not (pair.base.said("wrong") or pair.base.said("failed"))
+        )
+        return bool(sound) and not (pair.base and pair.base.broken)
+    undecided = terms.rules.strict and not row.decided and row.verdict != "NEW"
+    return row.verdict == "INCOMPARABLE" or undecided
+
+
+def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
+    """A note of rounds in which the two sides were not alive at once, where any was measured."""
+    worlds = {
+        (row.run.id, row.launch.world): row.world.together
+        for sides_ in both
+        for side in sides_
+        for row in side.timed
+        if row.world and row.record.status == "ok"
+    }
+    apart = sum(not together for together in worlds.values())
+    if not apart:
+        return []
+    what = (
+        f"{apart:,} of {counted(len(worlds), 'launch')} ran alone, not in turns with the other side"
+    )
+    return [f"{what}: a disturbance may have met one side only"]
+
+
+def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
+    """A note of blocks of samples that were measured again, by cause, where any was."""
+    rows = [row.record for sides_ in both for side in sides_ for row in side.timed]
+    seen = [record.calibration for record in rows if record.calibration]
+    causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
+    by_cause = ", ".join(
+        f"{number:,} × {CAUSES.get(cause, cause)}" for cause, number in causes.most_common()
+    )
+    what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
+    left = sum(sum(each.left.values()) for each in seen)
+    kept = f"; {counted(left, 'disturbed block')} kept (limit: half)" if left else ""
+    return [f"{what}: the machine was disturbed ({by_cause}){kept}"] if causes else []
+
+
+def _notes(
+    terms: _Terms,
+    pairs: Sequence[Pair],
+    rows: Sequence[Judged],
+    apart: str,
+) -> list[str]:
+    """What a reader must know of the whole comparison, a line each."""
+    notes = []
+    if not terms.in_pairs:
+        fails = (
+            "fails nothing" if apart or not terms.gating else "may fail because of --gate-unpaired"
+        )
+        notes.append(
+            "unpaired: base and head were not measured in turns, so that drift looks like change;"
+            f" this {fails}"
+        )
+        if terms.runs != (1, 1):
+            notes.append(
+                f"{counted(terms.runs[0], 'run')} of base and {terms.runs[1]} of head, first ones"
+                " shown"
+            )
+    notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
+    both = [(pair.base, pair.head) for pair in pairs if pair.base and pair.head]
+    if any(sides.disagreement(base, head, "stream") for base, head in both):
+        notes.append(sides.STREAMS_APART)
+    both = both if terms.in_pairs else []
+    single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
+    if single:
+        notes.append(
+            f"{counted(len(single), 'round')} without a side of some rows; what there is of those"
+            " is left out"
+        )
+    unlike = sum(len(sides.common(base, head)) for base, head in both)
+    unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
+    if unlike:
+        notes.append(
+            f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways"
+        )
+    notes += _one_after_the_other(both) + _measured_again(both)
+    if terms.in_pairs and terms.tests:
+        level = paired.bonferroni(terms.tests)
+        again = counted(terms.tests, "row")
+        notes.append(
+            f"measured again: {again}, with intervals at {level:.2%} so that all hold with 95%"
+        )
+    if terms.in_pairs and terms.base.run.pairing and terms.base.run.pairing.aa:
+        notes.append(false_alarms(rows))
+    return notes

@@ -1,0 +1,519 @@
+"""The verdict on one row: what its launches say of the change from base to head, by a fixed table.
+
+A change counts as confirmed only by launches other than those that raised the suspicion, at a level
+that accounts for all rows tested so; elsewhere it is a suspicion. Evidence of no change is an
+interval within what matters, never the mere absence of evidence.
+
+What a comparison comes to: its exit code, and a sentence that says why. A comparison in which no
+row was decided has no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, size
+from collbench.features.compare.sides import changes
+from collbench.records import paired
+from collbench.records.case_rows import CaseRows
+from collbench.records.paired import Shift
+from collbench.records.rows import Row
+from collbench.suite.case import Case
+
+Verdict = Literal[
+    "REGRESSED",
+    "IMPROVED",
+    "SUSPECT",
+    "SMALL",
+    "SAME",
+    "INCONCLUSIVE",
+    "INVALID",
+    "INCOMPARABLE",
+    "NEW",
+    "GONE",
+]
+
+
+CHANGED: tuple[Verdict, ...] = ("REGRESSED", "IMPROVED")
+
+UNTIMED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "NEW", "GONE")
+
+DECIDED: tuple[Verdict, ...] = (*CHANGED, "SMALL", "SAME", "GONE")
+
+FEWEST_UNPAIRED = 10  # launches a side
+
+
+class Ruling(NamedTuple):
+    """A verdict and what it rests on: launches of base and head, the shift in log time with its
+    interval at ``level``, the scatter of log time (of pairs: of their changes) and the smallest
+    change that it lets be found, the p of the exact test, and how many more pairs a verdict lacks,
+    as far as scatter tells."""
+
+    verdict: Verdict
+    why: str = ""
+    base: Sequence[Row] = ()
+    head: Sequence[Row] = ()
+    shift: Shift | None = None
+    level: float = 0.95
+    scatter: float | None = None
+    mde: float | None = None
+    p: float | None = None
+    pairs: int = 0
+    stage: int = 0
+    lacking: float = 0.0
+
+    @property
+    def bounded(self) -> bool:
+        return self.shift is not None and math.isfinite(self.shift.lo)
+
+    @property
+    def way(self) -> str:
+        return "slower" if self.shift and self.shift.estimate > 0 else "faster"
+
+
+def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> Ruling | None:
+    """The ruling on a row that one side lacks, or of which one side's data is wrong; None for any
+    other. ``cut`` are the sides that ended early."""
+    sides = {"head": head, "base": base}
+    for name, side in sides.items():
+        if side and side.said("wrong"):
+            return Ruling("INVALID", f"wrong results on {name}: {side.said('wrong')}")
+    lacking = [name for name, side in sides.items() if not (side and side.ran)]
+    if len(lacking) == 2:
+        return Ruling("INVALID", f"no times on both sides: {_cause(base or head)}")
+    for name in lacking:
+        side = sides[name]
+        if side is None and name in cut:
+            return Ruling("INVALID", f"{name} ended before it came to this row")
+        verdict: Verdict = "GONE" if name == "head" else "NEW"
+        mine, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
+        return Ruling(
+            verdict, _cause(side) if side else f"not among the rows of {name}", mine, theirs
+        )
+    for name, side in sides.items():
+        if side and side.said("failed"):
+            return Ruling("INVALID", f"failed in a launch of {name}: {side.said('failed')}")
+    return None
+
+
+def _cause(side: CaseRows | None) -> str:
+    causes = [
+        f"{status}: {side.said(status)}"
+        for status in ("failed", "skipped")
+        if side and side.said(status)
+    ]
+    return causes[0] if causes else "no times"
+
+
+def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """A ruling from the paired launches of an experiment. ``tests`` is how many rows its second
+    stage measured.
+
+    What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
+    stays one.
+    """
+    first = _paired(base, head, tau, 1, 0.95)
+    second = _paired(base, head, tau, 2, paired.bonferroni(tests))
+    last = second or first
+    ruling = _weighed(first, second, base.dropped or head.dropped)
+    return ruling._replace(lacking=last.lacking if last else 0.0)
+
+
+def _weighed(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
+    """Both stages' rulings as one; ``dropped`` says why there was no second stage."""
+    few = (
+        f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
+        if second
+        else ""
+    )
+    if second and second.bounded:
+        if second.verdict == "INCONCLUSIVE" and first and first.verdict in CHANGED:
+            return second._replace(
+                verdict="SUSPECT", why=f"{first.way} in stage 1, not confirmed in stage 2"
+            )
+        return second
+    if first is None:
+        return Ruling(
+            "INCONCLUSIVE", few or "there is no round in which both sides were timed alike"
+        )
+    if not first.bounded:
+        return first._replace(
+            why=f"{first.pairs} paired launches: {paired.FEWEST} are the fewest that tell"
+        )
+    if first.verdict in CHANGED:
+        return first._replace(
+            verdict="SUSPECT",
+            why=f"{first.way} in stage 1, {few or dropped or 'not measured again'}",
+        )
+    return first._replace(why=few or first.why)
+
+
+def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float) -> Ruling | None:
+    ratios = changes(base, head, stage)
+    if not ratios:
+        return None
+    values = list(ratios.values())
+    sides = [[side.launches[place] for place in ratios] for side in (base, head)]
+    shift = paired.shift(values, level)
+    verdict = _classed(shift, tau)
+    lacking = paired.lacking(values, tau, level)
+    open_ = verdict == "INCONCLUSIVE" and math.isfinite(shift.lo)
+    seconds = sum(row.record.seconds for side in sides for row in side) / len(values)
+    return Ruling(
+        verdict,
+        _would_take(lacking, seconds) if open_ else "",
+        sides[0],
+        sides[1],
+        shift,
+        level,
+        paired.scatter(values),
+        paired.mde(values),
+        paired.signed_rank_p(values),
+        len(values),
+        stage,
+        lacking,
+    )
+
+
+TELLS, SPARED = "would tell", "cannot fail the comparison"
+
+
+def _would_take(pairs: float, seconds: float) -> str:
+    """What a verdict would take, in pairs of launches of so many seconds each."""
+    if not pairs:
+        return ""
+    took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
+    return f"about {counted(int(pairs), 'more pair')} {TELLS}{took}"
+
+
+def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """A ruling from launches that form no pairs. All ``tests`` rows with enough of them are tested
+    once, so that the level which confirms a change accounts for all; one that holds at 95 % only is
+    a suspicion."""
+    sides = [list(side.launches.values()) for side in (base, head)]
+    logs = [[math.log(launch.median) for launch in side] for side in sides]
+    fewest = min(map(len, sides))
+    if fewest < FEWEST_UNPAIRED:
+        why = _describe_few_launches(base, head)
+        if all(launch.predicted for side in sides for launch in side):
+            why = "both sides are a model's predictions: nothing was measured that could be judged"
+        plain = median(logs[1]) - median(logs[0]) if fewest else None
+        shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
+        return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
+    base_logs, head_logs = logs
+    figures = (
+        0.95,
+        paired.unpaired_scatter(base_logs, head_logs),
+        paired.unpaired_mde(base_logs, head_logs),
+        paired.mann_whitney_p(base_logs, head_logs),
+    )
+    shift, level = paired.unpaired_shift(base_logs, head_logs), paired.bonferroni(tests)
+    ruling = Ruling(_classed(shift, tau), "", sides[0], sides[1], shift, *figures)
+    if ruling.verdict not in CHANGED:
+        return ruling
+    stricter = paired.unpaired_shift(base_logs, head_logs, level)
+    if _classed(stricter, tau) == ruling.verdict:
+        return ruling._replace(shift=stricter, level=level)
+    why = f"{ruling.way}, but not at the {level:.2%} that counts for {counted(tests, 'row')}"
+    return ruling._replace(verdict="SUSPECT", why=why)
+
+
+def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
+    """Why the launches of two sides are too few, and how to come by enough; more where some of them
+    may not be judged."""
+    numbers = [len(side.launches) for side in (base, head)]
+    launches = [*base.launches.values(), *head.launches.values()]
+    measured = max(len(side.timed) for side in (base, head))
+    if measured <= 1:
+        alone = "only one launch per side, so noise and change cannot be told apart"
+        return f"{alone} ({_more(launches, FEWEST_UNPAIRED)})"
+    few = f"{FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
+    if measured == max(numbers):
+        number = f"{numbers[0]} and {counted(numbers[1], 'launch')}"
+        return f"{number}, and {few} ({_more(launches, FEWEST_UNPAIRED)})"
+    enough = math.ceil(FEWEST_UNPAIRED * measured / max(1, min(numbers)))
+    number = f"{numbers[0]} and {numbers[1]} of {measured} launches may be judged"
+    return f"{number}, and {few} ({_more(launches, enough)})"
+
+
+def _more(launches: Sequence[Row], number: int) -> str:
+    """How to come by so many launches, the way that these were made."""
+    if any(launch.run.imported for launch in launches):
+        return f"name {number} logs a side"
+    joined = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
+    if joined:  # whose ranks no command can start anew
+        return f"start the command {number} times a side, and name all of its runs"
+    return f"measure each side with --launches {number}, or better both in turns with collbench ab"
+
+
+def _classed(shift: Shift, tau: float) -> Verdict:
+    """What an interval says, taken as confirmed."""
+    estimate, lo, hi = (math.expm1(value) for value in shift[:3])
+    if lo > 0 or hi < 0:
+        return "SMALL" if abs(estimate) < tau else "REGRESSED" if lo > 0 else "IMPROVED"
+    return "SAME" if -tau < lo and hi < tau else "INCONCLUSIVE"
+
+
+NAMED = 3  # rows that a sentence names
+
+SHORT: dict[Verdict, str] = {
+    "IMPROVED": "faster",
+    "SUSPECT": "suspect",
+    "INCONCLUSIVE": "without a verdict",
+    "INVALID": "invalid",
+}
+
+NOISY = "too noisy to tell"
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a row: median over ``launches`` of launch medians (ns a call), and its 95 %
+    interval's larger half, relative to it (inf where too few launches bound it). ``samples`` is the
+    number over all launches.
+    """
+
+    median: float
+    half: float
+    launches: int
+    samples: int
+    flags: tuple[str, ...] = ()
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation of a step that changed: at its place ``at`` in rank 0's program, and what it is
+    ``of``, such as a bucket. ``base`` and ``head`` are medians over launches in ns; ``delta``,
+    ``lo``, ``hi`` as those of a row, at ``level``. Not ``confirmed``: the first stage of an
+    experiment flags it, and there was no second."""
+
+    at: int
+    kind: str
+    nbytes: int
+    of: str
+    base: float
+    head: float
+    delta: float
+    lo: float
+    hi: float
+    level: float
+    confirmed: bool
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
+    interval at ``level``; ``mde`` the smallest change found with 80 % chance at 95 %, whatever
+    ``level`` is; ``scatter`` the standard deviation of log time (of pairs: of their changes); ``p``
+    of the exact test; ``pairs`` the paired launches behind the verdict and ``stage`` where they
+    come from (0: not paired); ``lacking``, how many more a verdict takes, should they scatter
+    alike. ``why`` explains the verdict where the figures do not; ``gates`` says whether this row
+    may fail a comparison, and ``spared`` why it may not though rows of this comparison do;
+    ``operations`` are those of a whole step that changed."""
+
+    key: str
+    case: Case
+    verdict: Verdict
+    base: Side | None = None
+    head: Side | None = None
+    delta: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    level: float = 0.95
+    scatter: float | None = None
+    mde: float | None = None
+    p: float | None = None
+    tau: float = 0.0
+    pairs: int = 0
+    stage: int = 0
+    lacking: float = 0.0
+    why: str = ""
+    gates: bool = False
+    spared: str = ""
+    operations: list[Compared] = []
+
+    @property
+    def decided(self) -> bool:
+        """Whether the row was judged: it has a verdict, and one to rely on."""
+        if self.verdict == "GONE":  # else a row that was lost would make a verdict of none
+            return self.gates
+        return self.verdict in DECIDED and not self.spared
+
+    @property
+    def suspected(self) -> bool:
+        """Whether launches of its own should tell of a change in the row, or in an operation."""
+        return self.verdict == "SUSPECT" or any(not one.confirmed for one in self.operations)
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that no launch of both sides measured, and the reason. ``dropped``: it was to be
+    measured, and --budget left no time for it."""
+
+    key: str
+    case: Case
+    reason: str
+    dropped: bool = False
+
+
+class Outcome(NamedTuple):
+    """Rows as judged, and how many more were dropped for --budget; those that head computed
+    wrongly, those that lack a verdict which was due; why nothing compares, if so; whether a row's
+    implementation names it, or is by what the sides differ; whether rows may fail the comparison;
+    and whether every row must be decided."""
+
+    rows: Sequence[Judged]
+    dropped: int
+    wrong: Sequence[Judged]
+    due: Sequence[Judged]
+    apart: str
+    labelled: bool
+    gating: bool
+    strict: bool
+
+    @property
+    def total(self) -> int:
+        return len(self.rows) + self.dropped
+
+    @property
+    def decided(self) -> int:
+        return sum(row.decided for row in self.rows)
+
+    @property
+    def of(self) -> str:
+        return f"of {counted(self.total, 'row')}"
+
+
+def close(outcome: Outcome) -> tuple[Exit, str]:
+    """The exit code, and why in one sentence, which begins with how few rows were decided if those
+    are fewer than half."""
+    code, reason = _close(outcome)
+    few = describe_few(outcome.decided, outcome.total) if code in (Exit.OK, Exit.BAD) else ""
+    return code, "; ".join(filter(None, [few, reason]))
+
+
+def describe_few(decided: int, total: int) -> str:
+    """How many rows were decided where those are fewer than half; else an empty string."""
+    was = "was" if decided == 1 else "were"
+    return (
+        f"only {decided:,} of {counted(total, 'row')} {was} decided" if 2 * decided < total else ""
+    )
+
+
+def _close(outcome: Outcome) -> tuple[Exit, str]:
+    if outcome.wrong:
+        return Exit.WRONG_DATA, f"head computed wrong results in {_some(outcome, outcome.wrong)}"
+    if bad := _bad(outcome, [row for row in outcome.rows if row.gates]):
+        return Exit.BAD, bad
+    if reason := _no_verdict(outcome):
+        return Exit.NO_VERDICT, reason
+    return Exit.OK, _fine(outcome)
+
+
+def _no_verdict(outcome: Outcome) -> str:
+    """Why nothing follows from the comparison, or an empty string."""
+    dropped = f"{counted(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
+    if outcome.apart:
+        return f"no verdict: {outcome.apart}"
+    if all(row.verdict in UNTIMED for row in outcome.rows):
+        untimed = "no row has times on both sides that compare"
+        return f"no verdict: {'; '.join(filter(None, [untimed, dropped]))}"
+    if outcome.due:
+        cause = f" ({outcome.due[0].why})" if outcome.due[0].why else ""
+        return f"no verdict on {_some(outcome, outcome.due)}{cause}"
+    if not outcome.decided:
+        return _inconclusive(outcome)
+    return f"no verdict: {dropped}" if outcome.strict and dropped else ""
+
+
+def _inconclusive(outcome: Outcome) -> str:
+    """Why no row was decided: what is slower, but cannot be relied on, or the most frequent
+    reason."""
+    if bad := _bad(outcome, outcome.rows):
+        return f"no verdict: {bad}; {_spared(outcome)}"
+    reasons = Counter(describe_open(row) for row in outcome.rows if row.verdict != "NEW")
+    (reason, _), *_ = reasons.most_common(1)
+    return f"inconclusive: {reason}; none {outcome.of} was decided"
+
+
+def describe_open(row: Judged) -> str:
+    """Why a row was not decided, without its figures where launches scatter too much."""
+    if row.verdict in DECIDED:
+        return row.spared
+    first = row.why.partition("; ")[0]
+    scattered = not first or TELLS in first or row.spared.startswith(first)
+    return NOISY if scattered and row.verdict == "INCONCLUSIVE" else first
+
+
+def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
+    """What of these rows is slower or gone, in words."""
+    slower = sorted(
+        (row for row in rows if row.verdict == "REGRESSED"), key=lambda row: -(row.delta or 0)
+    )
+    gone = [row for row in rows if row.verdict == "GONE"]
+    words = []
+    if slower:
+        least = {f"{100 * row.tau:g}%" for row in slower}
+        much = f"{least.pop()} or more" if len(least) == 1 else "what matters there"
+        words.append(_some(outcome, slower, f"slower than base by {much}"))
+    if gone:
+        words.append(f"{_some(outcome, gone, 'gone')} ({gone[0].why})")
+    return "; ".join(words)
+
+
+def _fine(outcome: Outcome) -> str:
+    number = Counter(row.verdict for row in outcome.rows)
+    bad = _bad(outcome, outcome.rows)
+    parts = [
+        (
+            f"{bad}; {_spared(outcome)}"
+            if bad
+            else f"none {outcome.of} is found slower by what matters"
+        )
+    ]
+    return "; ".join(
+        parts + [f"{number[verdict]} {word}" for verdict, word in SHORT.items() if number[verdict]]
+    )
+
+
+def _spared(outcome: Outcome) -> str:
+    """Why rows that are slower or gone do not fail the comparison."""
+    bad = [row for row in outcome.rows if row.verdict in ("REGRESSED", "GONE")]
+    if outcome.gating or all(row.spared for row in bad):
+        return f"such rows {SPARED}"
+    return "ignored because the runs are unpaired (--gate-unpaired makes this fail)"
+
+
+def _some(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> str:
+    """How many rows, what they are, and the first of them by name, slower ones with their
+    change."""
+    names = []
+    for row in rows[:NAMED]:
+        parts = [row.case.collective, row.case.label if outcome.labelled else ""]
+        parts.append(size(row.case.size) if row.case.size else "")
+        parts.append("in place" if row.case.in_place else "")
+        parts.append(
+            f"{row.delta:+.1%}" if row.verdict == "REGRESSED" and row.delta is not None else ""
+        )
+        names.append(" ".join(filter(None, parts)))
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    is_what = f" {'is' if len(rows) == 1 else 'are'} {what}" if what else ""
+    return f"{len(rows)} {outcome.of}{is_what}: {', '.join(names)}{more}"
+
+
+def false_alarms(rows: Sequence[Judged]) -> str:
+    """Whether an experiment on two alike sides found more changes than it may."""
+    times = Counter(row.verdict for row in rows)
+    confirmed = times["REGRESSED"] + times["IMPROVED"]
+    failed = times["SUSPECT"] * 50 > max(50, len(rows)) or confirmed
+    able = sum(row.gates and row.decided for row in rows)
+    state = "failed" if failed else "passed" if able else "undecided"
+    return (
+        f"A/A check {state}: of identical sides every change is a false alarm;"
+        f" {times['SUSPECT']} suspected and {confirmed} confirmed in {counted(len(rows), 'row')},"
+        " where one suspicion in 50 rows and none confirmed are allowed; "
+        + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
+    )

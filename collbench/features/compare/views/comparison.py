@@ -1,0 +1,474 @@
+"""A comparison as a Document: table and notes for a terminal, a comment for a pull request, the
+section of a report, values and test cases for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, plain, settings, size
+from collbench.features.compare.comparison import Comparison
+from collbench.features.compare.false_alarms import Alarms
+from collbench.features.compare.verdict import Judged, Side, Verdict
+from collbench.features.compare.views import forest
+from collbench.features.compare.views.verdicts import (
+    FIGURES,
+    LEGEND,
+    ORDER,
+    UNDECIDED,
+    WEIGHTS,
+    Readable,
+    Shown,
+    decided,
+    differences,
+    facts,
+    first_names,
+    history,
+    left_out,
+    names_by_reason,
+    names_of,
+    operations,
+    readable,
+    reasons,
+    skipped_names,
+    undecided,
+    unrepeated,
+)
+from collbench.records.types import ONE_SIDED
+from collbench.show.document import (
+    Block,
+    Document,
+    Heading,
+    JunitCase,
+    Line,
+    Points,
+    Section,
+    Table,
+    Weight,
+    toned,
+)
+from collbench.show.views.cases import MOST_PLANNED
+from collbench.show.words import along, axes, short, worded
+from collbench.suite.case import Case, Skip
+
+Outcome = Literal["passed", "failed", "error", "warned", "skipped"]  # of JunitCase
+
+
+SCHEMA = 1  # of the JSON
+
+
+# in a comment at most: with all of them full, more than half is left for rows
+FACTS, GEOMEANS, NOTES = 10, 20, 5  # there are as many reasons as notes
+
+
+MARKS: dict[Weight, str] = {"bad": "❌", "notice": "⚠️", "good": "✅", "": "✅"}
+
+
+ALWAYS = 20  # rows that a terminal shows at least, whatever their verdicts
+
+
+# of rows that fail nothing, but are to be looked at
+WARNED: tuple[Verdict, ...] = ("REGRESSED", "GONE", "SUSPECT")
+
+
+def document(
+    comparison: Comparison,
+    everything: bool = False,
+    title: str = "collbench",
+    marker: str = "compare",
+    alarms: Alarms | None = None,
+    again: str = "",
+) -> Document:
+    """A comparison for every medium; on a terminal more than ALWAYS rows that need no look only if
+    ``everything``, as the command ``again`` shows them. ``title`` begins the heading of a comment,
+    and ``marker`` names it; ``alarms`` are what is known of this machine."""
+    base, head = names_of(comparison)
+    runs = {f"base: {base}": comparison.base, f"head: {head}": comparison.head}
+    view = readable(comparison, alarms)
+    return Document(
+        title=f"{base} → {head}",
+        verdict=view.headline,
+        weight=view.weight,
+        runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
+        sections=[section(view), method(view)],
+        data=_flat(view),
+        brief=_brief(view, everything, again),
+        marker=f"collbench:{marker}",
+        comment=_comment(view, title),
+        values=_values(view),
+        suite=f"collbench {base} to {head}",
+        cases=_cases(view),
+    )
+
+
+def plan(
+    rows: Sequence[tuple[Case, Case]],
+    left_out: Sequence[tuple[str, Skip]],
+    dropped: Sequence[Case] = (),
+    reason: str = "",
+) -> list[Block]:
+    """Blocks of --dry-run: what all rows share; each row as base and head, by all in which they
+    differ; what is left out of which side, by reason; and which rows of base's are expected to be
+    ``dropped`` for --budget."""
+    cases = [case for row in rows for case in row] + [skip.case for _, skip in left_out]
+    if not cases:
+        return []
+    varying, constant = axes(cases)
+    modes = {case.mode for case in cases}
+    apart = {name for name in varying for b, h in rows if along(b)[name] != along(h)[name]}
+    alike, own = [n for n in varying if n not in apart], [n for n in varying if n in apart]
+    lines = [
+        Line(
+            (
+                size(b.nbytes),
+                *(_named(b, [name]) for name in alike),
+                *[b.mode] * (len(modes) > 1),
+                *(_named(case, own) for case in (b, h) if own),
+            )
+        )
+        for b, h in rows[:MOST_PLANNED]
+    ]
+    heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
+    names = [f"{size(case.nbytes)} {_named(case, alike)}".strip() for case in dropped]
+    without = f"{counted(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
+    return [
+        toned(plain(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True),
+        *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
+        *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
+        *(toned(plain(words), "notice") for words in _left_out_by_reason(left_out, alike)),
+        *([toned(plain(without), "notice")] if without else []),
+    ]
+
+
+def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str]) -> list[str]:
+    """A line for each reason for which cases are left out of a side, or of both, with the first of
+    them; what the other side cannot run is told of that side alone."""
+    sides: dict[tuple[str, str], set[str]] = {}
+    cases: dict[tuple[str, str], Case] = {}
+    for side, skip in left_out:
+        if skip.reason != ONE_SIDED:
+            key = skip.reason, f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
+            sides.setdefault(key, set()).add(side)
+            cases[key] = skip.case
+    lines = []
+    for of in dict.fromkeys(" and ".join(sorted(names)) for names in sides.values()):
+        rows = [(cases[key], *key) for key in sides if " and ".join(sorted(sides[key])) == of]
+        lines += [
+            f"left out of {of}, {counted(len(names), 'case')}: {reason} ({first_names(names)})"
+            for reason, names in names_by_reason(rows).items()
+        ]
+    return lines
+
+
+def _named(case: Case, names: Sequence[str]) -> str:
+    words = worded(case)
+    return plain(", ".join(words[name] for name in names if words[name]))
+
+
+def _sides(comparison: Comparison) -> str:
+    base, head = names_of(comparison)
+    return f"base {base} → head {head}"
+
+
+def _brief(view: Readable, everything: bool, again: str) -> list[Block]:
+    """The verdict, what it is about, fingerprint differences, then rows, aggregates, reasons and
+    notes."""
+    comparison = view.comparison
+    shown = view.rows if everything else _loud(view)
+    hidden = Counter(row.verdict for row in view.rows if row not in shown)
+    parts: list[Block] = [
+        toned(view.headline, view.weight, strong=True),
+        toned("collbench compare  ", strong=True) + _sides(comparison),
+        toned(" · ".join(facts(comparison)), "quiet"),
+        *(toned(line, "quiet") for line in history(view)),
+    ]
+    parts += [
+        toned(f"differs: {name}: {a} → {b}", "notice") for name, a, b in differences(comparison)
+    ]
+    parts += [decided(view), *(toned(line, "notice") for line in left_out(view, dropped=True))]
+    if shown:
+        parts += ["", _listed(shown), ""]
+    parts += [_mean(row) for row in view.means]
+    parts += [toned(line, "notice") for line in operations(view)]
+    parts += reasons(view, listed=not hidden)
+    if hidden:
+        number = ", ".join(f"{number:,} {verdict}" for verdict, number in hidden.items())
+        parts += [toned(f"not shown: {number}; {again or '--all'} shows them", "quiet")]
+    return [*parts, *left_out(view, dropped=False), *comparison.notes]
+
+
+def _loud(view: Readable) -> list[Shown]:
+    """The rows that need a look, and of the others as many as make ALWAYS."""
+    folded = ("SAME", *UNDECIDED) if view.comparison.paired else ("SAME",)
+    quiet = [row for row in view.rows if row.verdict in folded]
+    spare = max(0, ALWAYS - (len(view.rows) - len(quiet)))
+    left = {row.judged.key for row in quiet[spare:] if row.judged}
+    return [row for row in view.rows if row.judged and row.judged.key not in left]
+
+
+def _listed(rows: Sequence[Shown]) -> Table:
+    """The rows on a terminal, sizes below each other."""
+    wide = max(len(row.name.size) for row in rows)
+    named = _place_heads(rows)
+    lines = []
+    for row in unrepeated(rows):
+        tone = WEIGHTS[row.judged.verdict] if row.judged else ""
+        first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
+        places = (row.name.place,) * len(named)
+        lines.append(Line((first, *places, *row.figures, toned(row.verdict, tone), row.why)))
+    return Table(
+        heads=("size" if wide else "row", *named, *FIGURES, "verdict", "why"),
+        lines=lines,
+        align="w" + "l" * len(named) + "rrrrlw",
+        quiet=("why",),
+        stacked=True,
+        note=LEGEND,
+    )
+
+
+def _place_heads(rows: Sequence[Shown]) -> tuple[str, ...]:
+    """The head of the column of places, if rows differ in it."""
+    return ("place",) * any(row.name.place for row in rows)
+
+
+def _first(row: Shown) -> str:
+    """The first cell of a row where columns align by themselves."""
+    return " ".join(filter(None, [row.name.size, row.name.rest]))
+
+
+def _mean(row: Shown) -> str:
+    return "; ".join(filter(None, [f"{row.row}: {row.change}", row.why]))
+
+
+def _comment(view: Readable, title: str) -> list[Block]:
+    """What a pull request is told: the verdict, what was decided, and rows that have one and are
+    not SAME; the others are folded."""
+    comparison = view.comparison
+    apart = [f"{name}: {a} → {b}" for name, a, b in differences(comparison)]
+    if len(apart) > FACTS:
+        apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
+    why = [short(line, 500) for line in (*operations(view), *reasons(view))[:NOTES]]
+    dropped, absent = (
+        [short(line, 500) for line in left_out(view, dropped=kind)[:NOTES]]
+        for kind in (True, False)
+    )
+    rest, means = view.having(*UNDECIDED, "SAME"), view.means[:GEOMEANS]
+    loud = [row for row in view.rows if row.verdict not in (*UNDECIDED, "SAME")]
+    same = len(view.having("SAME"))
+    others = f"{len(rest):,} other rows: {same:,} same, {len(rest) - same:,} without a verdict"
+    return [
+        Heading(f"{short(title, 100)}: {MARKS[view.weight]} {view.headline}"),
+        decided(view),
+        *dropped,
+        " · ".join([_sides(comparison), *facts(comparison)]),
+        *history(view),
+        *([Points(apart)] if apart else []),
+        *([_rows(loud, means[-1:] if rest else means)] if loud else []),
+        *([Points(why)] if why else []),
+        *([_rows(rest, means[:-1] if loud else means, others)] if rest else []),
+        *absent,
+        *(short(note, 300) for note in comparison.notes[:NOTES]),
+        LEGEND,
+    ]
+
+
+def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
+    """A comment's table; one with a title is folded."""
+    named = _place_heads(rows)
+
+    def line(row: Shown) -> Line:
+        verdict = toned(row.verdict, strong=True) + " " if row.verdict else toned("")
+        places = (row.name.place,) * len(named)
+        return Line((_first(row) or row.row, *places, *row.figures, verdict + row.why))
+
+    return Table(
+        title=title,
+        folded=bool(title),
+        heads=("row", *named, *FIGURES, "verdict"),
+        lines=list(map(line, rows)),
+        closing=list(map(line, means)),
+        align="l" + "l" * len(named) + "rrrrl",
+        elsewhere="the comparison as HTML or JSON has them all",
+    )
+
+
+def section(view: Readable) -> Section:
+    """The part of a report on a comparison: how much was decided, changes with their intervals, and
+    the table of verdicts."""
+    drawn = forest.figure(view)
+    return Section(
+        name="comparison",
+        title="Comparison",
+        words=_sentences([decided(view), *left_out(view, dropped=True)]),
+        figures=[drawn] if drawn else [],
+        tables=[table for table in _tables(view) if table.lines],
+    )
+
+
+def method(view: Readable) -> Section:
+    """What the verdicts rest on, and why rows have none."""
+    comparison = view.comparison
+    words = [" · ".join(facts(comparison)), *history(view), *operations(view), *reasons(view)]
+    words += [*left_out(view, dropped=False), *comparison.notes]
+    return Section(name="method", title="How it was measured", words=_sentences(words), folded=True)
+
+
+def _sentences(words: Sequence[str]) -> list[str]:
+    return [f"{short(text, 500)}." for text in words]
+
+
+def _tables(view: Readable) -> list[Table]:
+    comparison = view.comparison
+    named = _place_heads(view.rows)
+    lines = [
+        Line(
+            (_first(row), *[row.name.place] * len(named), row.verdict, row.why, *row.figures),
+            forest.about(comparison, row.judged.case),
+            WEIGHTS[row.judged.verdict],
+        )
+        for row in view.rows
+        if row.judged
+    ]
+    means = [
+        Line(
+            (row.row, row.why, row.change), {"collective": one.collective} if one.collective else {}
+        )
+        for row, one in zip(view.means, comparison.aggregates, strict=True)
+    ]
+    return [
+        Table(
+            name="differences",
+            title="Machines differ in",
+            heads=("fact", "base", "head"),
+            lines=[Line(line, {}, "notice") for line in differences(comparison)],
+            align="lll",
+        ),
+        Table(
+            name="verdicts",
+            title="Verdicts",
+            heads=("row", *named, "verdict", "why", *FIGURES),
+            lines=lines,
+            align="lll" + "l" * len(named),
+            note=LEGEND,
+        ),
+        Table(
+            name="geomeans",
+            title="Geometric means",
+            heads=("rows", "worst row", FIGURES[2]),
+            lines=means,
+            align="ll",
+        ),
+    ]
+
+
+def _values(view: Readable) -> dict[str, Any]:
+    """An object: ``schema``, ``verdict`` and ``decided`` in words, ``exit``, ``reason``,
+    ``rows_decided`` of ``rows_total``, ``undecided`` (reason, rows), ``alarms`` of this machine,
+    ``counts`` by verdict, ``paired``, ``stages``, ``rules``, ``notes``, ``differences`` (fact,
+    base, head), ``base`` and ``head`` as their files begin, ``aggregates``, ``rows`` with
+    ``label``, ``decided`` and all that Judged has, times in nanoseconds, and ``skipped``, rows that
+    were not measured on both sides (label, key, case, reason, dropped)."""
+    comparison, names = view.comparison, _names(view)
+    skipped = skipped_names(comparison)
+    counts = Counter(row.verdict for row in comparison.rows)
+    return {
+        "schema": SCHEMA,
+        "verdict": view.headline,
+        "decided": decided(view),
+        "rows_decided": comparison.decided,
+        "rows_total": comparison.total,
+        "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
+        **msgspec.structs.asdict(comparison),
+        "undecided": [{"reason": why, "rows": named} for why, named in undecided(view).items()],
+        "alarms": view.alarms,
+        "differences": [
+            {"fact": name, "base": a, "head": b} for name, a, b in comparison.differences
+        ],
+        "rows": [
+            {"label": names[row.key], "decided": row.decided, **msgspec.structs.asdict(row)}
+            for row in comparison.rows
+        ],
+        "skipped": [
+            {"label": skipped[row.key], **msgspec.structs.asdict(row)} for row in comparison.skipped
+        ],
+    }
+
+
+def _flat(view: Readable) -> list[dict[str, Any]]:
+    """The rows with plain values only, for a table: ``label``, Case's fields, Judged's,
+    ``base_median`` and so on."""
+    names, found = _names(view), []
+    for row in view.comparison.rows:
+        fields = {
+            "label": names[row.key],
+            **row.case.values_by_key,
+            **msgspec.structs.asdict(row),
+        }
+        for side in ("base", "head"):
+            values = fields.pop(side)
+            fields |= {
+                f"{side}_{name}": getattr(values, name, None) for name in Side.__struct_fields__
+            }
+        del fields["case"], fields["operations"]
+        found.append(
+            {
+                name: settings(v) if name == "env" else " ".join(v) if isinstance(v, tuple) else v
+                for name, v in fields.items()
+            }
+        )
+    return found
+
+
+def _names(view: Readable) -> dict[str, str]:
+    return {row.judged.key: row.row for row in view.rows if row.judged}
+
+
+def _cases(view: Readable) -> list[JunitCase]:
+    """A test case per row: failed where the row fails the comparison, as slower or gone, and
+    skipped where it was not judged. What else makes the exit code other than 0 is an error of a
+    test case called comparison."""
+    comparison, names = view.comparison, skipped_names(view.comparison)
+    found = [_case(row, row.judged) for row in view.rows if row.judged]
+    found += [
+        JunitCase(
+            group=f"collbench.{row.case.collective}",
+            name=row.key,
+            outcome="skipped",
+            message=plain(row.reason),
+            label=names[row.key],
+        )
+        for row in comparison.skipped
+    ]
+    if comparison.exit in (Exit.OK, Exit.BAD):
+        return found
+    why = JunitCase(
+        group="collbench",
+        name="comparison",
+        outcome="error",
+        message=plain(comparison.reason),
+        kind=comparison.exit.name,
+    )
+    return [*found, why]
+
+
+def _case(row: Shown, judged: Judged) -> JunitCase:
+    figures = f"{row.base} → {row.head}, {row.change}" if row.change != "-" else ""
+    figures += f", MDE {row.mde}" if figures and row.mde not in ("", "-") else ""
+    words = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"
+    fails = judged.gates and judged.verdict in ("REGRESSED", "GONE")
+    warned = judged.verdict in WARNED
+    passed: Outcome = "warned" if warned else "passed" if judged.decided else "skipped"
+    return JunitCase(
+        group=f"collbench.{judged.case.collective}",
+        name=judged.key,
+        outcome="failed" if fails else passed,
+        message=words,
+        kind=row.verdict if fails else "",
+        text=words if fails else "",
+        label=row.row,
+        seconds=judged.head.median / 1e9 if judged.head else 0.0,
+    )

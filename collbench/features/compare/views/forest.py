@@ -1,0 +1,219 @@
+"""A comparison's rows as a forest plot: a line per row with its change and interval, before what
+matters and what could have been found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from collbench.features.compare.comparison import Comparison
+from collbench.features.compare.verdict import Judged
+from collbench.features.compare.views.verdicts import UNDECIDED, WEIGHTS, Readable, Shown, undivided
+from collbench.show.document import Figure, Meta
+from collbench.show.figures import COLOURS, Trace, finite, hover, log_axis, safe
+from collbench.show.views.series import meta
+from collbench.show.words import short, signed
+from collbench.suite.case import Case
+
+MOST = 60  # rows of a plot that can still be told apart
+
+
+FARTHEST = 10.0  # times longer or shorter: ends that lie farther out are drawn here
+
+
+ROW = 18  # pixels
+
+
+NAME = 22  # letters of a row's name that are drawn, so that a narrow screen has room for the lines
+
+
+LETTER = 0.02  # of the width of a narrow screen: names stand left of the lines, changes right
+
+
+FACTOR = 2  # changes by more are also named as a factor
+
+
+# colour and symbol of rows by weight; grey and hollow are those without a verdict
+LOOKS = {
+    "bad": (COLOURS[3], "triangle-right"),
+    "notice": (COLOURS[1], "diamond"),
+    "good": (COLOURS[2], "triangle-left"),
+    "": (COLOURS[0], "circle"),
+    "open": (COLOURS[8], "circle-open"),
+}
+
+
+HALF = 0.5  # of a row
+
+
+PALE = 0.5  # opacity of the whisker of changes that might be missed
+
+
+MATTER = "rgba(128,128,128,0.16)"
+
+
+def figure(view: Readable) -> Figure | None:
+    """The rows with a change, in the order of their verdicts; None where there are none."""
+    known = [row for row in view.rows if row.judged and row.judged.delta is not None]
+    if not known:
+        return None
+    drawn = known[:MOST]
+    worst = max(known, key=lambda row: (row.judged and row.judged.delta) or 0.0)
+    left = f", {len(drawn)} of {len(known):,} rows" if len(drawn) < len(known) else ""
+    data = _data(view.comparison, drawn)
+    ends = [x for trace in data for x in trace["x"] if x]
+    across = log_axis("head / base - 1 (right: slower)", ends, _change)
+    across["range"] = [math.log10(0.95 * min(ends)), math.log10(1.05 * max(ends))]
+    longest = max(len(short(row.row, NAME)) for row in drawn)
+    across["domain"] = [LETTER * (longest + 1), 1 - LETTER * 11]
+    down = {"range": [len(drawn) - HALF, -HALF], "visible": False}
+    names = {"domain": [0, 1], "range": [0, 1], "visible": False, "fixedrange": True}
+    return Figure(
+        name="changes",
+        title=f"Change from base to head{left}",
+        words=(
+            "Per row, how much longer head takes than base: the mark is the estimate, the line"
+            " through it the interval. A change within the pale whisker could have been missed"
+            " (up to MDE, the smallest change that would be found), one within the grey band is too"
+            f" small to matter. Farthest to the right: {worst.row}, {worst.change}."
+        ),
+        data=data,
+        height=110 + ROW * len(drawn),
+        layout={
+            "xaxis": across,
+            "yaxis": down,
+            "shapes": _shapes(drawn),
+            "xaxis2": names,
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "hovermode": "closest",
+        },
+    )
+
+
+def about(comparison: Comparison, case: Case) -> Meta:
+    """What a page filters a row by: nothing in which the sides differ."""
+    known = undivided(comparison, case).backend
+    return {name: value for name, value in meta(case).items() if known or name != "backend"}
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.3g}%" if ratio != 1 else "0"
+
+
+def _ratio(share: float | None) -> float | None:
+    """head / base of a change; None where that is unknown or infinite, which draws nothing."""
+    if share is None or not math.isfinite(share):
+        return None
+    return finite(min(max(1 + share, 1 / FARTHEST), FARTHEST))
+
+
+def _shapes(rows: Sequence[Shown]) -> list[Trace]:
+    """The line of no change, and behind it the band of what does not matter, which is as wide as
+    each row's tau."""
+    taus = enumerate(row.judged.tau for row in rows if row.judged)
+    bands = [[*members] for _, members in groupby(taus, key=lambda item: item[1])]
+    ends = {"type": "rect", "layer": "below", "line": {"width": 0}, "fillcolor": MATTER}
+    zero = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
+    return [
+        {
+            **ends,
+            "x0": 1 / (1 + band[0][1]),
+            "x1": 1 + band[0][1],
+            "y0": band[0][0] - HALF,
+            "y1": band[-1][0] + HALF,
+        }
+        for band in bands
+    ] + [{**zero, "line": {"width": 1, "color": COLOURS[8]}}]
+
+
+def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
+    """Each row's traces, which a reader can narrow the page down to; then a legend."""
+    data: list[Trace] = []
+    verdicts: dict[str, dict[str, None]] = {}
+    for place, row in enumerate(rows):
+        if row.judged:
+            verdict = row.judged.verdict
+            kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
+            data += _drawn(row, row.judged, place, kind, about(comparison, row.judged.case))
+            verdicts.setdefault(kind, {})[verdict.lower()] = None
+    for look, names in verdicts.items():
+        data.append(_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True})
+    words = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
+    return [*data, _bar(None, None, None, "open", 1, {}) | words]
+
+
+def _drawn(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
+    """A row's name and change, whisker, interval and mark."""
+    missed, y = judged.mde or 0.0, place
+    change = " ".join(filter(None, [row.change, factor(judged.delta)]))
+    lines = [row.row, f"base {row.base}, head {row.head}", change, f"MDE {row.mde}", row.why]
+    words = {"hovertext": hover(lines), "hoverinfo": "text"}
+    return [
+        _ends([safe(short(row.row, NAME)), safe(_change_in_short(judged))], place, same),
+        _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 1, same) | {"opacity": PALE},
+        _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 3, same),
+        _mark(_ratio(judged.delta), y, kind, same) | words,
+    ]
+
+
+def _change_in_short(judged: Judged) -> str:
+    """A change by its estimate: +11.4%, 39x slower, ~ where zero is inside its interval."""
+    if judged.lo is not None and judged.hi is not None and judged.lo <= 0 <= judged.hi:
+        return "~"
+    return factor(judged.delta) or signed(judged.delta)
+
+
+def factor(delta: float | None) -> str:
+    """A change by more than FACTOR as a factor: 39x slower; empty for any other."""
+    if delta is None or not math.isfinite(delta) or delta <= -1:
+        return ""
+    ratio = max(1 + delta, 1 / (1 + delta))
+    way = "slower" if delta > 0 else "faster"
+    return f"{ratio:.3g}x {way}" if ratio > FACTOR else ""
+
+
+def _ends(texts: Sequence[str], y: float, same: Meta) -> Trace:
+    """A row's name at the left of the figure, and its change at the right."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "xaxis": "x2",
+        "x": [0, 1],
+        "y": [y, y],
+        "text": texts,
+        "textposition": ["middle right", "middle left"],
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": same,
+    }
+
+
+def _mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
+    colour, symbol = LOOKS[kind]
+    line = {"width": 2, "color": colour}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x],
+        "y": [y],
+        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": line},
+        "showlegend": False,
+        "meta": same,
+    }
+
+
+def _bar(
+    low: float | None, high: float | None, y: float | None, kind: str, width: int, same: Meta
+) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [low, high],
+        "y": [y, y],
+        "line": {"width": width, "color": LOOKS[kind][0]},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": same,
+    }

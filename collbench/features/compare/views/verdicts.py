@@ -1,0 +1,534 @@
+"""A comparison in words: its verdict, what could not be decided, why, and what would decide it, how
+often this machine has been wrong, and of its rows what each is called, its figures, and what its
+verdict rests on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, duration, size
+from collbench.features.compare.comparison import Aggregate, Comparison
+from collbench.features.compare.false_alarms import Alarms
+from collbench.features.compare.verdict import (
+    DECIDED,
+    FEWEST_UNPAIRED,
+    NOISY,
+    TELLS,
+    Compared,
+    Judged,
+    Side,
+    Verdict,
+    describe_few,
+    describe_open,
+)
+from collbench.records import paired
+from collbench.records.types import Run
+from collbench.show.document import Weight
+from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
+from collbench.suite.case import Case
+
+ORDER: tuple[Verdict, ...] = (
+    "REGRESSED",
+    "GONE",
+    "SUSPECT",
+    "INVALID",
+    "INCOMPARABLE",
+    "IMPROVED",
+    "SMALL",
+    "NEW",
+    "INCONCLUSIVE",
+    "SAME",
+)
+
+
+# of rows that the measurement, or what it was made on, allowed no verdict
+UNDECIDED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "INCONCLUSIVE")
+
+
+TOLD: dict[Verdict, str] = {  # others by their names
+    "SMALL": "changed too little to matter",
+    "SUSPECT": "suspected, not confirmed",
+    "INCONCLUSIVE": "undecided",
+    "NEW": "new (only head ran)",
+}
+
+
+NAMED, LISTED = 3, 12  # rows that a verdict and that a reason names at most
+
+
+WEIGHTS: dict[Verdict, Weight] = {
+    "REGRESSED": "bad",
+    "GONE": "bad",
+    "SUSPECT": "notice",
+    "INVALID": "notice",
+    "INCOMPARABLE": "notice",
+    "INCONCLUSIVE": "notice",
+    "IMPROVED": "good",
+    "SMALL": "",
+    "NEW": "",
+    "SAME": "",
+}
+
+
+FIGURES = ("base", "head", "change [interval]", "MDE")  # heads of a row's figures
+
+
+MORE_PAIRS = 8  # paired launches more, with which what they would find is told
+
+
+LEGEND = (
+    "Times are medians over launches ± the larger half of their 95 % interval; change is head /"
+    " base - 1, ~ where zero is inside its interval; MDE is the smallest change that would have"
+    " been found 4 times in 5."
+)
+
+
+class Name(NamedTuple):
+    """What a row is called: its size, all else by which it differs from the others, and where its
+    result goes (in or out of place), each empty where it tells no rows apart."""
+
+    size: str
+    rest: str
+    place: str
+
+    @property
+    def text(self) -> str:
+        """The name in a sentence."""
+        place = PLACES["in"] if self.place == "in" else ""
+        return short(" ".join(filter(None, [self.rest, self.size, place])), 120)
+
+
+class Shown(NamedTuple):
+    """A row as people read it; ``judged`` is what it was made from, ``name`` what its columns call
+    it, and ``row`` sentences."""
+
+    row: str
+    base: str
+    head: str
+    change: str
+    mde: str
+    verdict: str
+    why: str
+    judged: Judged | None = None
+    name: Name = Name("", "", "")
+
+    @property
+    def figures(self) -> tuple[str, str, str, str]:
+        """What stands below FIGURES."""
+        return self.base, self.head, self.change, self.mde
+
+
+def shown(comparison: Comparison) -> list[Shown]:
+    """Every row, the gravest verdict and the largest change first."""
+    names = labels(comparison, [row.case for row in comparison.rows])
+    rows = sorted(
+        comparison.rows, key=lambda row: (ORDER.index(row.verdict), -abs(row.delta or 0.0))
+    )
+    return [
+        Shown(
+            names[row.case].text,
+            _side(row.base),
+            _side(row.head),
+            change(row),
+            percent(row.mde),
+            row.verdict,
+            _why(row, row.why),
+            row,
+            names[row.case],
+        )
+        for row in rows
+    ]
+
+
+def labels(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
+    """Names of cases: what is not common to all of them, and the size."""
+    cases = {case: undivided(comparison, case) for case in named}
+    lines = [along(case) for case in cases.values()]
+    owned = (
+        "op",
+        "root",
+        "splits",
+    )  # that only some collectives have, and so do not set rows apart by being absent
+    varying = [
+        name
+        for name in AXES
+        if len({line[name] for line in lines} - {"" if name in owned else None}) > 1
+    ]
+    several = len({case.mode for case in cases.values()}) > 1
+    found = {}
+    for key, case in cases.items():
+        words = worded(case)
+        parts = [words[name].rstrip("@") for name in varying if name != "place"]
+        parts += [case.collective] * (not case.size and "collective" not in varying)
+        parts += [case.mode] * several
+        place = along(case)["place"] if "place" in varying else ""
+        rest = short(" ".join(filter(None, parts)), 100)
+        found[key] = Name(size(case.size) if case.size else "", rest, place)
+    return found
+
+
+def undivided(comparison: Comparison, case: Case) -> Case:
+    """``case`` without the fields in which the two sides differ by design."""
+    plain_values = {"backend": "", "algorithm": "native", "env": ()}
+    differs = {
+        name
+        for run in (comparison.base, comparison.head)
+        if run.pairing
+        for name in run.pairing.differs
+    }
+    return msgspec.structs.replace(
+        case, **{name: plain_values[name] for name in differs if name in plain_values}
+    )
+
+
+def facts(comparison: Comparison) -> list[str]:
+    """Facts that the verdicts rest on, in a few words each."""
+    first, second = comparison.stages
+    design = f"{first}+{second} paired launches" if second else counted(first, "paired launch")
+    cases = [undivided(comparison, row.case) for row in comparison.rows]
+    apart = len(comparison.differences)
+    same = counted(apart, "fingerprint difference") if apart else "fingerprints identical"
+    if logs := [run for run in (comparison.base, comparison.head) if run.imported]:
+        same = f"{'machines' if logs[1:] else 'one machine'} known from logs only"
+        same += f", {counted(apart, 'difference')} in them" * bool(apart)
+    rules = comparison.rules
+    return [
+        design if comparison.paired else "unpaired",
+        *([short(axes(cases)[1].rstrip("@"), 200)] if cases else []),
+        same + ", compared all the same" * (bool(apart) and rules.across_machines),
+        *([f"τ {percent(rules.tau)}"] if rules.tau is not None else []),
+        *(["strict"] if rules.strict else []),
+    ]
+
+
+def names_of(comparison: Comparison) -> tuple[str, str]:
+    """Names of base and head: the variant each was given as, else its tag; ids where these are
+    alike."""
+    base, head = (_named_side(run) for run in (comparison.base, comparison.head))
+    if base == head:
+        base, head = comparison.base.id, comparison.head.id
+    return short(base, 60), short(head, 60)
+
+
+def _named_side(run: Run) -> str:
+    return (run.pairing.variant or "as it is") if run.pairing else run.tag or run.id
+
+
+def differences(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Facts in which the machines differ, with what base and head have."""
+    return [
+        (short(name, 60), *(short("-" if value is None else str(value), 60) for value in values))  # type: ignore[misc]
+        for name, *values in comparison.differences
+    ]
+
+
+class Readable(NamedTuple):
+    """A comparison in words: its rows, the gravest verdict and the largest change first, and a line
+    per aggregate, each beside its worst row; and what is known of false alarms, if anything."""
+
+    comparison: Comparison
+    rows: list[Shown]
+    means: list[Shown]
+    alarms: Alarms | None
+
+    @property
+    def title(self) -> str:
+        return "collbench comparison"
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and the first of the rows it is about by name, change and interval; before
+        it, how few rows were decided where those are fewer than half."""
+        comparison = self.comparison
+        if comparison.exit not in (Exit.OK, Exit.BAD):
+            return short(comparison.reason, 500)
+        few = describe_few(comparison.decided, comparison.total)
+        return "; ".join(filter(None, [few, _verdict(self)]))
+
+    @property
+    def weight(self) -> Weight:
+        """Good only where no row needs a look."""
+        comparison = self.comparison
+        if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
+            return "bad"
+        doubtful = (
+            comparison.exit
+            or comparison.dropped
+            or any(WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows)
+        )
+        return "notice" if doubtful else "good"
+
+    def having(self, *verdicts: Verdict) -> list[Shown]:
+        return [row for row in self.rows if row.verdict in verdicts]
+
+
+def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
+    rows = shown(comparison)
+    deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
+    means = []
+    for one in comparison.aggregates:
+        about = short(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
+        name, delta = deltas.get(one.worst, ("", None))
+        words = f"worst: {name} {signed(delta)}" if name else ""
+        label = f"{about} ({counted(one.rows, 'row')})"
+        means.append(Shown(label, "", "", change(one), "", "", words))
+    return Readable(comparison, rows, means, alarms)
+
+
+def _verdict(view: Readable) -> str:
+    bad, rest = [_named(view, "REGRESSED", "GONE"), _named(view, "SUSPECT", "IMPROVED")]
+    if bad:
+        return "; ".join(bad) + (
+            "" if view.comparison.exit else "; too unreliable to fail the comparison"
+        )
+    found = "confirmed" if view.having("SUSPECT") else "found"
+    changed = [one for row in view.rows if row.judged for one in row.judged.operations]
+    what = "no row" if any(one.delta > 0 for one in changed) else "nothing"
+    return "; ".join([f"{what} {found} slower", *rest])
+
+
+def _named(view: Readable, *verdicts: Verdict) -> list[str]:
+    """For each verdict that rows have how many, and the first of them."""
+    return [
+        f"{len(rows):,} {verdict.lower()}: "
+        + first_names([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
+        for verdict in verdicts
+        if (rows := view.having(verdict))
+    ]
+
+
+def first_names(names: Sequence[str], most: int = LISTED) -> str:
+    """The first of these, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def decided(view: Readable) -> str:
+    """How many rows have a verdict, and which; how many have none."""
+    rows = [row.judged for row in view.rows if row.judged]
+    clear, still_open = (
+        Counter(_kind(row) for row in rows if row.decided == whether) for whether in (True, False)
+    )
+    what = f"{clear.total():,} of {counted(view.comparison.total, 'row')} decided"
+    words = [f"{what}: {', '.join(_counts(clear))}" if clear else what, *_counts(still_open)]
+    mdes = [row.mde or math.inf for row in rows if row.verdict == "INCONCLUSIVE"]
+    known = sorted(mde for mde in mdes if math.isfinite(mde))
+    if known:
+        would = f"only changes above {_range(known)} would be detected"
+        words = [f"{w}: {would}" if w.endswith(TOLD["INCONCLUSIVE"]) else w for w in words]
+    if view.comparison.dropped:
+        words.append(f"{view.comparison.dropped:,} dropped for --budget")
+    return "; ".join(words)
+
+
+def _kind(row: Judged) -> tuple[int, str]:
+    """The verdict of a row in words, after its place in the order of verdicts."""
+    unfit = ", not fit to gate" if row.spared and row.verdict in DECIDED else ""
+    return ORDER.index(row.verdict), TOLD.get(row.verdict, row.verdict.lower()) + unfit
+
+
+def _counts(kinds: Counter[tuple[int, str]]) -> list[str]:
+    return [f"{kinds[kind]:,} {kind[1]}" for kind in sorted(kinds)]
+
+
+def _range(shares: Sequence[float]) -> str:
+    """The ends of sorted shares, or the one that both are."""
+    return " to ".join(dict.fromkeys(percent(share) for share in (shares[0], shares[-1])))
+
+
+def advice(view: Readable) -> list[str]:
+    """What would decide the rows that scatter too much: by how much launches do, what more of them
+    would find, and how to make them scatter less."""
+    rows = [
+        row.judged
+        for row in view.having("INCONCLUSIVE")
+        if row.judged and row.judged.scatter is not None and math.isfinite(row.judged.scatter)
+    ]
+    if not rows:
+        return []
+    comparison = view.comparison
+    scatter = _range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
+    found = _range(sorted(math.expm1(_found_by_more(row)) for row in rows))
+    what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
+    apart = "pairs of launches" if comparison.paired else "launches"
+    unpinned = not comparison.base.policy.pin
+    on_cpu = {"gloo", "mpi"}.issuperset(row.case.backend for row in rows)
+    remedies = ["pin ranks (pin = true)"] * unpinned + ["use an idle machine"]
+    remedies += ["measure with --backend shm"] * on_cpu
+    return [f"{apart} scatter by {scatter}: {what} would find {found}; {', or '.join(remedies)}"]
+
+
+def _found_by_more(row: Judged) -> float:
+    """The smallest change in log time that more launches, scattering alike, would find."""
+    scatter = row.scatter or 0.0
+    if row.pairs:
+        return paired.smallest_change(scatter, row.pairs + MORE_PAIRS)
+    sides = [side.launches + FEWEST_UNPAIRED for side in (row.base, row.head) if side]
+    return paired.smallest_unpaired_change(scatter, sides[0], sides[-1])
+
+
+def undecided(view: Readable) -> dict[str, list[str]]:
+    """Names of the rows without a verdict, and what one would take, by the reason; reasons that
+    differ in figures only are one, told as of the first row."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for row in view.having(*UNDECIDED):
+        if row.judged:
+            told, more = _open(row.judged), row.judged.why.partition("; ")[0]
+            name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
+            found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
+    return dict(found.values())
+
+
+def _open(row: Judged) -> str:
+    """The reason why a row has no verdict."""
+    if row.verdict != "INCONCLUSIVE":
+        return f"{row.verdict.lower()}: {row.why}"
+    reason = describe_open(row)
+    return "launches scatter too much" if reason == NOISY else reason
+
+
+def reasons(view: Readable, listed: bool = False) -> list[str]:
+    """A line for each reason, most frequent first, with the first of its rows; without these where
+    all rows are ``listed`` anyway and the reason is one."""
+    found = sorted(undecided(view).items(), key=lambda item: -len(item[1]))
+    told = any(TELLS in name for _, names in found for name in names)
+    alone = listed and len(found) == 1 and not told
+    return [
+        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}"
+        + ("" if alone else f": {first_names(names, LISTED)}")
+        for why, names in found
+    ] + advice(view)
+
+
+def left_out(view: Readable, dropped: bool) -> list[str]:
+    """A line for each reason for which rows were not measured on both sides, with the first of
+    them: those ``dropped`` for --budget, or the others."""
+    names = skipped_names(view.comparison)
+    rows = [row for row in view.comparison.skipped if row.dropped == dropped]
+    by_reason = names_by_reason((row.case, row.reason, names[row.key]) for row in rows)
+    return [
+        f"{counted(len(found), 'row')} {short(reason, 300)} ({first_names(found)})"
+        for reason, found in by_reason.items()
+    ]
+
+
+def names_by_reason(rows: Iterable[tuple[Case, str, str]]) -> dict[str, list[str]]:
+    """Names of rows by the reason why they are left out; reasons that differ in the name of the
+    collective only are one."""
+    reasons: dict[str, set[str]] = {}
+    names: dict[str, list[str]] = {}
+    for case, reason, name in rows:
+        general = reason.replace(case.collective, "the collective")
+        reasons.setdefault(general, set()).add(reason)
+        names.setdefault(general, []).append(name)
+    return {
+        (general if len(reasons[general]) > 1 else reasons[general].pop()): found
+        for general, found in names.items()
+    }
+
+
+def skipped_names(comparison: Comparison) -> Mapping[str, str]:
+    """Names of the rows that are not compared, by key."""
+    cases = [row.case for row in comparison.rows] + [row.case for row in comparison.skipped]
+    names = labels(comparison, cases)
+    return {row.key: names[row.case].text for row in comparison.skipped}
+
+
+def unrepeated(rows: Sequence[Shown]) -> list[Shown]:
+    """These rows without the reason for no verdict where several have the same: it stands once, in
+    ``reasons``."""
+    told = Counter(why for row in rows if (why := _told_below(row)))
+    return [
+        row._replace(why=_why(row.judged, "")) if row.judged and told[_told_below(row)] > 1 else row
+        for row in rows
+    ]
+
+
+def _told_below(row: Shown) -> str:
+    """The whole reason of a row that ``reasons`` tells whole."""
+    if not (row.judged and row.verdict in UNDECIDED):
+        return ""
+    why = row.judged.why
+    return why if _open(row.judged).endswith(why) else ""
+
+
+def operations(view: Readable) -> list[str]:
+    """A line for each step of which single operations changed, with the first of them."""
+    lines = []
+    for row in view.rows:
+        each = row.judged.operations if row.judged else []
+        for slower in (True, False):
+            names = [_operation(one) for one in each if (one.delta > 0) == slower]
+            if names:
+                word = "slower" if slower else "faster"
+                lines.append(f"{word} in {row.row}: {first_names(names, NAMED)}")
+    return lines
+
+
+def _operation(one: Compared) -> str:
+    """An operation with its change, as in bucket 3 (op 7, all_reduce 25 MiB) +12% [8, 16]."""
+    name = one.of.partition(":")[0]
+    about = f"op {one.at}, {one.kind} {size(one.nbytes)}"
+    told = f"{short(name, 40)} ({about})" if name else about
+    ends = f"[{signed(one.lo).rstrip('%')}, {signed(one.hi).rstrip('%')}]"
+    return f"{told} {signed(one.delta)} {ends}{'' if one.confirmed else ', not measured again'}"
+
+
+def history(view: Readable) -> list[str]:
+    """How often A/A experiments on this machine raised a false alarm, where that is known."""
+    about, what = view.alarms, "A/A (both sides the same) on this machine"
+    if about is None:
+        return []
+    if not about.experiments:
+        return ["no A/A check of this machine yet (collbench ab --aa)"]
+    older = f", {about.older:,} older ones not judged" if about.older else ""
+    undecided = f", {about.undecided:,} more undecided" if about.undecided else ""
+    return [
+        f"{what}: {counted(about.experiments, 'experiment')}, {counted(about.rows, 'row')},"
+        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
+        f" last {about.last}{older}"
+    ]
+
+
+def change(row: Judged | Aggregate) -> str:
+    """A change with its interval, +11.4% [+9.8, +13.1]; ~ [-2.1, +1.6] where zero is inside it."""
+    if row.delta is None:
+        return "-"
+    mean_alone = isinstance(row, Aggregate) and math.isinf(row.hi)  # no row has an interval
+    if row.lo is None or row.hi is None or mean_alone:
+        return signed(row.delta)
+    middle = "~" if row.lo <= 0 <= row.hi else signed(row.delta)
+    return f"{middle} [{signed(row.lo).rstrip('%')}, {signed(row.hi).rstrip('%')}]"
+
+
+def _side(side: Side | None) -> str:
+    return f"{duration(side.median)} ±{percent(side.half)}" if side else "-"
+
+
+def _why(row: Judged, reason: str) -> str:
+    """Evidence of a verdict, its reason where the figures do not say it, and the flags."""
+    sides = [side for side in (row.base, row.head) if side]
+    launches = (
+        str(row.pairs)
+        if row.pairs
+        else "+".join(str(side.launches) for side in sides if len(sides) == 2)
+    )
+    flags = dict.fromkeys(flag for side in sides for flag in side.flags if flag not in row.why)
+    parts = [
+        " ".join(
+            [
+                *([f"p={row.p:.2g}"] if row.p is not None else []),
+                *([f"n={launches}"] if launches else []),
+            ]
+        ),
+        reason,
+        " ".join(flags),
+    ]
+    return short("; ".join(filter(None, parts)), 300)

@@ -1,0 +1,498 @@
+"""What a night's records say of data, ranks, GPUs and hosts: each check looks at all of them, and
+says what it saw."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, plain
+from collbench.features.health.findings import Evidence, Finding, Severity, Subject
+from collbench.features.health.night import Night, NightRecord, broken, evidence, several, where
+from collbench.features.health.pairs import judgement as uniformity
+from collbench.records.choice import worded
+from collbench.records.derive import NO_SAMPLE, names_ranks
+from collbench.records.stats import NAMING
+from collbench.records.types import GpuState
+from collbench.suite.case_words import describe_case
+
+SHOWN = 10  # pieces of evidence of one finding
+
+LATE_ROWS, LATE_SHARE = (
+    3,
+    0.25,
+)  # records that name a rank (each errs once in a thousand) before the night does
+
+BY_LATENESS = ("skewed!", "invalid!")  # flags that a late rank itself brings about
+
+CLOCK = 0.90  # of the median of its kind: a GPU below was held back
+
+RANK = re.compile(r"\branks? (\d+)\b(?!, \d| and)")
+
+
+class Looked(NamedTuple):
+    """What a check saw. ``missing`` says why it had nothing to look at; ``idle``: that nothing here
+    is its business."""
+
+    note: str = ""
+    findings: Sequence[Finding] = ()
+    missing: str = ""
+    idle: str = ""
+
+
+class Rising(NamedTuple):
+    """A field of GpuState that should not rise while collectives run."""
+
+    field: str
+    severity: Severity
+    what: str
+    advice: str
+
+
+COUNTERS = (
+    Rising(
+        "xid",
+        "critical",
+        "Xid",
+        "look the number up in NVIDIA's Xid table and dmesg; drain the host",
+    ),
+    Rising("ecc", "critical", "uncorrected ECC errors", "drain the host; reset or replace the GPU"),
+    Rising(
+        "nvlink_errors",
+        "warning",
+        "NVLink or xGMI errors",
+        "nvidia-smi nvlink -e, or amd-smi metric --ecc-blocks; reseat or replace baseboard or GPU",
+    ),
+    Rising(
+        "pcie_replays",
+        "hint",
+        "PCIe replays",
+        "nvidia-smi -q -d PCIE, amd-smi metric --pcie; see riser, cable and slot if they go on",
+    ),
+)
+
+
+def data(night: Night) -> Looked:
+    """Every element that came out wrong, by the rank that has the first of each case."""
+    checked = sum(told.record.checked for told in night.records)
+    wrong = [told for told in night.records if told.record.status == "wrong"]
+    if not checked and not wrong:
+        return Looked(missing="nothing verified yet")
+    by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
+    for told in wrong:
+        first = told.record.first_wrong
+        by_subject[
+            where(told.world, first.rank) if first else Subject("cluster", "unknown rank")
+        ].append(told)
+    return Looked(
+        f"{checked:,} elements of {counted(len(night.records), 'record')} compared bit for bit",
+        [_wrong(subject, members) for subject, members in by_subject.items()],
+    )
+
+
+def _wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
+    shown = [
+        evidence(
+            told,
+            f"element {first.index} at rank {first.rank}{' ' * bool(first.when)}{first.when}",
+            first.got,
+            first.expected,
+        )
+        for told in members[:SHOWN]
+        if (first := told.record.first_wrong)
+    ]
+    total = sum(told.record.wrong or 0 for told in members)
+    return Finding(
+        check="data",
+        severity="critical",
+        subject=subject,
+        sure=1.0,
+        evidence=shown,
+        what=f"received wrong data: {counted(total, 'element')} in {_cases(members)}",
+        advice=(
+            "take the host out of service: memory, GPU or link corrupts data. A case with few ranks"
+            " tells which"
+        ),
+    )
+
+
+def repeatability(night: Night) -> Looked:
+    """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
+    launches."""
+    by_case: dict[str, list[NightRecord]] = defaultdict(list)
+    for told in night.records:
+        if told.record.bits:
+            by_case[told.record.case.key].append(told)
+    if not by_case:
+        return Looked(
+            missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"
+        )
+    launches = max(map(len, by_case.values()))
+    apart: dict[str, list[NightRecord]] = defaultdict(list)
+    for members in by_case.values():
+        if len({digest for told in members for digest in told.record.bits}) > 1:
+            apart[members[0].record.case.label] += members
+    note = (
+        f"sums of {counted(len(by_case), 'case')} by two calls in each of"
+        f" {counted(launches, 'launch')}"
+    )
+    return Looked(note, [_unlike(label, members) for label, members in apart.items()])
+
+
+def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
+    cases = dict.fromkeys(msgspec.structs.replace(told.record.case, cycle=0) for told in every)
+    calls = any(len(told.record.bits) > 1 for told in every)
+    chosen = {worded(told.record.chose) for told in every} - {""}
+    why = f"; the library chose {several(sorted(chosen))}" if len(chosen) > 1 else ""
+    return Finding(
+        check="repeatability",
+        severity="hint",
+        subject=Subject("collective", label),
+        what=(
+            "adds the same floats up to other bits"
+            f" {'call by call' if calls else 'launch by launch'}, in"
+            f" {several(map(describe_case, cases))}{why}"
+        ),
+        advice=(
+            "its order of adding changes: fix algorithm and ranks' places for results that can be"
+            " repeated. If nothing changes there, suspect memory or links"
+        ),
+        evidence=[evidence(told, "digest", ", ".join(told.record.bits)) for told in every[:SHOWN]],
+    )
+
+
+def completeness(night: Night) -> Looked:
+    """Cases that hung, died or raised, and runs that did not come to their end."""
+    failed = [told for told in night.records if told.record.status == "failed"]
+    empty = sum(told.record.note.startswith(NO_SAMPLE) for told in failed)
+    by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
+    for told in failed:
+        if not told.record.note.startswith(NO_SAMPLE):
+            by_subject[_accused(told)].append(told)
+    findings = [
+        Finding(
+            check="completeness",
+            severity="critical",
+            subject=subject,
+            what=f"is where {counted(len(members), 'case')} failed: {_cases(members)}",
+            advice=(
+                "see dmesg and the processes of that host; collbench run --resume measures what is"
+                " missing"
+            ),
+            evidence=[
+                evidence(told, "failed", plain(told.record.note)) for told in members[:SHOWN]
+            ],
+        )
+        for subject, members in by_subject.items()
+    ]
+    short = [why for file in night.files if (why := _short(file.end, file.run.id))]
+    if short and not findings:
+        return Looked(missing=several(short))
+    skipped = Counter(told.record.note for told in night.records if told.record.status == "skipped")
+    note = (
+        f"{counted(len(night.records) - skipped.total(), 'case')} of"
+        f" {counted(len(night.files), 'run')} ended"
+    )
+    note += f"; {counted(empty, 'case')} without a valid sample" * bool(empty)
+    note += "".join(f"; {times:,} skipped: {plain(why)}" for why, times in skipped.most_common(2))
+    return Looked(note, findings)
+
+
+def _cases(members: Iterable[NightRecord]) -> str:
+    return several(dict.fromkeys(describe_case(told.record.case) for told in members))
+
+
+def _short(end: Any, name: str) -> str:
+    if end is None:
+        return f"{name} was cut short: its file has no end"
+    return (
+        f"{name} ended with {end.exit}: {plain(end.note)}"
+        if end.exit not in (Exit.OK, Exit.WRONG_DATA)
+        else ""
+    )
+
+
+def _accused(told: NightRecord) -> Subject:
+    """The one rank that the note of a failed record names, if it names one."""
+    ranks = set(RANK.findall(told.record.note))
+    return (
+        where(told.world, int(ranks.pop()))
+        if len(ranks) == 1
+        else Subject("cluster", "no one rank alone")
+    )
+
+
+def stragglers(night: Night) -> Looked:
+    """Ranks that come late to what all wait for, and ranks that come in time and leave last, which
+    are two faults."""
+    telling = [
+        t
+        for t in night.records
+        if t.row
+        and not broken(t.row.flags, BY_LATENESS)
+        and names_ranks(t.record, t.world, t.row.lateness)
+    ]
+    if not telling:
+        return Looked(
+            missing=(
+                "no record says when each rank came (ranks on cores of their own, collectives that "
+                f"synchronise, {NAMING} samples)"
+            )
+        )
+    late = _named(
+        telling, "stragglers", lambda told: told.row.late_rank if told.row else None, *LATE
+    )
+    timed = [t for t in telling if t.row and t.row.t_glob is not None]  # on one clock
+    slow = _named(timed, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW)
+    return Looked(f"when each rank came: {counted(len(telling), 'record')}", [*late, *slow])
+
+
+LATE = (
+    "comes late: others wait for it before the collective begins",
+    (
+        "look at what else runs on its cores, at its clocks and at its NUMA placement; its links"
+        " are not at fault"
+    ),
+)
+
+SLOW = (
+    "comes in time and leaves last: its transfers take longer",
+    "look at its link: rate and errors of NIC, cable and port; collbench pairs measures it alone",
+)
+
+
+def _named(
+    telling: Sequence[NightRecord],
+    check: str,
+    ask: Callable[[NightRecord], int | None],
+    what: str,
+    advice: str,
+) -> list[Finding]:
+    """The ranks that enough records name: by chance each names one in a thousand."""
+    by_rank: dict[Subject, list[NightRecord]] = defaultdict(list)
+    for told in telling:
+        rank = ask(told)
+        if rank is not None:
+            by_rank[where(told.world, rank)].append(told)
+    return [
+        Finding(
+            check=check,
+            severity="warning",
+            subject=subject,
+            advice=advice,
+            what=f"{what}, in {len(members):,} of {counted(len(telling), 'record')}",
+            sure=_sure(len(members), len(telling)),
+            evidence=[
+                evidence(
+                    told,
+                    f"median lateness of rank {ask(told)}",
+                    _lateness(told, ask(told)),
+                    "0",
+                    "µs",
+                )
+                for told in members[:SHOWN]
+            ],
+        )
+        for subject, members in by_rank.items()
+        if len(members) >= max(LATE_ROWS, LATE_SHARE * len(telling))
+    ]
+
+
+def _sure(times: int, among: int) -> float:
+    """That it is not chance which named a rank so often, one record in a thousand at most being
+    wrong: a bound, as of k things in n there are at most (e n / k)^k choices."""
+    return max(0.0, 1 - (math.e * among / times * 0.001) ** times)
+
+
+def _lateness(told: NightRecord, rank: int | None) -> float | str:
+    members = list(told.record.case.members)
+    late = told.row.lateness if told.row else ()
+    place = members.index(rank) if rank in members else len(late)
+    return round(late[place] / 1000, 1) if place < len(late) else "unknown"
+
+
+def pairs(night: Night) -> Looked:
+    """Hosts, ranks and links that stand out among pairs of ranks measured alike."""
+    matrices = [(file, uniformity.matrix(file)) for file in night.files]
+    measured = [file for file, matrix in matrices if matrix]
+    if not measured:
+        return Looked(missing="no run measured pairs of ranks: collbench pairs does")
+    few = not any(matrix and uniformity.is_comparable(matrix, {}) for _, matrix in matrices)
+    found = []
+    for file in measured:
+        crowded = any(
+            world.oversubscribed for world in file.worlds
+        )  # then pairs disturb each other
+        found += [
+            msgspec.structs.replace(
+                one, check="pairs", severity="hint" if crowded else one.severity
+            )
+            for one in uniformity.judge(file)
+        ]
+    missing = "too few pairs of ranks for one to stand out" if few else ""
+    note = f"pairs of {counted(len(measured), 'run')} held against each other"
+    return Looked(note, found, missing)
+
+
+def gpus(night: Night) -> Looked:
+    """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
+    states = [
+        (told, rank, state) for told in night.records for rank, state in enumerate(told.record.gpus)
+    ]
+    if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
+        return Looked(idle="no GPU took part")
+    if not states:
+        return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
+    by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
+    for told, rank, state in states:
+        by_gpu[_gpu(told, rank, state)].append((told, state))
+    findings = [
+        found
+        for subject, seen in by_gpu.items()
+        for found in (*_risen(subject, seen), *_held(subject, seen))
+    ]
+    return Looked(
+        f"{counted(len(by_gpu), 'GPU')} watched in {counted(len(states), 'reading')}",
+        [*findings, *_slow_clocks(by_gpu)],
+    )
+
+
+def _gpu(told: NightRecord, place: int, state: GpuState) -> Subject:
+    """States stand in the order of ranks, unless some rank's GPU says nothing."""
+    whole = told.world is not None and len(told.record.gpus) == told.world.n
+    members = told.record.case.members
+    subject = (
+        where(told.world, members[place] if place < len(members) else place) if whole else None
+    )
+    return (
+        subject
+        if subject and subject.kind == "gpu"
+        else Subject("gpu", f"GPU {state.index}, {plain(state.name)}")
+    )
+
+
+def _risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
+    found = []
+    for counter in COUNTERS:
+        values = [(told, value) for told, state in seen if (value := getattr(state, counter.field))]
+        if values:
+            total = (
+                f"Xid {values[-1][1]}"
+                if counter.field == "xid"
+                else f"{sum(v for _, v in values):,} {counter.what}"
+            )
+            found.append(
+                Finding(
+                    check="gpus",
+                    severity=counter.severity,
+                    subject=subject,
+                    what=f"{total} while collectives ran",
+                    advice=counter.advice,
+                    sure=1.0,
+                    evidence=[
+                        evidence(told, counter.what, value, "0") for told, value in values[:SHOWN]
+                    ],
+                )
+            )
+    return found
+
+
+def _held(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
+    reasons = Counter(reason for _, state in seen for reason in state.throttle)
+    if not reasons:
+        return []
+    spoils = any(state.is_held_back for _, state in seen)
+    severity: Severity = "warning" if spoils else "hint"
+    hot = max((state.celsius for _, state in seen if state.celsius is not None), default=None)
+    shown = [
+        evidence(told, "held back by", ", ".join(state.throttle))
+        for told, state in seen
+        if state.throttle
+    ]
+    words = several(
+        f"{plain(reason)} in {times:,} readings" for reason, times in reasons.most_common()
+    )
+    return [
+        Finding(
+            check="gpus",
+            severity=severity,
+            subject=subject,
+            sure=1.0,
+            evidence=shown[:SHOWN],
+            what=f"was held back: {words}" + (f", at most {hot} °C" if hot is not None else ""),
+            advice="look at cooling, power supply and power limits: nvidia-smi -q -d PERFORMANCE",
+        )
+    ]
+
+
+def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]]) -> list[Finding]:
+    """GPUs whose clock stays below 90 % of the median of their kind."""
+    clocks = {
+        (subject, seen[0][1].name): statistics.median(known)
+        for subject, seen in by_gpu.items()
+        if (known := [state.sm_mhz for _, state in seen if state.sm_mhz])
+    }
+    found = []
+    for (subject, name), mhz in clocks.items():
+        usual = statistics.median(other for (_, kind), other in clocks.items() if kind == name)
+        if mhz < CLOCK * usual:
+            run = by_gpu[subject][0][0].file.run.id
+            shown = Evidence(what="median SM clock", value=mhz, expected=usual, unit="MHz", run=run)
+            found.append(
+                Finding(
+                    check="gpus",
+                    severity="warning",
+                    subject=subject,
+                    evidence=[shown],
+                    what=f"runs at {mhz / usual:.0%} of the clock of other {plain(name)}",
+                    advice=(
+                        "compare its clock and power limits with another's: nvidia-smi -q -d CLOCK"
+                    ),
+                )
+            )
+    return found
+
+
+def alike(night: Night) -> Looked:
+    """Whether the hosts of a world agree in all that decides performance."""
+    several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
+    if not several_hosts:
+        return Looked(idle="one host")
+    found: dict[Subject, Finding] = {}
+    for file, world in several_hosts:
+        usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
+        model = next(info for info in world.hosts if info.fingerprint == usual)
+        for info in world.hosts:
+            apart = [key for key in info.differs if info.differs.get(key) != model.differs.get(key)]
+            if info.fingerprint != usual and apart:
+                shown = [
+                    Evidence(
+                        what=plain(key),
+                        value=plain(str(info.differs[key])),
+                        run=file.run.id,
+                        expected=plain(str(model.differs.get(key))),
+                    )
+                    for key in apart[:SHOWN]
+                ]
+                subject = Subject("host", info.host)
+                found.setdefault(
+                    subject,
+                    Finding(
+                        check="alike",
+                        severity="hint",
+                        subject=subject,
+                        evidence=shown,
+                        sure=1.0,
+                        what=f"is not like most hosts: {several(map(plain, apart))}",
+                        advice="bring it to the state of the others, or expect its speed to differ",
+                    ),
+                )
+    hosts = {info.host for _, world in several_hosts for info in world.hosts}
+    return Looked(f"{counted(len(hosts), 'host')} compared", list(found.values()))

@@ -1,0 +1,233 @@
+"""Tonight against the nights before: a gate that fresh launches confirm, changes of level, and
+creep."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from collbench.core.text import counted, duration
+from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.history import gates
+from collbench.features.health.history import nights as nights_
+from collbench.features.health.history.gates import LEARNING, PAST, RERUNS
+from collbench.features.health.history.levels import WINDOW
+from collbench.features.health.history.outlook import Outlook, outlook
+from collbench.features.health.night import Night, Timing
+from collbench.records import stats
+from collbench.records.case_rows import gather, smallest_change
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+from collbench.suite.case_words import describe_case
+
+if TYPE_CHECKING:
+    from collbench.features.health.history.storage import Book
+
+
+ADVICE = (
+    "collbench history trend shows what changed when; if it is meant to be: collbench history"
+    " baseline accept"
+)
+
+
+Fresh = Callable[[Sequence[Case]], Night]  # launches these cases again, at once
+
+
+class Known(NamedTuple):
+    """What the history holds of tonight's rows: all nights of this machine with tonight, what
+    became of their levels, and by key the smallest change that matters."""
+
+    series: Sequence[nights_.Series]
+    outlook: Outlook
+    taus: Mapping[str, float]
+
+
+def known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
+    """What ``book`` says of these runs, of one night, which are added to it; nothing of later
+    nights. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
+    for file in files:
+        book.add(file, machine)
+    machine, tonight, taus = (
+        machine or nights_.machine(files[0]),
+        nights_.nights_of(files),
+        _taus(files),
+    )
+    last = max((night.day for night in tonight.values()), default="")
+    series = [
+        one.until(last)
+        for one in book.series(machine)
+        if one.key in tonight and one.nights[0].day <= last
+    ]
+    return Known(series, outlook(machine, series, book.anchors(machine, last), taus=taus), taus)
+
+
+class Candidate(NamedTuple):
+    """A row that is too slow tonight, beside its past. ``median`` is the night's in the history,
+    which rests on launches between two modes, too."""
+
+    timing: Timing
+    median: float
+    past: Sequence[float]
+    tau: float
+    gate: gates.Gate
+
+
+def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
+    """Rows slower than in the last nights, levels that rose and stand, and rows that crept away
+    from their anchor."""
+    tonight, timings = (
+        nights_.nights_of(night.files),
+        {case.key: timing for case, timing in night.timings.items()},
+    )
+    judged: Counter[str] = Counter()
+    candidates, most = [], 0
+    for series in known.series:
+        own, timing = tonight.get(series.key), timings.get(series.key)
+        if own is None or timing is None or not own.valid:
+            continue
+        before = nights_.past(series, own)
+        gate = gates.gate(before, own.value, known.taus[series.key])
+        judged[gate.state] += 1
+        most = max(most, gate.nights)
+        if gate.state == "candidate":
+            tau, median = known.taus[series.key], math.exp(own.value)
+            candidates.append(Candidate(timing, median, before, tau, gate))
+    if not judged:
+        return Looked(missing=f"no row of {counted(RERUNS, 'launch')} or more is in the history")
+    findings = [
+        *_confirmed(candidates, fresh),
+        *_shifted(known.outlook),
+        *_crept(known.outlook, timings),
+    ]
+    if judged.total() == judged["learning"]:
+        why = (
+            f"needs {LEARNING} earlier nights of a row since its last change; no row has"
+            f" {f'more than {most}' if most else 'any'} so far"
+        )
+        return Looked(missing=why, findings=findings)
+    note = f"{counted(judged.total(), 'row')} against up to {PAST} nights"
+    return Looked(
+        note + f"; {judged['learning']} still learning" * bool(judged["learning"]), findings
+    )
+
+
+def _taus(files: Sequence[RunFile]) -> dict[str, float]:
+    """The largest that any of the runs which have a row asks for, by its key."""
+    found: dict[str, float] = {}
+    for file in files:
+        for key, row in gather([file], False, lambda _, case: case.key).items():
+            own = file.run.suite.tau(row.case, smallest_change(row, file.run.environment))
+            found[key] = max(own, found.get(key, 0.0))
+    return found
+
+
+def _confirmed(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Finding]:
+    """Only what is slow again in fresh launches is slow: on one night in many, some row is by
+    chance."""
+    if not candidates or fresh is None:
+        return [
+            _slower(one, one.gate, "hint", "one night, not measured again (--rerun)")
+            for one in candidates
+        ]
+    again = fresh([one.timing.case for one in candidates])
+    found = []
+    for one in candidates:
+        timing = again.timings.get(one.timing.case)
+        telling = len(timing.medians) if timing else 0
+        if timing is None or telling < RERUNS:
+            found.append(
+                _slower(
+                    one, one.gate, "hint", f"measured again, with {telling} launches that count"
+                )
+            )
+            continue
+        values = [math.log(median) for median in timing.medians.values()]
+        verdict = gates.confirm(one.past, values, one.tau)
+        if verdict.state == "alarm":
+            found.append(
+                _slower(one, verdict, "warning", f"and again in {len(values)} fresh launches")
+            )
+    return found
+
+
+def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
+    usual = math.exp(stats.median(one.past[-PAST:]))
+    shown = Evidence(
+        what=f"{describe_case(one.timing.case)}: median",
+        value=duration(one.median),
+        expected=duration(usual),
+        run=one.timing.run,
+        case=one.timing.case.key,
+    )
+    return Finding(
+        check="history",
+        severity="warning" if severity == "warning" else "hint",
+        evidence=[shown],
+        since="tonight",
+        subject=Subject("collective", describe_case(one.timing.case)),
+        what=(
+            f"takes {gate.delta:.1%} longer than in the last {gate.nights} nights (z {gate.z:.1f}),"
+            f" {how}"
+        ),
+        advice="look at the other findings and at collbench pairs for who is at fault",
+    )
+
+
+def _shifted(whole: Outlook) -> list[Finding]:
+    """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
+    found = []
+    for shift in whole.changed:
+        if shift.standing and shift.delta > 0:
+            rows = [
+                Evidence(
+                    what=f"{describe_case(row.case)}: nights",
+                    value=len(row.nights),
+                    run=row.nights[-1].runs[-1],
+                    case=row.key,
+                )
+                for row in shift.stands
+            ]
+            kind = "part" if shift.stands[0].case.table.together else "size"
+            more = f" and {counted(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
+            cases = describe_case(shift.stands[0].case) + more
+            found.append(
+                Finding(
+                    check="history",
+                    severity="warning",
+                    subject=Subject("collective", cases),
+                    since=shift.day,
+                    what=f"takes {shift.delta:.1%} longer",
+                    advice=ADVICE,
+                    evidence=rows,
+                    sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
+                )
+            )
+    return found
+
+
+def _crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
+    found = []
+    for series in whole.series:
+        drift, timing = whole.creeping.get(series.key), timings.get(series.key)
+        if drift and timing:
+            found.append(
+                Finding(
+                    check="history",
+                    severity="warning",
+                    subject=Subject("collective", describe_case(timing.case)),
+                    advice=ADVICE,
+                    what=(
+                        f"crept to {drift.delta:.1%} above its anchor, by the last {drift.nights}"
+                        " nights"
+                    ),
+                    evidence=[
+                        Evidence(
+                            what="nights", value=len(series.nights), run=timing.run, case=series.key
+                        )
+                    ],
+                )
+            )
+    return found

@@ -1,0 +1,157 @@
+"""What a night's runs say of network ports: their state, and the errors that they counted between
+launches."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from collbench.core.text import counted, plain
+from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.night import Night
+from collbench.machine.topology import RDMA_ERRORS, RETRIES
+
+CONGESTED = (
+    "port_xmit_discards",
+    "rx_missed_errors",
+    *RETRIES,
+)  # rise where nothing is broken, too
+
+
+def ports(night: Night) -> Looked:
+    """State and rate of the first host's InfiniBand and RoCE ports."""
+    environments = [file.run.environment for file in night.files]
+    known = [(file, port) for file in night.files for port in _ports(file.run.environment)]
+    if not known:
+        return Looked(
+            missing="no InfiniBand or RoCE port is recorded" if environments else "no run"
+        )
+    findings = {}
+    for file, port in known:
+        alike = [_rate(other["rate"]) for _, other in known if _kind(other) == _kind(port)]
+        down = "ACTIVE" not in str(port.get("state"))
+        slow = 0 < _rate(port["rate"]) < max(alike)
+        if down or slow:
+            subject = Subject("link", f"{file.run.environment.get('host')}: {port['name']}")
+            shown = [
+                Evidence(
+                    what="port",
+                    value=f"{port.get('state')}, {port.get('rate')}",
+                    run=file.run.id,
+                    expected=f"ACTIVE, {max(alike):g} Gb/s",
+                )
+            ]
+            findings[subject] = Finding(
+                check="ports",
+                severity="warning" if slow and not down else "hint",
+                subject=subject,
+                evidence=shown,
+                what=(
+                    "is down"
+                    if down
+                    else "runs below the rate of other ports of its kind on this host"
+                ),
+                sure=1.0,
+                advice="ibstat; look at cable, transceiver and switch port",
+            )
+    return Looked(
+        f"{counted(len({port['name'] for _, port in known}), 'port')} of one host",
+        list(findings.values()),
+    )
+
+
+def counters(night: Night) -> Looked:
+    """Errors that network ports counted from the first launch's start to the last one's, by host
+    and port."""
+    files = sorted(night.files, key=lambda file: file.run.started)
+    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for host, counts in (
+        of_host for file in files for world in file.worlds for of_host in world.counters.items()
+    ):
+        for name, value in counts.items():
+            seen[host, name].append(value)
+    if not seen:
+        return Looked(
+            missing="hosts have no network port that counts errors, or these runs do not tell"
+        )
+    if max(map(len, seen.values())) < 2:
+        return Looked(missing="needs a second launch, to see whether error counters rose")
+    by_port: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    full = []
+    for (host, name), values in seen.items():
+        port, counter = name.rsplit(" ", 1)
+        if rise := _rise(values):
+            by_port[host, port][counter] = rise
+        elif values[-1] == RDMA_ERRORS.get(counter):
+            full.append(_full(f"{plain(host)}: {plain(port)}", counter, values[-1]))
+    found = [
+        _counted(": ".join(map(plain, port)), rises, files[-1].run.id)
+        for port, rises in by_port.items()
+    ]
+    hosts = {host for host, _ in seen}
+    return Looked(
+        f"{counted(len(seen), 'counter')} of {counted(len(hosts), 'host')}", [*found, *full]
+    )
+
+
+def _full(port: str, counter: str, most: int) -> Finding:
+    return Finding(
+        check="counters",
+        severity="hint",
+        subject=Subject("link", port),
+        sure=1.0,
+        what=f"has {counter} at {most:,}, where it stops counting: what came since, nobody knows",
+        advice="perfquery -R sets the port's counters to 0",
+    )
+
+
+def _rise(values: Sequence[int]) -> int:
+    """Increase of a counter; what it counts now where it was reset meanwhile."""
+    return sum(
+        later - earlier if later >= earlier else later for earlier, later in pairwise(values)
+    )
+
+
+def _counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
+    grave = any(counter not in CONGESTED for counter in rises)
+    return Finding(
+        check="counters",
+        severity="warning" if grave else "hint",
+        subject=Subject("link", port),
+        sure=1.0,
+        what="counted "
+        + ", ".join(f"{rise:,} {plain(counter)}" for counter, rise in rises.items()),
+        advice=(
+            "ethtool -S or perfquery; reseat or replace cable and transceiver, then look at the"
+            " switch's port"
+            if grave
+            else "congestion does that, too: look at routes, flow control and what else ran"
+        ),
+        evidence=[
+            Evidence(what=plain(counter), value=float(rise), expected=0.0, run=run)
+            for counter, rise in rises.items()
+        ],
+    )
+
+
+def _ports(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    rdma = facts.get("rdma")
+    for name, port in rdma.items() if isinstance(rdma, Mapping) else ():
+        if isinstance(port, Mapping) and port.get("rate"):
+            yield {"name": plain(str(name)), **port}
+
+
+def _kind(port: Mapping[str, Any]) -> tuple[object, object]:
+    """Ports of one link layer and firmware are of one kind of adapter; a storage network's may be
+    slower."""
+    return port.get("link"), port.get("firmware")
+
+
+def _rate(text: object) -> float:
+    """Gb/s in a text such as "400 Gb/sec (4X NDR)"."""
+    match = re.match(r"\s*([\d.]+)", str(text))
+    return float(match[1]) if match else 0.0

@@ -1,0 +1,204 @@
+"""The checks of a night, as a table, and the verdict that they come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.feature import load_ordered
+from collbench.core.text import counted, plain
+from collbench.features.health.checks import expectations, guidelines, hosts, ports
+from collbench.features.health.checks.guidelines import Claim, finding, missed, testable
+from collbench.features.health.checks.hosts import Looked
+from collbench.features.health.findings import Checked, Finding, Severity, State, Verdict
+from collbench.features.health.night import LAUNCHES, Night
+from collbench.records.origins import is_fake
+from collbench.records.types import RunFile
+from collbench.show import busy
+
+RANKING: tuple[Severity, ...] = ("critical", "warning", "hint")
+
+
+GRAVE: tuple[Severity, ...] = ("critical", "warning")
+
+
+class Check(NamedTuple):
+    """``needed`` names what no verdict can do without: of each, one check at least must have had
+    something to see."""
+
+    name: str
+    look: Callable[[Night], Looked]
+    needed: str = ""
+
+
+NEEDS = {  # rows that a guideline holds against each other
+    "monotony": "two sizes of a collective, one at least twice the other",
+    "split": "two sizes of a collective, one a multiple of the other",
+    "composition": "a collective and others that together do the same, at one size",
+    "library": "a collective by native and by an algorithm, on one backend",
+    "link": "a collective and sendrecv, at one size from 1 MiB on",
+}
+
+
+def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -> Check:
+    return Check(name, partial(_hold, name, claims, advice), "times")
+
+
+def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
+    """A finding for each claim that surely does not hold; of several claims about a case, for the
+    worst alone. What was not tested is no pass."""
+    made = claims(night)
+    every = testable(made)
+    shared = f"{LAUNCHES} launches that have all rows of a claim"
+    if not every:
+        needs = f"not tested: needs {shared if made else NEEDS[name]}"
+        return Looked(missing=night.unfit if not night.fit and night.timings else needs)
+    worst = {one.claim.left.case: one for one in reversed(missed(every))}
+    note = f"{counted(len(every), 'claim')} over {LAUNCHES} launches or more"
+    left = len(made) - len(every)
+    short = f"{counted(left, 'claim')} not tested: needs {shared}" * bool(left)
+    return Looked(
+        "; ".join(filter(None, [note, short, night.unfit])),
+        [finding(name, one, advice) for one in reversed(worst.values())],
+    )
+
+
+def _link(night: Night) -> Looked:
+    """Guidelines between rows of a collective and of sendrecv; hints on one host, where there is
+    nothing but memory between ranks, and healthy libraries move it as they like."""
+    advice = "it uses links worse than sendrecv: look at channels and algorithm"
+    looked = _hold("link", guidelines.link, advice, night)
+    if night.wired:
+        return looked
+    return looked._replace(
+        findings=[msgspec.structs.replace(one, severity="hint") for one in looked.findings]
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("data", hosts.data, "data"),
+    Check("completeness", hosts.completeness, "complete runs"),
+    Check("repeatability", hosts.repeatability),
+    _guideline(
+        "monotony",
+        guidelines.monotony,
+        "more data take less time: the library changes its algorithm too late",
+    ),
+    _guideline(
+        "split", guidelines.split, "pieces are faster than the whole: so is another algorithm"
+    ),
+    _guideline(
+        "composition",
+        guidelines.composition,
+        "tune the library's choice of algorithm, or call the others",
+    ),
+    _guideline(
+        "library", guidelines.library, "let the library use that algorithm, by NCCL_ALGO or a tuner"
+    ),
+    Check("link", _link, "times"),
+    Check("expectation", expectations.check),
+    Check("stragglers", hosts.stragglers),
+    Check("pairs", hosts.pairs),
+    Check("gpus", hosts.gpus),
+    Check("ports", ports.ports),
+    Check("counters", ports.counters),
+    Check("alike", hosts.alike),
+)
+
+
+def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
+    """What a night of runs comes to; ``more`` are checks beyond CHECKS, as those that need a
+    history.
+
+    Missing data is never a pass: without findings, a night is healthy only where every need of the
+    checks was seen to.
+    """
+    night = Night(files)
+    ids = [file.run.id for file in files]
+    if night.trouble or not files:
+        return Verdict(
+            state="no verdict",
+            summary=night.trouble or "there are no runs",
+            findings=[],
+            checks=[],
+            runs=ids,
+            fake=any(map(is_fake, files)),
+            hosts=night.hosts,
+        )
+    table = load_ordered(
+        "checks", [(check.name, check) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
+    )
+    seen = [(check, check.look(night)) for check in table.values()]
+    findings = sorted(
+        (f for _, looked in seen for f in looked.findings), key=lambda f: RANKING.index(f.severity)
+    )
+    checks = [_checked(check, looked) for check, looked in seen]
+    lacking = _lacking(seen)
+    grave = [one for one in findings if one.severity in GRAVE]
+    state: State = "unhealthy" if grave else "no verdict" if lacking else "healthy"
+    return Verdict(
+        state=state,
+        summary=_summary(state, grave, lacking, checks, findings),
+        findings=findings,
+        checks=checks,
+        runs=ids,
+        injected=injected(files),
+        hosts=night.hosts,
+        ended=max(map(_ended, files)),
+        busy=busy.of_files(files),
+    )
+
+
+def injected(files: Iterable[RunFile]) -> str:
+    """The faults that were planted in these runs, in the words of --inject."""
+    found = dict.fromkeys(str(getattr(file.run.policy, "inject", "")) for file in files)
+    return ", ".join(filter(None, found))
+
+
+def _ended(file: RunFile) -> str:
+    return file.end.ended if file.end and file.end.ended else file.run.started
+
+
+def _checked(check: Check, looked: Looked) -> Checked:
+    if looked.idle and not looked.findings:
+        return Checked(check.name, "not applicable", looked.idle)
+    if looked.missing and not looked.findings:
+        return Checked(check.name, "no data", looked.missing)
+    return Checked(check.name, "found" if looked.findings else "passed", looked.note)
+
+
+def _lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
+    """What no check saw though a verdict needs it, and the first reason why."""
+    met: dict[str, bool] = {}
+    why: dict[str, str] = {}
+    for check, looked in seen:
+        blind = bool(looked.missing or looked.idle) and not looked.findings
+        if check.needed:
+            met[check.needed] = met.get(check.needed, False) or not blind
+            if blind:
+                why.setdefault(check.needed, looked.missing or looked.idle)
+    return {need: why[need] for need, satisfied in met.items() if not satisfied}
+
+
+def _summary(
+    state: State,
+    grave: Sequence[Finding],
+    lacking: dict[str, str],
+    checks: Sequence[Checked],
+    findings: Sequence[Finding],
+) -> str:
+    """One sentence: who is at fault, or what is missing, or how much was looked at."""
+    if state == "unhealthy":
+        worst = grave[0]
+        more = f"; {counted(len(grave) - 1, 'more finding')}" if len(grave) > 1 else ""
+        since = f", since {worst.since}" if worst.since else ""
+        return plain(f"{worst.sentence}{since}{more}")
+    if state == "no verdict":
+        return plain("; ".join(f"{need}: {why}" for need, why in lacking.items()))
+    passed = sum(one.outcome in ("passed", "found") for one in checks)
+    blind = sum(one.outcome == "no data" for one in checks)
+    text = f"{counted(passed, 'check')} passed, {blind:,} had no data"
+    return text + (f", {counted(len(findings), 'hint')}" if findings else "")

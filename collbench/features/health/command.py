@@ -1,0 +1,443 @@
+"""The command `health`: a night's runs, the verdict on them, and everything made of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
+from collbench.core.text import tell
+
+if TYPE_CHECKING:
+    from collbench.features.health.checks.table import Check
+    from collbench.features.health.findings import Verdict
+    from collbench.features.health.history.outlook import Outlook
+    from collbench.features.health.locate.command import Found
+    from collbench.features.health.night import Night
+    from collbench.records.types import Run, RunFile
+    from collbench.run.launch.environments import Membership
+    from collbench.show.document import Document
+    from collbench.suite.case import Case
+    from collbench.suite.sweep import Suite
+
+
+FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "line")
+
+
+HOOK_SECONDS = 60.0  # that --on-unhealthy may take
+
+
+NIGHTLY = "health"  # the tag of suites whose runs are nights
+
+
+LAUNCHES = 3  # of a case that --rerun measures again
+
+
+class AskedNight(NamedTuple):
+    """Which night is to be judged, and what is to be measured for that."""
+
+    runs: list[str] | None
+    history: str
+    no_history: bool
+    machine: str
+    rerun: bool
+    inject: str
+    ngpus: str
+    budget: str
+    locate: bool
+    tests: int | None
+    expect: Path | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        from collbench.suite import grammar
+
+        return grammar.parse_duration(self.budget, "--budget") if self.budget else None
+
+
+def health(
+    runs: list[str] | None = None,
+    output_format: str = "table",
+    out: list[Path] | None = None,
+    plotlyjs: str = "inline",
+    nagios: bool = False,
+    on_unhealthy: str = "",
+    past: str = "",
+    no_history: bool = False,
+    machine: str = "",
+    rerun: bool = False,
+    inject: str = "",
+    ngpus: str = "",
+    budget: str = "",
+    locate: bool = False,
+    tests: int | None = None,
+    expect: Path | None = None,
+    title: str = "",
+    debug: bool = False,
+) -> None:
+    """Say if a cluster is healthy; if not: who, since when, what to do.
+
+    Judges recorded runs, best those of `collbench run nightly`. Exit codes: 0 healthy; 1 unhealthy,
+    of which wrong data is a part; 3 no verdict: what is missing is said, and never counts as a
+    pass.
+    """
+    from collbench.features.health.views import health as views
+
+    asked = AskedNight(
+        runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
+    )
+    check(output_format, out or [], nagios, plotlyjs)
+    agree(asked)
+    hook, seconds = _hook(on_unhealthy), asked.seconds
+    if locate and (member := _member()) and member.rank:
+        search(tests, ngpus)  # as rank 0 says, which has the runs
+        return
+    try:
+        judged = judge(asked, seconds)
+    except CollbenchError as e:
+        if not nagios:
+            raise
+        typer.echo(views.unknown(e.message))
+        raise typer.Exit(views.UNKNOWN[0]) from e
+    if judged is not None:
+        raise typer.Exit(_say(judged, hook, output_format, out or [], plotlyjs, nagios, title))
+
+
+def agree(asked: AskedNight) -> None:
+    """Whether options go together. Raises UsageError."""
+    past = asked.history or asked.machine
+    if asked.budget and not (asked.rerun or asked.inject):
+        raise UsageError(
+            "--budget limits what --rerun measures", "add --rerun, or give it to collbench run"
+        )
+    if asked.ngpus and not (asked.inject or asked.locate):
+        raise UsageError(
+            "-g is for --inject and --locate, which measure", "a recorded run has its ranks"
+        )
+    if asked.tests and not asked.locate:
+        raise UsageError("--tests limits what --locate measures", "add --locate")
+    if asked.inject and (asked.runs or asked.rerun or asked.locate or past):
+        raise UsageError(
+            "--inject measures a night of its own, which no history takes",
+            "leave runs, --rerun, --locate, --history and --machine out",
+        )
+    if asked.no_history and (past or asked.rerun):
+        raise UsageError(
+            f"--no-history and {'--history or --machine' if past else '--rerun'} exclude each"
+            " other",
+            "--rerun confirms what is slower than in earlier nights",
+        )
+    if asked.rerun and (member := _member()):
+        # whose other ranks would not know of what rank 0 finds
+        raise UsageError(
+            f"--rerun starts ranks itself, and {member.launcher} has started some",
+            "judge the night outside the job, or leave --rerun out",
+        )
+
+
+def _member() -> Membership | None:
+    from collbench.run.launch import join
+
+    return join.detect("auto")
+
+
+def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
+    """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
+    what a run raises."""
+    from collbench.features.health.checks import expectations
+    from collbench.features.health.checks import table as checks
+    from collbench.features.health.views import health as views
+    from collbench.records import store
+
+    runs, more = asked.runs, list[checks.Check]()
+    if asked.expect:
+        look = partial(expectations.check, curves=expectations.load(asked.expect))
+        more = [checks.Check("expected", look, "rows of which figures are expected")]
+    if asked.inject and (runs := planted(asked.inject, asked.ngpus, seconds or 120.0)) is None:
+        return None
+    paths = list(dict.fromkeys(map(store.find, runs or [_last_night()])))
+    for path in filter(store.is_running, paths):
+        raise NoVerdict(store.describe_running(path), "judge it once it has ended")
+    more += [located(asked.tests, asked.ngpus)] if asked.locate else []
+    files = [store.digest(path) for path in paths]
+    trend = None
+    if not asked.no_history:
+        past, trend = earlier(files, asked.history, asked.rerun, seconds, asked.machine)
+        more = [past, *more]
+    return JudgedNight(views.cleaned(checks.judge(files, more)), files, trend)
+
+
+def _last_night() -> str:
+    """The last saved run of a nightly suite that has ended; where there is none, the last run, and
+    that is told. Raises NoVerdict where the only night is still running."""
+    from collbench.records import store
+
+    running: list[str] = []
+    for path in reversed(store.saved()):
+        with suppress(CollbenchError):  # what cannot be read is no night
+            if NIGHTLY not in store.read_run(path).suite.tags:
+                continue
+            if not store.is_running(path):
+                for text in running:
+                    tell(f"{text}: this is about {path.stem}, the night before")
+                return str(path)
+            running.append(store.describe_running(path))
+    if running:
+        raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
+    tell(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
+    return "@last"
+
+
+class JudgedNight(NamedTuple):
+    """The verdict on a night, its files, and what became of their rows over the nights."""
+
+    verdict: Verdict
+    files: list[RunFile]
+    trend: Outlook | None
+
+
+def _aside(name: str) -> Path:
+    """A new run's file in ``reruns``, so that @last stays the night's."""
+    from collbench.core import files
+    from collbench.records import store
+
+    folder = store.home() / "reruns"
+    files.make(folder)
+    return folder / f"{store.new_id(name)}.jsonl"
+
+
+def planted(faults: str, ranks: str, seconds: float) -> list[str] | None:
+    """Measures suite nightly with faults; the run's file, or None on other ranks than 0. A run that
+    a fault ends is judged as far as it came. Raises UsageError."""
+    from collbench.cli import options
+    from collbench.suite import toml
+
+    path = _aside("planted")
+    suite = options.changed(toml.load("nightly"), ngpus=ranks, inject=faults, launcher="auto")
+    try:
+        _measure(suite, sys.argv, path, "planted", seconds)
+    except CollbenchError as e:
+        if isinstance(e, UsageError) or not path.is_file():
+            raise
+        tell(e.message)
+    member = _member()
+    return None if member and member.rank else [str(path)]
+
+
+def earlier(
+    files: Sequence[RunFile], url: str, rerun: bool, seconds: float | None, machine: str = ""
+) -> tuple[Check, Outlook | None]:
+    """The check against earlier nights, and how these rows went over the nights; where there is no
+    history, or these runs may not be added to it, a check that says so. Only runs of nightly suites
+    are added. ``machine`` as in Book.add. Raises UsageError for a URL that is none.
+    """
+    from collbench.features.health import history, night
+    from collbench.features.health.checks import past
+    from collbench.features.health.checks import table as checks
+    from collbench.features.health.checks.hosts import Looked
+
+    def blind(why: str) -> tuple[Check, None]:
+        return checks.Check("history", lambda _: Looked(missing=why)), None
+
+    trouble = night.trouble(files) or (
+        f"a fault was planted: {planted}" if (planted := checks.injected(files)) else ""
+    )
+    if trouble:
+        return blind(trouble)
+    try:
+        book = history.book(url)
+    except CannotRun as e:
+        return blind(e.message)
+    with book:
+        try:
+            for run in (file.run for file in files if NIGHTLY not in file.run.suite.tags):
+                if not book.holds(run.id):
+                    return blind(
+                        f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
+                        f" collbench history add {run.id} keeps it"
+                    )
+            known = past.known(book, files, machine)
+        except CollbenchError as e:
+            return blind(e.message)
+    fresh = partial(again, files, seconds) if rerun else None
+    return checks.Check("history", partial(past.check, known, fresh), "times"), known.outlook
+
+
+def located(tests: int | None, ranks: str) -> Check:
+    """The check that a search among all ranks comes to, at rank 0; where the search breaks, the
+    check says so, and the night is judged without it. Raises UsageError."""
+    from collbench.features.health.checks import table as checks
+    from collbench.features.health.checks.hosts import Looked
+
+    try:
+        found = search(tests, ranks)
+    except UsageError:
+        raise
+    except CollbenchError as e:
+        why = e.message
+        return checks.Check("locate", lambda _: Looked(missing=why))
+    assert found
+    # of ranks that share cores, nobody can say how sure a culprit is
+    findings = [
+        replace(one, check="locate", severity=one.severity if one.sure else "hint")
+        for one in found.findings
+    ]
+    missing = found.words if found.exit == Exit.NO_VERDICT else ""
+    return checks.Check("locate", lambda _: Looked(found.words, findings, missing))
+
+
+def search(tests: int | None, ranks: str) -> Found | None:
+    """A search among all ranks; None on other ranks than 0. Raises what a run raises."""
+    from collbench.features.health.locate import command as searching
+    from collbench.features.health.locate.search import Rules
+    from collbench.features.health.pairs import command as pairs
+    from collbench.suite.policy import Policy
+
+    order = pairs.order_of("locate", ["4M"], Policy(iters=10, warmup=2), ranks)
+    order = replace(order, output=_aside("locate"), tag="locate")
+    rules = Rules(budget=tests) if tests else Rules()
+    searching.announce(order, rules)
+    return searching.run(order, rules)
+
+
+def again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
+    """These cases in three launches more, a run of their own."""
+    from collbench.core.text import counted
+    from collbench.features.health.night import Night, placed, trouble
+    from collbench.machine import environment
+    from collbench.records import store
+
+    if away := placed(files[0]) - {environment.host()}:
+        tell(
+            f"--rerun measures on {environment.host()}, and the night's ranks were on "
+            f"{', '.join(sorted(away)[:3])}: nothing is confirmed"
+        )
+        return Night([])
+    path = _aside("rerun")
+    tell(f"measuring {counted(len(cases), 'row')} again")
+    try:
+        launch(files[0].run, cases, path, seconds)
+    except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
+        tell(f"measuring again: {e.message}")
+    fresh = [store.digest(path)] if path.is_file() else []
+    if why := trouble([*files, *fresh]):
+        tell(f"measuring again: {why}")
+        return Night([])
+    return Night(fresh)
+
+
+def launch(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = None) -> None:
+    """Measures ``cases`` as ``run`` did, LAUNCHES times, into the file ``path``. Raises what a run
+    raises."""
+    from collbench.suite.sweep import FIELDS, Axes, Suite
+
+    def axes(case: Case) -> Axes:
+        own: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
+        own |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
+        return Axes(**own, cycles=LAUNCHES)
+
+    first, *others = map(axes, cases)
+    policy = replace(run.policy, fresh=True)
+    suite = Suite(name="rerun", axes=first, includes=tuple(others), policy=policy)
+    command = ["collbench", "health", "--rerun"]
+    _measure(suite, command, path, f"rerun of {run.id}", seconds)
+
+
+def _measure(
+    suite: Suite, command: Sequence[str], path: Path, tag: str, seconds: float | None
+) -> None:
+    from collbench.run import session
+    from collbench.show import live
+
+    order = session.Order(suite=suite, command=command, output=path, tag=tag, budget=seconds)
+    if session.execute(order, live.Status) == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+
+
+def check(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) -> None:
+    """Whether all this can be made, before any time is spent. Raises UsageError and CannotRun."""
+    from collbench.cli import outputs
+
+    outputs.check(output_format, out, FORMATS, plotlyjs)
+    if nagios and output_format != "table":
+        raise UsageError(
+            f"--nagios prints a line of its own, not {output_format}",
+            "leave --format out; -o writes files",
+        )
+
+
+def _hook(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as e:
+        raise UsageError(
+            f"--on-unhealthy: {e}", "a program and its arguments, quoted as for a shell"
+        ) from e
+
+
+def _say(
+    judged: JudgedNight,
+    hook: Sequence[str],
+    output_format: str,
+    out: Sequence[Path],
+    plotlyjs: str,
+    nagios: bool,
+    title: str,
+) -> int:
+    """Run the hook, print the verdict and write it; the exit code."""
+    from collbench.cli import outputs
+    from collbench.features.health.views import health as views
+
+    verdict = judged.verdict
+    code, line = views.nagios(verdict) if nagios else (verdict.exit, views.line(verdict))
+
+    def make(name: str) -> Document:
+        made = views.document(verdict, judged.files if name == "html" else (), judged.trend)
+        return replace(made, title=title or made.title, line=line)
+
+    if hook and verdict.state == "unhealthy":
+        run_hook(hook, outputs.text(make("json"), "json"))
+    try:
+        outputs.deliver(make, "line" if nagios else output_format, out, plotlyjs)
+    except CollbenchError as e:  # a file could not be written; the verdict has been printed
+        if not nagios:
+            raise
+        tell(e.message)
+    return code
+
+
+def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -> None:
+    """Runs ``command`` with ``text`` on its standard input, its output on standard error. A command
+    that fails is reported and changes no verdict; one that is still running after ``seconds`` is
+    ended together with all it started."""
+    name = f"--on-unhealthy {command[0]}"
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True, text=True
+        )
+    except OSError as e:
+        tell(f"{name}: {e.strerror}")
+        return
+    try:
+        with suppress(BrokenPipeError):  # it need not read
+            process.communicate(text, timeout=seconds)
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        tell(f"{name} did not end in {seconds:g} s and was ended")
+        return
+    if code:
+        tell(f"{name} ended with {code}")

@@ -1,0 +1,136 @@
+"""Levels that were reviewed: files for a repository, which say who accepted what, when and why."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from collbench.core import files
+from collbench.core.errors import CannotRun, UsageError
+from collbench.features.health.history.gates import LEARNING, PAST
+from collbench.features.health.history.nights import Night, Series
+from collbench.records import stats
+
+SCHEMA = 1
+
+
+class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row's median in nanoseconds over so many ``nights``."""
+
+    median: Annotated[float, msgspec.Meta(gt=0)]
+    nights: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Levels of a machine's rows, by their keys, since the night ``begins``. One that was
+    ``accepted`` begins a new segment there; one that was learned is an anchor only. ``commit`` is
+    what changed the level, where that is known. Raises ValueError for a night that is not written
+    as nights are named, by which they are held against each other.
+    """
+
+    schema: int = SCHEMA
+    machine: str
+    begins: str
+    accepted: bool
+    reason: str
+    commit: str
+    who: str
+    when: str
+    rows: dict[str, Level]
+
+    def __post_init__(self) -> None:
+        if date.fromisoformat(self.begins).isoformat() != self.begins:
+            raise ValueError(f"night {self.begins!r} is not written as 2026-03-01")
+
+
+def learned(series: Sequence[Series], reason: str, commit: str) -> Baseline:
+    """What the last nights show, of each row those of its last segment. Raises UsageError where
+    they are too few."""
+    nights = {one.key: one.segments[-1].valid[-PAST:] for one in series if one.nights}
+    enough = {key: each for key, each in nights.items() if len(each) >= LEARNING}
+    if not enough:
+        most = max(map(len, nights.values()), default=0)
+        raise UsageError(
+            f"no row has {LEARNING} valid nights, at most {most}",
+            "collbench history list shows why",
+        )
+    begins = min(each[0].day for each in enough.values())
+    return _made(series, begins, False, reason, commit, enough)
+
+
+def accepted(series: Sequence[Series], begins: str, reason: str, commit: str) -> Baseline:
+    """The level that rows have since the night ``begins``. Raises UsageError where none has a valid
+    night since."""
+    nights = {
+        one.key: [night for night in one.nights if night.day >= begins and night.valid]
+        for one in series
+    }
+    since = {key: each for key, each in nights.items() if each}
+    if not since:
+        raise UsageError(
+            f"no row has a valid night since {begins}", "collbench history list shows why"
+        )
+    return _made(series, begins, True, reason, commit, since)
+
+
+def _made(
+    series: Sequence[Series],
+    begins: str,
+    taken: bool,
+    reason: str,
+    commit: str,
+    nights: dict[str, list[Night]],
+) -> Baseline:
+    rows = {
+        key: Level(math.exp(stats.median([night.value for night in each])), len(each))
+        for key, each in nights.items()
+    }
+    return Baseline(
+        machine=series[0].machine,
+        begins=begins,
+        accepted=taken,
+        reason=reason,
+        commit=commit,
+        who=_who(),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        rows=dict(sorted(rows.items())),
+    )
+
+
+def _who() -> str:
+    """The user's name, or number where it has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def text(baseline: Baseline) -> str:
+    """The text of a file for a repository: a line a field, so that differences can be read."""
+    return msgspec.json.format(msgspec.json.encode(baseline), indent=2).decode() + "\n"
+
+
+def read(path: Path) -> Baseline:
+    """Raises UsageError for what is no baseline, or one without a reason, and CannotRun for what
+    cannot be read."""
+    try:
+        found = msgspec.json.decode(files.read(path, 16 << 20), type=Baseline)
+    except OSError as e:
+        raise CannotRun(
+            f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
+        ) from e
+    except (ValueError, msgspec.DecodeError, RecursionError) as e:
+        raise UsageError(f"{path}: {e}", "it is not a baseline, or one of another version") from e
+    if not found.reason.strip() or found.schema != SCHEMA:
+        what = "no reason" if found.schema == SCHEMA else f"schema {found.schema}, not {SCHEMA}"
+        raise UsageError(
+            f"{path} has {what}", "collbench history baseline accept --reason TEXT writes one"
+        )
+    return found

@@ -1,0 +1,258 @@
+"""The commands `collbench history …`: nights kept, shown, and their levels reviewed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.cli import flags
+from collbench.core.errors import CannotRun, UsageError
+
+if TYPE_CHECKING:
+    from collbench.features.health.history.baselines import Baseline
+    from collbench.features.health.history.storage import Book
+    from collbench.suite.sweep import Part
+
+
+REVIEWED = "Keep reviewed levels, as files and in the history."
+
+
+def add(runs: list[str], history: str = "", machine: str = "", debug: bool = False) -> None:
+    """Keep runs: what each row took, launch by launch. A run that is there already is left as it
+    is."""
+    from collbench.core.text import counted, plain
+    from collbench.features.health.history import book
+    from collbench.features.health.history.nights import machine as place
+    from collbench.features.health.history.nights import nights_of
+    from collbench.records import store
+
+    files = [store.digest(store.find(name)) for name in runs]
+    with book(history) as kept:
+        for file in files:
+            new, nights = kept.add(file, machine), nights_of([file])
+            night = next(iter(nights.values()))
+            launches = max(one.launches for one in nights.values())
+            what = (
+                f"{counted(len(nights), 'row')}, {counted(launches, 'launch')}"
+                if new
+                else "was there already"
+            )
+            typer.echo(
+                plain(f"{file.run.id}: {what}; night {night.day} of {machine or place(file)}")
+            )
+
+
+def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = False) -> None:
+    """List a machine's nights: what was measured, and what may be judged."""
+    from collbench.cli import outputs
+    from collbench.features.health.history import view as views
+
+    with _open(history) as kept:
+        name = _machine(kept, machine)
+        others, series = kept.machines(), kept.series(name)
+        outputs.deliver(views.kept(name, others, series, kept.baselines(name), last), "table")
+
+
+def trend(
+    history: str = "",
+    machine: str = "",
+    only: list[str] | None = None,
+    minbytes: str = "",
+    maxbytes: str = "",
+    backend: str = "",
+    ranks: str = "",
+    tau: str = "3%",
+    everything: bool = False,
+    output_format: str = "table",
+    page: Path | None = None,
+    debug: bool = False,
+) -> None:
+    """Show what changed since when, and by how much.
+
+    Change points count where two neighbouring sizes agree on them.
+    """
+    from collbench.cli import outputs
+    from collbench.core import files
+    from collbench.features.health.history import view as views
+    from collbench.features.health.history.outlook import outlook
+    from collbench.show import html, terminal
+    from collbench.suite import grammar
+
+    outputs.check(output_format, (), ("table", "json"))
+    if page:
+        files.refuse(page, outputs.MARKS["html"], "--html")
+    share = grammar.parse_share(tau, "--tau")
+    part = _part(only, minbytes, maxbytes, backend, ranks)
+    with _open(history) as kept:
+        name = _machine(kept, machine)
+        series = kept.series(name, part)
+        if not series:
+            raise UsageError(
+                f"no row of {name} is as asked for", "collbench history list shows what there is"
+            )
+        found = outlook(name, series, kept.anchors(name), share)
+    document = views.document(found, everything, terminal.width())
+    if page:
+        files.save(page, html.page(document), outputs.MARKS["html"], "--html", shared=True)
+    outputs.deliver(document, output_format)
+
+
+def learn(
+    history: str = "",
+    machine: str = "",
+    only: list[str] | None = None,
+    minbytes: str = "",
+    maxbytes: str = "",
+    backend: str = "",
+    ranks: str = "",
+    reason: str = "as measured",
+    commit: str = "",
+    output: Path | None = None,
+    debug: bool = False,
+) -> None:
+    """Take the last nights for the level that rows are held against from now on."""
+    from collbench.features.health.history import baselines
+
+    with _open(history) as kept:
+        series = kept.series(
+            _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)
+        )
+        _keep(kept, baselines.learned(series, reason, commit), output)
+
+
+def accept(
+    reason: str,
+    history: str = "",
+    machine: str = "",
+    only: list[str] | None = None,
+    minbytes: str = "",
+    maxbytes: str = "",
+    backend: str = "",
+    ranks: str = "",
+    since: str = "",
+    commit: str = "",
+    output: Path | None = None,
+    debug: bool = False,
+) -> None:
+    """Accept a change: a new segment begins, and the level since is what rows are held against."""
+    from datetime import date
+
+    from collbench.features.health.history import baselines
+
+    if not reason.strip():
+        raise UsageError(
+            "--reason is empty", "say why the change is right; it is kept with the level"
+        )
+    try:
+        asked = since and date.fromisoformat(since).isoformat()
+    except ValueError as e:
+        raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
+    with _open(history) as kept:
+        series = kept.series(
+            _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)
+        )
+        last = max((night.day for one in series for night in one.nights), default="")
+        _keep(kept, baselines.accepted(series, asked or last, reason, commit), output)
+
+
+def load(files: list[Path], history: str = "", debug: bool = False) -> None:
+    """Bring reviewed baselines from files into the history."""
+    from collbench.features.health.history import baselines, book
+
+    found = [baselines.read(path) for path in files]
+    with book(history) as kept:
+        for path, baseline in zip(files, found, strict=True):
+            typer.echo(
+                f"{path}: {'kept' if kept.accept(baseline) else 'was there already'};"
+                f" {_summary(baseline)}"
+            )
+
+
+def group() -> typer.Typer:
+    """Keep nights of runs, show what changed since when, review levels."""
+    nights: dict[str, Callable[..., None]] = {
+        "history add": add,
+        "history list": list_,
+        "history trend": trend,
+    }
+    levels: dict[str, Callable[..., None]] = {
+        "history baseline learn": learn,
+        "history baseline accept": accept,
+        "history baseline load": load,
+    }
+    made = flags.app(nights)
+    made.info.help, made.info.no_args_is_help = group.__doc__, True
+    made.add_typer(flags.app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
+    return made
+
+
+def _open(url: str) -> Book:
+    from collbench.features.health.history import book
+
+    return book(url, reading=True)
+
+
+def _machine(kept: Book, asked: str) -> str:
+    """The machine asked for, this one, or the only one. Raises UsageError."""
+    from collbench.machine import environment
+
+    known = kept.machines()
+    found = [asked] if asked else [environment.host()] if environment.host() in known else known
+    if not known:
+        raise UsageError(f"no night is kept at {kept.name}", "collbench history add @last")
+    if len(found) != 1 or found[0] not in known:
+        what = (
+            f"no night of {asked} is kept" if asked else f"nights of {len(known)} machines are kept"
+        )
+        raise UsageError(
+            what, f"--machine is one of {', '.join(known[:9])}{', …' if len(known) > 9 else ''}"
+        )
+    return found[0]
+
+
+def _part(only: list[str] | None, minbytes: str, maxbytes: str, backend: str, ranks: str) -> Part:
+    from collbench.core.collectives import collective
+    from collbench.suite import grammar, sweep
+
+    return sweep.Part(
+        collectives=tuple(collective(word).name for word in grammar.words(",".join(only or []))),
+        backends=tuple(grammar.words(backend)),
+        ranks=tuple(grammar.integer("-g", word, 1) for word in grammar.words(ranks)),
+        min_size=grammar.parse_size(minbytes, "-b") if minbytes else 0,
+        max_size=grammar.parse_size(maxbytes, "-e") if maxbytes else None,
+    )
+
+
+def _keep(kept: Book, baseline: Baseline, output: Path | None) -> None:
+    """Writes the file for the repository and keeps its content; never in place of another one."""
+    from collbench.core import files
+    from collbench.features.health.history import baselines
+
+    name = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
+    path = output or Path("baselines") / f"{name}-{baseline.begins}.json"
+    if path.exists():
+        raise UsageError(
+            f"{path} exists",
+            "a level that was reviewed is never replaced: choose another name with -o",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise CannotRun(
+            f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
+        ) from e
+    files.save(path, baselines.text(baseline), shared=True)
+    kept.accept(baseline)
+    typer.echo(f"wrote {path}: {_summary(baseline)}; commit it")
+
+
+def _summary(baseline: Baseline) -> str:
+    from collbench.core.text import counted, plain
+
+    kind = "accepted" if baseline.accepted else "learned"
+    rows = counted(len(baseline.rows), "row")
+    return plain(f"{rows} of {baseline.machine} {kind} since {baseline.begins}: {baseline.reason}")

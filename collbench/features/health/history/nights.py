@@ -1,0 +1,280 @@
+"""What runs say of a night, row by row, and the stretches of nights that may be held against each
+other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import UsageError
+from collbench.features.health.history.gates import ANCHOR, PAST
+from collbench.machine import environment
+from collbench.machine.sysfs import hashed
+from collbench.records import rows, stats
+from collbench.records.case_rows import gather
+from collbench.records.origins import refuse_fake
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+
+LAUNCHES = 3  # that make a night
+
+
+NOON = timedelta(hours=12)
+
+
+HOSTS = "host_fingerprints"  # beside a run's environment in the database
+
+
+class NightLaunch(NamedTuple):
+    """A row in one launch of a run: its median in nanoseconds, how it was measured, and why it may
+    not be judged. ``number`` is that of its world."""
+
+    run: str
+    number: int
+    day: str
+    fingerprint: str
+    median: float
+    samples: int
+    manner: str
+    unfit: str
+
+
+class Night(msgspec.Struct, frozen=True, kw_only=True):
+    """A row in one night: ``value`` is the logarithm of the median of its launches' medians in
+    nanoseconds. Launches that are ``unfit`` count only where all are, and then it says why.
+
+    ``day`` is an ISO date: nights go from noon to noon, UTC, and are named by the day they begin.
+    """
+
+    day: str
+    value: float
+    launches: int
+    samples: int
+    fingerprint: str
+    manner: str
+    runs: tuple[str, ...]
+    unfit: str = ""
+
+    @property
+    def why_not(self) -> str:
+        """Why no judgement may rest on it, or an empty string."""
+        return self.unfit or (
+            f"{self.launches} of {LAUNCHES} launches" if self.launches < LAUNCHES else ""
+        )
+
+    @property
+    def valid(self) -> bool:
+        return not self.why_not
+
+
+class Stretch(NamedTuple):
+    """Nights between which nothing is known to have changed; ``why`` it begins."""
+
+    why: str
+    nights: Sequence[Night]
+
+    @property
+    def valid(self) -> list[Night]:
+        return [night for night in self.nights if night.valid]
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A row of one machine over all its nights, oldest first. ``accepted`` are the (day, reason)
+    from which on another level was accepted; ``environments`` the facts behind each fingerprint,
+    which is of what decides for the row's backend."""
+
+    machine: str
+    case: Case
+    nights: Sequence[Night]
+    accepted: Sequence[tuple[str, str]] = ()
+    environments: Mapping[str, Mapping[str, Any]] = {}
+
+    @property
+    def key(self) -> str:
+        return self.case.key
+
+    @cached_property
+    def segments(self) -> list[Stretch]:
+        """A new one begins with another fingerprint, another manner of measuring, an accepted
+        level."""
+        if not self.nights:
+            return []
+        begins = {0: "first night"}
+        begins |= {
+            place: why
+            for place, pair in enumerate(pairwise(self.nights), 1)
+            if (why := self._between(*pair))
+        }
+        ends = [*begins, len(self.nights)]
+        return [Stretch(begins[begin], self.nights[begin:end]) for begin, end in pairwise(ends)]
+
+    def until(self, day: str) -> Series:
+        """What was known in the night ``day``."""
+        return msgspec.structs.replace(
+            self, nights=[night for night in self.nights if night.day <= day]
+        )
+
+    def _between(self, before: Night, after: Night) -> str:
+        """Why ``after`` is not held against ``before``, or an empty string."""
+        reasons = [
+            f"accepted: {reason}" for day, reason in self.accepted if before.day < day <= after.day
+        ]
+        if before.fingerprint != after.fingerprint:
+            reasons.append(self._changed(before.fingerprint, after.fingerprint))
+        if (
+            before.manner != after.manner and before.manner and after.manner
+        ):  # of old databases it is not known
+            old, new = (set(night.manner.split(", ")) for night in (before, after))
+            reasons.append(
+                f"measured otherwise: {', '.join(sorted(old - new))} ->"
+                f" {', '.join(sorted(new - old))}"
+            )
+        return "; ".join(reasons)
+
+    def _changed(self, before: str, after: str) -> str:
+        """What the fingerprints differ in, by the first facts."""
+        old, new = (self.environments.get(name, {}) for name in (before, after))
+        found = environment.differences(old, new, {self.case.backend})
+        return environment.listed(found) or f"fingerprint {before} -> {after}"
+
+
+def machine(file: RunFile) -> str:
+    """Where a run ran: the name of its host, or how many there were and a digest of their names."""
+    hosts = sorted({rank.host for world in file.worlds for rank in world.ranks})
+    if len(hosts) > 1:
+        return f"{len(hosts)} hosts {hashed(' '.join(hosts))[:8]}"
+    return hosts[0] if hosts else str(file.run.environment.get("host") or "unknown")
+
+
+def facts(file: RunFile) -> dict[str, Any]:
+    """The run's environment; where there were several hosts, with their fingerprints by backend."""
+    hosts: dict[str, set[str]] = {}
+    for world in file.worlds:
+        for host in world.hosts:
+            hosts.setdefault(world.backend, set()).add(host.fingerprint)
+    told = {backend: sorted(each) for backend, each in sorted(hosts.items())}
+    return file.run.environment | ({HOSTS: told} if told else {})
+
+
+def fingerprint(facts: Mapping[str, Any], backend: str = "") -> str:
+    """A run's, by its ``facts``: of what decides rows of ``backend``, or of all."""
+    own = environment.fingerprint(facts, {backend} if backend else None)
+    hosts = facts.get(HOSTS, {})
+    hosts = hosts.get(backend) if backend else hosts
+    return environment.digest({"own": own, "hosts": hosts}) if hosts else own
+
+
+def narrowed(name: str, facts: Mapping[str, Any], backend: str) -> str:
+    """The fingerprint for ``backend`` of a run whose own is ``name``. That stands where ``facts``
+    do not make it, as of several hosts in databases of before."""
+    return fingerprint(facts, backend) if fingerprint(facts) == name else name
+
+
+def day(started: str) -> str:
+    """The night that a time (ISO, with its offset from UTC) belongs to. Raises UsageError."""
+    try:
+        return (datetime.fromisoformat(started).astimezone(UTC) - NOON).date().isoformat()
+    except ValueError as e:
+        raise UsageError(
+            f"'{started}' is not a time", "a run says when it began, as 2026-01-02T03:04:05+00:00"
+        ) from e
+
+
+def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
+    """Every row of a run, by its case (of cycle 0), launch by launch. Raises UsageError for what is
+    no night's run, and NoVerdict for a run on fake GPUs."""
+    run = file.run
+    if run.pairing:
+        raise UsageError(
+            f"{run.id} is a side of an experiment",
+            "history is made of runs measured alike each night",
+        )
+    if run.policy.inject:
+        raise UsageError(
+            f"{run.id} was measured with planted faults ({run.policy.inject})",
+            "no history takes it: measure the night without --inject",
+        )
+    refuse_fake(file, "keep")
+    night, known = day(run.started), facts(file)
+    launches: dict[Case, list[NightLaunch]] = {}
+    for side in gather([file], False, lambda _, case: case.key).values():
+        case = side.case
+        align = (
+            {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
+        )  # is in no key
+        made = sorted((side.manner | align).items())
+        manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in made)
+        launches[case] = [
+            NightLaunch(
+                run.id,
+                row.launch.world,
+                night,
+                fingerprint(known, case.backend),
+                row.median,
+                row.samples,
+                manner,
+                " ".join(row.ungated),
+            )
+            for row in sorted(rows.fit(side.rows), key=lambda row: row.launch.world)
+        ]
+    return {case: each for case, each in launches.items() if each}
+
+
+def merged(found: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
+    """Nights of one row, in the order given: launches of one day, fingerprint and manner are one
+    night's. ``prints`` are fingerprints that take the place of others."""
+    together: dict[tuple[str, str, str], list[NightLaunch]] = {}
+    for one in found:
+        launch = one._replace(fingerprint=prints.get(one.fingerprint, one.fingerprint))
+        together.setdefault((launch.day, launch.fingerprint, launch.manner), []).append(launch)
+    return [_night(each) for each in together.values()]
+
+
+def _night(found: Sequence[NightLaunch]) -> Night:
+    fit = [launch for launch in found if not launch.unfit]
+    used, first = fit or found, found[0]
+    return Night(
+        day=first.day,
+        value=math.log(stats.median([launch.median for launch in used])),
+        launches=len(used),
+        samples=sum(launch.samples for launch in used),
+        fingerprint=first.fingerprint,
+        manner=first.manner,
+        runs=tuple(dict.fromkeys(launch.run for launch in found)),
+        unfit="" if fit else first.unfit,
+    )
+
+
+def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
+    """What runs of one night say, by the key of each row: of one that changed its fingerprint
+    meanwhile, the last."""
+    found: dict[str, list[NightLaunch]] = {}
+    for file in files:
+        for case, each in launches_of(file).items():
+            found.setdefault(case.key, []).extend(each)
+    if len(days := {launch.day for each in found.values() for launch in each}) > 1:
+        raise UsageError(
+            f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
+        )
+    return {key: merged(each)[-1] for key, each in found.items()}
+
+
+def past(series: Series, tonight: Night) -> list[float]:
+    """Values of the last valid nights that ``tonight`` may be held against: earlier ones of its
+    segment."""
+    earlier = [night for night in series.nights if night.day < tonight.day]
+    with_it = msgspec.structs.replace(series, nights=[*earlier, tonight])
+    return [night.value for night in with_it.segments[-1].nights[:-1] if night.valid][-PAST:]
+
+
+def first_level(segment: Stretch) -> float | None:
+    """The median of a segment's first valid nights: an anchor where none was reviewed. None before
+    there are enough."""
+    values = [night.value for night in segment.valid[:ANCHOR]]
+    return stats.median(values) if len(values) == ANCHOR else None

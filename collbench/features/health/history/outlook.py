@@ -1,0 +1,107 @@
+"""A machine's nights as a whole: what changed when, what began a new segment, what creeps away from
+its anchor."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from collbench.features.health.history.gates import RECENT, Creep, creep
+from collbench.features.health.history.levels import TAU
+from collbench.features.health.history.nights import Series, first_level
+from collbench.features.health.history.shifts import Shift, shifts
+from collbench.records import stats
+
+
+class Beginning(NamedTuple):
+    """A new segment of so many ``rows``: the night, and why."""
+
+    day: str
+    why: str
+    rows: int
+
+
+class Outlook(NamedTuple):
+    """``series`` are the rows, ``days`` all their nights; changes were looked for from ``tau``, the
+    least of all rows. ``creeping`` rows are beyond their anchor without a change that stands and
+    says so."""
+
+    machine: str
+    tau: float
+    series: Sequence[Series]
+    days: Sequence[str]
+    shifts: Sequence[Shift]
+    beginnings: Sequence[Beginning]
+    creeping: Mapping[str, Creep]
+
+    @property
+    def most_nights(self) -> int:
+        """The nights that may be judged of the row that has most."""
+        return max((sum(night.valid for night in one.nights) for one in self.series), default=0)
+
+    @property
+    def changed(self) -> list[Shift]:
+        """Changes on which neighbours agree."""
+        return [shift for shift in self.shifts if shift.agreed]
+
+
+def outlook(
+    machine: str,
+    series: Sequence[Series],
+    anchors: Mapping[str, float],
+    tau: float = TAU,
+    taus: Mapping[str, float] = {},
+) -> Outlook:
+    """``anchors`` are the reviewed levels by key, as of Book.anchors; ``taus`` the smallest changes
+    that matter of rows by key, in place of ``tau``. Neighbours need not have the same: of theirs
+    the median holds."""
+    own = {one.key: taus.get(one.key, tau) for one in series}
+    tau = min(own.values(), default=tau)
+    found = [
+        one
+        for one in shifts(series, tau)
+        if abs(one.delta) >= stats.median([own[row.key] for row in one.rows])
+    ]
+    explained = {
+        row.key for shift in found if shift.agreed and shift.delta > 0 for row in shift.stands
+    }
+    drifts = {
+        one.key: _creep(one, anchors.get(one.key), own[one.key])
+        for one in series
+        if one.key not in explained
+    }
+    begun = Counter((part.nights[0].day, part.why) for one in series for part in one.segments[1:])
+    return Outlook(
+        machine=machine,
+        tau=tau,
+        series=series,
+        shifts=found,
+        days=sorted({night.day for one in series for night in one.nights}),
+        beginnings=[Beginning(day, why, rows) for (day, why), rows in sorted(begun.items())],
+        creeping={key: one for key, one in drifts.items() if one.found},
+    )
+
+
+def _creep(series: Series, anchor: float | None, tau: float) -> Creep:
+    """Against the reviewed level; without one, against that with which the last segment began."""
+    if not series.segments:
+        return Creep(False, 0.0, 0)
+    last = series.segments[-1]
+    level = first_level(last) if anchor is None else anchor
+    return (
+        Creep(False, 0.0, 0)
+        if level is None
+        else creep([night.value for night in last.valid], level, tau)
+    )
+
+
+def relative(series: Series) -> list[float]:
+    """Each night's time over the median of the first RECENT valid ones, or of all nights where none
+    is valid."""
+    first = [night.value for night in series.nights if night.valid] or [
+        night.value for night in series.nights
+    ]
+    level = stats.median(first[:RECENT])
+    return [math.exp(night.value - level) for night in series.nights]

@@ -1,0 +1,145 @@
+"""Changes of level on which neighbouring rows agree: the alarm rule that keeps change points from
+crying wolf."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.features.health.history.levels import TAU, Change, changes
+from collbench.features.health.history.nights import Series
+from collbench.records import stats
+from collbench.suite.case import Case
+
+APART = 2  # nights by which neighbours that saw the same change may differ
+
+
+class Turn(NamedTuple):
+    """A change of one row: ``day`` is the first night after it, ``place`` the number of that night
+    among all nights of the series given, ``standing`` whether the level and the last night still
+    are what the change made them, to half its size, and the change did not itself bring back the
+    level of before. It is ``over``, and stands no more, where a new segment began since.
+    """
+
+    series: Series
+    day: str
+    place: int
+    change: Change
+    standing: bool
+    over: bool
+
+
+class Shift(NamedTuple):
+    """A change that ``rows`` saw: neighbours where ``agreed``, else one alone, which is no
+    reason for alarm. ``delta`` is the median of theirs, ``p`` the largest; it stands in the rows
+    ``stands``, and is ``over`` where each row began a new segment since."""
+
+    day: str
+    delta: float
+    p: float
+    rows: tuple[Series, ...]
+    stands: tuple[Series, ...]
+    over: bool
+    agreed: bool
+
+    @property
+    def standing(self) -> bool:
+        return bool(self.stands)
+
+    @property
+    def collective(self) -> str:
+        return self.rows[0].case.collective
+
+    @property
+    def sizes(self) -> list[int]:
+        return [row.case.size for row in self.rows]
+
+
+def shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
+    """Every change of level by ``tau``, oldest first. Rows that differ only in size are neighbours
+    if no size lies between them, and so is a whole step of training to its computation and to its
+    communication; rows without a neighbour agree with nobody."""
+    days = sorted({night.day for one in series for night in one.nights})
+    lines: dict[tuple[str, Case], list[Series]] = {}
+    for one in series:
+        lines.setdefault((one.machine, _sizeless(one.case)), []).append(one)
+    found = []
+    for line in lines.values():
+        rows = sorted(line, key=_order)
+        found += [
+            _shift(chain) for chain in _together([list(turns(one, days, tau)) for one in rows])
+        ]
+    return sorted(found, key=lambda shift: (shift.day, not shift.agreed))
+
+
+def _sizeless(case: Case) -> Case:
+    """The same for all rows of a line."""
+    of = case.siblings[-1] if case.table.together else case
+    return msgspec.structs.replace(of, nbytes=0, align=1)
+
+
+def _order(one: Series) -> tuple[int, int]:
+    """By size; of rows that are measured together, the leader is between the others."""
+    case = one.case
+    return (case.index + 1) % len(case.table.rows) if case.table.together else 0, case.nbytes
+
+
+def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
+    """The changes within each segment of a row, by its valid nights."""
+    for segment in series.segments:
+        nights, over = segment.valid, segment is not series.segments[-1]
+        values = [night.value for night in nights]
+        found = changes(values, tau)
+        ends = [0, *(one.place for one in found), len(values)]
+        levels = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends) if b > a]
+        for number, change in enumerate(found):
+            day, grown = nights[change.place].day, math.log1p(change.delta)
+            undoes = number > 0 and abs(levels[number + 1] - levels[number - 1]) < 0.5 * abs(grown)
+            now = [(value - levels[number]) / grown for value in (levels[-1], values[-1])]
+            standing = not (over or undoes) and min(now) > 0.5
+            yield Turn(series, day, bisect_left(days, day), change, standing, over)
+
+
+def _together(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
+    """Turns of neighbouring ``rows`` that agree in time and direction, as chains; each turn is in
+    one."""
+    open_: list[list[Turn]] = []
+    for row in rows:
+        extended = []
+        left = list(row)
+        for chain in open_:
+            match = min(
+                (turn for turn in left if _agree(chain[-1], turn)),
+                default=None,
+                key=lambda turn: turn.place,
+            )
+            if match is None:
+                yield chain
+            else:
+                left.remove(match)
+                extended.append([*chain, match])
+        open_ = [*extended, *([turn] for turn in left)]
+    yield from open_
+
+
+def _agree(a: Turn, b: Turn) -> bool:
+    return abs(a.place - b.place) <= APART and (a.change.delta > 0) == (b.change.delta > 0)
+
+
+def _shift(chain: Sequence[Turn]) -> Shift:
+    """Named by the night in the middle of those that its rows name, the earlier of two."""
+    middle = sorted(turn.place for turn in chain)[(len(chain) - 1) // 2]
+    return Shift(
+        day=next(turn.day for turn in chain if turn.place == middle),
+        delta=stats.median([turn.change.delta for turn in chain]),
+        p=max(turn.change.p for turn in chain),
+        rows=tuple(turn.series for turn in chain),
+        agreed=len(chain) > 1,
+        stands=tuple(turn.series for turn in chain if turn.standing),
+        over=all(turn.over for turn in chain),
+    )

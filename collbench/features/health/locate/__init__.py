@@ -1,0 +1,1 @@
+"""Who makes a group slow, found by halving slow groups."""

@@ -1,0 +1,274 @@
+"""The command `locate`: who makes a group slow, searched for with ranks; rank 0 decides after each
+round what is measured next."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from collbench.core.errors import CannotRun, Exit
+from collbench.core.text import plain
+
+if TYPE_CHECKING:
+    from collbench.features.health.findings import Finding
+    from collbench.features.health.locate.search import Group, Located, Rules, Search
+    from collbench.records.derive import Derived
+    from collbench.records.types import Record, RunFile, World
+    from collbench.run.session import Order
+    from collbench.show.live import Status
+    from collbench.suite.case import Case
+
+
+def locate(
+    ngpus: str = "",
+    backend: str = "",
+    size: str = "4M",
+    tau: str = "10%",
+    tests: int = 80,
+    budget: str = "",
+    iters: int = 10,
+    launcher: str = "auto",
+    timeout: float | None = None,
+    inject: str = "",
+    output_format: str = "table",
+    output: Path | None = None,
+    save: bool = True,
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Find who makes a group slow, by halving slow groups.
+
+    Disjoint groups are measured at once. Each suspect is tested again, twice, with known-good
+    partners. The plan is printed first. Exit code 1 if a host or rank is named, 3 if some could not
+    be ruled out.
+    """
+    from collbench.cli import options
+    from collbench.cli.measure import fake_gpus
+    from collbench.features.health.locate.search import Rules
+    from collbench.features.health.pairs import command as pairs
+    from collbench.run import session
+    from collbench.suite import grammar
+    from collbench.suite.policy import Policy
+
+    grammar.choice("--format", output_format, ("table", "json"))
+    rules = Rules(grammar.parse_share(tau, "--tau"), tests)
+    seconds = grammar.parse_duration(budget, "--budget") if budget else math.inf
+    policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
+    order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
+    order = replace(order, **options.kept(save, output, tag))
+    announce(order, rules)
+    if dry_run:
+        for text in fake_gpus(order.suite.values("backends")):
+            typer.echo(text)
+        return session.refuse_nothing(session.prepare(order))
+    found = run(order, rules, seconds)
+    if found is None:
+        return
+    own = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
+    words = [f" {flag} {word}" for flag, word in own.items() if word]
+    _show(
+        found, output_format, f"collbench pairs --one-way --large {size} --small 0{''.join(words)}"
+    )
+    raise typer.Exit(found.exit)
+
+
+def _show(found: Found, output_format: str, one_way: str) -> None:
+    """Prints what was found, and last the command that tells in which direction it is slow."""
+    import msgspec
+
+    from collbench.suite.faults import planted
+
+    inject = found.file.run.policy.inject
+    if output_format == "json":
+        whole = {
+            "injected": inject,
+            "words": found.words,
+            "located": found.located,
+            "findings": found.findings,
+        }
+        typer.echo(msgspec.json.encode(whole).decode())
+        return
+    advice = [f"{finding.what}: {finding.advice}" for finding in found.findings]
+    further = f"which direction is slow: {one_way}" if advice else ""
+    for line in filter(None, (planted(inject), *advice, found.words, further)):
+        typer.echo(plain(line))
+
+
+class Found(NamedTuple):
+    """What a search came to, in ``words`` and as ``findings``; ``file`` is what it measured."""
+
+    located: Located
+    findings: list[Finding]
+    words: str
+    exit: Exit
+    file: RunFile
+
+
+class Unit(NamedTuple):
+    """What is cleared or named: a host and its ranks, or where there is but one host, a rank."""
+
+    name: str
+    ranks: list[int]
+
+
+def units(world: World) -> list[Unit]:
+    """The hosts, each with as many ranks as the one with fewest has."""
+    of: dict[str, list[int]] = defaultdict(list)
+    for info in sorted(world.ranks, key=lambda info: info.rank):
+        of[info.host].append(info.rank)
+    if len(of) == 1:
+        return [Unit(f"{host}:{rank}", [rank]) for host, ranks in of.items() for rank in ranks]
+    least = min(map(len, of.values()))
+    return [Unit(host, ranks[:least]) for host, ranks in of.items()]
+
+
+def rings(group: Group, of: Sequence[Unit]) -> list[tuple[int, ...]]:
+    """Rings of a group of units, one for each place on a host, so that every rank's own link is
+    used."""
+    return list(zip(*(of[unit].ranks for unit in group), strict=True))
+
+
+class Searching:
+    """A search under way: it is told what was measured and says what to measure next, until so many
+    ``seconds`` have passed."""
+
+    def __init__(self, rules: Rules, seconds: float = math.inf) -> None:
+        self._rules, self._until = rules, time.monotonic() + seconds
+        self._search: Search | None = None
+        self._asked: Sequence[Group] = ()
+        self._round = 0
+        self._reached: dict[tuple[int, ...], float] = {}  # in this round, by the ranks of a ring
+        self._like: Case | None = None
+        self.units: list[Unit] = []
+        self.located: Located | None = None
+
+    def world(self, world: World) -> None:
+        self.units = units(world)
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        """Takes a measurement. Raises CannotRun where the backend has no sendrecv or cannot be
+        opened."""
+        if record.status == "skipped":
+            raise CannotRun(f"no search can run here: {record.note}")
+        self._like = self._like or record.case
+        self._reached[tuple(record.case.members)] = (
+            row.busbw or 0.0 if row and record.status == "ok" else 0.0
+        )
+
+    def further(self) -> list[Case]:
+        """Cases of the next round; none when the search has ended."""
+        from collbench.features.health.locate import search as locate
+
+        try:
+            if self._search is None:
+                self._search = locate.search(len(self.units), self._rules)
+                self._asked = next(self._search)
+            else:
+                reached = [
+                    min(self._reached[ring] for ring in rings(group, self.units))
+                    for group in self._asked
+                ]
+                self._asked = self._search.send(reached)
+                if time.monotonic() > self._until:
+                    self._search.throw(locate.Spent())
+        except StopIteration as ended:
+            self.located = ended.value
+            return []
+        self._reached.clear()
+        self._round += 1
+        return self._cases()
+
+    def _cases(self) -> list[Case]:
+        """A case for each size of group, with all rings of that size at once."""
+
+        assert self._like is not None
+        sizes: dict[int, list[str]] = defaultdict(list)
+        for group in self._asked:
+            sizes[len(group)] += [",".join(map(str, ring)) for ring in rings(group, self.units)]
+        n = self._like.world
+        return [
+            replace(
+                self._like,
+                n=size,
+                groups=f"ranks {';'.join(mine)}/{n}",
+                of=len(mine),
+                cycle=self._round,
+            )
+            for size, mine in sizes.items()
+        ]
+
+
+def listening(searching: Searching) -> Status:
+    """Progress on standard error, which passes what was measured on to the search."""
+    from collbench.show import live
+
+    class Progress(live.Status):
+        def world(self, world: World) -> None:
+            super().world(world)
+            searching.world(world)
+
+        def record(self, record: Record, row: Derived | None) -> None:
+            super().record(record, row)
+            searching.record(record, row)
+
+    return Progress(watched=sys.stderr.isatty())
+
+
+def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
+    """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
+    None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
+    session.execute does, UsageError for fewer than three hosts (or ranks of one), and NoVerdict on
+    fake GPUs.
+    """
+    from collbench.features.health.locate import search as locate
+    from collbench.records.origins import refuse_fake
+    from collbench.run import session
+
+    searching = Searching(rules, seconds)
+    reporter = listening(searching)
+    asked = replace(order, further=searching.further)
+    if session.execute(asked, lambda: reporter) == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+    if reporter.ended is None:
+        return None
+    if searching.located is None:
+        raise CannotRun("the search ended without a result", "is there memory for --size?")
+    refuse_fake(reporter.file, "compare")
+    located, names = searching.located, [unit.name for unit in searching.units]
+    worlds = reporter.worlds.values()
+    crowded = any(world.oversubscribed for world in worlds)
+    one_host = len({info.host for world in worlds for info in world.ranks}) == 1
+    kind: Literal["host", "rank"] = "rank" if one_host else "host"
+    findings = list(locate.findings(located, names, kind, crowded))
+    ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
+    words = locate.words(located, names, kind, crowded)
+    return Found(located, findings, words, ended, reporter.file)
+
+
+def announce(order: Order, rules: Rules) -> None:
+    """Say what the search will do, before it does anything. Raises UsageError where there are too
+    few hosts to search.
+
+    On how many hosts Ray will place the ranks is not known, only that there are at most as many."""
+    from collbench.features.health.locate import search as locate
+    from collbench.run.launch import join
+
+    member = join.detect(order.launcher)
+    n = member.n if member and not order.ray else order.suite.axes.ranks[0]
+    if order.ray:
+        typer.echo(
+            f"if Ray places each rank on a host of its own: {locate.plan(n, rules)}", err=True
+        )
+    elif member is None or not member.rank:
+        several = bool(member and member.local_n < n)
+        hosts = n // max(1, member.local_n) if member and several else n
+        typer.echo(locate.plan(hosts, rules, "hosts" if several else "ranks"), err=True)

@@ -1,0 +1,461 @@
+"""Who makes a group slow: what to measure next, given what has been measured, until every host is
+cleared or named.
+
+Few hosts are measured pair by pair. Of many, disjoint groups are *screened* at once. A slow group
+is *halved*: the first half alone, and if that is fine, the second; if both are, the two links
+between them. A host that is left is measured with hosts that are known to be good, and named when
+three such pairs in a row, each with another partner, were slow; a link when it was slow three times
+and both its ends were fine without it. Groups are then made anew, with other neighbours, until
+every host that has not been named was fine in two groups, or the budget is spent: then what is open
+is said. Links that no group has are not looked at; `collbench pairs` does that.
+
+A test is one group's measurement; groups of one round are disjoint and measured at once. Whether a
+group is slow is judged by the fastest quarter of the first screening. All of it counts on fewer
+faults than groups, and on tests that err independently: a well group is taken for slow with
+probability ``alpha``, a faulty one for well with ``beta``.
+
+What a search for culprits has come to, as findings and in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.core.errors import UsageError
+from collbench.core.groups import Pair, turn, turning
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.features.health.pairs import judgement as uniformity
+from collbench.records import stats
+
+Group = tuple[int, ...]
+
+
+Search = Generator[
+    list[Group], Sequence[float], "Located"
+]  # yields rounds, is sent what each group reached
+
+
+FEW = 8  # hosts up to which all pairs are measured
+
+
+GROUPS = 8  # of a screening
+
+
+CONFIRMED = 3  # slow tests that name a culprit
+
+
+CLEARED = 2  # groups in which a host was fine
+
+
+PASSES = 6
+
+
+UNLIKELY = 0.01  # no test is taken to err more seldom
+
+
+class Rules(NamedTuple):
+    """A group is slow below ``1 - tau`` of the reference; at most ``budget`` tests."""
+
+    tau: float = 0.10
+    budget: int = 80
+    seed: int = 1
+
+
+class Culprit(msgspec.Struct, frozen=True):
+    """A host, or two with a bad link between them; ``share`` of the reference that it reached, in
+    so many tests."""
+
+    members: Group
+    share: float
+    tests: int
+
+
+class Located(msgspec.Struct, frozen=True):
+    """``open`` are hosts neither cleared nor named. ``alpha`` and ``beta`` (of a fault twice as
+    deep as tau) are what the scatter of groups that were fine says, and not less than UNLIKELY;
+    ``reference`` is what well groups reach.
+    """
+
+    culprits: list[Culprit]
+    open: list[int]
+    hosts: int
+    tests: int
+    rounds: int
+    alpha: float
+    beta: float
+    reference: float
+
+    @property
+    def sure(self) -> float:
+        """The chance that no healthy host is named: all tests of one after that which made it a
+        suspect would have to err."""
+        return max(0.0, 1 - self.hosts * self.alpha ** (CONFIRMED - 1))
+
+    @property
+    def missed(self) -> float:
+        """The chance that a host with a fault passed for healthy."""
+        return float(self.beta**CLEARED)
+
+
+class Spent(Exception):
+    """The next round would cost more than there is left."""
+
+
+class _State:
+    """What is known: how often each host was fine, what was reached, what it has cost."""
+
+    def __init__(self, n: int, rules: Rules) -> None:
+        self.n, self.rules = n, rules
+        self.fine: Counter[int] = Counter()
+        self.rates: list[float] = []
+        self.culprits: list[Culprit] = []
+        self.suspects: set[int] = set()
+        self.tests = self.rounds = 0
+        self.reference = 0.0
+
+    @property
+    def named(self) -> set[int]:
+        return {
+            host
+            for culprit in self.culprits
+            if len(culprit.members) == 1
+            for host in culprit.members
+        }
+
+    @property
+    def links(self) -> set[Pair]:
+        return {(min(c.members), max(c.members)) for c in self.culprits if len(c.members) == 2}
+
+    def measured(self, groups: list[Group]) -> Generator[list[Group], Sequence[float], list[float]]:
+        """A round: each group's share of the reference, which the first round makes."""
+        if self.tests + len(groups) > self.rules.budget:
+            raise Spent
+        rates = list((yield groups))
+        self.tests, self.rounds = self.tests + len(groups), self.rounds + 1
+        self.reference = self.reference or float(np.quantile(rates, 0.75)) or stats.TINY
+        self.rates += rates
+        return [rate / self.reference for rate in rates]
+
+    def slow(self, share: float) -> bool:
+        return share < 1 - self.rules.tau
+
+    def clear(self, group: Sequence[int]) -> None:
+        self.fine.update(group)
+
+    def partner(self, host: int, had: frozenset[int | None], busy: set[int]) -> int | None:
+        """The nearest good host that is free, by the order of hosts, which mostly is that of
+        racks."""
+        usable = set(self.fine) - had - busy - self.named - self.suspects - {host}
+        usable -= {other for link in self.links if host in link for other in link}
+        return min(usable, key=lambda other: (abs(other - host), other), default=None)
+
+    def located(self) -> Located:
+        well = np.array(
+            [rate for rate in self.rates if not self.slow(rate / (self.reference or 1.0))]
+        )
+        logs = np.log(np.maximum(well, stats.TINY)) if len(well) else np.zeros(1)
+        spread = max(1.4826 * stats.mad(logs), uniformity.NOISE)
+        depth = math.log(1 - self.rules.tau)
+        deeper = math.log(max(1 - 2 * self.rules.tau, stats.TINY))
+        alpha, beta = (NormalDist().cdf(z / spread) for z in (depth, deeper - depth))
+        cleared = {host for host, times in self.fine.items() if times >= CLEARED}
+        unknown = sorted(set(range(self.n)) - cleared - self.named)
+        return Located(
+            self.culprits,
+            unknown,
+            self.n,
+            self.tests,
+            self.rounds,
+            max(alpha, UNLIKELY),
+            max(beta, UNLIKELY),
+            self.reference,
+        )
+
+
+def search(n: int, rules: Rules) -> Search:
+    """The whole search, for hosts numbered from 0. Raises UsageError for two: neither could be
+    told from the other. It ends with what it has found where Spent is thrown in."""
+    if n < 3:
+        raise UsageError(
+            f"{n} hosts are too few to search",
+            "it takes three, so that a third can show which of two is slow",
+        )
+    state = _State(n, rules)
+    with suppress(Spent):
+        yield from _by_pairs(state) if n <= FEW else _by_groups(state)
+    return state.located()
+
+
+def plan(n: int, rules: Rules, noun: str = "hosts") -> str:
+    """What will be done to n hosts, or to what the ``noun`` says, before anything is."""
+    if n <= FEW:
+        pairs = n * (n - 1) // 2
+        return (
+            f"{n} {noun}: all {pairs} pairs in {turning(n)} rounds, each suspect confirmed twice "
+            f"(a test each); at most {rules.budget} tests"
+        )
+    each = -(-n // _number(n))
+    most = 2 * math.ceil(math.log2(each)) + CONFIRMED - 1
+    left = max(0, rules.budget - 2 * _number(n)) // most
+    return (
+        f"{n} {noun}: {_number(n)} groups of up to {each}, screened twice (a round and {_number(n)}"
+        f" tests each); each fault takes at most {most} tests more, all at once; {rules.budget} are"
+        f" enough for {left} faults or more"
+    )
+
+
+def _number(n: int) -> int:
+    """How many groups a screening has, each of three hosts at least."""
+    return max(3, min(GROUPS, n // 3))
+
+
+def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
+    rates: dict[Pair, float] = {}
+    for number in range(turning(state.n)):
+        pairs = turn(state.n, number)
+        shares = yield from state.measured(list(pairs))
+        rates.update(zip(pairs, shares, strict=True))
+    blamed = uniformity.blame(rates)
+    best = uniformity.reach(rates)
+    state.reference *= float(
+        np.median([reached for host, reached in best.items() if host not in blamed.ends] or [1.0])
+    )
+    ends = {host: share for host, share in blamed.ends.items() if state.slow(share)}
+    links = {
+        link: share
+        for link, share in blamed.links.items()
+        if state.slow(share) and not set(link) & set(ends)
+    }
+    state.suspects = {*ends, *(host for link in links for host in link)}
+    for host in set(range(state.n)) - set(ends):
+        state.fine[host] = CLEARED
+    yield from _together(
+        state,
+        [
+            *(_settled(state, host, share) for host, share in ends.items()),
+            *(_confirmed(state, link, [share]) for link, share in links.items()),
+        ],
+    )
+
+
+def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
+    for number in range(PASSES):
+        waiting = [h for h in range(state.n) if state.fine[h] < CLEARED and h not in state.named]
+        if not waiting:
+            return
+        state.suspects = set()
+        groups = _screening(state, waiting, number)
+        shares = yield from state.measured(groups)
+        slow = []
+        for group, share in zip(groups, shares, strict=True):
+            if state.slow(share):
+                slow.append(group)
+            else:
+                state.clear(group)
+        state.suspects = {host for group in slow for host in group if not state.fine[host]}
+        yield from _together(state, [_narrowed(state, group) for group in slow])
+
+
+def _screening(state: _State, hosts: list[int], number: int) -> list[Group]:
+    """Groups of neighbours first, then of others; none has both ends of a link that is known to be
+    bad. Single ones are joined by good hosts."""
+    if number == 1:
+        count = _number(len(hosts)) if len(hosts) > FEW else 1
+        hosts = [host for start in range(count) for host in hosts[start::count]]
+    elif number:
+        hosts = np.random.default_rng([state.rules.seed, number]).permutation(hosts).tolist()
+    count = _number(len(hosts)) if len(hosts) > FEW else 1
+    groups = [list(map(int, part)) for part in np.array_split(np.array(hosts), count)]
+    for a, b in state.links:
+        for group in groups:
+            if a in group and b in group:
+                group.remove(b)
+    for group in groups:
+        while (
+            len(group) < 2
+            and (other := state.partner(group[0], frozenset(), {h for g in groups for h in g}))
+            is not None
+        ):
+            group.append(other)
+    return [tuple(group) for group in groups if len(group) > 1]
+
+
+class _Ask(NamedTuple):
+    """A test that one line of search waits for; ``partner`` asks for a good host, none of
+    ``had``."""
+
+    group: Group
+    partner: bool = False
+    had: frozenset[int | None] = frozenset()
+
+
+class _Told(NamedTuple):
+    share: float
+    partner: int | None
+
+
+Line = Generator[_Ask, _Told, Culprit | None]
+
+
+def _narrowed(state: _State, group: Group) -> Line:
+    """Searches a slow group for its culprit, if it has one; what is not looked at waits for the
+    next screening. Partners are from elsewhere: a bad link may be within."""
+    within = frozenset(group)
+    while len(group) > 1:
+        first, second = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]
+        for half in (first, second):
+            told = yield _Ask(half, len(half) == 1, within)
+            if state.slow(told.share):
+                if len(half) == 1:
+                    return (
+                        yield from _confirmed(state, half, [told.share], within | {told.partner})
+                    )
+                group = half
+                break
+            state.clear(half)
+            state.suspects -= set(half)
+        else:
+            for link in sorted({(first[-1], second[0]), (second[-1], first[0])}):
+                told = yield _Ask(link)
+                if state.slow(told.share):
+                    return (yield from _confirmed(state, link, [told.share]))
+            return None
+    return None
+
+
+def _confirmed(
+    state: _State, group: Group, shares: list[float], had: frozenset[int | None] = frozenset()
+) -> Line:
+    """A host with other partners each time, or a link; None as soon as one test is fine."""
+    while len(shares) < CONFIRMED:
+        told = yield _Ask(group, len(group) == 1, had)
+        if not state.slow(told.share):
+            return None
+        shares.append(told.share)
+        had |= {told.partner}
+    return Culprit(group, float(np.median(shares)), len(shares))
+
+
+def _settled(state: _State, host: int, share: float) -> Line:
+    """Confirms a host, as _confirmed does; where a test was fine another is made, and if that is
+    fine, too, the host is healthy."""
+    culprit = yield from _confirmed(state, (host,), [share])
+    if culprit is None:
+        state.clear((host,))
+        told = yield _Ask((host,), partner=True)
+        if not state.slow(told.share):
+            state.clear((host,))
+    return culprit
+
+
+def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequence[float], None]:
+    """All lines of search side by side: what each waits for is measured in one round, as far as
+    groups are disjoint."""
+    waiting = [(line, ask) for line in lines if (ask := next(line, None))]
+    while waiting:
+        round_: list[tuple[Line, _Ask, Group, int | None]] = []
+        later = []
+        busy = {host for _, ask in waiting for host in ask.group}
+        taken: set[int] = set()
+        for line, ask in waiting:
+            other = state.partner(ask.group[0], ask.had, busy | taken) if ask.partner else None
+            if (ask.partner and other is None) or taken & set(ask.group):
+                later.append((line, ask))
+                continue
+            group = ask.group if other is None else (*ask.group, other)
+            taken |= set(group)
+            round_.append((line, ask, group, other))
+        if not round_:
+            return  # no host is known to be good, and none can be told from another
+        shares = yield from state.measured([group for _, _, group, _ in round_])
+        for (line, ask, _, other), share in zip(round_, shares, strict=True):
+            try:
+                later.append((line, line.send(_Told(share, other))))
+            except StopIteration as ended:
+                state.suspects -= (
+                    set() if ask.partner else set(ask.group)
+                )  # a link's ends are fine without it
+                if ended.value:
+                    state.culprits.append(ended.value)
+        waiting = later
+
+
+ADVICE = {
+    1: (
+        "slow with every partner: look at its NIC, cable, PCIe link, GPUs, clocks and load, and"
+        f" take it out of service{uniformity.WHICH_WAY}"
+    ),
+    2: (
+        "both are fine with others: look at cables, switch ports and routes between"
+        f" them{uniformity.WHICH_WAY}"
+    ),
+}
+
+
+def findings(
+    found: Located,
+    hosts: Sequence[str],
+    kind: Literal["host", "rank"] = "host",
+    crowded: bool = False,
+) -> Iterator[Finding]:
+    """Culprits as findings; ``hosts`` are the names of what was searched, which may be a host's
+    ranks. Where they were ``crowded`` (more ranks than cores) tests err together, and nobody can
+    say how sure a culprit is.
+    """
+    for culprit in found.culprits:
+        name = " -> ".join(hosts[host] for host in culprit.members)
+        alone = len(culprit.members) == 1
+        yield Finding(
+            check="locate",
+            severity="warning",
+            subject=Subject(kind if alone else "link", name),
+            what=(
+                f"{name} reaches {culprit.share:.0%} of what others do, in {culprit.tests} of"
+                f" {culprit.tests} tests"
+            ),
+            advice=ADVICE[len(culprit.members)],
+            sure=None if crowded else found.sure,
+            evidence=[
+                Evidence(
+                    what="bandwidth of its tests",
+                    value=culprit.share * found.reference,
+                    expected=found.reference,
+                    unit="GB/s",
+                )
+            ],
+        )
+
+
+def words(
+    found: Located,
+    hosts: Sequence[str],
+    kind: Literal["host", "rank"] = "host",
+    crowded: bool = False,
+) -> str:
+    """The outcome in a sentence or two."""
+    names = [" -> ".join(hosts[host] for host in culprit.members) for culprit in found.culprits]
+    who = f"at fault: {', '.join(names)}" if names else f"no slow {kind} found"
+    cost = f"{found.tests} tests in {found.rounds} rounds"
+    errs = (
+        f"a test takes a good {kind} for slow in at most {found.alpha:.1%} of cases, and a slow one"
+        f" for good in {found.beta:.1%}; so a good {kind} is named with a chance of at most"
+        f" {1 - found.sure:.2%}, and one that is cleared is faulty with {found.missed:.2%}"
+    )
+    if crowded:
+        errs = "confidence unknown: ranks share cores, so tests are not independent"
+    left = [hosts[host] for host in found.open]
+    unknown = (
+        f"; not ruled out: {', '.join(left[:8])}"
+        f"{f' and {len(left) - 8} more' if len(left) > 8 else ''}"
+        if left
+        else ""
+    )
+    return f"{who}; {cost}{unknown}; {errs}"

@@ -1,0 +1,220 @@
+"""A night: what its runs measured, gathered once for all checks, each time with the launch that it
+is of.
+
+A launch (a process group that was started anew) is the unit of every claim, as in comparisons:
+samples of one launch share its placement, its channels and its clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from collbench.core.text import counted
+from collbench.features.health.findings import Evidence, Subject
+from collbench.machine import environment
+from collbench.records import derive, origins, rows
+from collbench.records.flags import BIMODAL, EXCLUDED, INJECTED, UNGATED
+from collbench.records.points import Point, over_launches
+from collbench.records.rows import Launch, Row
+from collbench.records.types import Record, RunFile, World
+from collbench.suite.case import Case
+
+LAUNCHES = 3  # from which on a median over launches, and their scatter, say something
+
+
+class NightRecord(NamedTuple):
+    """A record with its run, its world and what was derived of it."""
+
+    file: RunFile
+    record: Record
+    row: derive.Derived | None
+    world: World | None
+
+
+class Timing(NamedTuple):
+    """A case (cycle 0) in each launch that a judgement may rest on: ns a call. ``lost`` says, by
+    reason, how many launches tell nothing, none of which is among ``medians``. ``carried`` is how
+    many times what busbw assumes its links carried. ``cycles`` are the launches' first cycles."""
+
+    case: Case
+    run: str
+    moved: float
+    medians: dict[Launch, float]
+    lost: Counter[str]
+    carried: float = 1.0
+    cycles: Mapping[Launch, int] = {}
+
+    @property
+    def by_cycle(self) -> dict[tuple[str, int], float]:
+        """The medians by run and cycle, which worlds of other settings have in common."""
+        return {(at.run, self.cycles[at]): median for at, median in self.medians.items()}
+
+    @property
+    def fit(self) -> bool:
+        return len(self.medians) >= LAUNCHES
+
+    @property
+    def median(self) -> float:
+        return float(np.median(list(self.medians.values())))
+
+
+class Night:
+    """Runs of one night. ``trouble`` is why they make no night, or empty; derived values are made
+    when asked for."""
+
+    def __init__(self, files: Sequence[RunFile]) -> None:
+        self.files = list(files)
+        self.trouble = trouble(self.files)
+        self.rows = rows.table(self.files)
+        worlds = [{world.index: world for world in file.worlds} for file in self.files]
+        cycles = [(row.file, cycle) for row in self.rows for cycle in row.cycles]
+        self.records = [
+            NightRecord(
+                self.files[file], cycle.record, cycle.derived, worlds[file].get(cycle.record.world)
+            )
+            for file, cycle in sorted(cycles, key=lambda item: (item[0], item[1].number))
+        ]
+
+    @cached_property
+    def _timed(self) -> dict[Case, list[Row]]:
+        """The rows that ran, by case; of a run given twice once."""
+        ran = {(row.case, row.launch): row for row in self.rows if row.ran}
+        return rows.by(ran.values(), lambda row: row.case)
+
+    @cached_property
+    def timings(self) -> dict[Case, Timing]:
+        """Every case that was measured, by the case itself."""
+        return {case: _timing(case, each) for case, each in self._timed.items()}
+
+    @cached_property
+    def fit(self) -> list[Timing]:
+        return [timing for timing in self.timings.values() if timing.fit]
+
+    @property
+    def unfit(self) -> str:
+        """How many rows nothing can rest on, and why, for a check's note; empty if there are
+        none."""
+        left = [timing for timing in self.timings.values() if not timing.fit]
+        if not left:
+            return ""
+        few = f"fewer than {LAUNCHES} launches"
+        reasons = Counter(
+            timing.lost.most_common(1)[0][0] if timing.lost else few for timing in left
+        )
+        told = ", ".join(f"{reason} ({times:,})" for reason, times in reasons.most_common(3))
+        return f"{counted(len(left), 'row')} left out: {told}"
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The fit rows as efficiency.py takes them."""
+        return [over_launches(_grounds(self._timed[timing.case])) for timing in self.fit]
+
+    @property
+    def hosts(self) -> list[str]:
+        return sorted(
+            {info.host for file in self.files for world in file.worlds for info in world.ranks}
+        )
+
+    @property
+    def wired(self) -> bool:
+        """Whether anything but a host's own memory is between ranks."""
+        ranks = [info for file in self.files for world in file.worlds for info in world.ranks]
+        return len(self.hosts) > 1 or any(info.device != "cpu" for info in ranks)
+
+
+def trouble(files: Sequence[RunFile]) -> str:
+    """Why runs are no night: of different machines, or not measured; empty where they are one."""
+    for file in files:
+        if file.run.pairing:
+            return f"{file.run.id} is a side of an experiment: collbench compare judges it"
+        if file.run.imported:
+            return (
+                f"{file.run.id} was imported from {file.run.imported}: health judges runs that"
+                " collbench measured"
+            )
+        if reason := origins.unmeasured(file):
+            return f"{file.run.id} was {reason}"
+    for file in files[1:]:
+        backends = files[0].backends | file.backends
+        if apart := environment.differences(
+            files[0].run.environment, file.run.environment, backends
+        ):
+            names = f"{files[0].run.id} and {file.run.id}"
+            return f"{names} are no night: {environment.explained(apart)}"
+        if placed(file) != placed(files[0]):
+            return f"{files[0].run.id} and {file.run.id} ran on different hosts"
+    return ""
+
+
+def placed(file: RunFile) -> set[str]:
+    return {info.host for world in file.worlds for info in world.ranks}
+
+
+def broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
+    """The flag, of those that are not ``harmless``, for which nothing may be said of a row, or an
+    empty string. That a fault was planted is none: an alarm is to be heard when it is tried."""
+    bad = {*EXCLUDED, *UNGATED}.intersection(flags) - {INJECTED, *harmless}
+    return min(bad, default="").rstrip("!")
+
+
+def _grounds(launches: Sequence[Row]) -> list[Row]:
+    return [row for row in rows.gateable(launches, (INJECTED,)) if not row.has(BIMODAL)]
+
+
+def _timing(case: Case, launches: Sequence[Row]) -> Timing:
+    grounds = _grounds(launches)
+    medians = {row.launch: row.median for row in grounds}
+    reasons = [
+        broken((*row.unfit, *row.ungated)) or (BIMODAL if row.has(BIMODAL) else "")
+        for row in launches
+    ]
+    first = next((c.derived for row in launches for c in row.cycles if c.derived), None)
+    moved = first.algbw * first.times.median if first else math.nan
+    carried = first.carried if first else 1.0
+    cycles = {row.launch: row.cycles[0].record.case.cycle for row in grounds}
+    lost = Counter(filter(None, reasons))
+    return Timing(case, launches[0].run.id, moved, medians, lost, carried, cycles)
+
+
+def where(world: World | None, rank: int) -> Subject:
+    """Who a rank is: its GPU where it has one of its own, else host and rank; the rank alone where
+    nobody knows."""
+    info = next((info for info in world.ranks if info.rank == rank), None) if world else None
+    if info is None:
+        return Subject("rank", f"rank {rank}")
+    if info.gpu and world and not world.shared_gpu:
+        return Subject("gpu", f"{info.host}:{info.gpu} (rank {rank})")
+    return Subject("rank", f"{info.host}:{rank}")
+
+
+def host_of(subject: Subject) -> tuple[str, ...]:
+    """The hosts that a subject is of, as far as its name tells."""
+    if subject.kind not in ("host", "rank", "gpu", "link"):
+        return ()
+    return tuple(dict.fromkeys(end.split(":")[0].strip() for end in subject.name.split("->")))
+
+
+def evidence(
+    told: NightRecord, what: str, value: float | str, expected: float | str = "", unit: str = ""
+) -> Evidence:
+    return Evidence(
+        what=what,
+        value=value,
+        expected=expected,
+        unit=unit,
+        run=told.file.run.id,
+        case=told.record.case.key,
+    )
+
+
+def several(names: Iterable[str], most: int = 3) -> str:
+    """The first few, and how many more."""
+    listed = list(names)
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more

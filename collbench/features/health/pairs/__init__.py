@@ -1,0 +1,1 @@
+"""Every pair of ranks, measured by itself."""

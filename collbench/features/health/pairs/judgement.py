@@ -1,0 +1,322 @@
+"""Which of many alike are not alike: ranks, hosts, links and uplinks that stand out in a matrix of
+pairs.
+
+A pair is as fast as the slowest of its two ends and what is between them. What an end can do is
+what it reaches with its best partners, however many of the others are slow; a link is slow where a
+pair reaches less than both its ends can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from collbench.core.groups import Pair, placed
+from collbench.core.text import bandwidth, counted, duration
+from collbench.features.health.findings import Evidence, Finding, Subject
+from collbench.records import stats
+from collbench.records.derive import NO_SAMPLE
+from collbench.records.rows import by, case_time, deciding, table
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+
+_T = TypeVar("_T")
+
+
+Rates = Mapping[Pair, float]  # of pairs (low, high); the more the better, 0 where nothing came
+
+
+FAR = 4.0  # robust standard deviations below the middle
+
+
+LEAST = 0.90  # of the middle: what reaches it is no concern, however exactly it is known
+
+
+NOISE = 0.005  # of logarithms: no scatter is taken for smaller
+
+
+MANY = 0.75  # of a host's ranks or of the links between two racks, for them to be named instead
+
+
+MIN_PAIRS = 3  # alike, for one of them to stand out
+
+
+WORDS = {
+    "host": "on one host",
+    "rack": "in one rack",
+    "racks": "between racks",
+    "hosts": "between hosts",
+}
+
+
+class Blame(NamedTuple):
+    """Ends and links that stand out, by what they reach of what the others do."""
+
+    ends: dict[int, float]
+    links: dict[Pair, float]
+
+
+class Matrix(NamedTuple):
+    """What a run says of its pairs: GB/s each way at the largest size, and ns at the smallest, if
+    there are two. ``hosts`` are the ranks', ``cases`` the largest size's. ``one_way``: a pair is
+    (from, to), and there are two of each; else (low, high), measured both ways at once."""
+
+    rates: dict[Pair, float]
+    times: dict[Pair, float]
+    hosts: list[str]
+    cases: dict[Pair, Case]
+    trouble: dict[Pair, str]
+    one_way: bool
+
+
+def blame(rates: Rates) -> Blame:
+    """What stands out among pairs that should be alike."""
+    best = reach(rates)
+    if len(best) == 2 * len(rates):  # which end of a pair it is, nobody can tell
+        return Blame({}, _low(rates) if rates else {})
+    links = {
+        pair: rate / max(min(best[pair[0]], best[pair[1]]), stats.TINY)
+        for pair, rate in rates.items()
+    }
+    return Blame(_low(best, _scatter(links)), _low(links))
+
+
+def ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
+    """What stands out, by what it does slowly. One way at a time, an end that sends and the same
+    end that receives are two, and so are both ways of a link."""
+    if not one_way:
+        return {"reaches": blame(rates)}
+    found = blame({(a, ~b): rate for (a, b), rate in rates.items()})
+    links = {(a, ~b): s for (a, b), s in found.links.items() if not {a, b} & set(found.ends)}
+    return {
+        "sends at": Blame({end: s for end, s in found.ends.items() if end >= 0}, {}),
+        "receives at": Blame({~end: s for end, s in found.ends.items() if end < 0}, {}),
+        "one way reaches": Blame({}, links),
+    }
+
+
+def reach(rates: Rates) -> dict[int, float]:
+    """What each end reaches with its best partner; of four and more the second best, which no
+    chance has made."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for pair, rate in rates.items():
+        for end in pair:
+            found[end].append(rate)
+    return {end: sorted(mine)[-2 if len(mine) > 3 else -1] for end, mine in sorted(found.items())}
+
+
+def _scatter(values: Mapping[_T, float]) -> float:
+    """A robust standard deviation of logarithms."""
+    return 1.4826 * stats.mad(np.log(np.maximum(list(values.values()), stats.TINY)))
+
+
+def _low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]:
+    """Those far below the middle, as a share of it. They scatter no more than by ``noise``, unless
+    some stand out, and of few that may be many."""
+    logs = np.log(np.maximum(list(values.values()), stats.TINY))
+    middle = float(np.median(logs))
+    limit = min(-FAR * max(min(_scatter(values), noise), NOISE), math.log(LEAST))
+    return {
+        name: math.exp(x - middle)
+        for name, x in zip(values, logs.tolist(), strict=True)
+        if x - middle < limit
+    }
+
+
+def matrix(file: RunFile) -> Matrix | None:
+    """What a run says of pairs of ranks; None where it has measured none. Where it has measured
+    them both ways at once and one way at a time, the latter counts."""
+    cases_ = by(table([file]), lambda row: row.case)
+    one_way = any(_measures(case) and case.row.one_way for case in cases_)
+    found: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
+    cases, trouble = dict[Pair, Case](), dict[Pair, str]()
+    for case, launches in cases_.items():
+        if not _measures(case) or case.row.one_way != one_way:
+            continue
+        pair = case.pair if one_way else (min(case.pair), max(case.pair))
+        measured = [row for row in deciding(launches) if not row.predicted]
+        if measured:
+            found[case.size][pair].append(case_time(measured).median)
+            cases[pair] = max(case, cases.get(pair, case), key=lambda case: case.size)
+        for record in (cycle.record for row in launches for cycle in row.left_out):
+            if record.status in ("wrong", "failed") and not record.note.startswith(NO_SAMPLE):
+                trouble[pair] = f"{record.status}: {record.note}"
+    if not found and not trouble:
+        return None
+    most, least = max(found, default=0), min(found, default=0)
+    rates = {
+        pair: most / median(times) for pair, times in sorted(found[most].items())
+    } | dict.fromkeys(trouble, 0.0)
+    times = (
+        {pair: median(times) for pair, times in sorted(found[least].items())}
+        if least < most
+        else {}
+    )
+    hosts = {info.rank: info.host for world in file.worlds for info in world.ranks}
+    return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble, one_way)
+
+
+def _measures(case: Case) -> bool:
+    """Whether the case is about a pair among more ranks."""
+    return (case.row.pairwise or case.row.one_way) and case.n == 2 and placed(case.groups) > 0
+
+
+def classes(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
+    """Rates by how far apart the ends are: on one host, in one rack, between racks; without racks
+    between hosts."""
+    sorted_: dict[str, dict[Pair, float]] = defaultdict(dict)
+    for (a, b), rate in found.rates.items():
+        here, there = found.hosts[a], found.hosts[b]
+        known = here in racks and there in racks
+        kind = (
+            "host"
+            if here == there
+            else "hosts"
+            if not known
+            else "rack"
+            if racks[here] == racks[there]
+            else "racks"
+        )
+        sorted_[kind][a, b] = rate
+    return {kind: sorted_[kind] for kind in WORDS if kind in sorted_}
+
+
+def is_comparable(found: Matrix, racks: Mapping[str, str]) -> bool:
+    """Whether there are enough pairs of one kind, so that it means something if none stands out."""
+    return any(len(rates) >= MIN_PAIRS for rates in classes(found, racks).values())
+
+
+def judge(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:
+    """What stands out in a run's pairs. ``racks`` are hosts', where they are known."""
+    found = matrix(file)
+    if found is None:
+        return []
+    racks, told = racks or {}, list[Finding]()
+    for kind, rates in classes(found, racks).items():
+        for way, blamed in ways(rates, found.one_way).items():
+            ends, hosts = _by_host(blamed.ends, rates, found.hosts)
+            links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}
+            uplinks: Mapping[tuple[str, str], float] = {}
+            if kind == "racks":
+                links, uplinks = _by_rack(links, rates, found.hosts, racks)
+            tell = partial(_finding, file, found, f"{way} {{:.0%}} of what others do {WORDS[kind]}")
+            told += [tell("host", host, share) for host, share in hosts.items()]
+            told += [tell("rank", _rank(found, end), share) for end, share in ends.items()]
+            told += [tell("link", " -> ".join(both), share) for both, share in uplinks.items()]
+            told += [
+                tell("link", " -> ".join(_rank(found, end) for end in pair), share, pair)
+                for pair, share in links.items()
+            ]
+    return sorted(told, key=lambda finding: finding.evidence[0].value)
+
+
+def _rank(found: Matrix, rank: int) -> str:
+    """``host`` where it has one rank, else ``host:rank``."""
+    host = found.hosts[rank]
+    return host if found.hosts.count(host) == 1 else f"{host}:{rank}"
+
+
+def _by_host(
+    ends: Mapping[int, float], rates: Rates, names: Sequence[str]
+) -> tuple[dict[int, float], dict[str, float]]:
+    """Ranks that stand out among those of their host, and hosts of which most do."""
+    there: dict[str, set[int]] = defaultdict(set)
+    for end in {end for pair in rates for end in pair}:
+        there[names[end]].add(end)
+    slow = {host: [ends[end] for end in mine if end in ends] for host, mine in there.items()}
+    alone = len(set(names)) == 1  # then ranks are all there is to name
+    hosts = (
+        {}
+        if alone
+        else {h: median(s) for h, s in slow.items() if s and len(s) >= MANY * len(there[h])}
+    )
+    return {end: share for end, share in ends.items() if names[end] not in hosts}, hosts
+
+
+def _by_rack(
+    links: Mapping[Pair, float], rates: Rates, hosts: Sequence[str], racks: Mapping[str, str]
+) -> tuple[dict[Pair, float], dict[tuple[str, str], float]]:
+    """Links that stand out, and pairs of racks between which most do."""
+
+    def between(pair: Pair) -> tuple[str, str]:
+        a, b = (racks[hosts[end]] for end in pair)
+        return (a, b) if pair[::-1] in rates else (min(a, b), max(a, b))
+
+    every: dict[tuple[str, str], int] = defaultdict(int)
+    slow: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for pair in rates:
+        every[between(pair)] += 1
+    for pair, share in links.items():
+        slow[between(pair)].append(share)
+    uplinks = {
+        both: median(shares) for both, shares in slow.items() if len(shares) >= MANY * every[both]
+    }
+    return {pair: share for pair, share in links.items() if between(pair) not in uplinks}, uplinks
+
+
+ADVICE = {
+    "host": (
+        "what its pairs have in common is the host: look at its NIC, cable, PCIe link, clocks and"
+        " load"
+    ),
+    "rank": (
+        "its neighbours on the host are well: look at this rank's GPU, its NIC and the cores it is"
+        " bound to"
+    ),
+    "link": "both ends are well with others: look at cables, switch ports and routes between them",
+}
+
+
+WHICH_WAY = "; collbench pairs --one-way tells which direction is slow"
+
+
+def _finding(
+    file: RunFile,
+    found: Matrix,
+    words: str,
+    kind: str,
+    name: str,
+    share: float,
+    pair: Pair | None = None,
+) -> Finding:
+    what = f"{name} {words.format(share)}"
+    case = found.cases[pair].key if pair in found.cases else ""
+    evidence = [
+        Evidence(
+            what="share of the others' bandwidth",
+            value=round(share, 4),
+            expected=1.0,
+            run=file.run.id,
+            case=case,
+        )
+    ]
+    if pair and pair in found.trouble:
+        what = f"{name}: {found.trouble[pair]}"
+    return Finding(
+        check="link uniformity",
+        severity="warning",
+        subject=Subject(kind, name),  # type: ignore[arg-type]
+        what=what,
+        advice=ADVICE[kind] + ("" if found.one_way else WHICH_WAY),
+        evidence=evidence,
+    )
+
+
+def summary(found: Matrix, racks: Mapping[str, str]) -> list[str]:
+    """What pairs reach by how far apart they are, in words."""
+    lines, of = [], "direction" if found.one_way else "pair"
+    for kind, rates in classes(found, racks).items():
+        values = sorted(rates.values())
+        times = [found.times[pair] for pair in rates if pair in found.times]
+        fast = f", {duration(median(times))} at the smallest" if times else ""
+        lines.append(
+            f"{counted(len(rates), of)} {WORDS[kind]}: {bandwidth(median(values))} GB/s in the"
+            f" median, {bandwidth(values[0])} to {bandwidth(values[-1])}{fast}"
+        )
+    return lines

@@ -1,0 +1,190 @@
+"""The pairs of a run as a document: the rate of each pair, the slowest of them, and which ranks,
+hosts and links stand out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, NamedTuple
+
+from collbench.core.groups import Pair
+from collbench.core.text import bandwidth, counted, duration, plain
+from collbench.features.health.findings import Finding
+from collbench.features.health.pairs import judgement as pairs
+from collbench.features.health.pairs.judgement import WORDS, Matrix
+from collbench.records.types import RunFile
+from collbench.show.document import Block, Document, Line, Table
+from collbench.show.words import caveats
+
+SHOWN = 16  # ranks up to which the matrix is shown
+
+
+WORST = 8
+
+
+COLUMNS = ("a", "b", "host_a", "host_b", "apart", "busbw", "time_ns", "share", "injected")
+
+
+class Pairs(NamedTuple):
+    """A run's pairs and the verdict on them."""
+
+    file: RunFile
+    matrix: Matrix
+    racks: Mapping[str, str]
+    findings: list[Finding]
+
+
+def shares(measured: Pairs) -> dict[Pair, tuple[str, float]]:
+    """How far apart each pair is, and its share of the median rate of such pairs."""
+    found = {}
+    for kind, rates in pairs.classes(measured.matrix, measured.racks).items():
+        middle = median(rates.values())
+        found.update(
+            {pair: (kind, rate / middle if middle else 1.0) for pair, rate in rates.items()}
+        )
+    return found
+
+
+def rows(measured: Pairs) -> list[dict[str, Any]]:
+    """A pair each, by COLUMNS: GB/s each way, nanoseconds at the smallest size."""
+    found, apart = measured.matrix, shares(measured)
+    return [
+        dict(
+            zip(
+                COLUMNS,
+                (
+                    a,
+                    b,
+                    found.hosts[a],
+                    found.hosts[b],
+                    WORDS[apart[a, b][0]],
+                    rate,
+                    found.times.get((a, b)),
+                    apart[a, b][1],
+                    measured.file.run.policy.inject,
+                ),
+                strict=True,
+            )
+        )
+        for (a, b), rate in found.rates.items()
+    ]
+
+
+def scores(measured: Pairs) -> list[dict[str, Any]]:
+    """The best and the median rate of each host's pairs with other hosts (of each rank's, where all
+    are on one host), slowest first."""
+    several = len(set(measured.matrix.hosts)) > 1
+    mine: dict[str, list[float]] = defaultdict(list)
+    for pair, rate in measured.matrix.rates.items():
+        names = [measured.matrix.hosts[end] if several else f"rank {end}" for end in pair]
+        if not several or names[0] != names[1]:
+            if measured.matrix.one_way:
+                names = [f"{names[0]} sends", f"{names[1]} receives"]
+            for name in names:
+                mine[name].append(rate)
+    best = {name: sorted(rates)[-2 if len(rates) > 3 else -1] for name, rates in mine.items()}
+    usual = median(best.values()) if best else 1.0
+    found = [
+        {
+            "name": name,
+            "pairs": len(rates),
+            "best": best[name],
+            "median": median(rates),
+            "share": best[name] / usual if usual else 1.0,
+        }
+        for name, rates in mine.items()
+    ]
+    return sorted(found, key=lambda score: score["best"])
+
+
+def document(measured: Pairs) -> Document:
+    """The pairs for every medium: a matrix of few ranks, the slowest pairs, what each reaches."""
+    run = measured.file.run
+    head = [
+        *caveats(run, measured.file.worlds),
+        *pairs.summary(measured.matrix, measured.racks),
+    ]
+    tables = [_square(measured.matrix)] if len(measured.matrix.hosts) <= SHOWN else []
+    tables += [_worst(measured), _reached(measured)]
+    brief: list[Block] = [*head, ""]
+    for table in tables:
+        brief += [table, ""]
+    return Document(
+        title=f"Pairs of {run.id}",
+        brief=[*brief, *verdict(measured)],
+        comment=[*head, *tables, *verdict(measured)],
+        rows=rows(measured),
+        values={
+            "run": run.id,
+            "injected": run.policy.inject,
+            "racks": measured.racks,
+            "one_way": measured.matrix.one_way,
+            "pairs": rows(measured),
+            "scores": scores(measured),
+            "findings": measured.findings,
+        },
+    )
+
+
+def _square(found: Matrix) -> Table:
+    ranks = range(len(found.hosts))
+    lines = []
+    for a in ranks:
+        rates = [found.rates.get((a, b), found.rates.get((b, a))) for b in ranks]
+        lines.append(Line((str(a), *("" if rate is None else bandwidth(rate) for rate in rates))))
+    heads = ("", *map(str, ranks))
+    way = "from line to column" if found.one_way else "between ranks"
+    return Table(title=f"busbw {way}, GB/s", heads=heads, lines=lines, split=True)
+
+
+def _worst(measured: Pairs) -> Table:
+    apart, hosts = shares(measured), measured.matrix.hosts
+    to = "->" if measured.matrix.one_way else "-"
+    worst = sorted(measured.matrix.rates, key=lambda pair: apart[pair][1])[:WORST]
+    lines = [
+        Line(
+            (
+                f"{a} {to} {b}",
+                plain(f"{hosts[a]} {to} {hosts[b]}"),
+                WORDS[apart[a, b][0]],
+                bandwidth(measured.matrix.rates[a, b]),
+                f"{apart[a, b][1]:.0%}",
+                duration(measured.matrix.times.get((a, b))),
+            )
+        )
+        for a, b in worst
+    ]
+    title = f"The slowest {counted(len(worst), 'pair')}"
+    heads = ("pair", "hosts", "apart", "busbw", "of the median", "smallest size")
+    return Table(title=title, heads=heads, lines=lines, align="lww")
+
+
+def _reached(measured: Pairs) -> Table:
+    lines = [
+        Line(
+            (
+                plain(score["name"]),
+                str(score["pairs"]),
+                bandwidth(score["best"]),
+                bandwidth(score["median"]),
+                f"{score['share']:.0%}",
+            )
+        )
+        for score in scores(measured)[:SHOWN]
+    ]
+    heads = ("", "pairs", "best", "median", "best of the others'")
+    return Table(title="What each reaches", heads=heads, lines=lines, align="w")
+
+
+def verdict(measured: Pairs) -> list[str]:
+    """What stands out, or that nothing does, or why that cannot be said."""
+    if not measured.findings:
+        if not pairs.is_comparable(measured.matrix, measured.racks):
+            number = counted(len(measured.matrix.rates), "pair")
+            return [f"no verdict: {number}, too few for one to stand out"]
+        return ["no pair, rank, host or link stands out"]
+    crowded = any(world.oversubscribed for world in measured.file.worlds)
+    words = [f"{one.subject.kind} {one.what}: {one.advice}" for one in measured.findings]
+    caution = "oversubscribed: who stands out may have had less of a core"
+    return [caution, *words] if crowded else words

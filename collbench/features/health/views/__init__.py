@@ -1,0 +1,1 @@
+"""A night's health as a document."""

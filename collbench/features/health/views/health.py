@@ -1,0 +1,479 @@
+"""A verdict on a cluster's health as a document: for people, for monitoring, for chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from collbench.core.text import counted, plain
+from collbench.features.health.findings import (
+    Checked,
+    Evidence,
+    Finding,
+    Severity,
+    State,
+    Subject,
+    Verdict,
+)
+from collbench.features.health.history import view as history
+from collbench.features.health.history.outlook import Outlook
+from collbench.features.health.night import host_of
+from collbench.records.types import RunFile
+from collbench.show.document import (
+    Block,
+    Document,
+    Gauge,
+    JunitCase,
+    Line,
+    Section,
+    Table,
+    Weight,
+    toned,
+)
+from collbench.show.views import run
+
+SCHEMA = 1  # of the JSON
+
+
+NAGIOS: dict[State, tuple[int, str]] = {
+    "healthy": (0, "OK"),
+    "unhealthy": (1, "WARNING"),
+    "no verdict": (3, "UNKNOWN"),
+}
+
+
+CRITICAL, UNKNOWN = (2, "CRITICAL"), NAGIOS["no verdict"]
+
+
+MARKS: dict[State, str] = {"healthy": "✅", "unhealthy": "❌", "no verdict": "❔"}
+
+
+STATES: tuple[State, ...] = ("healthy", "unhealthy", "no verdict")
+
+
+LINE = 500  # characters of a line for a chat
+
+
+GROUP = "collbench.health"  # of its JUnit cases
+
+
+HOSTS = 200  # lines of the grid: those with findings first
+
+
+CLUSTER = "cluster"
+
+
+WEIGHTS: dict[State, Weight] = {"healthy": "good", "unhealthy": "bad", "no verdict": "notice"}
+
+
+GRAVITY: dict[Severity, Weight] = {"critical": "bad", "warning": "bad", "hint": "notice"}
+
+
+OUTCOMES: dict[str, Weight] = {
+    "passed": "good",
+    "found": "notice",
+    "no data": "",
+    "not applicable": "",
+}
+
+
+CHECKS = ("check", "outcome", "what was seen, or is missing")  # heads
+
+
+CELLS = {"passed": "✓", "found": "✓", "no data": "?", "not applicable": "-"}
+
+
+LEGEND = (
+    "✓: nothing found; ?: no data, which is no pass. The first line is about all hosts together."
+)
+
+
+def document(
+    verdict: Verdict, files: Sequence[RunFile] = (), trend: Outlook | None = None
+) -> Document:
+    """The page: findings, checks by host, evidence, ``trend``; then, of ``files``, the report that
+    these lead into."""
+    report = run.document(files) if files else None
+    proofs = [
+        (place, proof) for place, one in enumerate(verdict.findings) for proof in one.evidence
+    ]
+    shown = [
+        _findings(verdict),
+        _checks(verdict, trend),
+        *([_evidence(proofs, report is not None)] if proofs else []),
+    ]
+    shown += history.sections(trend) if trend and trend.series else []
+    return Document(
+        title=f"Health of {_some(verdict.hosts, 3) or 'a cluster'}",
+        verdict=_sentence(verdict),
+        weight=WEIGHTS[verdict.state],
+        sections=[*shown, *(report.sections if report else [])],
+        runs=report.runs if report else [f"run {name}" for name in verdict.runs],
+        data=report.data if report else [],
+        brief=_brief(verdict),
+        line=line(verdict),
+        values=values(verdict),
+        suite=f"{marked(verdict)}collbench health",
+        cases=cases(verdict),
+        gauges=gauges(verdict),
+    )
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
+
+
+def _findings(verdict: Verdict) -> Section:
+    lines = [
+        Line(
+            (
+                one.severity,
+                one.subject.name,
+                one.check,
+                one.what,
+                one.since,
+                _sure(one),
+                one.advice,
+            ),
+            {},
+            GRAVITY[one.severity],
+            f"finding-{place}",
+            f"evidence-{place}" if one.evidence else "",
+        )
+        for place, one in enumerate(verdict.findings)
+    ]
+    heads = ("severity", "who", "check", "what", "since", "sure", "what to do")
+    words = [] if lines else ["Nothing was found."]
+    if verdict.injected:
+        words = [
+            f"A fault was planted on purpose: {verdict.injected}. This is a test of the alarm.",
+            *words,
+        ]
+    used = [place for place in range(len(heads)) if any(line.cells[place] for line in lines)]
+    table = Table(
+        name="findings",
+        title="Findings",
+        heads=tuple(heads[place] for place in used),
+        lines=[
+            msgspec.structs.replace(line, cells=[line.cells[place] for place in used])
+            for line in lines
+        ],
+        align="".join("lllllrl"[place] for place in used),
+        note="Hints do not affect the verdict.",
+        carded=True,
+    )
+    return Section(name="findings", title="Findings", words=words, tables=[table] if lines else [])
+
+
+def _checks(verdict: Verdict, trend: Outlook | None) -> Section:
+    nights = history.recent_nights(trend) if trend else ""
+    ended = [
+        Line((one.check, one.outcome, one.note), {}, _weight(verdict, one))
+        for one in verdict.checks
+    ]
+    tables = (
+        [
+            Table(
+                name="checks",
+                title="Checks",
+                heads=CHECKS,
+                lines=ended,
+                align="lll",
+                tiled=True,
+            )
+        ]
+        if ended
+        else []
+    )
+    heads, lines = grid(verdict)
+    if len(lines) > 2:  # of one host, the other table says it all
+        hosts = Table(
+            name="grid",
+            title="Hosts and checks",
+            heads=heads,
+            lines=lines[: HOSTS + 1],
+            note=LEGEND,
+            align="l" * len(heads),
+        )
+        tables = [hosts, *tables]
+    words = [nights] if nights else []
+    return Section(
+        name="checks",
+        title="Checks",
+        words=words if ended else ["No check was made."],
+        tables=tables,
+    )
+
+
+def _weight(verdict: Verdict, check: Checked) -> Weight:
+    graves = {GRAVITY[one.severity] for one in verdict.findings if one.check == check.check}
+    return "bad" if "bad" in graves else OUTCOMES[check.outcome]
+
+
+def grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
+    """Hosts by checks that apply, of both those with findings first; on the first line what is
+    about no host alone."""
+    guilty = {one.check for one in verdict.findings}
+    checks = sorted(
+        (c for c in verdict.checks if c.outcome != "not applicable" or c.check in guilty),
+        key=lambda check: check.check not in guilty,
+    )
+    heads = ("host", *(check.check for check in checks))
+    blamed: dict[str, dict[str, list[Severity]]] = {}
+    for one in verdict.findings:
+        for host in host_of(one.subject) or (CLUSTER,):
+            blamed.setdefault(host, {}).setdefault(one.check, []).append(one.severity)
+    hosts = sorted(
+        {*verdict.hosts, *blamed} - {CLUSTER}, key=lambda host: (-len(blamed.get(host, {})), host)
+    )
+    return heads, [_row(host, blamed.get(host, {}), checks) for host in (CLUSTER, *hosts)]
+
+
+def _row(host: str, found: dict[str, list[Severity]], checks: Sequence[Checked]) -> Line:
+    ranked: tuple[Severity, ...] = ("critical", "warning", "hint")
+    worst = {check: min(severities, key=ranked.index) for check, severities in found.items()}
+    cells = [worst.get(check.check) or CELLS[check.outcome] for check in checks]
+    weights = {GRAVITY[severity] for severity in worst.values()}
+    return Line((host, *cells), {}, "bad" if "bad" in weights else "notice" if weights else "good")
+
+
+def _evidence(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> Section:
+    lines = []
+    for number, (place, proof) in enumerate(proofs):
+        value, expected = (
+            f"{figure} {proof.unit}".strip() if figure != "" else ""
+            for figure in (proof.value, proof.expected)
+        )
+        first = number == 0 or proofs[number - 1][0] != place
+        lines.append(
+            Line(
+                (proof.what, value, expected, proof.run, proof.case),
+                {},
+                "",
+                f"evidence-{place}" if first else "",
+                "bandwidth" if linked and proof.case else "",
+            )
+        )
+    heads = ("what", "is", "should be", "run", "case")
+    note = (
+        "In the order of the findings. Each case's times are in the report below." if linked else ""
+    )
+    table = Table(
+        name="evidence", title="Evidence", heads=heads, lines=lines, align="lllll", note=note
+    )
+    return Section(name="evidence", title="Evidence", words=[], tables=[table])
+
+
+def _sure(one: Finding) -> str:
+    """Never quite: what tests were made for is not all that can go wrong."""
+    return "" if one.sure is None else "> 99.9%" if one.sure > 0.999 else f"{one.sure:.1%}"
+
+
+def _brief(verdict: Verdict) -> list[Block]:
+    """What a terminal shows: the verdict, findings in words, what each check saw."""
+    about = ", ".join(verdict.hosts[:4])
+    more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
+    whom = f"{about}{more}" or "of hosts that no run names"
+    blocks: list[Block] = [toned("collbench health  ", strong=True) + whom]
+    if verdict.injected:
+        blocks.append(toned(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
+    blocks += [toned(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
+    for one in verdict.findings:
+        since = f", since {one.since}" if one.since else ""
+        told = toned(f"{one.severity:<10}", GRAVITY[one.severity]) + f"{one.sentence}{since}"
+        blocks.append(told + toned(f" (sure: {_sure(one)})" if _sure(one) else "", "quiet"))
+        blocks += [toned(f"          {_proof(proof)}", "quiet") for proof in one.evidence[:3]]
+        blocks += [f"          → {one.advice}", ""]
+    lines = [
+        Line((one.check, toned(one.outcome, _weight(verdict, one) or "quiet"), one.note))
+        for one in verdict.checks
+    ]
+    table = Table(heads=CHECKS, lines=lines, align="www", quiet=CHECKS[2:])
+    return [*blocks, table] if lines else blocks
+
+
+def _proof(proof: Evidence) -> str:
+    value = f"{proof.value} {proof.unit}".strip()
+    return f"{proof.what}: {value}" + (
+        f", not {proof.expected} {proof.unit}".rstrip() if proof.expected != "" else ""
+    )
+
+
+def cleaned(verdict: Verdict) -> Verdict:
+    """All its text on single lines without control characters: hosts and notes come from
+    elsewhere."""
+    replace = msgspec.structs.replace
+
+    def proof(one: Evidence) -> Evidence:
+        texts = {
+            name: value
+            for name in one.__struct_fields__
+            if isinstance(value := getattr(one, name), str)
+        }
+        return replace(one, **{name: plain(text) for name, text in texts.items()})
+
+    def clean(one: Finding) -> Finding:
+        subject = Subject(one.subject.kind, plain(one.subject.name))
+        return replace(
+            one,
+            subject=subject,
+            what=plain(one.what),
+            advice=plain(one.advice),
+            since=plain(one.since),
+            evidence=[proof(each) for each in one.evidence],
+        )
+
+    return replace(
+        verdict,
+        summary=plain(verdict.summary),
+        injected=plain(verdict.injected),
+        runs=[*map(plain, verdict.runs)],
+        findings=[clean(one) for one in verdict.findings],
+        hosts=[*map(plain, verdict.hosts)],
+        checks=[replace(one, note=plain(one.note)) for one in verdict.checks],
+    )
+
+
+def marked(verdict: Verdict) -> str:
+    """Words that every output carries where the fault was planted; else none."""
+    return f"TEST, fault injected ({verdict.injected}): " if verdict.injected else ""
+
+
+def _sentence(verdict: Verdict) -> str:
+    return f"{marked(verdict)}{verdict.words}: {verdict.told}"
+
+
+def line(verdict: Verdict) -> str:
+    """One line for a chat, short enough to be read."""
+    grave = sum(one.severity != "hint" for one in verdict.findings)
+    hosts = f" ({_some(verdict.hosts, 2)})" if verdict.hosts else ""
+    count = f", {counted(grave, 'finding')}" if grave else ""
+    text = (
+        f"{MARKS[verdict.state]} collbench{hosts}: {marked(verdict)}{verdict.words}{count}:"
+        f" {verdict.told}"
+    )
+    return text if len(text) <= LINE else text[: LINE - 1] + "…"
+
+
+def nagios(verdict: Verdict) -> tuple[int, str]:
+    """A plugin's exit code and line with performance data: critical findings are CRITICAL, others a
+    WARNING."""
+    code, word = (
+        CRITICAL
+        if any(f.severity == "critical" for f in verdict.findings)
+        else NAGIOS[verdict.state]
+    )
+    text = f"{marked(verdict)}{verdict.told}".replace("|", "/")  # which begins performance data
+    data = " ".join(f"{severity}={number}" for severity, number in _severities(verdict).items())
+    blind = sum(one.outcome == "no data" for one in verdict.checks)
+    return code, f"COLLBENCH {word} - {text} | {data} checks={len(verdict.checks)} no_data={blind}"
+
+
+def unknown(why: str) -> str:
+    """A plugin's line where there is nothing to judge."""
+    return f"COLLBENCH {UNKNOWN[1]} - {plain(why)}".replace("|", "/")
+
+
+def _severities(verdict: Verdict) -> dict[str, int]:
+    return {
+        name: sum(one.severity == name for one in verdict.findings)
+        for name in ("critical", "warning", "hint")
+    }
+
+
+def values(verdict: Verdict) -> dict[str, Any]:
+    """An object: ``schema``, ``exit`` and all that Verdict has."""
+    return {"schema": SCHEMA, "exit": verdict.exit, **msgspec.structs.asdict(verdict)}
+
+
+def cases(verdict: Verdict) -> list[JunitCase]:
+    """A test case per check: failed where it found a fault, skipped without data; and one for the
+    verdict."""
+    found = [_case(verdict, check) for check in verdict.checks]
+    unknown = verdict.state == "no verdict"
+    last = JunitCase(
+        group=GROUP,
+        name="verdict",
+        outcome="error" if unknown else "passed",
+        message=_sentence(verdict),
+        kind="NO_VERDICT" if unknown else "",
+    )
+    return [*found, last]
+
+
+def _case(verdict: Verdict, check: Checked) -> JunitCase:
+    grave = [f for f in verdict.findings if f.check == check.check and f.severity != "hint"]
+    if grave:
+        text = "\n".join(f"{f.severity}: {f.sentence}. {f.advice}" for f in grave)
+        return JunitCase(
+            group=GROUP,
+            name=check.check,
+            outcome="failed",
+            kind=grave[0].severity,
+            message=plain(marked(verdict) + text.splitlines()[0]),
+            text=text,
+        )
+    if check.outcome in ("no data", "not applicable"):
+        why = f"{check.outcome}: {check.note}"
+        return JunitCase(group=GROUP, name=check.check, outcome="skipped", message=why)
+    return JunitCase(group=GROUP, name=check.check, outcome="passed", message=check.note)
+
+
+def gauges(verdict: Verdict) -> list[Gauge]:
+    """What node_exporter is told. Findings are counted by check, severity and subject."""
+    findings: dict[tuple[tuple[str, str], ...], int] = {}
+    for one in verdict.findings:
+        labels = {
+            "check": one.check,
+            "severity": one.severity,
+            "kind": one.subject.kind,
+            "subject": one.subject.name,
+        }
+        findings[tuple(labels.items())] = findings.get(tuple(labels.items()), 0) + 1
+    return [
+        Gauge(
+            "collbench_health_state",
+            "1 for the state that holds.",
+            [({"state": s}, s == verdict.state) for s in STATES],
+        ),
+        Gauge(
+            "collbench_health_check",
+            "1 for each check's outcome.",
+            [({"check": one.check, "outcome": one.outcome}, 1) for one in verdict.checks],
+        ),
+        Gauge(
+            "collbench_health_findings",
+            "Findings, by whom they are about.",
+            [(dict(key), number) for key, number in findings.items()],
+        ),
+        Gauge(
+            "collbench_health_severity",
+            "Findings, by severity.",
+            [({"severity": s}, n) for s, n in _severities(verdict).items()],
+        ),
+        Gauge(
+            "collbench_health_injected",
+            "1 where a fault was planted on purpose.",
+            [({"fault": verdict.injected}, bool(verdict.injected))],
+        ),
+        Gauge(
+            "collbench_health_fake",
+            "1 where a run was measured on a fake GPU.",
+            [({}, verdict.fake)],
+        ),
+        Gauge(
+            "collbench_health_run_end_timestamp_seconds",
+            "When the last run ended.",
+            [({}, _seconds(verdict.ended))] if verdict.ended else [],
+        ),
+    ]
+
+
+def _seconds(when: str) -> float:
+    try:
+        return datetime.fromisoformat(when).timestamp()
+    except ValueError:
+        return 0.0

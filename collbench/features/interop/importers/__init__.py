@@ -1,0 +1,601 @@
+"""Logs of other tools, read into records: how each kind is recognised, and the run that is made of
+one.
+
+A parser is a module of this package; its ``read(text, reading)`` tells a Reading what it finds.
+Rows become records with a ToolTime instead of samples. Nothing is dropped without a word: what has
+no place here is counted under a reason (``omitted``), what cannot be read is kept with its line
+(``lost``), and what contradicts itself is a warning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype
+from collbench.core.errors import UsageError
+from collbench.core.text import counted
+from collbench.features.interop.importers.text import (
+    join_continued,
+    restore_hashes,
+    split_processes,
+    unprefixed,
+)
+from collbench.machine import environment
+from collbench.machine.gpu import is_fake
+from collbench.records import store
+from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
+from collbench.suite import backgrounds, sweep
+from collbench.suite.case import Case, Mode
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+MOST = 1 << 62  # of anything counted: what is more does not fit a record
+
+
+MOST_RECORDS = 20_000  # of a log
+
+
+MOST_LOGGED = 1 << 16  # ranks of a log, each of which is described
+
+
+MOST_FACT = 60  # characters of what tells tables apart
+
+
+MOST_NS = 1e15  # of a call, eleven days
+
+
+class Format(NamedTuple):
+    """``module`` reads logs in which ``mark`` is found; ``words`` say what that is."""
+
+    module: str
+    mark: re.Pattern[str]
+    words: str
+
+
+FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl-tests does
+    "nccl-inspector": Format(
+        "inspector",
+        re.compile('"inspector_output_format_version"'),
+        "inspector_output_format_version",
+    ),
+    "rccl-tests": Format(
+        "rccl",
+        re.compile(
+            r'^[\[{\s"]{0,9}numCycle\b|^"?collective"? ?, ?"?(?:gpus|nodes|ranks)\b'
+            r'|"(?:inPlace|algBw)"\s*:|^#? ?rccl-tests',
+            re.MULTILINE,
+        ),
+        "rccl-tests",
+    ),
+    "osu": Format("mpi", re.compile(r"^[ \t]*# ?OSU ", re.MULTILINE), "# OSU"),
+    "imb": Format(
+        "mpi",
+        re.compile(r"^[ \t]*# ?Benchmarking |Intel ?\(R\) MPI Bench", re.MULTILINE),
+        "# Benchmarking",
+    ),
+    "nccl-tests": Format(
+        "rccl",
+        re.compile(
+            r'nccl-tests version|nThreads?:? \d+ nGpus|^#.{0,200}\balgbw\b|"results"\s*:\s*\[',
+            re.MULTILINE,
+        ),
+        "# nThread … nGpus",
+    ),
+}
+
+
+# tables that look like one of these, and are of none of them
+OTHERS = {
+    "mscclpp-test": re.compile(
+        r"^# *(?:Initializing MSCCL\+\+|minBytes.* kernel num)", re.MULTILINE
+    ),
+}
+
+
+JSON = re.compile(r"\s*[\[{]\s*[\"{]")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person knows of a log: the file's name, and what the log itself may leave out."""
+
+    name: str
+    collective: str = ""
+    ranks: int | None = None
+    host: str = ""
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows of one table have in common, as in Case and World; and the ``command`` that
+    printed them. ``facts`` are what else was so then, by name: tables of one case that differ in
+    one are not repetitions of each other."""
+
+    collective: str
+    n: int
+    backend: str = "nccl"
+    algorithm: str = "native"
+    mode: Mode = "streaming"
+    sync: Literal["", "barrier"] = ""
+    env: tuple[tuple[str, str], ...] = ()
+    splits: str = ""
+    background: str = ""
+    groups: str = ""
+    group: int = 0
+    of: int = 1
+    library: str = ""
+    ranks: list[RankInfo] = []
+    command: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+class Entry(NamedTuple):
+    """A line of a table, and the case that it is a result of, or ``refused`` why there is none."""
+
+    table: Table
+    line: Line
+    case: Case
+    refused: str
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One result. ``size`` as Case.size has it; ``where`` it stands, for people; ``failed`` why
+    there is no result.
+
+    An ``op`` that is not told is sum, every tool's default. ``printed`` are the texts of time (µs),
+    algbw and busbw, to be checked against each other; ``bad`` says that data was wrong where no
+    count of it is known.
+    """
+
+    where: str
+    size: int
+    dtype: str
+    op: str = "none"
+    root: int = 0
+    in_place: bool = False
+    told: ToolTime | None = None
+    times_ns: list[int] = []
+    per_rank: list[list[int]] = []
+    count: int | None = None
+    wrong: int | None = None
+    bad: bool = False
+    note: str = ""
+    started: str = ""
+    failed: str = ""
+    printed: tuple[str, str, str] | None = None
+    chose: Choice | None = None
+
+
+class Reading:
+    """What a parser has found so far. ``closed`` is False for a log that ends before its tool
+    did."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.tool = ""
+        self.command: list[str] = []
+        self.started = self.ended = ""
+        self.settings: dict[str, str] = {}
+        self.policy = Policy()
+        self.closed = True
+        self.failures = 0
+        self.worlds: list[World] = []
+        self.records: list[Record] = []
+        self.warnings: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+        self.omitted: Counter[str] = Counter()
+        self.process = ""  # the label of the one whose text is read, where several have a table
+        self.averages: list[str] = []  # bus bandwidths, as printed at the end of tables
+        self._entries: list[Entry] = []
+        self._seen: set[str] = set()  # tests that had a table
+        self._last: tuple[Table, int] | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a line that was read says that data was wrong."""
+        return any(e.line.wrong or e.line.bad for e in self._entries if not e.refused)
+
+    def collective(self, *names: str) -> str:
+        """Which of ours the first of ``names`` that is not empty means, "" where it is none of
+        ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""
+        told = next(filter(None, (*names, self.asked.collective, _named(self.asked.name))), "")
+        if not told:
+            raise UsageError(
+                f"{self.asked.name}: cannot tell which collective this is",
+                "--collective all_reduce",
+            )
+        return next(
+            (row.name for row in COLLECTIVES.values() if told.lower() in (row.name, *row.aliases)),
+            "",
+        )
+
+    def ranks(self, told: int) -> int:
+        """How many ranks: as a person says, else ``told``, which is 0 where the log does not say.
+        Raises UsageError where nobody does."""
+        known = self.asked.ranks or told
+        if not known:
+            raise UsageError(
+                f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
+            )
+        if not 0 < known <= MOST_LOGGED:
+            raise UsageError(f"{self.asked.name}: no machine has {known} ranks", "give --ranks N")
+        if told and known != told:
+            self.warn(f"the log says {told} ranks; --ranks {known} is taken")
+        return known
+
+    def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
+        """Warns of one more table of a test unless the log tells how many ranks ran it."""
+        if name in self._seen and not is_told:
+            self.warn(
+                f"{where}: one more table of {name}, and nothing says how many ranks ran it: taken"
+                " for a repetition of the one before"
+            )
+        self._seen.add(name)
+
+    def warn(self, words: str) -> None:
+        """Once."""
+        if words not in self.warnings:
+            self.warnings.append(words)
+
+    def rebuilt(self) -> str:
+        """The note of a record whose time was made of a bandwidth."""
+        self.warn(
+            "times of -C are those to hand calls over: taken instead is size / algbw, rounded"
+        )
+        return "time made of the printed algbw, up to 1 % off (-C)"
+
+    def add(self, table: Table, line: Line) -> None:
+        """A record of ``line``; or what is wrong with it. Raises UsageError for one too many."""
+        if len(self._entries) + len(self.lost) >= MOST_RECORDS:
+            raise UsageError(f"{self.asked.name}: more than {MOST_RECORDS} results", "split it")
+        if odd := _no_time(line):
+            self.lost.append((line.where, f"a time of {odd[0] / 1e3:g} us"))
+            return
+        if line.op not in ("none", *OPS):
+            self.omitted[f"there is no reduction '{line.op}' in collbench"] += 1
+            return
+        try:
+            case = _case(table, line)
+            refused = line.failed or sweep.refuse(case)
+            self._compare(case, line, bool(refused))
+        except ValueError as e:  # a file of another version or hand
+            self.omitted[str(e)] += 1
+            return
+        except UsageError as e:
+            self.omitted[e.message] += 1
+            return
+        self._entries.append(Entry(table, line, case, refused))
+
+    def finish(self) -> None:
+        """Makes records of all lines. What differs between tables of one case is a setting of
+        theirs, so that they are cases of their own; what differs in nothing is a repetition."""
+        names = self._differing_facts()
+        cycles: Counter[Case] = Counter()
+        commands: dict[Case, str] = {}
+        tables: dict[int, Table] = {}
+        for table, line, asked, refused in self._entries:
+            own = tables.setdefault(id(table), _with_settings(table, names))
+            case = msgspec.structs.replace(asked, env=own.env)
+            if (first := commands.setdefault(case, table.command)) != table.command:
+                self.warn(
+                    f"'{table.command}' repeats what '{first}' ran: taken for repetitions of one"
+                    " measurement"
+                )
+            cycles[case] += 1
+            counted_case = msgspec.structs.replace(case, cycle=cycles[case] - 1)
+            if refused:
+                self.records.append(
+                    Record(case=counted_case, status="skipped", note=refused, started=line.started)
+                )
+            else:
+                world = self._world(own, case.world)
+                self.records.append(_record(counted_case, own, line, world))
+
+    def _differing_facts(self) -> list[str]:
+        """The facts in which tables of one case differ where both tell."""
+        values: dict[tuple[Case, str], set[str]] = {}
+        for table, _, case, refused in self._entries:
+            for name, value in () if refused else facts_of(table):
+                values.setdefault((case, name), set()).add(value)
+        return list(dict.fromkeys(name for (_, name), found in values.items() if len(found) > 1))
+
+    def _compare(self, case: Case, line: Line, refused: bool) -> None:
+        """Warns where the log's own numbers do not fit together, most likely because ranks are
+        counted wrongly. Raises UsageError for blocks so uneven that the case would be another one.
+        """
+        if refused or line.told is None:
+            return
+        if abs(case.size - line.size) > 0.01 * line.size:
+            raise UsageError(
+                f"{case.nbytes} B of {case.dtype} do not divide evenly over {case.n} ranks"
+            )
+        if line.count is not None and case.count != line.count:
+            self.warnings.append(
+                f"{line.where}: {line.count} elements are not what {case.n} ranks make of"
+                f" {line.size} B"
+            )
+        if line.printed is None or None in map(number, line.printed):
+            return
+        time, *bandwidths = line.printed
+        slack = 500 * step(time)  # half a unit of the last place, in nanoseconds
+        least, most = (
+            case.moved / t if t > 0 else math.inf
+            for t in (line.told.time + slack, line.told.time - slack)
+        )
+        factor = case.row.busbw(case.n)
+        net = (
+            (1.0, factor) if case.row.total else (1.0,)
+        )  # the oldest count no bytes that a rank sends itself
+        for name, text, factors in zip(
+            ("algbw", "busbw"), bandwidths, (net, (factor,)), strict=True
+        ):
+            value, half = float(text), step(text) / 2
+            if not any(
+                0.998 * least * f - half <= value <= 1.002 * most * f + half for f in factors
+            ):
+                self.warnings.append(
+                    f"{line.where}: {name} {text} is not what {case.n} ranks make of {line.size} B"
+                    f" in {time} us"
+                )
+                return
+
+    def _world(self, table: Table, n: int) -> int:
+        """The index of the world of ``n`` ranks that ``table`` ran in."""
+        if self._last is not None and self._last[0] is table:
+            return self._last[1]
+        ranks = [msgspec.structs.replace(r, host=self.asked.host or r.host) for r in table.ranks]
+        world = World(
+            index=0,
+            backend=table.backend,
+            n=n,
+            env=table.env,
+            launcher="",
+            ranks=ranks,
+            oversubscribed=False,
+            same_clock=False,
+            library=table.library,
+            fake=any(is_fake(_device_name(rank)) for rank in ranks),
+        )
+        same = (w.index for w in self.worlds if msgspec.structs.replace(w, index=0) == world)
+        index = next(same, len(self.worlds))
+        if index == len(self.worlds):
+            self.worlds.append(msgspec.structs.replace(world, index=index))
+        self._last = (table, index)
+        return index
+
+
+def facts_of(table: Table) -> list[tuple[str, str]]:
+    """What Case does not hold of a table, as far as the log tells."""
+    hosts = sorted({rank.host for rank in table.ranks if rank.host})
+    devices = sorted({name for rank in table.ranks if (name := _device_name(rank))})
+    facts = [
+        ("host", "+".join(hosts)),
+        ("device", "+".join(devices)),
+        ("library", table.library),
+        ("sync", table.sync or "none"),
+        *table.facts,
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _with_settings(table: Table, names: Sequence[str]) -> Table:
+    """The table with those of its facts as settings."""
+    settings = ((name, _shortened(value)) for name, value in facts_of(table) if name in names)
+    return msgspec.structs.replace(table, env=(*table.env, *settings))
+
+
+def _shortened(value: str) -> str:
+    """A fact in one word of bounded length, and another one for each."""
+    word = re.sub(r"[\s,=]+", "-", environment.mask(value))
+    return (
+        word if len(word) <= MOST_FACT else f"{word[:MOST_FACT]}-{zlib.crc32(value.encode()):08x}"
+    )
+
+
+def _case(table: Table, line: Line) -> Case:
+    """The case that a line is a result of. Raises UsageError where collbench has none such."""
+    if line.size >= 1 << 60:
+        raise UsageError(f"{line.size} B are more than any machine holds")
+    row = COLLECTIVES[table.collective]
+    op = {(True, "none"): "sum", (False, line.op): "none"}.get((row.reduces, line.op), line.op)
+    return Case(
+        collective=row.name,
+        backend=table.backend,
+        n=table.n,
+        nbytes=line.size,
+        algorithm=table.algorithm,
+        dtype=dtype(line.dtype).name,
+        op=op,
+        root=max(0, line.root) if row.rooted else -1,
+        in_place=line.in_place,
+        mode=table.mode,
+        env=table.env,
+        splits=table.splits,
+        background=backgrounds.spelled(table.background),
+        groups=table.groups,
+        group=table.group,
+        of=table.of,
+    )
+
+
+def _record(case: Case, table: Table, line: Line, world: int) -> Record:
+    checked = 0 if line.wrong is None else case.counts[1] * case.n  # what every rank received
+    status: Any = (
+        "wrong" if line.wrong or line.bad else "predicted" if table.backend == "model" else "ok"
+    )
+    return Record(
+        case=case,
+        status=status,
+        world=world,
+        note=line.note or (counted(line.wrong, "wrong element") if line.wrong else ""),
+        started=line.started,
+        times_ns=line.times_ns,
+        per_rank=line.per_rank,
+        told=line.told,
+        chose=line.chose,
+        sync=table.sync,
+        wrong=None if line.wrong is None else min(line.wrong, MOST),
+        checked=min(checked, MOST),
+    )
+
+
+def _no_time(line: Line) -> list[float]:
+    """Numbers of a line that are printed as times and can be none; nothing that moves data takes
+    none."""
+    if line.told is None:
+        return []
+    told = line.told
+    given = (told.time, told.min, told.max, told.p50, told.p95, told.p99, *(told.by_rank or ()))
+    odd = [value for value in given if value is not None and not 0 <= value < MOST_NS]
+    return odd or [0.0] * bool(line.size and not told.time)
+
+
+def _named(name: str) -> str:
+    """The collective that whole words of a file's name speak of, "" if none; all_reduce is not
+    taken for reduce."""
+    text = f"_{re.sub(r'[^a-z]+', '_', name.rpartition('/')[2].lower())}_"
+    known = {word: row.name for row in COLLECTIVES.values() for word in (row.name, *row.aliases)}
+    return next(
+        (known[word] for word in sorted(known, key=len, reverse=True) if f"_{word}_" in text), ""
+    )
+
+
+def step(text: str) -> float:
+    """What one unit in the last place of a printed number is worth: 0.01 for 12.34, 1e6 for
+    1.2e+07."""
+    exponent = Decimal(text).as_tuple().exponent
+    return 10.0**exponent if isinstance(exponent, int) else 0.0
+
+
+def number(text: str) -> float | None:
+    """The number that a program printed, None for nan, inf and anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
+    """Everything that ``text`` says, by the parser for ``kind`` (of FORMATS, or auto). Raises
+    UsageError where it is of no known kind, says too little, or holds no result."""
+    if text.startswith('{"line":"run"'):
+        raise UsageError(
+            f"{asked.name} is a run of collbench already", "report and compare read it as it is"
+        )
+    if asked.collective:
+        asked = msgspec.structs.replace(asked, collective=collective(asked.collective).name)
+    is_json = JSON.match(text) is not None
+    parts = {"": text} if is_json else split_processes(text)
+    if not is_json:
+        parts = {
+            label: restore_hashes(join_continued(unprefixed(part))) for label, part in parts.items()
+        }
+    text = "\n".join(parts.values())
+    if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
+        raise UsageError(
+            f"{asked.name} is a log of {other}, which is not read",
+            "collbench help import says which logs are",
+        )
+    if kind == "auto":
+        kind = next((name for name, known in FORMATS.items() if known.mark.search(text)), "")
+    if not kind:
+        looked = ", ".join(f"'{known.words}' ({name})" for name, known in FORMATS.items())
+        raise UsageError(
+            f"{asked.name} is not a log of a known kind",
+            f"looked for {looked}; --from names the kind",
+        )
+    reading = Reading(asked)
+    parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
+    for label, part in parts.items():
+        reading.process = label
+        parser.read(part, reading)
+    reading.finish()
+    if not any(record.told or record.status == "wrong" for record in reading.records):
+        why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
+        why += [record.note for record in reading.records]
+        why += [f"nothing in it looks like '{FORMATS[kind].words}' and a table"]
+        raise UsageError(
+            ": ".join([asked.name, "no result in it", *why[:1]]), f"it was read as {kind}"
+        )
+    return reading
+
+
+def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | World | Record | End]:
+    """The lines of a run's file. Without an End where the log was cut short. Runs made in one
+    millisecond sort by their ``place``."""
+    cases = [record.case for record in reading.records]
+    values: dict[str, Any] = {
+        name: tuple(dict.fromkeys(getattr(case, field) for case in cases))
+        for name, field in (
+            ("collectives", "collective"),
+            ("ranks", "n"),
+            ("backends", "backend"),
+            ("algorithms", "algorithm"),
+            ("dtypes", "dtype"),
+            ("in_place", "in_place"),
+            ("modes", "mode"),
+            ("envs", "env"),
+            ("backgrounds", "background"),
+        )
+    }
+    axes = Axes(
+        sizes=tuple(sorted({case.nbytes for case in cases})),
+        cycles=max(case.cycle for case in cases) + 1,
+        ops=tuple(dict.fromkeys(case.op for case in cases if case.op != "none")),
+        roots=tuple(dict.fromkeys(case.root for case in cases if case.root >= 0)),
+        splits=tuple(dict.fromkeys(case.splits for case in cases if case.splits)),
+        **values,
+    )
+    run = Run(
+        id=store.new_id(f"imported-{place:02x}"),
+        started=reading.started or next((r.started for r in reading.records if r.started), ""),
+        command=[environment.mask(word) for word in reading.command],
+        suite=Suite(
+            name="imported", axes=axes, policy=reading.policy, description=average(reading)
+        ),
+        policy=reading.policy,
+        environment=_environment(reading),
+        tag=environment.mask(tag),
+        imported=reading.tool,
+    )
+    wrong = reading.failures or any(record.status == "wrong" for record in reading.records)
+    note = f"{counted(reading.failures, 'check')} of the data failed" if reading.failures else ""
+    end = [End(exit=7 if wrong else 0, ended=reading.ended, note=note)] if reading.closed else []
+    return [run, *reading.worlds, *reading.records, *end]
+
+
+def average(reading: Reading) -> str:
+    """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
+    named = "Average bus bandwidth in the log: "
+    told = list(dict.fromkeys(reading.averages))
+    return f"{named}{', '.join(told[:9])}{', …' * bool(told[9:])} GB/s" if told else ""
+
+
+def _environment(reading: Reading) -> dict[str, Any]:
+    """Name and GPUs of the first host, and those variables that are recorded of own runs too."""
+    ranks = reading.worlds[0].ranks if reading.worlds else []
+    host = reading.asked.host or (ranks[0].host if ranks else "")
+    names = [_device_name(rank) for rank in ranks if rank.host == ranks[0].host]
+    return {
+        **({"host": host} if host else {}),
+        **({"gpus": {"devices": [{"name": name} for name in names]}} if any(names) else {}),
+        "variables": environment.variables(reading.settings),
+    }
+
+
+def _device_name(rank: RankInfo) -> str:
+    """The name of a rank's device, without its number and address."""
+    return re.sub(r"^cuda:\d+ (\[[^]]*\] )?", "", rank.device)
+
+
+TYPES = "|".join(
+    sorted({"char", *(word for d in DTYPES.values() for word in (d.name, *d.aliases))}, key=len)
+)

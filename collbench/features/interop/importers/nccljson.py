@@ -1,0 +1,327 @@
+"""The JSON that nccl-tests and rccl-tests write with ``-J`` (schemas 1 to 3), and collbench's own
+in their schema.
+
+It is not always JSON: infinity is written bare, and a run that broke off leaves a torn file, of
+which whole results are still read. It names neither collective nor ranks; ``devices`` lists the
+first GPU of each process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from collbench.core.errors import UsageError
+from collbench.features.interop.importers import Line, Reading, Table, number
+from collbench.features.interop.importers.commands import PROGRAM
+from collbench.features.interop.importers.nccltests import (
+    RANKS,
+    SPELLED,
+    averaged,
+    counted,
+    from_bandwidth,
+    library_name,
+    mode_of,
+    why_foreign,
+)
+from collbench.features.interop.importers.text import sane
+from collbench.records.types import PER_RANK_SAMPLES, RankInfo, ToolTime
+from collbench.suite.case import Mode, Ranks, Whole
+from collbench.suite.policy import Policy
+
+BARE = re.compile(r"(?<=[:\[,])\s*(-?)(inf|nan)(?=\s*[,}\]])")
+
+
+class _Half(msgspec.Struct):
+    time: float | str | None = None
+    cpu_time: float | str | None = None
+    alg_bw: float | str | None = None
+    bus_bw: float | str | None = None
+    nwrong: float | str | None = None
+
+
+class _Iterations(msgspec.Struct):
+    skipped_iterations: int = 0
+    times_us: list[float] = []
+    per_process_max_times_us: list[list[float]] = []
+
+
+class _Result(msgspec.Struct):
+    size: int
+    count: int
+    type: str
+    redop: str = ""
+    root: str | int = 0
+    out_of_place: _Half | None = None
+    in_place: _Half | None = None
+    out_of_place_per_iter: _Iterations | None = None
+    in_place_per_iter: _Iterations | None = None
+
+
+class _Device(msgspec.Struct):
+    hostname: str
+    device_info: str = ""
+    group: int = 0
+    pid: int = 0
+    device: int = 0
+    device_hex: str = ""
+
+
+class _Config(msgspec.Struct):
+    nthreads: int = 1
+    ngpus: int = 1
+    warmup_iters: int | None = None
+    iterations: int | None = None
+    aggregated_iterations: int = 1
+    validation: int = 1
+    graph: int = 0
+    blocking_collectives: str = "false"
+    devices: list[_Device] = []
+
+
+class _Extra(msgspec.Struct):
+    """What collbench adds to each result of its own JSON, as fields of Table."""
+
+    collective: str
+    backend: str
+    algorithm: str
+    n: int
+    mode: Mode
+    env: tuple[tuple[str, str], ...] = ()
+    splits: str = ""
+    background: str = ""
+    groups: str = ""
+    group: Whole = 0
+    of: Ranks = 1
+
+
+class _Ours(msgspec.Struct):
+    time: str = ""
+    results: list[_Extra] = []
+
+
+class _Document(msgspec.Struct):
+    results: list[Any]
+    args: list[str] = []
+    env: list[str] = []
+    version: int = 0
+    start_time: str = ""
+    end_time: str = ""
+    nccl_version: int = 0
+    rccl_version: int = 0
+    config: _Config = msgspec.field(default_factory=_Config)
+    average_bus_bandwidth: dict[str, Any] = {}
+    out_of_bounds: dict[str, Any] = {}
+    errors: list[Any] = []
+    collbench: _Ours | None = None
+
+
+def read(text: str, reading: Reading) -> None:
+    """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
+    must add."""
+    document = _document(text, reading)
+    tables, told = _head(document, reading)
+    for at, (item, table) in enumerate(zip(document.results, tables, strict=False), 1):
+        try:
+            result = msgspec.convert(item, _Result, strict=False)
+            root = int(result.root)
+        except (msgspec.ValidationError, ValueError) as e:
+            reading.lost.append((f"result {at}", str(e)))
+            continue
+        if isinstance(table, str):
+            reading.omitted[table] += 1
+            continue
+        for in_place, half, series in (
+            (False, result.out_of_place, result.out_of_place_per_iter),
+            (True, result.in_place, result.in_place_per_iter),
+        ):
+            line = Line(
+                where=f"result {at}",
+                size=result.size,
+                count=result.count,
+                in_place=in_place,
+                root=root,
+                dtype=SPELLED.get(result.type, result.type),
+                op=SPELLED.get(result.redop, result.redop),
+            )
+            if half:
+                _take(reading, table, line, half, series or _Iterations(), told)
+
+
+def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:
+    """What stands before the results, told to ``reading``: the table of each (see _tables), and
+    the fields of ToolTime that all have."""
+    config, ours = document.config, document.collbench
+    tool = "rccl-tests" if document.rccl_version else "collbench" if ours else "nccl-tests"
+    reading.tool = f"{tool} JSON, schema {document.version}"
+    reading.command, reading.started = document.args, _iso(document.start_time)
+    reading.averages += filter(number, [str(document.average_bus_bandwidth.get("bandwidth"))])
+    failures = _number(document.out_of_bounds.get("count")) or 0
+    reading.failures = int(max(failures, document.out_of_bounds.get("okay") == "false"))
+    for error in document.errors:
+        reading.warn(f"the log has an error: {error}")
+    reading.ended, reading.closed = _iso(document.end_time), bool(document.end_time)
+    reading.settings = dict(setting.split("=", 1) for setting in document.env if "=" in setting)
+    given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))
+    blocking = int(given[1]) if given else int(config.blocking_collectives == "true")
+    reading.policy = Policy(
+        iters=counted(config.iterations),
+        warmup=config.warmup_iters,
+        agg_iters=max(1, config.aggregated_iterations),
+        check=config.validation,
+        blocking=blocking,
+    )
+    library = library_name(document.nccl_version or document.rccl_version, tool)
+    mode: Mode = "graph" if config.graph else mode_of(blocking)
+    tables = _tables(document, reading, mode, library)
+    told: dict[str, Any] = {"ranks": averaged(document.args)}
+    if ours:
+        told = {
+            "over": "median",
+            "ranks": next((v for k, v in RANKS.items() if ours.time.endswith(k)), "mean"),
+        }
+    return tables, told
+
+
+def _document(text: str, reading: Reading) -> _Document:
+    """The whole of it; of a torn file what comes before the results, and those that are whole."""
+    text = sane(text, reading.asked.name)
+    text = BARE.sub(lambda bare: bare[1] + {"inf": "Infinity", "nan": "NaN"}[bare[2]], text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = _salvage(text)
+        reading.warnings.append(f"the JSON is torn: only {len(found['results'])} results are whole")
+    try:
+        return msgspec.convert(found, _Document, strict=False)
+    except ValueError as e:  # of another type, or no text
+        raise UsageError(
+            f"{reading.asked.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
+        ) from e
+
+
+def _salvage(text: str) -> dict[str, Any]:
+    head, results, tail = text.partition('"results":[')
+    try:
+        found: dict[str, Any] = json.loads(f"{head}{results}]}}") if results else {}
+    except (ValueError, RecursionError):
+        found = {}
+    found["results"] = []
+    decoder = json.JSONDecoder()
+    at = 0
+    while tail[at : at + 1] == "{":
+        try:
+            result, at = decoder.raw_decode(tail, at)
+        except (ValueError, RecursionError):
+            break
+        found["results"].append(result)
+        at += tail[at : at + 1] == ","
+    return found
+
+
+def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> list[Table | str]:
+    """The table each result belongs to, or why it belongs to none."""
+    if document.collbench:
+        extras = document.collbench.results
+        fields = [
+            {name: getattr(extra, name) for name in extra.__struct_fields__} for extra in extras
+        ]
+        return [Table(library=library, **one) for one in fields]
+    config, count = document.config, len(document.results)
+    if not count:
+        return []
+    found = next((m[1] for word in document.args if (m := PROGRAM.search(word))), "")
+    name = reading.collective(found)
+    reason = why_foreign(name, found)
+    group = [device for device in config.devices if device.group == config.devices[0].group]
+    each = config.nthreads * config.ngpus
+    n = 0 if reason else reading.ranks(len(group) * each)
+    ranks = [
+        RankInfo(rank=p * each + i, host=d.hostname, pid=d.pid, cpus=[], device=_device(d, i))
+        for p, d in enumerate(group if n == len(group) * each else [])
+        for i in range(each)
+    ]
+    sync: Literal["", "barrier"] = (
+        "barrier" if reading.policy.blocking == 1 and mode == "streaming" else ""
+    )
+    table = Table(collective=name, n=n, mode=mode, sync=sync, library=library, ranks=ranks)
+    return [reason or table] * count
+
+
+def _take(
+    reading: Reading,
+    table: Table,
+    line: Line,
+    half: _Half,
+    series: _Iterations,
+    told: dict[str, Any],
+) -> None:
+    """A half of a result, with its samples where it has any."""
+    time, size = _number(half.time), line.size
+    wrong, note = _number(half.nwrong), ""
+    if half.cpu_time is not None:
+        time = from_bandwidth(size, f"{_number(half.alg_bw) or 0:f}") or None
+        note = reading.rebuilt() if time else ""
+    line = msgspec.structs.replace(line, wrong=None if wrong is None else int(wrong), note=note)
+    if time is None and wrong:  # by us, who show no time of wrong data
+        reading.add(table, line)
+        return
+    if time is None:
+        shown = half.time if half.cpu_time is None else half.alg_bw
+        if shown is not None:
+            place = "in place" if line.in_place else "out of place"
+            reading.lost.append((f"{line.where}, {place}", f"a time of {shown}"))
+        return
+    skip = max(0, series.skipped_iterations)
+    try:
+        times = _nanoseconds(series.times_us[skip:])
+        rows = [
+            _nanoseconds(row[skip:][:PER_RANK_SAMPLES]) for row in series.per_process_max_times_us
+        ]
+    except ValueError as e:
+        reading.lost.append((line.where, str(e)))
+        return
+    per_rank = len(rows) == table.n and {len(row) for row in rows} == {
+        min(len(times), PER_RANK_SAMPLES)
+    }
+    known = half.cpu_time is None and None not in (_number(half.alg_bw), _number(half.bus_bw))
+    reading.add(
+        table,
+        msgspec.structs.replace(
+            line,
+            told=ToolTime(time=time * 1e3, samples=0 if "over" in told else 1, **told),
+            times_ns=times,
+            per_rank=rows if times and per_rank else [],
+            printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if known else None,
+        ),
+    )
+
+
+def _device(first: _Device, behind: int) -> str:
+    """The GPU so many behind a process's first, of which alone the bus address is known."""
+    address = "" if behind else f" [{first.device_hex}]"
+    return f"cuda:{first.device + behind}{address} {first.device_info}"
+
+
+def _nanoseconds(times: list[float]) -> list[int]:
+    """Raises ValueError where one is no time."""
+    if not all(0 <= t < 1e12 for t in times):
+        raise ValueError("a time of an iteration is not a number of microseconds")
+    return [round(t * 1e3) for t in times]
+
+
+def _number(value: float | str | None) -> float | None:
+    return None if value is None else number(str(value))
+
+
+def _iso(stamp: str) -> str:
+    """The local time that a tool wrote, in ISO form and as it is without a zone; "" where it is
+    none."""
+    try:
+        return datetime.fromisoformat(stamp).isoformat()
+    except ValueError:
+        return ""

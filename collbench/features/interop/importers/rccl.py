@@ -1,0 +1,142 @@
+"""Logs of nccl-tests and rccl-tests: which of their forms one has; and rccl-tests' own flat one
+(``-X``, ``-Z``).
+
+The flat form is CSV or JSON with a record for each row and placement. Built with MPI, the version
+read writes a CSV header without the column ``nodes`` that its lines have.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import UsageError, first_line
+from collbench.features.interop.importers import (
+    JSON,
+    Line,
+    Reading,
+    Table,
+    nccljson,
+    nccltests,
+    number,
+)
+from collbench.features.interop.importers.text import lines, sane
+from collbench.records.types import ToolTime
+
+NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others
+
+
+FLAT_CSV = re.compile(r'^[\s"]{0,9}(?:numCycle|collective)"? ?, ?"?\w', re.MULTILINE)
+
+
+FLAT_JSON = re.compile(r'"(?:numCycle|inPlace|algBw)"\s*:')
+
+
+LAYOUT = ("nodes", "ranks", "ranksPerNode", "gpusPerRank")  # of one number of ranks there are many
+
+
+def read(text: str, reading: Reading) -> None:
+    """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
+    must add."""
+    is_json = JSON.match(text) is not None
+    if not (FLAT_JSON if is_json else FLAT_CSV).search(text):
+        (nccljson if is_json else nccltests).read(text, reading)
+        return
+    reading.tool = f"rccl-tests {'JSON' if is_json else 'CSV'}"
+    text = sane(text, reading.asked.name)
+    tables: dict[tuple[Any, ...], Table] = {}
+    for where, fields in (_json if is_json else _csv)(text, reading):
+        try:
+            _take(reading, tables, where, fields)
+        except (KeyError, ValueError) as e:
+            reading.lost.append((where, f"no {e}" if isinstance(e, KeyError) else str(e)))
+
+
+def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
+    try:
+        head, *rows = csv.reader(lines(text.strip()), skipinitialspace=True)
+    except csv.Error as e:
+        raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
+    names = [_field(name) for name in head]
+    found: list[tuple[str, Mapping[str, str]]] = []
+    for at, row in enumerate(rows, 2):
+        if len(row) == len(names) + 1 and "ranks" in names:
+            here = [*names[: names.index("ranks")], "nodes", *names[names.index("ranks") :]]
+        else:
+            here = names
+        if len(row) == len(here):
+            cells = (cell.strip() for cell in row)
+            found.append((f"line {at}", dict(zip(here, cells, strict=True))))
+        elif row:
+            reading.lost.append((f"line {at}", f"{len(row)} fields under a header of {len(names)}"))
+    return found
+
+
+def _json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
+    """The objects of an array, or those that lines hold."""
+    try:
+        if text.lstrip()[:1] == "[":
+            objects = msgspec.convert(json.loads(text), list[dict[str, Any]])
+            places = [(f"result {at}", fields) for at, fields in enumerate(objects, 1)]
+        else:
+            places = _json_lines(text, reading)
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
+    return [
+        (where, {_field(name): str(value) for name, value in fields.items()})
+        for where, fields in places
+    ]
+
+
+def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for at, line in enumerate(lines(text), 1):
+        if not line.strip(", "):
+            continue
+        try:
+            fields = msgspec.convert(json.loads(line.strip(", ")), dict[str, Any])
+            found.append((f"line {at}", fields))
+        except (ValueError, RecursionError) as e:
+            reading.lost.append((f"line {at}", first_line(e)))
+    return found
+
+
+def _field(name: str) -> str:
+    name = name.strip()
+    return NAMES.get(name.lower(), name.lower())
+
+
+def _take(
+    reading: Reading,
+    tables: dict[tuple[Any, ...], Table],
+    where: str,
+    fields: Mapping[str, str],
+) -> None:
+    """One record. Raises KeyError for a missing field, ValueError for one that is no number."""
+    name = reading.collective(fields["name"])
+    if reason := nccltests.why_foreign(name, fields["name"]):
+        reading.omitted[reason] += 1
+        return
+    told = fields.get("gpus", fields.get("ranks", "0"))
+    n = int(told) * (1 if "gpus" in fields else int(fields.get("gpusperrank", "1")))
+    time, wrong = float(fields["time"]), number(fields["wrong"])
+    line = Line(
+        where=where,
+        size=int(fields["size"]),
+        dtype=fields["type"],
+        in_place=fields["inplace"] == "1",
+        op=nccltests.SPELLED.get(fields["redop"], fields["redop"]),
+        told=ToolTime(time=time * 1e3, samples=1),
+        wrong=None if wrong is None else int(wrong),
+        printed=(fields["time"], fields["algbw"], fields["busbw"]),
+    )
+    key = (name, n, tuple((part, fields.get(part.lower(), "")) for part in LAYOUT))
+    table = tables.setdefault(
+        key, Table(collective=name, n=reading.ranks(n), library="RCCL", facts=key[2])
+    )
+    reading.add(table, line)

@@ -1,0 +1,117 @@
+"""Collectives measured with something in their background, as a document: how much each slows the
+other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from collbench.core.text import counted, plain, size
+from collbench.features.overlap.judgement import HIDDEN, Overlapped, judge
+from collbench.records.paired import Shift
+from collbench.records.types import RunFile
+from collbench.show.document import Block, Document, Line, Section, Table
+from collbench.show.views.series import View
+from collbench.show.words import caveats
+from collbench.suite import backgrounds
+from collbench.suite.case import Case
+
+HEADS = ("collective", "size", "background", "slower by it", "itself slower", "both", "")
+LEGEND = (
+    "slower by it: what the collective takes with that in the background over what it takes alone;"
+    " itself slower: the same of the background; both: how much gets done in a given time, where 1"
+    " is what gets done of one after the other, and 2 is all."
+    f" hides: {HIDDEN} or more; shares: more than 1; hinders: less. Intervals hold for all rows"
+    " together at 95 %"
+)
+
+
+def document(file: RunFile, found: Sequence[Overlapped]) -> Document:
+    """The rows of a run for every medium."""
+    head = caveats(file.run, file.worlds)
+    rounds = min((one.rounds for one in found), default=0)
+    head += [f"{counted(rounds, 'round')}, the collective alone and with each in every one"]
+    if any(world.cramped for world in file.worlds):
+        head += [
+            "contended: ranks have fewer cores than threads that must run: computation in the"
+            " background takes cores from communication"
+        ]
+    body: list[Block] = [*head, _table(found), LEGEND]
+    rows = [_row(one) for one in found]
+    return Document(
+        title=f"Overlap, {file.run.id}",
+        brief=body,
+        comment=body,
+        rows=rows,
+        values={"run": file.run.id, "injected": file.run.policy.inject, "rows": rows},
+    )
+
+
+def section(view: View) -> Section | None:
+    """What a report's runs tell; None where nothing had a background, and was measured alone."""
+    tables = [
+        replace(_table(found), title=view.titled(number, "Two things at once"), note=LEGEND)
+        for number, file in enumerate(view.files)
+        if (found := judge(file))
+    ]
+    if not tables:
+        return None
+    words = ["Rounds have each collective alone, and with what is named in its background."]
+    return Section(name="overlap", title="Overlap", words=words, tables=tables)
+
+
+def _table(found: Sequence[Overlapped]) -> Table:
+    return Table(heads=HEADS, lines=[Line(_cells(one)) for one in found], align="llwrrrl")
+
+
+def _cells(one: Overlapped) -> tuple[str, ...]:
+    case = one.case
+    return (
+        plain(f"{case.collective} {case.label}{_group(case)}"),
+        size(case.size),
+        plain(f"{case.background}{_elsewhere(case)}"),
+        *(_within(each) for each in (one.slower, one.other, one.both)),
+        one.verdict,
+    )
+
+
+def _group(case: Case) -> str:
+    """Which ranks, where there are others."""
+    return f", group {case.group} of {case.groups}" if case.groups else ""
+
+
+def _elsewhere(case: Case) -> str:
+    """That none of the collective's ranks does what is in the background, if so."""
+    return " on other ranks" if backgrounds.shared(case) == 0 else ""
+
+
+def _within(of: Shift) -> str:
+    if not math.isfinite(of.hi):
+        return f"{of.estimate:.2f}x"
+    return f"{of.estimate:.2f}x [{of.lo:.2f}, {of.hi:.2f}]"
+
+
+def _row(one: Overlapped) -> dict[str, Any]:
+    case = one.case
+    shifts = {"slower": one.slower, "background_slower": one.other, "both": one.both}
+    told = {
+        f"{name}{end}": getattr(of, field) if not end or math.isfinite(of.hi) else None
+        for name, of in shifts.items()
+        for end, field in (("", "estimate"), ("_lo", "lo"), ("_hi", "hi"))
+    }
+    return {
+        "collective": case.collective,
+        "implementation": case.label,
+        "ranks": case.n,
+        "nbytes": case.size,
+        "groups": case.groups,
+        "group": case.group,
+        "background": case.background,
+        "background_ranks": backgrounds.shared(case),
+        "rounds": one.rounds,
+        **told,
+        "verdict": one.verdict,
+    }

@@ -1,0 +1,409 @@
+"""The model's constants from recorded runs: ``T = A alpha + n B beta + n G gamma``.
+
+A, B and G are exact counts of the algorithm (``simulate.count``), or the lower bound's for a
+library's own choice, with B as many times that as more was counted than it needs. Nanoseconds and
+bytes throughout: alpha in ns a message, beta and gamma in ns a byte. One line seldom holds for all
+sizes, so a series is cut where the library seems to change its protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.network import Link
+from collbench.core.simulate import count
+from collbench.features.predict.regression import (
+    FEWEST,
+    VAGUE,
+    Floats,
+    condition,
+    cuts,
+    known,
+    line,
+    solve,
+)
+from collbench.records import rows, stats, store
+from collbench.records.origins import refuse_fake
+from collbench.records.rows import Row
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+from collbench.suite.sweep import MOST_STEPPED
+
+DRAWS = 1000  # resampled data sets
+
+FEWEST_UNITS = 5  # launches or cycles, for their scatter to be resampled
+
+CONDITION, MISFIT = 30.0, 0.15
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A constant and its 95 % interval."""
+
+    value: float
+    lo: float
+    hi: float
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """The model over the sizes from ``first`` to ``last``; None for a constant that these do not
+    tell.
+
+    Where one segment ends and the next begins lies somewhere between the one's last size and the
+    other's first.
+    """
+
+    first: int
+    last: int
+    alpha: Estimate | None
+    beta: Estimate | None
+
+
+class SizeSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """One case over all its sizes: ``measured`` medians and what they leave open, as a share;
+    ``draws`` (DRAWS, sizes) are medians of resampled data, of which ``resampled`` says what was
+    drawn. ``case`` stands for all: its size is 0.
+
+    ``counts`` are A, B, G and ``model`` whose; ``refused`` is why there can be no fit, or empty.
+    """
+
+    case: Case
+    sizes: Floats
+    measured: Floats
+    scale: Floats
+    draws: Floats
+    resampled: str
+    counts: tuple[float, float, float] = (0, 0, 0)
+    model: str = ""
+    refused: str = ""
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A series fitted on its own. Its beta holds what reducing costs, too, as no single series can
+    tell them apart.
+
+    ``points`` are (size, measured ns, predicted ns). ``worst`` is the largest share by which they
+    differ, ``runs`` how often in a row they differ in the same direction, and what chance would
+    make of that. Flag ``model_misfit``: three sizes in a row are off by more than 15 %.
+    """
+
+    case: Case
+    model: str
+    refused: str = ""
+    segments: list[Segment] = []
+    points: list[tuple[int, float, float]] = []
+    resampled: str = ""
+    worst: float = 0.0
+    runs: tuple[int, float] = (0, 0.0)
+    flags: list[str] = []
+
+
+class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
+    """One alpha, beta and gamma for all series of a backend that share dtype, mode and settings.
+
+    ``condition`` is that of the three columns, in relative weights and scaled; above 30, gamma is
+    None and ``note`` says what to measure. beta then holds what reducing costs.
+    """
+
+    name: str
+    members: list[str]
+    refused: str = ""
+    alpha: Estimate | None = None
+    beta: Estimate | None = None
+    gamma: Estimate | None = None
+    condition: float = 0.0
+    note: str = ""
+    resampled: str = ""
+    flags: list[str] = []
+
+
+def series(file: RunFile) -> list[SizeSeries]:
+    """Every case of a run over its sizes, in the run's order."""
+    rng = np.random.default_rng(file.run.policy.seed)
+    groups: dict[Case, dict[int, list[Row]]] = {}
+    for row in rows.fit(rows.table([file])):
+        if row.record.times_ns:
+            key = msgspec.structs.replace(row.case, nbytes=0)
+            groups.setdefault(key, {}).setdefault(row.case.moved, []).append(row)
+    return [_series(case, sorted(sizes.items()), rng) for case, sizes in groups.items()]
+
+
+def _series(
+    case: Case, by_size: list[tuple[int, list[Row]]], rng: np.random.Generator
+) -> SizeSeries:
+    sizes = np.array([size for size, _ in by_size], float)
+    launches = [rows.deciding(found) for _, found in by_size]
+    draws, word = _resampled(launches, rng)
+    measured = np.array([rows.case_time(each).median for each in launches])
+    low, high = np.quantile(draws, (0.025, 0.975), axis=0)
+    scale = np.maximum(0.01, (high - low) / 2 / measured)
+    counts, model, refused = _counts(case, launches[-1][0].carried)
+    reasons = {
+        refused: bool(refused),
+        "one rank sends nothing": case.n < 2 or not counts[0],
+        f"{case.collective} moves no data: its time is its latency": not sizes.any(),
+        f"{len(sizes)} sizes; a line needs {FEWEST}": len(sizes) < FEWEST,
+    }
+    refused = next((reason for reason, holds in reasons.items() if holds), "")
+    return SizeSeries(
+        case=case,
+        sizes=sizes,
+        measured=measured,
+        scale=scale,
+        draws=draws,
+        resampled=word,
+        counts=counts,
+        model=model,
+        refused=refused,
+    )
+
+
+def _resampled(launches: Sequence[Sequence[Row]], rng: np.random.Generator) -> tuple[Floats, str]:
+    """DRAWS medians of each size from resampled data, and what was drawn: launches, or the cycles
+    of the only one, if every size has as many and at least 5; else samples within each launch."""
+    medians, word = [[row.median for row in each] for each in launches], "launches"
+    if all(len(each) == 1 for each in launches):
+        medians = [[c.derived.times.median for c in row.fit if c.derived] for (row,) in launches]
+        word = "cycles"
+    number = {len(each) for each in medians}
+    if len(number) == 1 and max(number) >= FEWEST_UNITS:
+        drawn = rng.integers(0, max(number), (DRAWS, max(number)))
+        return np.median(np.array(medians).T[drawn], axis=1), f"{max(number)} {word}"
+    draws = [np.median([_redrawn(row.times, rng) for row in each], axis=0) for each in launches]
+    return np.stack(draws, axis=1), "samples"
+
+
+def _redrawn(samples: Floats, rng: np.random.Generator) -> Floats:
+    """Medians of DRAWS resamplings, each worth N_eff samples: the order statistic that is a
+    resample's median lies at a Beta((m + 1) / 2, (m + 1) / 2) share of the samples."""
+    shape = (stats.n_eff(samples) + 1) / 2
+    return np.asarray(np.quantile(samples, rng.beta(shape, shape, DRAWS)), float)
+
+
+def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
+    """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
+    collective needs."""
+    if case.subject:
+        return (0.0, 0.0, 0.0), "", "a training step has one size, and a line goes over several"
+    if case.algorithm == "native":
+        bound = COLLECTIVES[case.collective].bound(case.n)
+        model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")
+        return (bound.alpha, bound.beta * carried, bound.gamma), model, ""
+    if case.n > MOST_STEPPED:
+        return (0.0, 0.0, 0.0), "exact counts", f"they are made for at most {MOST_STEPPED} ranks"
+    try:
+        variant = algorithms.find(case.collective, case.algorithm)
+    except UsageError as e:  # of a file of somebody's, or of another version
+        return (0.0, 0.0, 0.0), "exact counts", e.message
+    free = [name for name in variant.algorithm.parameters if name not in dict(variant.given)]
+    refused = (
+        "its counts are those of equal blocks (--splits uniform)"
+        if case.splits not in ("", "uniform")
+        else ""
+    )
+    if free:
+        refused = (
+            f"its {free[0]} may change with size; fix it: --algo"
+            f" {variant.algorithm.name}:{free[0]}=8"
+        )
+    rounds, most, reduced, _ = map(float, count(variant.schedule(case.n, case.root)))
+    return (rounds, most, reduced), "exact counts", refused
+
+
+def fit(one: SizeSeries) -> Fit:
+    """A series on its own, in as many segments as it takes."""
+    if one.refused:
+        return Fit(case=one.case, model=one.model, refused=one.refused)
+    parts = cuts(one.sizes, one.measured, one.scale)
+    columns = line(one.sizes)
+    found = [solve(columns[part], one.measured[part], one.scale[part]) for part in parts]
+    predicted = np.concatenate([solution.times for solution in found])
+    draws, word = _draws(one, predicted, 3 * len(parts) - 1)
+    segments = []
+    for part, solution in zip(parts, found, strict=True):
+        spread = solve(columns[part], draws[:, part], one.scale[part], start=solution.constants)
+        tells = known(columns[part], one.measured[part], solution)
+        alpha, beta = _estimates(
+            solution.constants / one.counts[:2], spread.constants / one.counts[:2], tells
+        )
+        first, last = one.sizes[part][[0, -1]]
+        segments.append(Segment(int(first), int(last), alpha, beta))
+    refused = ""
+    if segments[0].alpha is None or segments[-1].beta is None:
+        refused = _vague(one, "alpha" if segments[0].alpha is None else "beta")
+    off = np.log(one.measured / predicted)
+    up = np.sign(off)[off != 0]
+    ups, downs = float((up > 0).sum()), float((up < 0).sum())
+    return Fit(
+        case=one.case,
+        model=one.model,
+        refused=refused,
+        segments=segments,
+        resampled=word,
+        flags=_misfit(off),
+        points=list(
+            zip(
+                one.sizes.astype(int).tolist(),
+                one.measured.tolist(),
+                predicted.tolist(),
+                strict=True,
+            )
+        ),
+        worst=float(np.expm1(np.abs(off).max())),
+        runs=(
+            int((up[1:] != up[:-1]).sum()) + bool(len(up)),
+            1 + 2 * ups * downs / max(1.0, ups + downs),
+        ),
+    )
+
+
+def _vague(one: SizeSeries, constant: str) -> str:
+    """Why a constant cannot be told from a series."""
+    least, most = int(one.sizes[0]), int(one.sizes[-1])
+    growth = one.measured[-1] / one.measured[0]
+    if constant == "beta" and growth < 2:
+        return f"beta is not identifiable: up to {most} B the time is latency; measure larger sizes"
+    if constant == "alpha" and growth > most / least / 2:
+        return (
+            f"alpha is not identifiable: from {least} B on the time is bandwidth; measure smaller"
+            " sizes"
+        )
+    return f"{constant} is not identifiable: times scatter too much; measure longer, and more sizes"
+
+
+def _draws(one: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
+    """Resampled medians; where sizes scatter by more than samples can, the model times resampled
+    residuals."""
+    residuals = np.log(one.measured / predicted)
+    scatter = 1.4826 * float(np.median(np.abs(residuals)))
+    if scatter <= 1.5 * float(np.median(np.std(np.log(one.draws), axis=0))):
+        return one.draws, one.resampled
+    rng = np.random.default_rng(len(residuals))
+    wide = residuals * math.sqrt(len(residuals) / max(1, len(residuals) - used))
+    return predicted * np.exp(rng.choice(wide, (DRAWS, len(wide)))), "residuals"
+
+
+def _misfit(off: Floats) -> list[str]:
+    far = np.abs(np.expm1(off)) > MISFIT
+    return ["model_misfit"] if (far[2:] & far[1:-1] & far[:-2]).any() else []
+
+
+def _estimates(
+    values: Floats, draws: Floats, tells: npt.NDArray[np.bool_]
+) -> list[Estimate | None]:
+    """None where the points do not tell, or the interval's ends are as far apart as for VAGUE."""
+    low, high = np.quantile(draws, (0.025, 0.975), axis=0)
+    bounds = zip(values.tolist(), low.tolist(), high.tolist(), tells.tolist(), strict=True)
+    return [
+        (
+            Estimate(value, min(lo, value), max(hi, value))
+            if tell and hi < lo * math.exp(4 * VAGUE)
+            else None
+        )
+        for value, lo, hi, tell in bounds
+    ]
+
+
+def links(found: Sequence[SizeSeries]) -> list[LinkFit]:
+    """Constants that all series of a backend share. Where reference algorithms or sendrecv were
+    measured, whose counts are exact, a library's other collectives stay out, as one cannot know
+    what they do."""
+    groups: dict[tuple[Any, ...], list[SizeSeries]] = defaultdict(list)
+    for one in found:
+        case = one.case
+        if not (one.refused or case.background):
+            groups[case.backend, case.dtype, case.mode, case.env].append(one)
+    return [
+        _link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)
+        for key, group in groups.items()
+    ]
+
+
+def _link(name: str, group: list[SizeSeries]) -> LinkFit:
+    exact = [one for one in group if one.case.algorithm != "native" or one.case.row.pairwise]
+    group = exact or group
+    design = np.concatenate(
+        [np.array(one.counts) * np.stack([one.sizes**0, one.sizes, one.sizes], 1) for one in group]
+    )
+    times, scale = (
+        np.concatenate([getattr(one, part) for one in group]) for part in ("measured", "scale")
+    )
+    number, note = _gamma(design, times, group)
+    design = design[:, : 2 if note else 3]
+    solution = solve(design, times, scale)
+    ends = np.cumsum([len(one.sizes) for one in group])[:-1]
+    modelled = list(zip(group, np.split(solution.times, ends), strict=True))
+    drawn = [_draws(one, part, 2) for one, part in modelled]
+    spread = solve(
+        design,
+        np.concatenate([draws for draws, _ in drawn], axis=1),
+        scale,
+        start=solution.constants,
+    )
+    tells = known(design, times, solution)
+    alpha, beta, *gamma = _estimates(solution.constants, spread.constants, tells)
+    if gamma and gamma[0] is None:
+        note = "gamma is not identifiable: too small beside the rest, or times scatter too much"
+    members = [f"{one.case.collective} {one.case.label} on {one.case.n}" for one in group]
+    return LinkFit(
+        name=name,
+        members=list(dict.fromkeys(members)),
+        alpha=alpha,
+        beta=beta,
+        gamma=gamma[0] if gamma else None,
+        refused="" if alpha and beta else _vague(group[0], "beta" if alpha else "alpha"),
+        condition=number,
+        note=note,
+        resampled=", ".join(dict.fromkeys(word for _, word in drawn)),
+        flags=[flag for one, part in modelled for flag in _misfit(np.log(one.measured / part))][:1],
+    )
+
+
+def _gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[float, str]:
+    """The condition number, and why gamma cannot be told."""
+    if not design[:, 2].any():
+        return condition(design[:, :2], times), "nothing measured reduces: gamma is unknown"
+    number = condition(design, times)
+    if number <= CONDITION:
+        return number, ""
+    what = ", ".join(dict.fromkeys(f"{one.case.collective} {one.case.label}" for one in group))
+    return (
+        number,
+        (
+            f"gamma is not identifiable: in {what} it always comes with as much beta, which holds"
+            " both; add all_gather and reduce_scatter of one algorithm"
+        ),
+    )
+
+
+def link_from(run: str) -> tuple[Link, str]:
+    """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
+    with the reason, and NoVerdict for a run on fake GPUs."""
+    file = store.digest(store.find(run))
+    found = series(file)
+    if not found:
+        refuse_fake(file, "fit")
+    fits = links(found)
+    usable = [link for link in fits if link.alpha and link.beta]
+    if not usable:
+        reasons = [one.refused for one in fits] + [one.refused for one in found if one.refused]
+        raise CannotRun(
+            f"run {file.run.id}: {(reasons or ['it has no times'])[0]}",
+            "collbench fit explains each series",
+        )
+    best = max(usable, key=lambda link: len(link.members))
+    constants = [one.value * 1e-9 if one else 0.0 for one in (best.alpha, best.beta, best.gamma)]
+    notes = [f"run {file.run.id}: {best.name}, {', '.join(best.members)}"]
+    if best.alpha and best.beta:
+        notes.append(f"alpha {best.alpha.lo / 1e3:.3g} to {best.alpha.hi / 1e3:.3g} us")
+        notes.append(f"1 / beta {1 / best.beta.hi:.3g} to {1 / best.beta.lo:.3g} GB/s")
+    return Link(*constants), "; ".join([*notes, *filter(None, [best.note]), *best.flags])

@@ -1,0 +1,37 @@
+"""The command `fit`: latency and bandwidth of recorded runs."""
+
+from __future__ import annotations
+
+import typer
+
+from collbench.core.errors import Exit, UsageError
+
+
+def fit(
+    runs: list[str] | None = None,
+    backend: str = "",
+    output_format: str = "table",
+    debug: bool = False,
+) -> None:
+    """Fit latency and bandwidth of the model to recorded runs."""
+    from collbench.cli import outputs
+    from collbench.features.predict import fit as fitting
+    from collbench.features.predict.views import prediction
+    from collbench.records import origins, store
+
+    outputs.check(output_format, (), ("table", "json"))
+    files = [store.digest(store.find(run)) for run in runs or ["@last"]]
+    found = [
+        one for file in files for one in fitting.series(file) if backend in ("", one.case.backend)
+    ]
+    if not found:
+        for file in files:
+            origins.refuse_fake(file, "fit")
+        raise UsageError(
+            f"there are no times {f'of {backend} ' if backend else ''}to fit",
+            "collbench runs lists runs",
+        )
+    fits = [fitting.fit(one) for one in found]
+    outputs.deliver(prediction.fitted(fits, fitting.links(found)), output_format)
+    if all(one.refused for one in fits):
+        raise typer.Exit(Exit.NO_VERDICT)

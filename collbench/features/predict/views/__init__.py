@@ -1,0 +1,1 @@
+"""Predictions, fits and efficiency as documents."""

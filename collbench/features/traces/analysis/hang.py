@@ -1,0 +1,325 @@
+"""Who hung a job: for each group the operation at which it stands still, who is in it, and who
+never called it, of what a flight recorder dumped or of a trace that was cut short.
+
+A rank that never called what others wait in may itself wait elsewhere for another: the culprits are
+those that wait for nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
+
+from collbench.features.traces.analysis.operations import (
+    Block,
+    Group,
+    Joined,
+    Meeting,
+    communicating,
+    groups_of,
+    unequal_blocks,
+)
+from collbench.features.traces.types import HOST, Call, RankTrace, Trace
+from collbench.features.training.step import POINT_TO_POINT
+
+Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
+Cause = Literal[
+    "other", "unequal", "missing", "silent", "circle", "behind", "unread", "some", "all", "follows"
+]
+
+
+class Front(NamedTuple):
+    """The first operation of a group, or message, that not all of its ranks are through with.
+    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices have
+    begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``: there is no
+    trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
+    ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
+    -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
+    told. ``unequal`` are blocks of which sender and receiver have different sizes."""
+
+    group: Group
+    number: int
+    call: Call
+    waiting: tuple[int, ...]
+    behind: tuple[int, ...]
+    done: tuple[int, ...]
+    missing: tuple[int, ...]
+    silent: tuple[int, ...]
+    unknown: tuple[int, ...]
+    odd: Mapping[int, Call]
+    before: int
+    since_ns: int
+    unequal: tuple[Block, ...] = ()
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Those that the others wait for."""
+        return tuple(sorted({*self.missing, *self.silent, *self.behind}))
+
+
+class Hang(NamedTuple):
+    """``fronts`` of all groups that hang, the ``cause`` of the others first, and its ``culprits``:
+    ranks that call ``"other"`` things, or exchange ``"unequal"`` blocks; that never called it
+    (``"missing"``) and wait in nothing else, with those that have no trace, or that have none
+    (``"silent"``); that wait for each other in a ``"circle"``; that are ``"behind"`` and wait in
+    nothing else; or, where nobody can be named, those whose files are ``"unread"``, or those that
+    are in it: ``"some"`` of its ranks, or ``"all"``."""
+
+    cause: Cause
+    culprits: tuple[int, ...]
+    fronts: tuple[Front, ...]
+
+    @property
+    def named(self) -> bool:
+        """Whether somebody is to blame."""
+        return self.cause not in ("unread", "some", "all", "follows")
+
+
+class _Ranks:
+    """What the trace tells of each rank's calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.of = {rank.rank: rank for rank in trace.ranks}
+        self._ends = {rank.rank: _tells_ends(rank) for rank in trace.ranks}
+        self._messages = {
+            (rank.rank, call.group)
+            for rank in trace.ranks
+            for call in rank.calls
+            if call.kind in POINT_TO_POINT
+        }
+
+    def status(self, rank: int, call: Call) -> Status:
+        """Whether a rank is through with a call, as far as its trace tells."""
+        if through(call):
+            return "done"
+        if not call.state:
+            return "called"
+        return "in" if self._ends[rank] else "called"
+
+    def reached(self, rank: int, group: Group, called: int) -> tuple[int, int] | None:
+        """The last collectives of a group that a rank called and completed, as it counted them
+        itself; None where it did not, or counted messages with them, or fewer than ``called``."""
+        if (rank, group.name) in self._messages or group.name not in self.of[rank].reached:
+            return None
+        enqueued, started, completed = self.of[rank].reached[group.name]
+        last = max(enqueued, started, completed)
+        return (last, completed) if last >= called else None
+
+
+def through(call: Call) -> bool:
+    """Whether a call is known to have ended."""
+    return call.state == "completed" or call.ends_ns >= 0
+
+
+def _tells_ends(rank: RankTrace) -> bool:
+    """Whether it can be told that a call of this rank has not ended: Gloo's recorder has all of
+    them as scheduled for ever."""
+    calls = [call for _, call in communicating(rank)]
+    told = (through(call) or call.state == "started" for call in calls)
+    return "gloo" not in rank.backend or any(told)
+
+
+def hang(trace: Trace, joined: Joined) -> Hang | None:
+    """None where nothing stands still, and of traces that do not tell of calls that have not ended:
+    those of jobs that ran on, of which ranks' may end apart."""
+    if not any(call.state for rank in trace.ranks for call in rank.calls):
+        return None
+    ranks = _Ranks(trace)
+    of: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in joined.meetings:
+        of[meeting.group].append(meeting)
+    fronts = [front for group, each in of.items() if (front := _front(group, each, ranks))]
+    fronts += _messages(ranks)
+    return _blame(fronts, _unread(trace)) if fronts else None
+
+
+def _unread(trace: Trace) -> set[int]:
+    """Ranks that may be those of files that are not used."""
+    named = {each.rank for each in trace.unread}
+    there = {rank.rank for rank in trace.ranks}
+    return {*range(trace.world)} - there if -1 in named else named
+
+
+def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
+    """Where a group stands; None where all are through, as far as can be told."""
+    ordered = sorted(meetings, key=lambda meeting: meeting.number)
+    called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
+    ended = {
+        rank: meeting.number
+        for meeting in ordered
+        for rank, call in meeting.calls.items()
+        if through(call)
+    }
+
+    def status(rank: int, meeting: Meeting) -> Status:
+        if rank not in ranks.of:
+            return "silent"
+        numbered = meeting.call.number == meeting.number
+        reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
+        completed = reached[1] if reached else -1
+        if meeting.number <= completed or meeting.number < ended.get(rank, -1):
+            return "done"
+        if rank in meeting.calls:
+            return ranks.status(rank, meeting.calls[rank])
+        if reached:
+            return "missing" if meeting.number > reached[0] else "called"
+        return "missing" if _never_called(ranks.of[rank], meeting, called.get(rank)) else "unknown"
+
+    before = -1
+    for meeting in ordered:
+        if len(meeting.calls) == len(group.ranks) and all(map(through, meeting.calls.values())):
+            before = meeting.number
+            continue
+        found = {rank: status(rank, meeting) for rank in group.ranks}
+        told = {*found.values()}
+        alone = "silent" in told and meeting is ordered[-1]
+        held = "missing" in told or alone or meeting.odd
+        if "in" in told or ("called" in told and held):
+            return _as_front(meeting, found, before)
+        before = meeting.number
+    return None
+
+
+def _never_called(rank: RankTrace, meeting: Meeting, last: int | None) -> bool:
+    """Whether the calls in the trace of a rank, the ``last`` of a group among them, show that it
+    did not call what others did."""
+    if not _reaches(rank, meeting.calls.values()):
+        return False
+    if last is not None:
+        return meeting.number > last
+    return not rank.only_active and _began_before(rank, meeting)
+
+
+def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
+    """Whether the trace of a rank goes on to when others issued these calls, and the job no further
+    than it."""
+    return rank.until < 0 or rank.until > max(call.issued_ns for call in calls)
+
+
+def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
+    """Whether the trace of a rank without any call of a group goes back to where this one would
+    be."""
+    calls = [call for _, call in communicating(rank)]
+    issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
+    if any(0 <= call.issued_ns < min(issued, default=0) for call in calls):
+        return True
+    return not calls or (meeting.number <= 1 and any(0 <= call.number <= 1 for call in calls))
+
+
+def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Front:
+    def those(*status: Status) -> tuple[int, ...]:
+        return tuple(rank for rank, told in found.items() if told in status)
+
+    called = those("in", "called")
+    state = {rank: meeting.calls[rank].state for rank in called if rank in meeting.calls}
+    begun = "started" in state.values()
+    behind = tuple(rank for rank, told in state.items() if begun and told == "scheduled")
+    issued = (meeting.calls[rank].issued_ns for rank in state)
+    return Front(
+        meeting.group,
+        meeting.number,
+        meeting.call,
+        tuple(rank for rank in called if rank not in behind),
+        behind,
+        those("done"),
+        those("missing"),
+        those("silent"),
+        those("unknown"),
+        meeting.odd,
+        before,
+        min((ns for ns in issued if ns >= 0), default=-1),
+        unequal_blocks(meeting),
+    )
+
+
+def _messages(ranks: _Ranks) -> Iterator[Front]:
+    """Sends and receives that have begun and not ended, the first of each between two ranks, and of
+    one tag where the library goes by tags."""
+    every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
+    for of in ranks.of.values():
+        groups = groups_of(of)
+        for _, call in communicating(of):
+            group = groups[call.group]
+            if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
+                tag = call.tag if of.backend in HOST else 0
+                every[group, of.rank, group.ranks[call.peer], tag, call.kind].append(call)
+    begun = {
+        key: [at for at, call in enumerate(calls) if ranks.status(key[1], call) == "in"]
+        for key, calls in every.items()
+    }
+    for key, (at, *_) in ((key, each) for key, each in begun.items() if each):
+        call, (group, rank, peer, tag, kind) = every[key][at], key
+        half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
+        both = bool(begun.get(half))
+        whole = all(
+            not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
+        )
+        there = peer in ranks.of and _reaches(ranks.of[peer], [call])
+        there = there and not ranks.of[peer].only_active
+        lacks = not both and whole and there and len(every.get(half, ())) <= at
+        found: dict[int, Status] = {
+            rank: "in",
+            peer: "in" if both else "missing" if lacks else "unknown",
+        }
+        found |= {} if peer in ranks.of else {peer: "silent"}
+        if kind == "recv" or not both:
+            yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), found, -1)
+
+
+def _blame(fronts: Sequence[Front], unread: set[int]) -> Hang:
+    waits: dict[int, list[Front]] = defaultdict(list)
+    for front in fronts:
+        for rank in front.waiting:
+            waits[rank].append(front)
+    told = [(front, *_cause(front, waits, unread)) for front in fronts]
+    told.sort(key=lambda each: (CAUSES.index(each[1]), -len(each[0].waiting), each[0].since_ns))
+    _, cause, culprits = told[0]
+    return Hang(cause, culprits, tuple(front for front, _, _ in told))
+
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
+
+
+def _cause(
+    front: Front, waits: Mapping[int, Sequence[Front]], unread: set[int]
+) -> tuple[Cause, tuple[int, ...]]:
+    """Why a group hangs, and by whom."""
+    if front.odd:
+        return "other", tuple(sorted(front.odd))
+    if front.unequal:
+        ranks = {rank for block in front.unequal for rank in (block.source, block.target)}
+        return "unequal", tuple(sorted(ranks))
+    missing = {rank for rank in front.missing if rank not in waits}
+    silent = {*front.silent} - unread
+    if missing or silent:
+        return "missing" if missing else "silent", tuple(sorted({*missing, *silent}))
+    return _cause_by_waits(front, waits)
+
+
+def _cause_by_waits(
+    front: Front, waits: Mapping[int, Sequence[Front]]
+) -> tuple[Cause, tuple[int, ...]]:
+    """The same where no rank is known not to have come."""
+    if behind := tuple(sorted(rank for rank in front.behind if rank not in waits)):
+        return "behind", behind
+    if front.silent:
+        return "unread", front.silent
+    if front.blamed:
+        circle = _circle(front.blamed[0], waits)
+        return ("circle", circle) if circle else ("follows", front.blamed)
+    return "some" if front.done else "all", front.waiting
+
+
+def _circle(rank: int, waits: Mapping[int, Sequence[Front]]) -> tuple[int, ...]:
+    """Ranks that wait for each other, each for the next and the last for the first, as one comes to
+    them from this rank; none where that leads elsewhere."""
+    told = [rank]
+    while True:
+        ahead = next((each for each in waits.get(told[-1], ()) if each.blamed), None)
+        if ahead is None:
+            return ()
+        rank = ahead.blamed[0]
+        if rank in told:
+            return tuple(told[told.index(rank) :])
+        told.append(rank)

@@ -1,0 +1,232 @@
+"""A trace judged: all that it tells of a job, and what it does not tell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.text import counted, size
+from collbench.features.traces.analysis import times
+from collbench.features.traces.analysis.hang import Hang, hang, through
+from collbench.features.traces.analysis.operations import Joined, Meeting, communicating, join
+from collbench.features.traces.analysis.times import Clock, Exposed, Late, Part, Share, Traffic
+from collbench.features.traces.formats import own
+from collbench.features.traces.types import Lost, Trace
+from collbench.features.training.step_files import spelled
+
+
+class Lack(NamedTuple):
+    """What a trace does not tell, and what follows from that or may be done."""
+
+    what: str
+    so: str
+
+
+class Judged(NamedTuple):
+    """All that is told of a trace. ``disagreements`` are those that did not hang the job."""
+
+    trace: Trace
+    joined: Joined
+    hang: Hang | None
+    disagreements: tuple[Meeting, ...]
+    lacks: tuple[Lack, ...]
+    clock: Clock
+    parts: tuple[Part, ...]
+    traffic: tuple[Traffic, ...]
+    late: tuple[Late, ...]
+    exposed: tuple[Exposed, ...]
+    shares: tuple[Share, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks of the job that the trace does not have."""
+        return tuple(sorted({*range(self.trace.world)} - {rank.rank for rank in self.trace.ranks}))
+
+    @property
+    def disagree(self) -> bool:
+        """Whether ranks disagree for sure: operations that the library does not number, of which
+        some ranks have more than others, may be joined wrongly."""
+        labels = [group.label for group in self.joined.groups]
+        counted_anew = labels if self.trace.form == own.FORM else self.joined.by_order
+        unsure = {*counted_anew} & _short(self.joined).keys()
+        return any(meeting.group.label not in unsure for meeting in self.disagreements)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether there is any operation or message to judge."""
+        return bool(self.joined.meetings or self.joined.messages)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all files are used to their ends, and most calls could be read."""
+        cut = self.trace.unread or any(rank.cut for rank in self.trace.ranks)
+        return not cut and not self.is_mostly_lost
+
+    @property
+    def lost(self) -> int:
+        """Calls that could not be read."""
+        return sum(each.calls for rank in self.trace.ranks for each in rank.lost)
+
+    @property
+    def is_mostly_lost(self) -> bool:
+        """Whether more calls could not be read than could."""
+        return self.lost > sum(1 for rank in self.trace.ranks for _ in communicating(rank))
+
+    @property
+    def completed(self) -> bool:
+        """Whether the trace tells of all calls that they have ended."""
+        calls = (call for rank in self.trace.ranks for _, call in communicating(rank))
+        return all(map(through, calls))
+
+    @property
+    def steps(self) -> int:
+        """Iterations that are marked on all ranks."""
+        return min((len(rank.steps or rank.marked) for rank in self.trace.ranks), default=0)
+
+
+def judge(trace: Trace) -> Judged:
+    """What a trace tells."""
+    joined = join(trace)
+    stuck = hang(trace, joined)
+    fronts = stuck.fronts if stuck else ()
+    at = {(front.group, front.number) for front in fronts if front.odd or front.unequal}
+    apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
+    clock, operations = times.clock(trace, joined), times.operations(joined)
+    made = Judged(
+        trace,
+        joined,
+        stuck,
+        tuple(apart),
+        (),
+        clock,
+        tuple(times.part(each, clock.shared) for each in operations),
+        tuple(times.traffic(trace, operations)),
+        tuple(times.late(trace, joined, clock.shared)),
+        tuple(times.exposed(trace)),
+        tuple(times.imbalance(joined)),
+    )
+    return made._replace(lacks=(*_losses(trace), *_files(made), *_calls(made), *_told(made)))
+
+
+def _losses(trace: Trace) -> Iterator[Lack]:
+    """What readers could not use, by the reason, with the first place where it is."""
+    found: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
+    for rank in trace.ranks:
+        for lost in rank.lost:
+            why, _, place = lost.why.rpartition(" (")
+            found[why if why and place.endswith(")") else lost.why].append((rank.rank, lost))
+    for each in sorted(found.values(), key=lambda each: -sum(lost.calls for _, lost in each)):
+        calls, nbytes = sum(e.calls for _, e in each), sum(e.nbytes for _, e in each)
+        of = f" of {size(nbytes)}" if nbytes else ""
+        told = f"{counted(calls, 'call')}{of}, " if calls else ""
+        ranks = sorted({rank for rank, _ in each})
+        yield Lack(
+            f"lost: {each[0][1].why}", f"{told}{in_words(ranks)}: left out of all that is told"
+        )
+
+
+def _files(made: Judged) -> Iterator[Lack]:
+    """Files that are not used, ranks that are not there, and clocks."""
+    for unread in made.trace.unread:
+        yield Lack(f"{unread.source} is not used", unread.why)
+    for rank in made.trace.ranks:
+        if rank.cut:
+            yield Lack(f"{rank.source} is cut at {rank.cut}", "it is read up to there")
+    if made.missing:
+        yield Lack(
+            f"no trace of {in_words(made.missing)}, of {made.trace.world}",
+            "give their files, too: what others wait for them is not seen",
+        )
+    if len(made.trace.ranks) == 1:
+        yield Lack(
+            "one rank only",
+            "its times have in them what it waited for others; who is late is not known",
+        )
+    if not made.clock.shared:
+        yield Lack(
+            f"no common clock: {made.clock.why}",
+            "only times of one rank are set against each other; the last to come is the rank on"
+            " which an operation takes least",
+        )
+
+
+def _calls(made: Judged) -> Iterator[Lack]:
+    """Calls that are there, and not whole."""
+    every = (*made.joined.meetings, *made.joined.messages)
+    untimed = sum(meeting.taken is None for meeting in every)
+    if every and untimed == len(every):
+        yield Lack(
+            "no times of operations",
+            "what they take is not known; torch's profiler records it, and a flight recorder with"
+            " TORCH_NCCL_ENABLE_TIMING=1",
+        )
+    elif untimed:
+        yield Lack(f"no times of {untimed:,} of {counted(len(every), 'operation')}", "left out")
+    if made.joined.by_order:
+        yield Lack(
+            f"operations of {_listed(made.joined.by_order)} have no numbers",
+            "those of different ranks are joined by their order",
+        )
+    if unknown := [group.label for group in made.joined.groups if not group.known]:
+        yield Lack(
+            f"who is in {_listed(unknown)} is not told",
+            "those seen in it are taken for its members",
+        )
+    calls = [(each.kind, each) for meeting in every for each in meeting.calls.values()]
+    if whole := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
+        yield Lack(
+            f"no splits of {counted(whole, 'all_to_allv call')}",
+            "taken for even where bytes are counted, and by collbench replay with --assume-even",
+        )
+    rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
+    if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
+        yield Lack(f"no root of {counted(number, 'call')}", "ranks are not compared in that")
+    if made.joined.alone:
+        yield Lack(
+            f"{counted(made.joined.alone, 'message')} without their other half",
+            "the other rank's trace begins later or ends earlier",
+        )
+
+
+def _told(made: Judged) -> Iterator[Lack]:
+    """Iterations, computation, and where ranks' traces end."""
+    if not made.steps:
+        yield Lack(
+            "no iterations are marked",
+            "what is told is of the whole trace; step() of torch's profiler marks them",
+        )
+    if any(each.how == "" for each in made.exposed):
+        yield Lack("neither computation nor waits have times", "exposed communication is not known")
+    if made.hang is None:
+        for label, ranks in _short(made.joined).items():
+            yield Lack(
+                f"operations on {label} that others have and {in_words(ranks)} not",
+                "a trace that was taken for less long, began later, or lost calls",
+            )
+
+
+def _short(joined: Joined) -> dict[str, list[int]]:
+    """Ranks by the label of a group on which their last operation is before that of others."""
+    last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+    for meeting in joined.meetings:
+        of = last[meeting.group.label, meeting.group.ranks]
+        for rank in meeting.calls:
+            of[rank] = max(meeting.number, of.get(rank, -1))
+    found: dict[str, list[int]] = defaultdict(list)
+    for (label, _), of in last.items():
+        most = max(of.values())
+        found[label] += [rank for rank, number in of.items() if number < most]
+    return {label: sorted({*ranks}) for label, ranks in found.items() if ranks}
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Ranks as they are told: rank 3, ranks 0-2,4."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spelled(sorted(ranks))}"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    named = list(dict.fromkeys(labels))
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    return f"{', '.join(named[:5])}{more}"

@@ -1,0 +1,268 @@
+"""Calls of ranks that belong together: an operation of a group is a call of each of its members, a
+message a send and its receive. And where ranks disagree on what they do together."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.features.traces.types import UNDESCRIBED, Call, RankTrace, Trace
+from collbench.features.training.step import LOCAL, POINT_TO_POINT, WORLD
+
+UNNAMED = "unnamed, "  # begins the label of a group that nobody named, which tells its size
+EXCHANGES = ("all_to_all", "all_to_allv")  # which is which may differ among ranks of one operation
+
+
+class Group(NamedTuple):
+    """Ranks that do operations together. ``name`` is the trace's, ``label`` what people call it;
+    where the trace does not tell who is in it (``known``), ``ranks`` are those seen in it."""
+
+    name: str
+    label: str
+    ranks: tuple[int, ...]
+    known: bool = True
+
+
+class Taken(NamedTuple):
+    """What an operation took, in ns. ``transfer`` is the least over ranks, from the begin to the
+    end of a rank's: that of the rank that came last, which waited for nobody. ``wait`` is how much
+    longer the first one's took."""
+
+    transfer: int
+    wait: int
+
+
+class Meeting(NamedTuple):
+    """Calls of the same operation by rank, of those that are in the trace and called it. ``number``
+    is the library's count of the group's operations, else their place in its order. ``place``
+    orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
+    are the calls that do not fit it; all of them where no call is called by more ranks than
+    another. ``taken`` is None where the trace does not tell it of all the calls that it has."""
+
+    group: Group
+    number: int
+    calls: Mapping[int, Call]
+    place: tuple[int, int]
+    call: Call
+    odd: Mapping[int, Call]
+    taken: Taken | None
+
+    @classmethod
+    def of(
+        cls, group: Group, number: int, calls: Mapping[int, Call], place: tuple[int, int]
+    ) -> Meeting:
+        """A meeting of these calls."""
+        usual = _usual(calls)
+        odd = {rank: call for rank, call in calls.items() if rank not in usual}
+        odd = odd if len(odd) < len(usual) else dict(calls)
+        return cls(group, number, calls, place, calls[min(usual)], odd, _taken(calls))
+
+
+class Joined(NamedTuple):
+    """``meetings`` are the collectives of all groups, ``messages`` sends with their receives, as
+    far as there are both; ``alone`` counts messages without their other half though its rank is
+    there. ``by_order`` names the groups whose calls have no numbers."""
+
+    groups: tuple[Group, ...]
+    meetings: tuple[Meeting, ...]
+    messages: tuple[Meeting, ...]
+    alone: int
+    by_order: tuple[str, ...]
+
+    @property
+    def disagreements(self) -> list[Meeting]:
+        """The first meeting of each group in which ranks do not call the same, or exchange blocks
+        of which sender and receiver have different sizes."""
+        found: dict[Group, Meeting] = {}
+        for meeting in self.meetings:
+            if meeting.group not in found and (meeting.odd or unequal_blocks(meeting)):
+                found[meeting.group] = meeting
+        return list(found.values())
+
+
+class Block(NamedTuple):
+    """Elements that a rank ``sends`` to another in an exchange, where that one ``expects`` another
+    number."""
+
+    source: int
+    target: int
+    sends: int
+    expects: int
+
+
+def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
+    """The blocks of an exchange of which both ranks tell the size, and not the same."""
+    ranks = meeting.group.ranks
+    sends = {rank: _blocks(call, call.sends, len(ranks)) for rank, call in meeting.calls.items()}
+    expects = {
+        rank: _blocks(call, call.receives, len(ranks)) for rank, call in meeting.calls.items()
+    }
+    return tuple(
+        Block(source, target, sends[source][to], expects[target][at])
+        for at, source in enumerate(ranks)
+        for to, target in enumerate(ranks)
+        if at != to
+        and sends.get(source)
+        and expects.get(target)
+        and sends[source][to] != expects[target][at]
+        and meeting.calls[source].dtype == meeting.calls[target].dtype
+    )
+
+
+def _blocks(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:
+    """Elements by member of one side of an exchange; nothing where they are not known."""
+    if call.kind == "all_to_all" and not splits:
+        return (call.nbytes // DTYPES[call.dtype].size // n,) * n
+    return splits if call.kind in EXCHANGES and len(splits) == n else ()
+
+
+def differs(call: Call, other: Call) -> str:
+    """What two calls of one operation do not agree on; nothing where they do, or one of them does
+    not tell."""
+    exchange = {call.kind, other.kind} <= {*EXCHANGES}
+    if call.kind != other.kind and not exchange:
+        return "operation"
+    unlike = {
+        "datatype": call.dtype != other.dtype,
+        "size": call.nbytes != other.nbytes and not exchange,
+        "root": call.root != other.root and min(call.root, other.root) >= 0,
+        "reduction": call.op != other.op and "none" not in (call.op, other.op),
+    }
+    moves = call.kind not in COLLECTIVES or COLLECTIVES[call.kind].moves_data
+    return next((what for what, differ in unlike.items() if differ and moves), "")
+
+
+def communicating(rank: RankTrace) -> Iterator[tuple[int, Call]]:
+    """The calls of a rank that others take part in, with their places."""
+    return ((at, call) for at, call in enumerate(rank.calls) if call.kind not in LOCAL)
+
+
+def groups_of(rank: RankTrace) -> dict[str, Group]:
+    """The groups on which a rank calls something, by its name for them; without ranks where the
+    trace does not tell of them."""
+    return {name: _group(rank, name) for name in {call.group for call in rank.calls}}
+
+
+def _group(rank: RankTrace, name: str) -> Group:
+    ranks = rank.groups.get(name, ())
+    if name == WORLD:
+        return Group(name, "world", ranks or tuple(range(rank.world)))
+    label = rank.described.get(name) or name
+    label = (_shape(ranks) or name) if label == UNDESCRIBED else label
+    return Group(name, label, ranks, bool(ranks))
+
+
+def _shape(ranks: Sequence[int]) -> str:
+    """What groups of one kind that nobody has named have in common."""
+    apart = {after - before for before, after in pairwise(ranks)}
+    return f"{UNNAMED}{len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
+
+
+def join(trace: Trace) -> Joined:
+    """The calls of all ranks, joined by group and number; by order in groups whose calls have no
+    numbers."""
+    calls: dict[Group, dict[int, list[tuple[int, Call]]]] = defaultdict(dict)
+    for rank in trace.ranks:
+        named: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        for at, call in communicating(rank):
+            named[call.group].append((at, call))
+        groups = groups_of(rank)
+        for name, of in named.items():
+            calls[groups[name]][rank.rank] = of
+    whole = {_settled(group, each): each for group, each in calls.items()}
+    meetings: list[Meeting] = []
+    messages: list[Meeting] = []
+    by_order, alone = [], 0
+    for group, each in whole.items():
+        collective = {rank: [c for c in found if _collective(c)] for rank, found in each.items()}
+        numbered = all(call.number >= 0 for found in collective.values() for _, call in found)
+        if not numbered:
+            by_order.append(group.label)
+        meetings += _meetings(group, collective, numbered)
+        pairs, left = _messages(group, each)
+        messages += pairs
+        alone += left
+    return Joined(
+        tuple(sorted(whole, key=lambda group: (-len(group.ranks), group.ranks, group.name))),
+        tuple(sorted(meetings, key=lambda meeting: meeting.place)),
+        tuple(sorted(messages, key=lambda meeting: meeting.place)),
+        alone,
+        tuple(dict.fromkeys(by_order)),
+    )
+
+
+def _collective(of: tuple[int, Call]) -> bool:
+    return of[1].kind not in POINT_TO_POINT
+
+
+def _settled(group: Group, of: Iterable[int]) -> Group:
+    """A group of which the trace does not tell who is in it has the ranks seen in it."""
+    return group if group.ranks else group._replace(ranks=tuple(sorted(of)))
+
+
+def _meetings(
+    group: Group, of: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
+) -> Iterator[Meeting]:
+    found: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank in sorted(of):
+        seen: Counter[int] = Counter()
+        for order, (at, call) in enumerate(of[rank]):
+            number = call.number if numbered else order
+            key = (number, seen[number])
+            seen[number] += 1
+            found[key][rank] = call
+            places.setdefault(key, (rank, at))
+    for key in sorted(found):
+        yield Meeting.of(group, key[0], found[key], places[key])
+
+
+def _messages(
+    group: Group, of: Mapping[int, Sequence[tuple[int, Call]]]
+) -> tuple[list[Meeting], int]:
+    """Sends with their receives, in their order between two ranks; and how many are left over."""
+    ways: dict[tuple[int, int, int], tuple[list[tuple[int, int, Call]], ...]] = {}
+    for rank, calls in of.items():
+        for at, call in calls:
+            if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
+                peer = group.ranks[call.peer]
+                sends = call.kind == "send"
+                way = (rank, peer, call.tag) if sends else (peer, rank, call.tag)
+                ways.setdefault(way, ([], []))[not sends].append((rank, at, call))
+    found, alone = [], 0
+    for (source, to, _), (sent, received) in ways.items():
+        both = min(len(sent), len(received))
+        for number in range(both):
+            (_, at, send), (_, _, receive) = sent[number], received[number]
+            call_of = {source: send, to: receive}
+            found.append(Meeting(group, number, call_of, (source, at), send, {}, _taken(call_of)))
+        for number, (rank, at, call) in enumerate([*sent[both:], *received[both:]], both):
+            found.append(Meeting.of(group, number, {rank: call}, (rank, at)))
+        if {source, to} <= of.keys():
+            alone += len(sent) + len(received) - 2 * both
+    return found, alone
+
+
+def _taken(calls: Mapping[int, Call]) -> Taken | None:
+    took = [call.took_ns for call in calls.values()]
+    least = min(took)
+    return Taken(least, max(took) - least) if least > 0 else None
+
+
+def _usual(calls: Mapping[int, Call]) -> set[int]:
+    """The largest set of ranks whose calls agree; of several such the one with the lowest rank."""
+    same: dict[tuple[str, int, str, int, str], set[int]] = defaultdict(set)
+    for rank, call in calls.items():
+        same[call.kind, call.nbytes, call.dtype, call.root, call.op].add(rank)
+    if len(same) == 1:
+        return {*calls}
+    left, best = list(same.values()), set[int]()
+    while left:
+        first = calls[min(left[0])]
+        alike = [ranks for ranks in left if not differs(first, calls[min(ranks)])]
+        left = [ranks for ranks in left if ranks not in alike]
+        best = max(best, set[int]().union(*alike), key=len)
+    return best

@@ -1,0 +1,448 @@
+"""Times of a trace: what operations take across ranks, who comes late to them, and how much of a
+rank's communication nothing hides."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.features.traces.analysis.operations import (
+    Group,
+    Joined,
+    Meeting,
+    communicating,
+    groups_of,
+)
+from collbench.features.traces.types import Call, Interval, RankTrace, Trace
+from collbench.features.training.overlap import Spans, common, length, union
+from collbench.features.training.step import POINT_TO_POINT, Op
+from collbench.records import stats
+
+
+def last_to_come(meeting: Meeting, shared: bool) -> int | None:
+    """The rank that came last, where that can be told: of an operation that no rank leaves before
+    all have come; of clocks that are not shared, the rank on which it takes least."""
+    if len(meeting.calls) < 2 or not synchronising(meeting) or meeting.taken is None:
+        return None
+    came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
+    return max(came, key=lambda rank: came[rank])
+
+
+# by rank: bytes that it has to send at least, sizes, and the number of operations
+Sums = Mapping[int, list[float]]
+
+
+class Part(NamedTuple):
+    """Operations of a kind on groups of one label, in one phase; of the rank that sends most,
+    ``ops`` of them, their sizes' sum ``nbytes``, and the bytes ``sent`` that it has to send at
+    least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are of all
+    ``timed`` of them, and count once where these are under way together; ``busbw`` is GB/s while
+    they transfer, None where that is not known. ``bound``: of some messages it is known only when
+    they had ended, so that transfer is at most and busbw at least so much, and ``wait`` None."""
+
+    phase: str
+    group: str
+    kind: str
+    members: int
+    ops: int
+    nbytes: int
+    sent: float
+    total: float
+    timed: int
+    transfer: int
+    wait: int | None
+    busbw: float | None
+    bound: bool
+
+
+class Operations(NamedTuple):
+    """Those of a kind on groups of one label, in one phase, with the ``sums`` over them."""
+
+    phase: str
+    group: str
+    kind: str
+    meetings: Sequence[Meeting]
+    sums: Sums
+
+
+def operations(joined: Joined) -> list[Operations]:
+    """In order of first use."""
+    found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
+    in_order = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
+    for meeting in in_order:
+        call = meeting.call
+        found[call.phase, meeting.group.label, _kind(call)].append(meeting)
+    return [Operations(*key, each, _sums(each)) for key, each in found.items()]
+
+
+def _kind(call: Call) -> str:
+    return "send/recv" if call.kind in POINT_TO_POINT else call.kind
+
+
+def _sums(of: Iterable[Meeting]) -> Sums:
+    ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
+    for meeting in of:
+        n = len(meeting.group.ranks)
+        for rank, call in meeting.calls.items():
+            key = n, call.kind, call.nbytes, call.dtype
+            if call.sends or key not in known:
+                least = sent(meeting.group, rank, call)
+                known |= {} if call.sends else {key: least}
+            else:
+                least = known[key]
+            sums = ranks[rank]
+            sums[0] += least
+            sums[1] += call.nbytes
+            sums[2] += 1
+    return ranks
+
+
+def _spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
+    """How long operations transfer, as the rank on which they take least sees it, and wait before
+    that, as the one on which they take most does; once where several of a group do, on a clock that
+    is ``shared``, or on that of one rank."""
+    transfers: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
+    waits: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
+    for meeting in timed:
+        took = {rank: call.took_ns for rank, call in meeting.calls.items()}
+        least, most = min(took, key=took.__getitem__), max(took, key=took.__getitem__)
+        ends, begins = meeting.calls[least].ends_ns, meeting.calls[most].begins_ns
+        transfers[meeting.group, -1 if shared else least].append((ends - took[least], ends))
+        wait = begins, begins + took[most] - took[least]
+        waits[meeting.group, -1 if shared else most].append(wait)
+    transfer, wait_ns = (sum(length(union(e)) for e in of.values()) for of in (transfers, waits))
+    return transfer, wait_ns
+
+
+def part(of: Operations, shared: bool) -> Part:
+    """``shared``: whether ranks have one clock."""
+    most = max(of.sums.values())
+    timed = [meeting for meeting in of.meetings if meeting.taken]
+    bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
+    transfer, wait = _spent(timed, shared)
+    moved = sum(_carried(meeting) for meeting in timed)
+    return Part(
+        of.phase,
+        of.group,
+        of.kind,
+        max(len(meeting.group.ranks) for meeting in of.meetings),
+        int(most[2]),
+        int(most[1]),
+        most[0],
+        sum(sums[0] for sums in of.sums.values()),
+        len(timed),
+        transfer,
+        None if bound else wait,
+        moved / transfer if transfer and moved else None,
+        bound,
+    )
+
+
+def sent(group: Group, rank: int, call: Call) -> float:
+    """Bytes that a rank has to send at least for a call; as if all blocks were equal, where their
+    lengths are not known."""
+    kind = "all_to_all" if call.kind == "all_to_allv" and not call.sends else call.kind
+    op = Op(kind=kind, nbytes=call.nbytes, dtype=call.dtype, sends=call.sends)
+    place = group.ranks.index(rank) if call.sends and rank in group.ranks else 0
+    return op.sent(len(group.ranks), place)
+
+
+def _carried(meeting: Meeting) -> float:
+    """Bytes that busbw reckons with."""
+    call, n = meeting.call, len(meeting.group.ranks)
+    if call.kind in POINT_TO_POINT or n < 2:
+        return call.nbytes
+    if call.kind == "all_to_allv":
+        if not any(each.sends for each in meeting.calls.values()):
+            return call.nbytes * (n - 1) / n
+        return max(max(e.sends, e.gets) - e.kept for e in exchanged(meeting).values())
+    return COLLECTIVES[call.kind].busbw(n) * call.nbytes
+
+
+class Exchanged(NamedTuple):
+    """Bytes that a rank ``sends`` and ``gets`` in an all_to_allv, and those of both it ``kept``."""
+
+    sends: int
+    gets: int
+    kept: int
+
+
+def exchanged(meeting: Meeting) -> dict[int, Exchanged]:
+    """By rank; what it gets by what the others send, where only these tell. Where it does not tell
+    its blocks, it keeps as much as if they were equal."""
+    itemsize = DTYPES[meeting.call.dtype].size
+    ranks = meeting.group.ranks
+    rows = {rank: call.sends for rank, call in meeting.calls.items()}
+    whole = (
+        bool(ranks)
+        and {*ranks} <= rows.keys()
+        and all(len(row) == len(ranks) for row in rows.values())
+    )
+    columns = np.array([rows[rank] for rank in ranks]).sum(axis=0).tolist() if whole else []
+    places = {rank: place for place, rank in enumerate(ranks)}
+    found = {}
+    for rank, call in meeting.calls.items():
+        place, gets = places.get(rank, len(ranks)), sum(call.receives)
+        if whole and not call.receives:
+            gets = columns[place]
+        told = place < len(call.sends)
+        kept = call.sends[place] * itemsize if told else call.nbytes // max(1, len(ranks))
+        sends = sum(call.sends) * itemsize if call.sends else call.nbytes
+        found[rank] = Exchanged(sends, gets * itemsize, kept)
+    return found
+
+
+class Traffic(NamedTuple):
+    """Bytes that ranks have to send on groups of one label in one phase: the busiest rank, and all
+    that are in the trace; ``share`` of all phases and groups; ``busy`` ns, while operations of
+    theirs were under way on a rank, the mean over ranks, None where that is not known."""
+
+    phase: str
+    group: str
+    ops: int
+    sent: float
+    total: float
+    share: float
+    busy: float | None
+
+
+def traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
+    """In order of first use."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
+    for each in of:
+        ranks = found[each.phase, each.group]
+        for rank, sums in each.sums.items():
+            ranks[rank] = [a + b for a, b in zip(ranks.get(rank, [0.0] * 3), sums, strict=True)]
+    totals = {key: sum(sums[0] for sums in ranks.values()) for key, ranks in found.items()}
+    whole = sum(totals.values())
+    under_way = _under_way(trace)
+    return [
+        Traffic(
+            *key,
+            int(most[2]),
+            most[0],
+            totals[key],
+            totals[key] / whole if whole else 0.0,
+            under_way.get(key),
+        )
+        for key, ranks in found.items()
+        for most in [max(ranks.values())]
+    ]
+
+
+def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
+    spans: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in trace.ranks:
+        own: dict[tuple[str, str], list[Interval]] = defaultdict(list)
+        groups = groups_of(rank)
+        for _, call in communicating(rank):
+            if call.took_ns >= 0:
+                own[call.phase, groups[call.group].label].append((call.begins_ns, call.ends_ns))
+        for key, each in own.items():
+            spans[key].append(length(union(each)))
+    return {key: sum(each) / len(each) for key, each in spans.items()}
+
+
+class Clock(NamedTuple):
+    """Whether times of different ranks may be set against each other, and why not."""
+
+    shared: bool
+    why: str = ""
+
+
+def clock(trace: Trace, joined: Joined) -> Clock:
+    """One clock where all ranks are on one host and nothing speaks against it: no rank leaves an
+    all_reduce before the last one has come."""
+    hosts = {rank.host for rank in trace.ranks}
+    if len(trace.ranks) < 2:
+        return Clock(True)
+    if "" in hosts:
+        return Clock(False, "the trace does not tell on which hosts ranks were")
+    if len(hosts) > 1:
+        return Clock(False, f"ranks were on {len(hosts)} hosts")
+    for meeting in joined.meetings:
+        calls = meeting.calls.values()
+        if not (synchronising(meeting) and meeting.taken):
+            continue
+        if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
+            told = "a rank leaves an operation before another one comes to it"
+            return Clock(False, f"{told}, or ranks' traces begin apart")
+    return Clock(True)
+
+
+def synchronising(meeting: Meeting) -> bool:
+    """Whether no rank can leave it before all have come."""
+    return all(
+        call.kind in COLLECTIVES and COLLECTIVES[call.kind].synchronising
+        for call in meeting.calls.values()
+    )
+
+
+class Late(NamedTuple):
+    """A rank of a group, in the ``ops`` that no rank leaves before all have come: how often it was
+    the ``last`` one to come, how late it is in the middle of all (``by`` ns after the first), and
+    for how long the one that came before it stood still meanwhile (``cost``; once where it did for
+    several). ``surely``: it is last more often than by chance, and by more than is little."""
+
+    group: Group
+    rank: int
+    ops: int
+    last: int
+    by: float
+    cost: int
+    surely: bool
+
+
+def late(trace: Trace, joined: Joined, shared: bool) -> list[Late]:
+    """Ranks by what their being late costs; of clocks that are not shared read off how long an
+    operation takes on each rank, as the last one to come waits for nobody."""
+    of: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in joined.meetings:
+        if synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
+            of[meeting.group].append(meeting)
+    still = {rank.rank: union(_waits(rank)) for rank in trace.ranks if not rank.busy}
+    found = [late for group, each in of.items() for late in _late(group, each, shared, still)]
+    return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))
+
+
+def _late(
+    group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
+) -> Iterator[Late]:
+    ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
+    meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
+    if not meetings:
+        return
+    calls = [[meeting.calls[rank] for meeting in meetings] for rank in ranks]
+    took = np.array([[call.took_ns for call in each] for each in calls], dtype=float)
+    begins = np.array([[call.begins_ns for call in each] for each in calls])
+    starts = (begins - begins.min(axis=0)).astype(float) if shared else ()
+    came = np.asarray(starts) if shared else took.max(axis=0) - took
+    ordered = np.sort(came, axis=0)
+    before = np.argsort(came, axis=0, kind="stable")[-2]
+    ahead = ordered[-1] - ordered[-2]
+    last = (came == ordered[-1]) & (ahead > 0)
+    named = stats.straggler(took, starts)
+    for at, (rank, by) in enumerate(zip(ranks, stats.lateness(took, starts), strict=True)):
+        times = last[at]
+        stood: list[Interval] = []
+        for op in np.flatnonzero(times).tolist():
+            other, gap = before[op], int(ahead[op])
+            begin, end = int(begins[other, op]), int(begins[at, op])
+            stands = still.get(ranks[other]) or [(begin, begin + gap)]
+            told = _within(stands, (begin, begin + gap))
+            stood += ((end - gap + low - begin, end - gap + high - begin) for low, high in told)
+        cost = length(union(stood))
+        yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == named)
+
+
+def _within(spans: Spans, window: Interval) -> Iterator[Interval]:
+    """The parts of spans that lie in a window; they are apart from each other, in order."""
+    begin, end = window
+    at = bisect_right(spans, begin, key=lambda span: span[1])
+    while at < len(spans) and spans[at][0] < end:
+        yield max(begin, spans[at][0]), min(end, spans[at][1])
+        at += 1
+
+
+How = Literal["computation", "waits", ""]
+
+
+class Exposed(NamedTuple):
+    """Where a rank's time goes, in ns of a mean iteration, or of the whole trace where none is
+    marked: ``communication`` under way, ``computation``, ``exposed``: communication while nothing
+    is computed, or, where the trace does not tell when that is, waits for it (``how``), None where
+    it tells neither; ``neither`` of the two, where the trace tells of both."""
+
+    rank: int
+    window: float
+    communication: float
+    computation: float
+    exposed: float | None
+    neither: float
+    how: How
+
+
+def exposed(trace: Trace) -> list[Exposed]:
+    """One for each rank of which times are known."""
+    return [each for rank in trace.ranks if (each := _exposed(rank))]
+
+
+def _exposed(rank: RankTrace) -> Exposed | None:
+    calls = [(call.begins_ns, call.ends_ns) for _, call in communicating(rank) if call.took_ns >= 0]
+    talks = union([*calls, *rank.unnamed])
+    if not talks:
+        return None
+    computing = (call for call in rank.calls if call.kind == "compute" and call.took_ns > 0)
+    computes = union([*rank.busy, *((call.begins_ns, call.ends_ns) for call in computing)])
+    still = union(_waits(rank))
+    windows = union(rank.steps) or [(min(talks + computes)[0], max(s[1] for s in talks + computes))]
+    count = max(1, len(rank.steps))
+    within = [common(spans, windows) for spans in (talks, computes, still)]
+    both = common(_cut(talks, windows), computes)
+    how: How = "computation" if computes else "waits" if still else ""
+    shown = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
+    rest = length(windows) - within[0] - within[1] + both if computes else 0
+    window, talked, computed = (ns / count for ns in (length(windows), *within[:2]))
+    return Exposed(rank.rank, window, talked, computed, shown, rest / count, how)
+
+
+def _cut(spans: Spans, windows: Spans) -> Spans:
+    """The parts of spans that lie in the windows; both apart from each other, in order."""
+    found, at = [], 0
+    for begin, end in spans:
+        while at < len(windows) and windows[at][1] <= begin:
+            at += 1
+        beyond = at
+        while beyond < len(windows) and windows[beyond][0] < end:
+            low, high = windows[beyond]
+            found.append((max(begin, low), min(end, high)))
+            beyond += 1
+    return found
+
+
+def _waits(rank: RankTrace) -> Iterator[Interval]:
+    """When the program stood still: in waits, and in calls that hold it up."""
+    for call in rank.calls:
+        if call.kind == "wait" or (call.waits and call.kind not in ("compute", "mark")):
+            begin = call.begins_ns if call.kind == "wait" else call.issued_ns
+            begin = begin if begin >= 0 else max(call.issued_ns, call.begins_ns)
+            if 0 <= begin <= call.ends_ns:
+                yield begin, call.ends_ns
+
+
+class Share(NamedTuple):
+    """A rank's part of the all_to_allvs of its group: bytes it sends and gets in all, those to
+    itself among them, each over the mean of all ranks' (``sends`` and ``gets``)."""
+
+    group: Group
+    rank: int
+    ops: int
+    sent: int
+    received: int
+    sends: float
+    gets: float
+
+
+def imbalance(joined: Joined) -> list[Share]:
+    """Ranks by what they get; of exchanges whose splits are known of all ranks."""
+    of: dict[Group, list[dict[int, Exchanged]]] = defaultdict(list)
+    for meeting in joined.meetings:
+        whole = len(meeting.calls) == len(meeting.group.ranks)
+        told = whole and all(call.sends for call in meeting.calls.values())
+        if told and meeting.call.kind == "all_to_allv":
+            of[meeting.group].append(exchanged(meeting))
+    found = [share for group, each in of.items() for share in _shares(group, each)]
+    return sorted(found, key=lambda share: -share.received)
+
+
+def _shares(group: Group, each: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
+    sums = np.array([[table[rank][:2] for rank in group.ranks] for table in each]).sum(axis=0)
+    over = sums / np.maximum(1, sums.mean(axis=0))
+    for rank, (out, into), (sends, gets) in zip(group.ranks, sums, over, strict=True):
+        yield Share(group, rank, len(each), int(out), int(into), float(sends), float(gets))

@@ -1,0 +1,60 @@
+"""The command `trace`: what is in traces of a job, what is lost, where its time goes, and who hung
+it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from collbench.core.errors import Exit
+
+FORMATS = ("table", "md", "json", "html")
+
+Files = Annotated[
+    list[Path],
+    Argument(metavar="FILE…", help="A trace: a folder, or the file of each rank."),
+]
+Form = Annotated[
+    str, Option("--from", help="The trace's format, where it is not to be known by looking at it.")
+]
+Ops = Annotated[
+    bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")
+]
+Printed = Annotated[str, Option("--format", help="Print table, md, json or html.")]
+Out = Annotated[
+    list[Path] | None,
+    Option("-o", "--output", help="Also write this file: .html, .md or .json. May be repeated."),
+]
+
+
+def trace(
+    files: Files,
+    form: Form = "",
+    from_ops: Ops = False,
+    output_format: Printed = "table",
+    out: Out = None,
+    plotlyjs: str = "inline",
+    debug: bool = False,
+) -> None:
+    """Say what is in a job's trace, who comes late, and who hung it.
+
+    A rank that hung the job is named, and so are ranks that do not agree on what they do together:
+    exit code 1. Where something hangs and nobody can be named, nothing was recorded, or a file is
+    cut or cannot be read, it is 3. `collbench help traces` says how a trace is made, and what the
+    columns are.
+    """
+    from collbench.cli import outputs
+    from collbench.features.traces.analysis.judgement import judge
+    from collbench.features.traces.formats import recognise as reading
+    from collbench.features.traces.views import trace as view
+
+    outputs.check(output_format, out or [], FORMATS, plotlyjs)
+    judged = judge(reading.read(files, form, from_ops=from_ops))
+    outputs.deliver(view.document(judged), output_format, out or [], plotlyjs)
+    if judged.disagree or (judged.hang and judged.hang.named):
+        raise typer.Exit(Exit.BAD)
+    if judged.disagreements or judged.hang or not (judged.communicates and judged.whole):
+        raise typer.Exit(Exit.NO_VERDICT)

@@ -1,0 +1,255 @@
+"""AICB's workloads (CSV), and those of SimAI, which it writes, too (text): what rank 0 of a
+training job calls, with sizes but without datatypes and members.
+
+Members of groups are those of Megatron's order of ranks: tensor-parallel ones are neighbours, then
+come data-parallel ones, then stages of the pipeline. Sizes are bytes as collbench has them.
+Formats: aliyun/aicb, log_analyzer/log.py and workload_applyer.py; aliyun/SimAI, example/.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError, first_line
+from collbench.features.traces.formats.bounded import HINT, Stream
+from collbench.features.traces.formats.call_names import MOST, SUMS, UNREADABLE, Calls, kind_of
+from collbench.features.traces.types import Call, RankTrace
+from collbench.features.training.step import MOST_RANKS, WORLD
+
+HALF = "elements are taken for half precision, which the format does not tell"
+ORDER = "members of groups are those of Megatron's order of ranks (tp, dp, pp)"
+FIRST = "rank 0 alone is told of"
+COLUMNS = ("comm_type", "comm_group", "msg_size")
+STAGES = "pp"
+
+
+def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a file of AICB tells of rank 0, and what is taken for granted. Raises UsageError."""
+    found, world = _Found(stream), 0
+    columns: list[str] = []
+    for number, line in enumerate(stream.lines(), 1):
+        where = f"{stream.path}: line {number}"
+        if not columns:
+            if said := re.fullmatch(r"\[rank0 ~ rank(\d{1,7})\]\s*", line):
+                world = int(said[1]) + 1
+            elif {*COLUMNS} <= {*(columns := line.split(","))}:
+                continue
+            elif line.strip():
+                raise UsageError(f"{where}: it is no header", ",".join(COLUMNS))
+            columns = []
+        elif line.strip():
+            try:
+                cells = _cells(columns, line, where)
+            except UsageError as e:
+                why = e.message.removeprefix(f"{where}: ")
+                found.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
+            else:
+                found.take(cells, f"line {number}")
+    return found.trace(world)
+
+
+def _cells(columns: Sequence[str], line: str, where: str) -> dict[str, str]:
+    """The cells of a line by columns; a size that is shapes has commas. Raises UsageError."""
+    try:
+        (cells,) = csv.reader([line], strict=True)
+    except (csv.Error, ValueError) as e:
+        raise UsageError(f"{where}: {first_line(e)}", HINT) from e
+    at, more = columns.index("msg_size"), len(cells) - len(columns)
+    if more > 0:
+        cells = [*cells[:at], ",".join(cells[at : at + more + 1]), *cells[at + more + 1 :]]
+    if len(cells) != len(columns):
+        raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns", HINT)
+    return dict(zip(columns, cells, strict=True))
+
+
+class _Found:
+    """What has been found in a file: calls, and how many members groups have."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.made = Calls(stream.path)
+        self.sizes: dict[str, int] = {}
+        self.clock = 0
+
+    def take(self, cells: dict[str, str], at: str) -> None:
+        """A line of AICB's."""
+        name = cells["comm_type"].removeprefix("CommType.").strip()
+        group = cells["comm_group"].removeprefix("CommGroup.").removesuffix("_group").strip()
+        stage = cells.get("stage", "").strip()[:40]
+        if name == "epoch_end":
+            self.made.append(Call("mark", phase="epoch_end", source=at))
+        elif name == "computation":
+            self._computation(cells, stage, at)
+        else:
+            size = cells.get("comm_group_size", "").strip()
+            self.called(name, group, cells["msg_size"].strip(), size, at, stage, cells)
+
+    def called(
+        self,
+        name: str,
+        group: str,
+        size: str,
+        members: str,
+        at: str,
+        stage: str = "",
+        cells: dict[str, str] | None = None,
+    ) -> None:
+        """A call of a group, of so many bytes, or one that is lost."""
+        kind, nbytes = kind_of(name), _whole(size)
+        if not kind or nbytes is None:
+            self.made.lose(f"operation '{name}'" if not kind else f"a size of '{size[:40]}'", at)
+            return
+        group = WORLD if group in ("all", "all_nodes") else group[:200]
+        n = _whole(members)
+        if n is not None and 0 < n < MOST_RANKS and group != STAGES:  # of stages it says 1
+            self.sizes.setdefault(group, n)
+        if kind == "all_to_allv":
+            kind = "all_to_all"
+        root = peer = -1
+        if kind in ("send", "recv"):
+            peer = int((cells or {}).get("additional", "").strip().endswith("_next"))
+            if not peer:
+                self.made.lose("a message to the stage before the first", at, nbytes)
+                return
+        elif COLLECTIVES[kind].rooted:
+            told = _whole((cells or {}).get("src", ""))
+            root = 0 if told is None else min(told, MOST_RANKS)
+        op = "none"
+        if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
+            op = "sum"
+            self.made.assumptions[SUMS] = None
+        dtype = "uint8" if nbytes % 2 else "half"
+        self.made.append(Call(kind, group, nbytes, dtype, op, root, peer, phase=stage, source=at))
+
+    def _computation(self, cells: dict[str, str], stage: str, at: str) -> None:
+        """A product of matrices of the shapes that stand for its size, or of a time alone."""
+        shapes = [
+            [int(n) for n in re.findall(r"\d{1,9}", shape)]
+            for shape in re.findall(r"\(([\d, ]+)\)", cells["msg_size"])
+        ]
+        flops = 0.0
+        if len(shapes) == 2 and shapes[0] and shapes[1]:
+            flops = min(2.0 * math.prod(shapes[0][:8]) * shapes[1][-1], 1e30)
+        took = _whole(cells.get("_elapsed_time", "").split(".")[0]) or 0
+        if not flops and not took:
+            self.made.lose("a computation of no size", at)
+            return
+        self.computed(took, stage, at, flops)
+
+    def computed(self, ns: int, stage: str, at: str, flops: float = 0.0) -> None:
+        """Computation of so many nanoseconds, after what was before."""
+        begins = self.clock
+        if begins + ns >= MOST:
+            self.made.lose("a time that cannot be", at)
+            return
+        self.clock += ns
+        times: dict[str, Any] = {"begins_ns": begins, "ends_ns": self.clock} if ns else {}
+        self.made.append(Call("compute", flops=flops, phase=stage, source=at, **times))
+
+    def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
+        """Rank 0's trace. Raises UsageError where there is nothing."""
+        made, sizes = self.made, self.sizes
+        if made.empty:
+            raise UsageError(f"{made.path}: it has no operations", HINT)
+        stride, others = sizes.get("tp", 1), sizes.get("tp", 1) * sizes.get("dp", 1)
+        if world and not world % others and world > others:
+            sizes[STAGES] = world // others
+        world = world or sizes.get(WORLD, 0) or max([others, *sizes.values()])
+        for name, size in sizes.items():
+            members = tuple(_members(name, size, stride, world, sizes))
+            if max(members) < world:
+                made.group(name, members)
+        made.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
+        for what in (HALF, ORDER, FIRST):
+            made.assumptions[what] = None
+        return made.trace(0, world), tuple(made.assumptions)
+
+
+def _members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> Iterator[int]:
+    """The members of rank 0's group of a name, of ``n``, by Megatron's order."""
+    step = {
+        WORLD: 1,
+        "tp": 1,
+        "ep_tp": 1,
+        "dp": tp,
+        "ep": tp,
+        "ep_dp": tp * sizes.get("ep", 1),
+        "dp_ep": tp * sizes.get("ep", 1),
+        "pp": world // n,
+        "embedding": world // n,
+    }.get(name, 1)
+    yield from (place * max(step, 1) for place in range(n))
+
+
+def _whole(text: str) -> int | None:
+    """A number of bytes, or of ranks; None where it is none."""
+    found = re.fullmatch(r"(\d{1,18})(?:\.0*)?", text.strip())
+    return int(found[1]) if found else None
+
+
+# SimAI
+
+MOST_LAYERS = 100_000
+HEADERS = ("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER", "MICRO", "DATA", "MODEL")
+COMMS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "REDUCESCATTER": "reduce_scatter",
+    "ALLTOALL": "all_to_all",
+    "BROADCAST": "broadcast",
+}
+
+
+def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a file of SimAI tells: layers, forward in their order and backward in reverse. Raises
+    UsageError."""
+    lines = stream.lines()
+    head = next(lines, "").split()
+    if not head or head[0] not in HEADERS:
+        raise UsageError(f"{stream.path}: line 1: it is no header of SimAI's", HINT)
+    said = {word.rstrip(":"): _whole(value) or 0 for word, value in itertools.pairwise(head)}
+    found = _Found(stream)
+    tp, ep = said.get("model_parallel_NPU_group", 0), said.get("ep", 0)
+    world, pp = said.get("all_gpus", 0), max(said.get("pp", 0), 1)
+    if world > MOST_RANKS:
+        raise UsageError(f"{stream.path}: a world of {world:,} ranks", f"{MOST_RANKS:,} at most")
+    found.sizes |= {name: n for name, n in (("tp", tp), ("ep", ep)) if 0 < n < MOST_RANKS}
+    if 0 < world <= MOST_RANKS and tp and not world % (tp * pp):
+        found.sizes["dp"] = world // (tp * pp)
+        if ep and not found.sizes["dp"] % ep:
+            found.sizes["dp_ep"] = found.sizes["dp"] // ep
+    layers = []
+    for number, line in enumerate(lines, 2):
+        if number > 2 and (cells := line.split()):  # the second line is how many there are
+            layers.append((number, cells[:12]))
+            if len(cells) < 11 or len(layers) > MOST_LAYERS:
+                what = f"{len(cells)} of 12 cells, layer {len(layers)} of {MOST_LAYERS:,} at most"
+                raise UsageError(f"{stream.path}: line {number}: {what}", HINT)
+    for number, cells in layers:
+        _phase(found, number, cells, "forward", 2, "tp")
+    for number, cells in reversed(layers):
+        _phase(found, number, cells, "input gradient", 5, "tp")
+        _phase(found, number, cells, "weight gradient", 8, "dp")
+    return found.trace(world)
+
+
+def _phase(
+    found: _Found, number: int, cells: Sequence[str], phase: str, at: int, usual: str
+) -> None:
+    """A layer's computation and communication of one of its three phases."""
+    where = f"line {number} {cells[0][:60]}"
+    took, name, size = _whole(cells[at]), cells[at + 1].upper(), cells[at + 2]
+    if took is None:
+        found.made.lose(f"a time of '{cells[at][:40]}'", where)
+    elif took > 1:  # 1 stands for none
+        found.computed(took, phase, where)
+    if name == "NONE":
+        return
+    bare, _, suffix = name.partition("_")
+    group = suffix.lower() or usual
+    found.called(COMMS.get(bare, name), group, size, "", where, phase)

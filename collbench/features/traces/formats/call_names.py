@@ -1,0 +1,347 @@
+"""Calls as other tools name and count them, made collbench's: kinds, datatypes, sizes, splits,
+groups; and what of them is lost.
+
+Tools of PyTorch count elements that a call takes in and gives out: an all_gather's input and a
+reduce_scatter's output are one rank's part, as are a gather's input and a scatter's output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+from collbench.core.text import printable
+from collbench.features.traces.types import Call, Interval, Lost, RankTrace
+from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, WORLD
+
+# by their letters alone, in lower case: PyTorch's, PARAM's and NCCL's spellings
+KINDS = {
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "allgathercoalesced": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_allv",
+    "alltoallbase": "all_to_allv",
+    "alltoallsingle": "all_to_allv",
+    "broadcast": "broadcast",
+    "broadcastoop": "broadcast",
+    "reduce": "reduce",
+    "reduceoop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "allreducebarrier": "barrier",
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recvanysource": "recv",
+}
+# torch's names, of types and of C++, in lower case and without c10::
+TYPES = {
+    "float": "float",
+    "half": "half",
+    "bfloat16": "bfloat16",
+    "double": "double",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "char": "int8",
+    "signed char": "int8",
+    "bool": "uint8",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+    **{dtype.torch: dtype.name for dtype in DTYPES.values()},
+}
+SUMS = "reductions are taken for sums: the trace does not say which they are"
+EVEN = "an all_to_all without splits is taken for an even one"
+NO_RANK = "the file does not tell its rank, which is taken for 0"
+UNREADABLE = "calls have a value that cannot be read"
+MOST = 1 << 62
+MOST_LOSSES = 100  # of reasons that are told
+MOST_CALLS = 2_000_000  # of a rank
+MOST_MEMBERS = 1 << 23  # of all groups
+
+
+class Said(NamedTuple):
+    """A call as a tool tells of it: elements that it takes in (``given``) and gives out (``got``),
+    blocks of an exchange by member, members of the group, and where that stands (``at``)."""
+
+    name: str
+    dtype: str
+    given: int
+    got: int
+    at: str
+    group: str = WORLD
+    n: int = 0
+    sends: tuple[int, ...] | None = ()  # None where their list is cut
+    receives: tuple[int, ...] | None = ()
+    root: int = -1
+    peer: int = -1
+
+
+def kind_of(name: str) -> str:
+    """collbench's kind; nothing where it has none."""
+    return KINDS.get("".join(c for c in name.lower() if c.isalpha()), "")
+
+
+def type_of(name: str) -> str:
+    """collbench's datatype; nothing where it has none."""
+    return TYPES.get(name.lower().removeprefix("c10::").removeprefix("torch."), "")
+
+
+class Calls:
+    """What is read of one file, call by call; then a rank's trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.made: list[Call] = []
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.described: dict[str, str] = {}
+        self.assumptions: dict[str, None] = {}
+        self._lost: dict[str, Lost] = {}
+        self._members = 0
+
+    def add(self, said: Said, **fields: object) -> int:
+        """One call more, or one that is lost: its place in the list, or -1."""
+        kind, dtype = kind_of(said.name), type_of(said.dtype)
+        if not kind or not (dtype or kind == "barrier"):
+            what = f"operation '{said.name}'" if not kind else f"datatype '{said.dtype}'"
+            size = DTYPES[dtype].size if dtype else 1
+            return self.lose(f"{what} is unknown", said.at, max(said.given, said.got) * size)
+        size = DTYPES[dtype or "uint8"].size
+        n = said.n or len(self.groups.get(said.group, ()))
+        try:
+            told = _meant(kind, said, n, size)
+        except ValueError as e:
+            return self.lose(f"{kind}: {e}", said.at, max(said.given, said.got) * size)
+        if told["kind"] == "all_to_all":
+            self.assumptions[EVEN] = None
+        if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
+            told["op"] = "sum"
+            self.assumptions[SUMS] = None
+        told |= {"group": said.group, "dtype": dtype or "uint8", "source": said.at}
+        return self.append(Call(**(told | fields)))  # type: ignore[arg-type]
+
+    def group(self, name: str, ranks: Sequence[int], described: str = "") -> None:
+        """The members of a group, in order. Raises UsageError where groups have too many."""
+        self._members += len(ranks)
+        if self._members > MOST_MEMBERS or len(self.groups) > MOST_RANKS:
+            raise UsageError(f"{self.path}: its groups have too many members", "is it a trace?")
+        self.groups[name] = tuple(ranks)
+        self.described[name] = described
+
+    def append(self, call: Call) -> int:
+        """One call more: its place. Raises UsageError where they are too many."""
+        if len(self.made) >= MOST_CALLS:
+            raise UsageError(f"{self.path}: more than {MOST_CALLS:,} calls", "take fewer steps")
+        self.made.append(call)
+        return len(self.made) - 1
+
+    def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
+        """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
+        why = printable(why)[:200]
+        if why not in self._lost and len(self._lost) >= MOST_LOSSES:
+            why = "for further reasons"
+        before = self._lost.get(why, Lost(f"{why} ({self.path.name}: {at})" if at else why))
+        total = min(before.nbytes + nbytes, MOST - 1)
+        self._lost[why] = Lost(before.why, before.calls + calls, total)
+        return -1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was there, or lost."""
+        return not self.made and not self._lost
+
+    def name_world(self, name: str) -> None:
+        """Gives a group that is there, that of all, the empty name."""
+        self.groups[WORLD] = self.groups.pop(name)
+        self.described[WORLD] = self.described.pop(name, "")
+
+    def trace(
+        self,
+        rank: int,
+        world: int = 0,
+        steps: Sequence[Interval] = (),
+        busy: Sequence[Interval] = (),
+        marked: Sequence[Interval] = (),
+        backend: str = "",
+    ) -> RankTrace:
+        """The rank's trace; its groups are those that it is in. Raises UsageError."""
+        if rank < 0:
+            rank = 0
+            self.assumptions[NO_RANK] = None
+        members = [max(ranks) for ranks in self.groups.values() if ranks]
+        world = max(world, rank + 1, 1 + max(members, default=-1))
+        if world > MOST_RANKS:
+            raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
+        self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
+        moved = self._drop_unknown()
+        return RankTrace(
+            rank=rank,
+            world=world,
+            calls=tuple(self.made),
+            groups=self.groups,
+            described={
+                name: printable(words)[:200]
+                for name, words in self.described.items()
+                if words and name in self.groups
+            },
+            steps=tuple(steps),
+            busy=tuple(busy),
+            marked=tuple((moved[first], moved[end]) for first, end in marked),
+            lost=tuple(self._lost.values()),
+            source=str(self.path),
+            backend=backend,
+        )
+
+    def _drop_unknown(self) -> list[int]:
+        """Loses the calls of groups of which the rank is not known to be one, but of that of all,
+        and waits for them: how many are left before each place."""
+        unknown = {call.group for call in self.made} - {WORLD, *self.groups}
+        if not unknown:
+            return [*range(len(self.made) + 1)]
+        places: dict[int, int] = {}
+        made: list[Call] = []
+        moved: list[int] = []
+        for place, call in enumerate(self.made):
+            moved.append(len(made))
+            after = tuple(places[each] for each in call.after if each in places)
+            if call.group in unknown:
+                why = f"the rank is not told to be in group '{call.group[:40]}'"
+                self.lose(why, call.source, call.nbytes)
+            elif call.kind != "wait" or after or not call.after:
+                places[place] = len(made)
+                made.append(replace(call, after=after))
+        self.made = made
+        return [*moved, len(made)]
+
+
+def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+    """Kind, size and members that a call as it is told means. Raises ValueError for what it does
+    not tell, or what cannot be."""
+    given, got = said.given, said.got
+    if kind == "barrier":
+        return {"kind": kind}
+    if kind in POINT_TO_POINT:
+        return {"kind": kind, "nbytes": _fits(max(given, got) * size), "peer": said.peer}
+    if kind.startswith("all_to"):
+        return _exchanged(kind, said, n, size)
+    part, whole = (given, got) if kind in ("all_gather", "gather") else (got, given)
+    if kind in WHOLES:
+        elements = max(given, got)
+    elif kind in ("all_gather", "reduce_scatter"):
+        elements = whole or part * n
+    else:  # all but the root have a part alone
+        elements = part * n or whole
+    if not elements and max(given, got):
+        raise ValueError("the members of its group are not told")
+    told: dict[str, object] = {"kind": kind, "nbytes": _fits(elements * size)}
+    if COLLECTIVES[kind].rooted:
+        told["root"] = said.root
+    return told
+
+
+WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
+
+
+def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+    """What an all_to_all sends to each member: as much, or as its splits say; where they are not
+    told, blocks that cannot be equal are unknown."""
+    most = max(said.given, said.got)
+    if said.sends is None or said.receives is None:
+        raise ValueError("its splits are cut")
+    if not said.sends and not said.receives:
+        unequal = (n and said.given % n) or said.got != said.given
+        return {"kind": "all_to_allv" if unequal else "all_to_all", "nbytes": _fits(most * size)}
+    if not n:
+        raise ValueError("the members of its group are not told")
+    sends = _blocks(said.sends, said.given, n)
+    receives = _blocks(said.receives, said.got, n)
+    return {
+        "kind": "all_to_allv",
+        "nbytes": _fits(most * size),
+        "sends": sends,
+        "receives": receives,
+    }
+
+
+def _blocks(splits: Sequence[int], total: int, n: int) -> tuple[int, ...]:
+    """Elements to or from each member: of torch's splits, which count rows of the tensor."""
+    if not splits:
+        if total % n:
+            raise ValueError("its blocks are unequal, and not all their sizes are told")
+        return (total // n,) * n
+    rows = sum(splits)
+    if len(splits) != n or (total % rows if rows else total):
+        raise ValueError(f"its splits do not divide {total} elements among {n} members")
+    width = total // rows if rows else 0
+    return tuple(rows * width for rows in splits)
+
+
+def _fits(nbytes: int) -> int:
+    if not 0 <= nbytes < MOST:
+        raise ValueError(f"a size of {nbytes:.3g} B")
+    return nbytes
+
+
+def listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
+    """The numbers of a list as texts have it; None where it is cut, or none."""
+    if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", text):
+        return None
+    numbers = tuple(int(word) for word in re.findall(r"\d{1,18}", text))
+    return numbers if len(numbers) <= most else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+RANKED = re.compile(r"(?:rank|worker)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+DIGITS = re.compile(r"\d+")
+
+
+def rank_in(name: str) -> int:
+    """The rank that a file's name tells in words (rank3, worker-3); -1 where it tells none."""
+    found = RANKED.search(name)
+    return int(found[1]) if found and int(found[1]) < MOST_RANKS else -1
+
+
+def number_files(names: Sequence[str]) -> list[int]:
+    """The rank of each of a job's files by their names: as these tell it in words, or by digits
+    that number the files from 0 on; -1 for none."""
+    ranks = [rank_in(name) for name in names]
+    if any(rank >= 0 for rank in ranks):
+        return ranks
+    runs = [DIGITS.findall(name) for name in names]
+    columns = zip(*runs, strict=True) if len({len(each) for each in runs}) == 1 else ()
+    for column in columns:
+        numbers = [int(digits[:9]) for digits in column]
+        if sorted(numbers) == list(range(len(names))):
+            return numbers
+    return ranks
+
+
+def nanoseconds(us: float, base: int = 0) -> int:
+    """A time in microseconds after a base; -1 where it is none."""
+    if not 0 <= us < MOST / 1e3 or not 0 <= base < MOST:
+        return -1
+    ns = base + round(us * 1e3)
+    return ns if ns < MOST else -1

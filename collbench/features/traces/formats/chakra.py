@@ -1,0 +1,300 @@
+"""Chakra's execution traces (MLCommons), as simulators take them: a file of protocol buffers a
+rank, NAME.RANK.et, and comm_group.json beside them for all.
+
+They tell bytes, no datatypes and, but for what ``write`` adds, neither reductions nor roots; those
+that were converted from PyTorch's have messages without peers. Nodes that stand for operators of
+the CPU are left out. The schema is that of mlcommons/chakra, schema/protobuf/et_def.proto.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.errors import UsageError, first_line
+from collbench.features.traces.formats import protobuf as pb
+from collbench.features.traces.formats.bounded import HINT, Stream
+from collbench.features.traces.formats.call_names import MOST, SUMS, UNREADABLE, Calls, is_number
+from collbench.features.traces.types import Call, RankTrace
+from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, WORLD
+
+GROUPS = "comm_group.json"
+METADATA, COMPUTE, SEND, RECV, COLLECTIVE = 1, 4, 5, 6, 7  # NodeType
+COLLECTIVES_BY_TYPE = (
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter",  # in blocks
+    "barrier",
+)
+TYPES = {name: COLLECTIVES_BY_TYPE.index(name) for name in COLLECTIVES_BY_TYPE} | {"all_to_allv": 6}
+BLOCKS = ("all_gather", "gather")  # whose input is one rank's part
+UNTYPED = "Chakra tells bytes, not datatypes: uint8 is moved where none is told"
+LAID = "nodes have no start times: computation is laid end to end"
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+
+
+class Node(NamedTuple):
+    """A node, as far as it is read; ``attributes`` by name."""
+
+    id: int
+    name: str
+    kind: int
+    needs: tuple[int, ...]
+    begins_us: int
+    took_us: int
+    values: str
+    attributes: dict[str, Any]
+
+
+def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    found = _Found(stream.path)
+    for number, (at, message) in enumerate(pb.messages(stream)):
+        try:
+            if not number:
+                found.about(message)
+                continue
+            node = _node(message)
+        except (pb.Broken, UnicodeDecodeError, struct.error) as e:
+            if not number:
+                raise stream.refused(at, f"its metadata: {first_line(e)}") from e
+            found.made.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
+            continue
+        found.take(node)
+    made = found.made
+    if made.empty:
+        raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
+    return made.trace(stream.rank, found.world), tuple(made.assumptions)
+
+
+def _node(message: bytes) -> Node:
+    """A node of its bytes. Raises Broken, and UnicodeDecodeError."""
+    numbers = dict.fromkeys((1, 3, 6, 7), 0)
+    needs: list[int] = []
+    name, values, raw = "", "", []
+    for place, value in pb.fields(message):
+        if place in numbers and isinstance(value, int):
+            numbers[place] = value
+        elif place in (4, 5):
+            needs += pb.packed(value)
+        elif place == 2 and isinstance(value, bytes):
+            name = value.decode()
+        elif place == 8 and isinstance(value, bytes):
+            values = next((v.decode() for n, v in pb.fields(value) if n == 1 and v), "")  # type: ignore[union-attr]
+        elif place == 10 and isinstance(value, bytes):
+            raw.append(value)
+    attributes = dict(map(_attribute, raw)) if numbers[3] != 0 else {}
+    return Node(
+        numbers[1], name, numbers[3], tuple(needs), numbers[6], numbers[7], values, attributes
+    )
+
+
+def _attribute(message: bytes) -> tuple[str, Any]:
+    """An attribute's name and value; lists of numbers as lists, what is of another type as None."""
+    name = ""
+    told: Any = None
+    for place, value in pb.fields(message):
+        if place == 1 and isinstance(value, bytes):
+            name = value.decode()
+        elif place in (7, 9, 11, 13) and isinstance(value, int):
+            told = pb.signed(value) if place in (7, 9) else value
+        elif place in (15, 17) and isinstance(value, int):
+            told = value >> 1 ^ -(value & 1)
+        elif place == 27 and isinstance(value, int):
+            told = bool(value)
+        elif place in (3, 5) and isinstance(value, bytes):
+            told = struct.unpack("<d" if place == 3 else "<f", value)[0]
+        elif place == 29 and isinstance(value, bytes):
+            told = value.decode()
+        elif place in (8, 10, 12, 14) and isinstance(value, bytes):
+            told = [n for where, v in pb.fields(value) if where == 1 for n in pb.packed(v)]
+    return name, told
+
+
+class _Found:
+    """What has been found in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.made = Calls(path)
+        self.world = 0
+        self._clock = 0
+        self._places: dict[int, int] = {}
+        for name, ranks in _beside(path).items():
+            if name in ("", "0"):
+                self.world = max(self.world, len(ranks))
+                name = WORLD  # noqa: PLW2901
+            self.made.group(name, ranks)
+        self._default = "0" if WORLD in self.made.groups else WORLD
+
+    def about(self, message: bytes) -> None:
+        """The metadata before all nodes, in which ``write`` tells the world."""
+        raw = [value for place, value in pb.fields(message) if place == 2]
+        said = dict(_attribute(value) for value in raw if isinstance(value, bytes))
+        self.world = max(self.world, _number(said, "world_size", MOST_RANKS, 0))
+        if self.world:
+            self.made.groups.setdefault(WORLD, tuple(range(self.world)))
+
+    def take(self, node: Node) -> None:
+        """A node, in the file's order."""
+        said = node.attributes
+        if node.kind == METADATA:
+            if "process_group:init" in node.name:
+                self._groups(node)
+            return
+        if said.get("is_cpu_op") is True or node.kind not in (COMPUTE, SEND, RECV, COLLECTIVE):
+            return
+        call = self._computation(node) if node.kind == COMPUTE else self._communication(node)
+        if call is not None:
+            found = (self._places.get(need) for need in node.needs)
+            after = tuple(sorted({each for each in found if each is not None}))
+            self._places[node.id] = self.made.append(msgspec.structs.replace(call, after=after))
+
+    def _computation(self, node: Node) -> Call | None:
+        said = node.attributes
+        flops = said.get("num_ops")
+        flops = float(flops) if isinstance(flops, int | float) and 0 <= flops < MOST else 0.0
+        took = _number(said, "duration_ns", MOST, node.took_us * 1000)
+        if node.begins_us and node.begins_us * 1000 + took < MOST:
+            begins = node.begins_us * 1000
+        else:
+            self.made.assumptions[LAID] = None
+            begins = self._clock
+        if begins + took >= MOST:
+            self.made.lose("a time that cannot be", f"node {node.id}")
+            return None
+        self._clock = begins + took
+        told: dict[str, Any] = {}
+        if took:
+            told = {"begins_ns": begins, "ends_ns": begins + took}
+        phase = _word(said, "phase")
+        return Call("compute", flops=flops, phase=phase, source=_where(node), **told)
+
+    def _communication(self, node: Node) -> Call | None:
+        said, at = node.attributes, f"node {node.id}"
+        size = _number(said, "comm_size", MOST, -1)
+        kind = {SEND: "send", RECV: "recv"}.get(node.kind, "")
+        if not kind:
+            number = _number(said, "comm_type", len(COLLECTIVES_BY_TYPE), -1)
+            kind = COLLECTIVES_BY_TYPE[number] if number >= 0 else ""
+        if not kind or size < 0:
+            what = "no size" if kind else f"no collective ({str(said.get('comm_type'))[:20]})"
+            self.made.lose(f"a node tells {what}", at, max(size, 0))
+            return None
+        name = _word(said, "pg_name", 200)
+        group = WORLD if name == self._default else name
+        members = self.made.groups.get(group, ())
+        if description := _word(said, "pg_desc", 200):
+            self.made.described[group] = description
+        n = len(members) or (self.world if group == WORLD else 0)
+        if kind in BLOCKS and not n:
+            self.made.lose(f"{kind} of a group whose members are not told", at, size)
+            return None
+        told = self._sized(kind, size, n, said, at)
+        if told is None:
+            return None
+        if kind in POINT_TO_POINT:
+            peer = _number(said, "comm_dst" if kind == "send" else "comm_src", MOST_RANKS, -1)
+            told["peer"] = members.index(peer) if peer in members else -1 if members else peer
+            told["tag"] = _number(said, "comm_tag", 1 << 31, 0)
+        elif COLLECTIVES[kind].rooted:
+            root = _number(said, "root", MOST_RANKS, -1)
+            told["root"] = members.index(root) if root in members else -1 if members else root
+        begins = node.begins_us * 1000
+        if begins and begins + node.took_us * 1000 < MOST:
+            told |= {"begins_ns": begins, "ends_ns": begins + node.took_us * 1000}
+        return Call(group=group, phase=_word(said, "phase"), source=_where(node), **told)
+
+    def _sized(
+        self, kind: str, size: int, n: int, said: dict[str, Any], at: str
+    ) -> dict[str, Any] | None:
+        """Kind, bytes, datatype and reduction of a collective or a message; None where it is
+        lost."""
+        dtype = _word(said, "dtype")
+        if dtype not in DTYPES:
+            self.made.assumptions[UNTYPED] = None
+            dtype = "uint8"
+        width = DTYPES[dtype].size
+        nbytes = size * n if kind in BLOCKS else size
+        if nbytes >= MOST or nbytes % width:
+            self.made.lose(f"a size of {nbytes:,} B of {dtype}", at, size)
+            return None
+        told: dict[str, Any] = {"kind": kind, "nbytes": nbytes, "dtype": dtype}
+        sends, receives = (said.get(key) for key in ("sends", "receives"))
+        if kind == "all_to_all" and isinstance(sends, list):
+            if (n and len(sends) != n) or max(
+                [*sends, *(receives or [])], default=0
+            ) >= MOST // width:
+                self.made.lose("blocks for other members than its group has", at, size)
+                return None
+            told |= {"kind": "all_to_allv", "sends": tuple(sends)}
+            told["receives"] = tuple(receives) if isinstance(receives, list) else ()
+            told["nbytes"] = _number(said, "whole_size", MOST, nbytes)
+        if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
+            told["op"] = _word(said, "reduction")
+            if told["op"] not in OPS:
+                self.made.assumptions[SUMS] = None
+                told["op"] = "sum"
+        return told
+
+    def _groups(self, node: Node) -> None:
+        """The groups of PyTorch's that a converted trace has."""
+        found = re.search(r"\[\{.*\}\]", node.values, re.DOTALL)
+        try:
+            groups = msgspec.json.decode(found[0] if found else "", type=list[_Group])
+        except (msgspec.DecodeError, RecursionError):
+            self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
+            return
+        for group in groups:
+            ranks = tuple(group.ranks or range(group.group_size))
+            if group.pg_desc == "default_pg" or (not group.ranks and self._default == WORLD):
+                self._default = group.pg_name
+                self.world = max(self.world, len(ranks))
+            name = WORLD if group.pg_name == self._default else group.pg_name[:200]
+            self.made.group(name, self.made.groups.get(name, ranks), group.pg_desc)
+
+
+class _Group(msgspec.Struct):
+    pg_name: str
+    pg_desc: str = ""
+    ranks: list[Rank] = []
+    group_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+
+
+def _beside(path: Path) -> dict[str, list[int]]:
+    """The groups that the file beside a trace tells, where there is one. Raises UsageError."""
+    there = path.with_name(GROUPS)
+    if not there.is_file():
+        return {}
+    with Stream(there) as stream:
+        raw = stream.whole()
+        try:
+            return msgspec.json.decode(raw, type=dict[str, list[Rank]]) if raw.strip() else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise UsageError(f"{there}: {first_line(e)}", '{"1": [0, 1]}, for example') from e
+
+
+def _where(node: Node) -> str:
+    return f"node {node.id} {node.name[:100]}".strip()
+
+
+def _number(said: dict[str, Any], key: str, most: int, default: int) -> int:
+    """A number that an attribute tells, where it is one below ``most``."""
+    value = said.get(key)
+    return value if is_number(value) and 0 <= value < most else default  # type: ignore[return-value,operator]
+
+
+def _word(said: dict[str, Any], key: str, longest: int = 40) -> str:
+    value = said.get(key)
+    return value[:longest] if isinstance(value, str) else ""

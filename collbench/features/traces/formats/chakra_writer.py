@@ -1,0 +1,182 @@
+"""Chakra's execution traces written, for simulators: NAME.RANK.et a rank, and the groups in
+comm_group.json, by numbers.
+
+A program becomes what each of its operations needs: computation and calls that are waited for hold
+up what comes after them, others only who waits for them, and calls of one group come in order.
+What the schema has no place for stands in attributes of our own (``dtype``, ``reduction``, ``root``
+and so on), which simulators pass over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from collbench.core import files
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import CannotRun
+from collbench.core.text import counted
+from collbench.features.traces.formats import protobuf as pb
+from collbench.features.traces.formats.chakra import (
+    BLOCKS,
+    COLLECTIVE,
+    COMPUTE,
+    GROUPS,
+    RECV,
+    SEND,
+    TYPES,
+)
+from collbench.features.traces.types import Call, RankTrace
+from collbench.features.training.step import POINT_TO_POINT, WORLD
+
+VERSION = "0.0.4"  # of the schema, as Chakra's own generator writes it
+BOOL, INT32, INT64, UINT64, INT64_LIST, STRING = 27, 7, 9, 13, 10, 29  # in AttributeProto
+Attribute = tuple[str, int, int | str | Sequence[int]]
+MARK = "collbench"
+
+
+def write(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
+    """Writes all ranks' files into a folder: what there is to say of it. Raises UsageError and
+    CannotRun."""
+    numbers = _numbered(ranks)
+    files.make(folder)
+    groups = {number: list(members) for members, number in numbers.items()}
+    files.save(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
+    for each in ranks:
+        _save(folder / f"{name}.{each.rank}.et", b"".join(_messages(each, numbers)))
+    return f"{counted(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
+
+
+def _save(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all. Raises UsageError and CannotRun."""
+    files.refuse(path, MARK, "--output")
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as e:
+        beside.unlink(missing_ok=True)
+        raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place") from e
+
+
+def _numbered(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
+    """The groups that calls are of, but that of all, by their members: numbered from 1, as
+    simulators read them as numbers."""
+    used = {
+        each.groups[call.group]: None
+        for each in ranks
+        for call in each.calls
+        if call.group != WORLD
+    }
+    return {members: str(number) for number, members in enumerate(used, 1)}
+
+
+def _messages(rank: RankTrace, numbers: Mapping[tuple[int, ...], str]) -> Iterator[bytes]:
+    """The messages of a rank's file."""
+    head = pb.field(1, VERSION)
+    about: tuple[Attribute, ...] = (
+        ("written_by", STRING, MARK),
+        ("world_size", INT64, rank.world),
+    )
+    for attribute in about:
+        head += pb.field(2, b"".join(_attribute(attribute)))
+    yield pb.delimited(head)
+    for number, (call, needs) in enumerate(zip(rank.calls, needed(rank.calls), strict=True), 1):
+        if needs is None:
+            continue
+        took = max(call.took_ns, 0)
+        message = pb.field(1, number) + pb.field(2, _name(call))
+        message += pb.field(3, _kind(call))
+        message += pb.pack(5, [need + 1 for need in needs])
+        if took:
+            message += pb.field(7, max(1, round(took / 1000)))
+        for attribute in _attributes(call, rank, numbers, took):
+            message += pb.field(10, b"".join(_attribute(attribute)))
+        yield pb.delimited(message)
+
+
+def needed(calls: Sequence[Call]) -> Iterator[list[int] | None]:
+    """The calls, by their places, that each must wait for; None for what is no work, as a wait."""
+    frontier: set[int] = set()  # what the program has waited for
+    last: dict[tuple[str, bool], int] = {}  # by group, and whether it is a message
+    open_calls: set[int] = set()
+    real: dict[int, set[int]] = {}  # what stands for a call: itself, or what a wait is for
+    for place, call in enumerate(calls):
+        after = {each for before in call.after for each in real[before]}
+        if call.kind == "mark":  # nothing that takes time
+            real[place] = after
+            yield None
+            continue
+        if call.kind == "wait":
+            waited = after if call.after else open_calls
+            frontier = frontier | waited
+            open_calls = open_calls - waited
+            real[place] = set(waited)
+            yield None
+            continue
+        real[place] = {place}
+        needs = frontier | after
+        if call.kind not in ("compute", *POINT_TO_POINT):
+            lane = (call.group, False)
+            needs |= {last[lane]} if lane in last else set()
+            last[lane] = place
+        yield sorted(needs)
+        if call.kind == "compute" or call.waits:
+            frontier = {place}
+        open_calls.add(place)
+
+
+def _name(call: Call) -> str:
+    return " ".join(filter(None, (call.kind, call.phase, call.source)))[:200]
+
+
+def _kind(call: Call) -> int:
+    return {"compute": COMPUTE, "send": SEND, "recv": RECV}.get(call.kind, COLLECTIVE)
+
+
+def _attributes(
+    call: Call, rank: RankTrace, numbers: Mapping[tuple[int, ...], str], took: int
+) -> Iterator[Attribute]:
+    yield "is_cpu_op", BOOL, 0
+    if call.phase:
+        yield "phase", STRING, call.phase
+    if call.kind == "compute":
+        yield "num_ops", INT64, round(call.flops)
+        if took % 1000:
+            yield "duration_ns", UINT64, took
+        return
+    members = rank.groups.get(call.group) or tuple(range(rank.world))
+    size = call.nbytes // len(members) if call.kind in BLOCKS else call.nbytes
+    if call.sends:
+        size = sum(call.sends) * DTYPES[call.dtype].size
+    yield "comm_size", INT64, size
+    if call.group != WORLD:
+        yield "pg_name", STRING, numbers[members]
+        yield "pg_desc", STRING, call.group
+    yield "dtype", STRING, call.dtype
+    if call.kind in POINT_TO_POINT:
+        there = members[call.peer]
+        src, dst = (rank.rank, there) if call.kind == "send" else (there, rank.rank)
+        yield "comm_src", INT32, src
+        yield "comm_dst", INT32, dst
+        yield "comm_tag", INT32, call.tag
+        return
+    yield "comm_type", INT64, TYPES[call.kind]
+    row = COLLECTIVES[call.kind]
+    if row.rooted:
+        yield "root", INT32, members[call.root]
+    if row.reduces:
+        yield "reduction", STRING, call.op
+    if row.uneven:
+        yield "whole_size", INT64, call.nbytes
+        yield "sends", INT64_LIST, call.sends
+        yield "receives", INT64_LIST, call.receives
+
+
+def _attribute(attribute: Attribute) -> Iterator[bytes]:
+    """An AttributeProto's fields."""
+    name, place, value = attribute
+    yield pb.field(1, name)
+    yield pb.field(place, pb.pack(1, value) if isinstance(value, list | tuple) else value)  # type: ignore[arg-type]

@@ -1,0 +1,361 @@
+"""PyTorch's execution traces: every operator of a rank in the order of calls, as
+torch.profiler.ExecutionTraceObserver writes them (JSON, schema 1.0.3 and later).
+
+Communication stands in nodes ``record_param_comms``, which NCCL's process group writes and Gloo's
+does not; the operators around them (c10d::) are read instead where that is asked for. Ranks there
+are places in the group. There are no times.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.errors import UsageError
+from collbench.features.traces.formats.bounded import CutError, Json, Stream
+from collbench.features.traces.formats.call_names import (
+    MOST,
+    MOST_CALLS,
+    UNREADABLE,
+    Calls,
+    Said,
+    is_number,
+    kind_of,
+    listed,
+)
+from collbench.features.traces.types import Call, Interval, RankTrace
+from collbench.features.training.step import MOST_RANKS, WORLD, Whole
+
+COMMS = "record_param_comms"
+GROUPS = "## process_group:init ##"
+NO_GROUPS = "c10d operators name no group: each is taken for one of all ranks"
+
+
+class _Values(msgspec.Struct):
+    values: list[Any] = []
+    shapes: list[Any] = []
+    types: list[Any] = []
+
+
+class _Attribute(msgspec.Struct):
+    name: str
+    value: Any = None
+
+
+class _Name(msgspec.Struct):
+    """What decides whether a node is looked at."""
+
+    name: str = ""
+    id: Whole = 0
+
+
+class _Node(msgspec.Struct):
+    id: Whole = 0
+    inputs: _Values | list[Any] = msgspec.field(default_factory=_Values)
+    outputs: _Values | list[Any] = msgspec.field(default_factory=_Values)
+    attrs: list[_Attribute] = []
+
+
+class _Group(msgspec.Struct):
+    pg_name: str
+    pg_desc: str = ""
+    ranks: list[Annotated[int, Meta(ge=0, lt=MOST_RANKS)]] | str = []
+    group_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+
+
+class _Comms(msgspec.Struct):
+    """The attributes of a node that communicates."""
+
+    collective_name: str
+    dtype: str = "byte"
+    in_msg_nelems: Annotated[int, Meta(ge=0, lt=MOST)] = 0
+    out_msg_nelems: Annotated[int, Meta(ge=0, lt=MOST)] = 0
+    in_split_size: str = "[]"
+    out_split_size: str = "[]"
+    global_rank_start: int = 0
+    global_rank_stride: int = 0
+    pg_name: str = ""
+    pg_desc: str = ""
+    pg_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+    is_asynchronized_op: Any = None
+
+
+def read(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    source = Json(stream, "nodes")
+    found = _Found(stream, from_ops)
+    cut = ""
+    try:
+        for _, at, raw in source:
+            found.add(source, at, raw)
+            if found.held > stream.limits.nbytes // 16 or len(found.nodes) > MOST_CALLS:
+                raise stream.refused(at, "its communication takes too much memory")
+    except CutError as e:
+        if not found.nodes:
+            raise
+        cut = f"byte {e.at:,}"
+    for _, name, at, raw in sorted(found.nodes):  # they are written as they end
+        try:
+            node = source.decode(raw, _Node, "a node")
+        except UsageError as e:
+            found.made.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
+        else:
+            found.take(name, node)
+    schema = source.decoded("schema", Any, "")
+    if "nodes" in source.header or not isinstance(schema, str):
+        raise UsageError(f"{stream.path}: its nodes are no list", "is it an execution trace?")
+    told, assumptions = found.trace()
+    return msgspec.structs.replace(told, cut=cut), assumptions
+
+
+class _Found:
+    """What has been found in a file."""
+
+    def __init__(self, stream: Stream, from_ops: bool) -> None:
+        self.made = Calls(stream.path)
+        self.rank = stream.rank
+        self.nodes: list[tuple[int, str, int, bytes]] = []
+        self.held = 0
+        self.ranks: dict[int, int] = {}  # that nodes tell, and how often
+        self.marks: list[int] = []
+        self.ops = 0
+        self._from_ops = from_ops
+        self._default = ""
+        self._open: dict[tuple[str, int, bool], list[int]] = {}
+
+    def add(self, source: Json, at: int, raw: bytes) -> None:
+        """A node, kept if it is of a kind that is read."""
+        try:
+            node = source.decode(raw, _Name, "a node")
+        except UsageError as e:
+            why = e.message.partition(": a node: ")[2]
+            self.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+            return
+        if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
+            self.nodes.append((node.id, node.name, at, raw))
+            self.held += len(raw)
+
+    def take(self, name: str, node: _Node) -> None:
+        """A node, in the order of calls."""
+        if name.startswith("ProfilerStep#"):
+            self.marks.append(len(self.made.made))
+        elif name.startswith("c10d::"):
+            self.ops += 1
+            if self._from_ops:
+                self._operator(name, node)
+        elif not isinstance(node.inputs, _Values):
+            if name == COMMS:
+                self.made.lose("nodes of this schema tell no sizes", f"node {node.id}")
+        elif name == GROUPS:
+            self._groups(node)
+        elif not self._from_ops:
+            self._comms(node, node.inputs.values)
+
+    def trace(self) -> tuple[RankTrace, tuple[str, ...]]:
+        """What came of it. Raises UsageError where nothing communicates."""
+        made = self.made
+        if made.empty:
+            raise UsageError(
+                f"{made.path}: no {COMMS}: Gloo writes none; c10d operators found: {self.ops}",
+                "--from-ops takes these, whose groups are unknown" * bool(self.ops)
+                or "record a job that communicates, with torch.profiler's execution trace",
+            )
+        rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)
+        ends = [*self.marks[1:], len(made.made)]
+        marked: list[Interval] = [*zip(self.marks, ends, strict=True)] if self.marks else []
+        told = made.trace(rank, marked=marked)
+        return told, tuple(made.assumptions)
+
+    def _groups(self, node: _Node) -> None:
+        """The groups that there were when the recording began."""
+        assert isinstance(node.inputs, _Values)
+        try:
+            (text,) = node.inputs.values[:1]
+            groups = msgspec.json.decode(text, type=list[_Group])
+        except (ValueError, TypeError, RecursionError):  # cut, or of another form
+            self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
+            return
+        for group in groups:
+            ranks = listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
+            name = self._named(group.pg_name, group.pg_desc)
+            self.made.group(name, ranks or range(group.group_size), group.pg_desc)
+
+    def _named(self, name: str, desc: str) -> str:
+        """The name of a group; that of all has the empty one."""
+        if desc == "default_pg" and not self._default:
+            self._default = name
+        return WORLD if name == self._default else name[:200]
+
+    def _comms(self, node: _Node, values: list[Any]) -> None:
+        at = f"node {node.id}"
+        attributes = {each.name: each.value for each in node.attrs}
+        try:
+            said = msgspec.convert(attributes, _Comms)
+        except msgspec.ValidationError as e:
+            self.made.lose("it does not tell what it is" + f": {e}" * bool(attributes), at)
+            return
+        base = 0 if values and is_number(values[0]) else 1
+        number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
+        place = place if is_number(place) and 0 <= place < MOST_RANKS else -1
+        key = _numbered(number)
+        group = self._named(said.pg_name, said.pg_desc)
+        if said.collective_name == "wait":
+            self._wait(group if said.pg_name else None, key, at)
+        elif said.collective_name != "init":
+            self._call(node, said, group, key, place)
+
+    def _wait(self, group: str | None, key: tuple[int, bool], at: str) -> None:
+        """A wait for the calls of this number, of any group where it names none."""
+        made = self.made
+        calls = next(
+            (
+                self._open.pop(each)
+                for each in reversed(self._open)
+                if each[1:] == key and group in (None, each[0])
+            ),
+            (),
+        )
+        if calls:
+            made.append(Call("wait", after=tuple(calls), source=at))
+
+    def _call(
+        self, node: _Node, said: _Comms, group: str, key: tuple[int, bool], place: int
+    ) -> None:
+        made, at = self.made, f"node {node.id}"
+        if group not in made.groups and said.global_rank_stride > 0 and said.pg_size:
+            start, stride = said.global_rank_start, said.global_rank_stride
+            if start >= 0 and start + (said.pg_size - 1) * stride < MOST_RANKS:
+                ranks = range(start, start + said.pg_size * stride, stride)
+                made.group(group, ranks, said.pg_desc)
+        kind = kind_of(said.collective_name)
+        sends, receives = listed(said.in_split_size), listed(said.out_split_size)
+        rooted = kind in ("broadcast", "reduce", "gather", "scatter")
+        members = made.groups.get(group, ())
+        if not rooted and kind not in ("send", "recv") and 0 <= place < len(members):
+            rank = members[place]
+            self.ranks[rank] = self.ranks.get(rank, 0) + 1
+        told = Said(
+            said.collective_name,
+            said.dtype,
+            said.in_msg_nelems,
+            said.out_msg_nelems,
+            at,
+            group,
+            said.pg_size or len(members),
+            sends,
+            receives,
+            root=place if rooted else -1,
+            peer=place if kind in ("send", "recv") else -1,
+        )
+        blocks = str(said.is_asynchronized_op).strip('"').lower() in ("false", "0")
+        found = made.add(told, number=key[0], waits=blocks)
+        if found >= 0:
+            self._open.setdefault((group, *key), []).append(found)
+
+    def _operator(self, name: str, node: _Node) -> None:
+        """A c10d operator, whose arguments are tensors, group, and what else its row says."""
+        row = OPERATORS.get(name.removeprefix("c10d::").strip("_"))
+        at = f"node {node.id}"
+        if row is None or not isinstance(node.inputs, _Values):
+            self.made.lose(f"operator '{name}' is unknown", at)
+            return
+        self.made.assumptions[NO_GROUPS] = None
+        values = node.inputs.values
+        given, got = (_elements(node.inputs, place) for place in (row.given, row.got))
+        types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
+        dtype = re.search(r"Tensor\(([\w :]+)\)", types)
+
+        def number(place: int) -> int:
+            value = values[place] if 0 <= place < len(values) else -1
+            return value if is_number(value) and 0 <= value < MOST_RANKS else -1
+
+        sends, receives = (_numbers(values, place) for place in row.splits)
+        said = Said(
+            row.kind,
+            dtype[1] if dtype else "",
+            given,
+            got,
+            at,
+            n=len(self.made.groups.get(WORLD, ())),
+            sends=sends,
+            receives=receives,
+            root=number(row.root),
+            peer=number(row.peer),
+        )
+        if not said.n and row.kind in PARTS:
+            said = said._replace(n=_ratio(given, got))
+        self.made.add(said, tag=max(number(row.tag), 0))
+
+
+class _Row(NamedTuple):
+    """Which argument of an operator is what, by place; -1 is none."""
+
+    kind: str
+    given: int = 0
+    got: int = 0
+    root: int = -1
+    peer: int = -1
+    tag: int = -1
+    splits: tuple[int, int] = (-1, -1)
+
+
+PARTS = ("all_gather", "reduce_scatter", "gather", "scatter")
+# by the operator's name without underscores at its ends (torch/csrc/distributed/c10d/Ops.cpp)
+OPERATORS = {
+    "allreduce": _Row("all_reduce"),
+    "allreduce_coalesced": _Row("all_reduce"),
+    "broadcast": _Row("broadcast", root=2),
+    "reduce": _Row("reduce", root=3),
+    "allgather": _Row("all_gather", 1, 0),
+    "allgather_base": _Row("all_gather", 1, 0),
+    "allgather_into_tensor_coalesced": _Row("all_gather", 1, 0),
+    "reduce_scatter": _Row("reduce_scatter", 1, 0),
+    "reduce_scatter_base": _Row("reduce_scatter", 1, 0),
+    "reduce_scatter_tensor_coalesced": _Row("reduce_scatter", 1, 0),
+    "gather": _Row("gather", 1, 0, root=3),
+    "scatter": _Row("scatter", 1, 0, root=3),
+    "alltoall": _Row("all_to_all", 1, 0),
+    "alltoall_base": _Row("all_to_allv", 1, 0, splits=(4, 3)),
+    "barrier": _Row("barrier"),
+    "send": _Row("send", peer=2, tag=3),
+    "recv": _Row("recv", peer=2, tag=3),
+}
+
+
+def _numbered(value: Any) -> tuple[int, bool]:
+    """The number of a call in its group, and whether it is that of a message; -1 where it is none.
+    It stands alone, or with the other beside it."""
+    first, *rest = value if isinstance(value, list) and value else (value,)
+    good = is_number(first) and 0 <= first < MOST
+    return first if good else -1, rest[:1] == [True]
+
+
+def _elements(values: _Values, place: int) -> int:
+    """Elements of all tensors of an argument, by their shapes."""
+    return min(_product(values.shapes[place]), MOST) if place < len(values.shapes) else 0
+
+
+def _product(shape: Any) -> int:
+    """Elements of a shape, or of a list of such, which may be lists again."""
+    if not isinstance(shape, list) or not shape:
+        return 0 if shape != [] else 1
+    if all(is_number(size) and size >= 0 for size in shape):
+        return min(math.prod(shape[:64]), MOST)
+    return sum(map(_product, shape))
+
+
+def _numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
+    found = values[place] if 0 <= place < len(values) else []
+    good = isinstance(found, list) and all(is_number(n) and 0 <= n < MOST for n in found)
+    return tuple(found) if good else ()
+
+
+def _ratio(given: int, got: int) -> int:
+    """The members of a group of which one side has a part, the other all."""
+    small, large = sorted((given, got))
+    return large // small if small and not large % small else 0

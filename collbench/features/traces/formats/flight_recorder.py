@@ -1,0 +1,278 @@
+"""PyTorch's flight recorder: what ranks of a job last called, which is written when it hangs, as a
+pickle or as JSON, a file a rank.
+
+It has sizes, groups and how far each call came; not roots, reductions, nor, before version 2.11,
+the blocks of an uneven exchange. It keeps a number of calls (TORCH_FR_BUFFER_SIZE) and loses those
+before. Only events that are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took; when it
+began is then known to as much as the watchdog looks. Format:
+torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.errors import UsageError, first_line
+from collbench.features.traces.formats import pickle_values as pickled
+from collbench.features.traces.formats.bounded import HINT, Json, Stream
+from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, listed
+from collbench.features.traces.types import Call, Known, RankTrace
+from collbench.features.training.step import WORLD
+
+Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
+Sizes = Annotated[
+    list[Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 48)]], Meta(max_length=64)]],
+    Meta(max_length=1 << 16),
+]
+Splits = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 48)]], Meta(max_length=1 << 16)]
+Reached = int | Annotated[str, Meta(pattern=r"^-?\d{1,18}$")]
+NO_TYPES = "this form of dumps has no datatypes: an element is taken for a byte"
+Words = Annotated[list[str], Meta(max_length=1 << 16)]
+DEFAULT = "default_pg"
+MOST = 1_000_000  # entries and tensors of them
+
+
+class Entry(msgspec.Struct):
+    """A call, as far as it is read."""
+
+    profiling_name: str
+    process_group: tuple[str, str] = ("", "")
+    record_id: Known = -1
+    collective_seq_id: Known = -1
+    p2p_seq_id: Known = -1
+    is_p2p: bool = False
+    input_sizes: Sizes = []
+    output_sizes: Sizes = []
+    input_dtypes: Words = []
+    output_dtypes: Words = []
+    state: str = ""
+    time_created_ns: Stamp = None
+    duration_ms: Annotated[float, Meta(ge=0, lt=1e15)] | None = None
+    time_discovered_completed_ns: Stamp = None
+    input_split_sizes: Splits = []
+    output_split_sizes: Splits = []
+    pg_id: Known = -1
+    seq_id: Known = -1  # of torch 2.2, which has no collective_seq_id
+
+
+class _Status(msgspec.Struct):
+    """How far a rank came on a group, by the numbers of its collectives."""
+
+    last_enqueued_collective: Reached | None = None
+    last_started_collective: Reached = -1
+    last_completed_collective: Reached = -1
+
+
+class _Dump(NamedTuple):
+    """What a file has: groups by name, entries, and how far the rank came by the number of a group
+    in its process."""
+
+    groups: dict[str, _Group]
+    entries: list[Entry]
+    reached: dict[str, _Status]
+
+
+class _Group(msgspec.Struct):
+    ranks: str = ""
+    desc: str = ""
+
+
+def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a rank's file tells, a pickle where it is ``packed``, and what is taken for granted.
+    Raises UsageError."""
+    made = Calls(stream.path)
+    groups, entries, reached = _pickle(stream, made) if packed else _json(stream, made)
+    for name, group in groups.items():
+        if ranks := listed(group.ranks):
+            made.group(name, ranks, group.desc)
+    named = [(name, group.desc) for name, group in groups.items()]
+    named += [entry.process_group for entry in entries]
+    world = next((name for name, desc in named if desc == DEFAULT), WORLD)
+    if world in made.groups:
+        made.name_world(world)
+    entries.sort(key=lambda entry: entry.record_id)
+    if entries and entries[0].record_id > 0:
+        first = entries[0].record_id
+        made.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
+    for entry in entries:
+        _take(made, entry, WORLD if entry.process_group[0] == world else entry.process_group[0])
+    backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
+    told = made.trace(stream.rank, backend=backend)
+    by_name = {
+        WORLD if name == world else name: status
+        for name, status in _by_group(groups, entries, reached).items()
+    }
+    only_active = not entries or (
+        entries[0].record_id > 0 and all(entry.state != "completed" for entry in entries)
+    )
+    told = msgspec.structs.replace(told, reached=by_name, only_active=only_active)
+    return told, tuple(made.assumptions)
+
+
+def _by_group(
+    groups: Mapping[str, _Group], entries: Sequence[Entry], reached: Mapping[str, _Status]
+) -> dict[str, tuple[int, int, int]]:
+    """How far the rank came, by the name of a group: entries tell the number that a group has in
+    the process, or the order of both does."""
+    names = {str(entry.pg_id): entry.process_group[0] for entry in entries}
+    numbers = [each for each in reached if each.isdecimal()]
+    if len(numbers) == len(groups) and all(name.isdecimal() for name in groups):
+        in_order = zip(sorted(numbers, key=int), sorted(groups, key=int), strict=True)
+        names = dict(in_order) | names
+    elif len(numbers) == len(groups) == 1:
+        names = {numbers[0]: next(iter(groups))} | names
+    told = {
+        names[number]: tuple(
+            max(-1, int(-1 if value is None else value))
+            for value in (
+                status.last_enqueued_collective,
+                status.last_started_collective,
+                status.last_completed_collective,
+            )
+        )
+        for number, status in reached.items()
+        if number in names and status.last_enqueued_collective is not None
+    }
+    return {name: (each[0], each[1], each[2]) for name, each in told.items()}
+
+
+def _pickle(stream: Stream, made: Calls) -> _Dump:
+    said: Any = pickled.read(stream)
+    if isinstance(said, list):
+        said = {"entries": [_of_torch_2_2(each) for each in said]}
+        made.assumptions[NO_TYPES] = None
+    if not isinstance(said, dict):
+        raise UsageError(f"{stream.path}: it is no flight recorder's", HINT)
+    entries = said.get("entries", [])
+    groups = _converted(stream, said.get("pg_config", {}), dict[str, _Group], "pg_config")
+    if not isinstance(entries, list | tuple):
+        raise UsageError(f"{stream.path}: entries: they are no list", HINT)
+    try:
+        reached = msgspec.convert(said.get("pg_status", {}), dict[str, _Status])
+    except (msgspec.ValidationError, RecursionError) as e:
+        made.lose(f"pg_status: {first_line(e)}", calls=0)
+        reached = {}
+    return _Dump(groups, [*_entries(stream, made, entries)], reached)
+
+
+def _of_torch_2_2(entry: Any) -> Any:
+    """An entry of the list that torch 2.2 wrote, which names no groups, with those of today."""
+    if not isinstance(entry, dict):
+        return entry
+    number = entry.get("pg_id", 0)
+    group = (str(number), DEFAULT if number == 0 else "")
+    sequence = entry.get("seq_id", -1)
+    return {"process_group": group, "collective_seq_id": sequence, **entry}
+
+
+def _entries(stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]) -> Iterator[Entry]:
+    """Each as it is converted, but those with a value that cannot be read, which are lost; lists
+    that several share are counted each time."""
+    budget = MOST
+    for number, each in enumerate(entries):
+        if isinstance(each, dict):
+            lists = (each.get(f"{way}_{what}") for way in ("input", "output") for what in KEYS)
+            budget -= 1 + sum(len(one) for one in lists if isinstance(one, list | tuple))
+        if budget < 0:
+            raise UsageError(f"{stream.path}: more than {MOST:,} entries and tensors", HINT)
+        try:
+            yield msgspec.convert(each, Entry)
+        except (msgspec.ValidationError, RecursionError) as e:
+            made.lose(f"{UNREADABLE}: {first_line(e)}", f"entry {number}")
+
+
+KEYS = ("sizes", "dtypes")
+
+
+def _converted(stream: Stream, value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as e:
+        raise UsageError(f"{stream.path}: {what}: {first_line(e)}", HINT) from e
+
+
+def _json(stream: Stream, made: Calls) -> _Dump:
+    source = Json(stream, "entries")
+    entries: list[Entry] = []
+    for number, (_, at, raw) in enumerate(source):
+        if number >= MOST:
+            raise stream.refused(at, f"more than {MOST:,} entries")
+        try:
+            entries.append(source.decode(raw, Entry, "an entry"))
+        except UsageError as e:
+            made.lose(f"{UNREADABLE}: {e.message.partition(': an entry: ')[2]}", f"byte {at}")
+    try:
+        reached = source.decoded("pg_status", dict[str, _Status], {})
+    except UsageError as e:
+        made.lose(e.message.partition(": ")[2], calls=0)
+        reached = {}
+    return _Dump(source.decoded("pg_config", dict[str, _Group], {}), entries, reached)
+
+
+PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
+
+
+def _take(made: Calls, entry: Entry, group: str) -> None:
+    """One entry; that of a coalesced call tells how its members fared, which have their own."""
+    name = entry.profiling_name.partition(":")[2] or entry.profiling_name
+    at = f"record {entry.record_id}"
+    fields: dict[str, Any] = {
+        "number": entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
+    } | _times(entry)
+    if name.startswith("coalesced"):
+        return _spread(made.made, group, fields)
+    peers = PEERS.fullmatch(name)
+    dtypes = {*entry.input_dtypes, *entry.output_dtypes}
+    if len(dtypes) > 1:
+        made.lose("several datatypes in one call", at)
+        return None
+    given, got = (sum(map(_product, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
+    said = Said(
+        peers[1] if peers else name,
+        next(iter(dtypes), "byte"),
+        given,
+        got,
+        at,
+        group,
+        sends=tuple(entry.input_split_sizes),
+        receives=tuple(entry.output_split_sizes),
+        peer=int(peers[3]) if peers else -1,
+    )
+    made.add(said, **{key: value for key, value in fields.items() if value not in ("", None)})
+    return None
+
+
+def _product(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total = min(total * size, 1 << 62)
+    return total
+
+
+def _times(entry: Entry) -> dict[str, int]:
+    """When it was issued, and its beginning and end where its length is known."""
+    created, done = entry.time_created_ns, entry.time_discovered_completed_ns
+    told = {} if created is None else {"issued_ns": created}
+    if entry.duration_ms is not None and done is not None:
+        took = round(entry.duration_ms * 1e6)
+        begins = max(done - took, created or 0)
+        told |= {"begins_ns": begins, "ends_ns": begins + took}
+    return told
+
+
+def _spread(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
+    """Gives the members of a coalesced call, which are the last of the group's with its number, its
+    state and times."""
+    told = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}
+    for place in range(len(calls) - 1, -1, -1):
+        call = calls[place]
+        if call.group == group and (call.number != fields["number"] or call.took_ns >= 0):
+            return
+        if call.group == group:
+            calls[place] = msgspec.structs.replace(call, **told)

@@ -1,0 +1,348 @@
+"""collbench's own format of traces, which ``collbench.record`` writes: a file of JSON lines a rank.
+
+The first line is ``{"collbench_trace":1, ...}`` with what is known of the rank from the start
+(``RankTrace`` without calls). Each line after it is a call, in the order of the program, or a note:
+an iteration, a group that was made later, calls that are lost, the end. What is there is whole: a
+job that was interrupted leaves what it had, without an end, which the reader tells as lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from collbench.core import files
+from collbench.core.collectives import DTYPES
+from collbench.core.errors import UsageError, first_line
+from collbench.core.text import printable
+from collbench.features.traces.formats.call_names import rank_in
+from collbench.features.traces.types import (
+    HOST,
+    Call,
+    Interval,
+    Known,
+    Lost,
+    RankTrace,
+    Trace,
+    Unread,
+)
+from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, Whole
+
+FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
+MARK = '"collbench_trace"'  # in the first line
+ENDINGS = (".jsonl", ".jsonl.gz")
+MOST_CALLS = 2_000_000  # of a rank
+LONGEST = 1000  # characters of a string
+ONE_JOB = "files of one job; an earlier one may have left its own in the folder"
+HINT = "a file that collbench.record wrote, as it wrote it"
+INTERRUPTED = "the recording was interrupted: what came later is not in it"
+HANDED_OVER = (
+    "on CPUs a call begins when it is handed over: its time has what it waited in the library's"
+    " queue"
+)
+ON_DEVICE = "the trace has no times of the device: how long calls on it took is unknown"
+UNSEEN = "nobody saw the end of some calls: how long they took is unknown"
+MESSAGES = (
+    "the end of a message is seen when it is waited for: the time of some has what was computed"
+    " before that (≤ in the table of operations)"
+)
+
+
+class Limits(NamedTuple):
+    """How much of a file is read: bytes, unpacked, lines, and bytes of a line."""
+
+    nbytes: int = 4 << 30
+    lines: int = 2 * MOST_CALLS
+    line: int = 16 << 20
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
+    people call it, calls that are lost, the end of a call that was written before it ended
+    (``late``, with its place), ``until`` when all calls are in the file, or when the recording
+    ``ended``; ``broken``: because the job did, or by an error; ``fake``: the rank's GPU is one."""
+
+    step: Interval | None = None
+    group: str | None = None
+    ranks: tuple[Whole, ...] = ()
+    described: str = ""
+    lost: Lost | None = None
+    late: tuple[Whole, Known] | None = None
+    until: Known | None = None
+    ended: Known | None = None
+    broken: bool = False
+    fake: bool = False
+
+
+class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    collbench_trace: Literal[1]
+
+
+def name(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank:05}.jsonl"
+
+
+class Writer:
+    """A rank's file, line by line. Where the file is removed or renamed, it is written anew with
+    all that it held. Raises OSError, also where another file is in its place, and UsageError for a
+    file of somebody else's."""
+
+    def __init__(self, path: Path, about: RankTrace) -> None:
+        files.refuse(path, MARK, "another folder")
+        self._path = path.absolute()  # the job may go to another folder
+        self._encoder = msgspec.json.Encoder()
+        self._file = files.private(path)
+        head = self._encoder.encode(replace(about, calls=())).decode()
+        self._file.write(f"{{{MARK}:1,{head[1:]}\n")
+        self._file.flush()
+
+    def write(self, lines: Iterable[Call | Note]) -> None:
+        """These lines, which are then with the operating system."""
+        self._return_to_its_path()
+        self._file.writelines(self._encoder.encode(line).decode() + "\n" for line in lines)
+        self._file.flush()
+
+    def _return_to_its_path(self) -> None:
+        number = self._file.fileno()
+        opened = os.fstat(number)
+        if not stat.S_ISREG(opened.st_mode):
+            return
+        try:
+            if os.path.samestat(self._path.stat(), opened):
+                return
+        except FileNotFoundError:
+            held = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
+            files.make(self._path.parent)
+            self._file.close()
+            self._file = files.private(self._path, os.O_EXCL)
+            self._file.write(held)
+        else:
+            raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
+    """What the files of one job say, each of one rank. Raises UsageError."""
+    found: dict[int, RankTrace] = {}
+    spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
+    unread: list[Unread] = []
+    refused: UsageError | None = None
+    for path in paths:
+        try:
+            reader = _read(path, limits)
+            one = reader.trace()
+        except UsageError as e:
+            refused = refused or e
+            why = e.message.removeprefix(f"{path}, ").removeprefix(f"{path}: ")
+            unread.append(Unread(str(path), why, rank_in(path.name)))
+            continue
+        if span := reader.span:
+            spans.setdefault(one.host, []).append((span, one))
+        other = found.setdefault(one.rank, one)
+        if other is not one:
+            raise UsageError(f"{other.source} and {path} are both of rank {one.rank}", HINT)
+        first = next(iter(found.values()))
+        if one.world != first.world:
+            raise UsageError(
+                f"{path} is of a job of {one.world} ranks, {first.source} of one of {first.world}",
+                ONE_JOB,
+            )
+    if refused and not found:
+        raise refused
+    for of in spans.values():
+        _refuse_another_jobs(of)
+    ranks = tuple(found[rank] for rank in sorted(found))
+    return Trace(FORM, ranks, assumptions(ranks), tuple(unread))
+
+
+def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
+    """Raises UsageError where one recording of a host ended before another one's first call."""
+    (_, ended), before = min(of, key=lambda each: each[0][1])
+    (begins, _), after = max(of, key=lambda each: each[0][0])
+    if ended < begins:
+        raise UsageError(f"{before.source} ends before {after.source} begins", ONE_JOB)
+
+
+def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
+    """What these traces leave open and is taken for granted."""
+    told: dict[str, None] = {}
+    for rank in ranks:
+        calls = [call for call in rank.calls if call.kind != "wait"]
+        if any(call.took_ns > 0 for call in calls):
+            told[HANDED_OVER] = None
+        if any(call.ends_ns < 0 <= call.issued_ns and not call.state for call in calls):
+            told[UNSEEN if rank.backend in HOST else ON_DEVICE] = None
+        if any(call.seen_late for call in rank.calls):
+            told[MESSAGES] = None
+    return tuple(told)
+
+
+def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
+    """Messages, by their places, that may have ended long before they were waited for."""
+    for wait in calls:
+        waited = wait.ends_ns - wait.issued_ns
+        for at in wait.after if wait.kind == "wait" else ():
+            call = calls[at]
+            known = call.kind in POINT_TO_POINT and 0 <= call.ends_ns == wait.ends_ns
+            if known and waited < wait.issued_ns - call.issued_ns:
+                yield at
+
+
+def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable
+    """What one file says. Raises UsageError, with the line."""
+    return _read(path, limits).trace()
+
+
+def _read(path: Path, limits: Limits) -> _Reader:
+    reader = _Reader(path)
+    try:
+        for number, raw in _lines(path, limits):
+            reader.take(number, raw)
+    except (OSError, EOFError, zlib.error) as e:
+        cut = isinstance(e, EOFError) or "end-of-stream" in str(e)
+        if not cut or reader.head is None:
+            raise UsageError(f"cannot read {path}: {first_line(e)}", HINT) from e
+        reader.cut = "the end of its packed data"
+    return reader
+
+
+def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, packed or not, with their numbers. Raises UsageError."""
+    given = 0
+    with _opened(path) as file:
+        for number in range(1, limits.lines + 2):
+            raw = file.readline(limits.line + 1)
+            given += len(raw)
+            if not raw:
+                return
+            where = f"{path}, line {number}"
+            if len(raw) > limits.line:
+                raise UsageError(f"{where}: it has more than {limits.line:,} B", HINT)
+            if given > limits.nbytes:
+                raise UsageError(f"{where}: more than {limits.nbytes:,} B", "record fewer steps")
+            if number > limits.lines:
+                raise UsageError(f"{where}: more than {limits.lines:,}", "record fewer steps")
+            yield number, raw
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
+
+
+class _Reader:
+    """A file as it is read, line by line."""
+
+    CALL = re.compile(rb'\s*\{\s*"kind"')
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._call = msgspec.json.Decoder(Call)
+        self._note = msgspec.json.Decoder(Note)
+        self._calls: list[Call] = []
+        self._notes: list[Note] = []
+        self.head: _Head | None = None
+        self.cut = ""
+
+    def take(self, number: int, raw: bytes) -> None:
+        """A line. Raises UsageError. The last one of a job that was interrupted may be cut."""
+        where = f"{self._path}, line {number}"
+        try:
+            if self.head is None:
+                self.head = self._begun(where, msgspec.json.decode(raw, type=_Head))
+            elif self.CALL.match(raw):
+                self._calls.append(self._checked(where, self._call.decode(raw)))
+            else:
+                self._notes.append(self._note.decode(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            if self.head is not None and not raw.endswith(b"\n"):
+                self.cut = f"line {number:,}"
+                return
+            raise UsageError(f"{where}: {printable(first_line(e))[:200]}", HINT) from e
+        if len(self._calls) > MOST_CALLS:
+            raise UsageError(f"{where}: more than {MOST_CALLS:,} calls", "record fewer steps")
+
+    @staticmethod
+    def _begun(where: str, head: _Head) -> _Head:
+        if not head.rank < head.world <= MOST_RANKS:
+            told = f"rank {head.rank} of {head.world}"
+            raise UsageError(f"{where}: {told}", f"worlds have from 1 to {MOST_RANKS:,} ranks")
+        if head.calls:
+            raise UsageError(f"{where}: there are calls in it", HINT)
+        return head
+
+    def _checked(self, where: str, call: Call) -> Call:
+        words = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
+        if max(map(len, words)) > LONGEST:
+            raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
+        if call.dtype not in DTYPES:
+            hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
+            raise UsageError(f"{where}: datatype '{printable(call.dtype)}' is unknown", hint)
+        if call.after and max(call.after) >= len(self._calls):
+            told = f"it waits for call {max(call.after)}, which is not before it"
+            raise UsageError(f"{where}: {told}", HINT)
+        return call
+
+    @property
+    def span(self) -> Interval | None:
+        """From the first call to the end, as far as the file goes; None without either."""
+        begins = [call.issued_ns for call in self._calls if call.issued_ns >= 0]
+        ends = [max(call.issued_ns, call.ends_ns) for call in self._calls]
+        ends += [max(note.until or 0, note.ended or 0) for note in self._notes]
+        return (min(begins), max(ends)) if begins else None
+
+    def trace(self) -> RankTrace:
+        """All that was read. Raises UsageError where that is nothing."""
+        if self.head is None:
+            raise UsageError(f"{self._path}: there is nothing in it", HINT)
+        about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
+        named = {note.group: note for note in self._notes if note.group is not None}
+        lost = [note.lost for note in self._notes if note.lost]
+        end = next((note for note in self._notes if note.ended is not None), None)
+        if end is None:
+            lost.append(Lost(INTERRUPTED))
+        went_on = end is not None and not end.broken
+        until = -1 if end else max((note.until or 0 for note in self._notes), default=0)
+        until = 0 if went_on or any(each.calls for each in lost) else until
+        groups = {each: note.ranks for each, note in named.items()}
+        described = {each: note.described for each, note in named.items() if note.described}
+        about |= {
+            "calls": self._ended(went_on),
+            "until": until,
+            "groups": self.head.groups | groups,
+            "described": self.head.described | described,
+            "steps": (*self.head.steps, *(note.step for note in self._notes if note.step)),
+            "lost": (*self.head.lost, *lost),
+            "source": str(self._path),
+            "cut": self.cut,
+            "fake": self.head.fake or any(note.fake for note in self._notes),
+        }
+        return RankTrace(**about)
+
+    def _ended(self, went_on: bool) -> tuple[Call, ...]:
+        """The calls, with ends that were written later. Where the job ``went_on`` after the
+        recording, nobody knows whether those under way then have ended."""
+        calls = list(self._calls)
+        for at, ends in (note.late for note in self._notes if note.late):
+            if at < len(calls):
+                begins = calls[at].issued_ns if ends >= 0 else -1
+                calls[at] = replace(calls[at], state="", begins_ns=begins, ends_ns=ends)
+        if went_on:
+            calls = [replace(call, state="") if call.state else call for call in calls]
+        for at in list(_seen_late(calls)):
+            calls[at] = replace(calls[at], seen_late=True)
+        return tuple(calls)

@@ -1,0 +1,133 @@
+"""Protocol buffers, as far as Chakra's traces need them: fields of messages, which come one after
+the other with their lengths before.
+
+Encoding: https://protobuf.dev/programming-guides/encoding. Numbers of 64 bits, texts, messages and
+packed lists are read and written; groups, which nobody writes, are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from collbench.features.traces.formats.bounded import Stream
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+MOST = 1 << 64
+Value = int | bytes
+
+
+class Broken(ValueError):
+    """Bytes that are no message."""
+
+
+def messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
+    """Each message with the byte where it begins. Raises UsageError."""
+    buffer, at, before = b"", 0, 0
+    for _ in range(stream.limits.nodes):
+        while True:
+            try:
+                length, begins = varint(buffer, at)
+                if begins + length <= len(buffer):
+                    break
+                missing = "it ends within a message"
+            except Broken as e:
+                length, missing = 0, str(e)
+            if length > stream.limits.longest:
+                raise stream.refused(before + at, f"a message of {length:,} B")
+            if len(buffer) - at > 10 and not length:
+                raise stream.refused(before + at, missing)
+            piece = stream.more()
+            if not piece and at == len(buffer):
+                return
+            if not piece:
+                raise stream.refused(before + at, missing)
+            buffer, before, at = buffer[at:] + piece, before + at, 0
+        yield before + begins, buffer[begins : begins + length]
+        at = begins + length
+    raise stream.refused(before + at, f"there are more than {stream.limits.nodes:,} nodes")
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits, and the byte after it. Raises Broken."""
+    value = shift = 0
+    for place in range(at, at + 10):
+        if place >= len(data):
+            raise Broken("it ends within a number")
+        byte = data[place]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value % MOST, place + 1
+        shift += 7
+    raise Broken("a number of more than 64 bits")
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """A message's fields by their numbers: numbers without sign, else bytes. Raises Broken."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        number, kind = key >> 3, key & 7
+        value: Value
+        if kind == VARINT:
+            value, at = varint(data, at)
+        else:
+            if kind == BYTES:
+                length, at = varint(data, at)
+            elif kind in (FIXED64, FIXED32):
+                length = 8 if kind == FIXED64 else 4
+            else:
+                raise Broken(f"a field of kind {kind}")
+            if not number or at + length > len(data):
+                raise Broken("a field of no number" if not number else "it ends within a field")
+            value = data[at : at + length]
+            at += length
+        yield number, value
+
+
+def packed(value: Value) -> list[int]:
+    """The numbers of a repeated field: one, or several packed. Raises Broken."""
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    while at < len(value):
+        number, at = varint(value, at)
+        found.append(number)
+    return found
+
+
+def signed(number: int) -> int:
+    """A number of 64 bits as one with a sign."""
+    return number - MOST if number >= MOST >> 1 else number
+
+
+def number(value: int) -> bytes:
+    """A number as it is written."""
+    value %= MOST
+    made = bytearray()
+    while value > 127:
+        made.append(value & 127 | 128)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def field(place: int, value: int | float | str | bytes) -> bytes:
+    """A field as it is written: a number, a double, a text, or a message."""
+    if isinstance(value, float):
+        return number(place << 3 | FIXED64) + struct.pack("<d", value)
+    if isinstance(value, int):
+        return number(place << 3 | VARINT) + number(value)
+    raw = value.encode() if isinstance(value, str) else value
+    return number(place << 3 | BYTES) + number(len(raw)) + raw
+
+
+def pack(place: int, values: Iterable[int]) -> bytes:
+    """A field of several numbers; nothing for none."""
+    raw = b"".join(map(number, values))
+    return field(place, raw) if raw else b""
+
+
+def delimited(message: bytes) -> bytes:
+    """A message with its length before it."""
+    return number(len(message)) + message

@@ -1,0 +1,383 @@
+"""Traces of any format, which is recognised by what a file has, not by its name alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.errors import UsageError
+from collbench.core.files import recognise_archive
+from collbench.core.text import counted
+from collbench.features.traces import from_steps as steps
+from collbench.features.traces.formats import aicb, chakra, execution, kineto, param, protobuf
+from collbench.features.traces.formats import flight_recorder as flight
+from collbench.features.traces.formats.bounded import Limits, Stream, head
+from collbench.features.traces.formats.call_names import NO_RANK, number_files
+from collbench.features.traces.types import RankTrace, Trace, Unread
+from collbench.features.training.step import POINT_TO_POINT, WORLD
+
+MOST_FILES = 1 << 16
+UNKNOWN = "unknown trace format"
+HOW = "collbench help traces says how one is made"
+MOST_CALLS = 8_000_000  # of all ranks
+EPOCH_NS = 10**17  # less is no time of day
+Told = tuple[RankTrace, tuple[str, ...]]
+
+
+class _Asked(NamedTuple):
+    """How files are to be read, and the ranks that their names tell."""
+
+    limits: Limits
+    from_ops: bool
+    ranks: Mapping[Path, int]
+
+
+class Form(NamedTuple):
+    """A format: what its files begin with, and how one of them is read."""
+
+    title: str
+    begins: Callable[[bytes, Path], bool]
+    read: Callable[[Path, _Asked], Told]
+    whole: Callable[[Sequence[Path], _Asked], Trace] | None = None  # of all files at once
+
+
+def _object(*names: str) -> Callable[[bytes, Path], bool]:
+    """Whether a file begins as an object that has one of these names early."""
+    pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\{")
+    wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
+    return lambda start, path: bool(pattern.match(start) and wanted.search(start))
+
+
+def _list(*names: str) -> Callable[[bytes, Path], bool]:
+    """The same of a list of such objects."""
+    pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
+    wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
+    return lambda start, path: bool(pattern.match(start) and wanted.search(start))
+
+
+def _streamed(
+    read: Callable[[Stream], Told],
+) -> Callable[[Path, _Asked], Told]:
+    """How a file is read by what takes a stream of its bytes."""
+
+    def opened(path: Path, asked: _Asked) -> Told:
+        with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
+            return read(stream)
+
+    return opened
+
+
+def _flight(path: Path, asked: _Asked) -> Told:
+    with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
+        return flight.read(stream, head(path, 1) == b"\x80")
+
+
+def _execution(path: Path, asked: _Asked) -> Told:
+    with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
+        return execution.read(stream, asked.from_ops)
+
+
+def _own(paths: Sequence[Path], asked: _Asked) -> Trace:
+    """What collbench recorded."""
+    from collbench.features.traces.formats import own
+
+    trace: Trace = own.read(paths)
+    return trace
+
+
+def _step(paths: Sequence[Path], asked: _Asked) -> Trace:
+    """The step in one file. Raises UsageError for more."""
+    if len(paths) > 1:
+        raise UsageError(f"{paths[1]}: a second step", "a step is in one file")
+    return steps.read(paths[0])
+
+
+def _never(path: Path, asked: _Asked) -> Told:
+    raise AssertionError(path)
+
+
+def _is_pickle(start: bytes, path: Path) -> bool:
+    return start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+def _is_chakra(start: bytes, path: Path) -> bool:
+    """Whether a file begins with metadata as Chakra's do: attributes, and a version."""
+    try:
+        length, begins = protobuf.varint(start, 0)
+        fields = dict(protobuf.fields(start[begins : begins + length]))
+    except protobuf.Broken:
+        return False
+    named = ".et" in path.suffixes
+    return (named or length > 1) and {*fields} <= {1, 2} and begins + length <= len(start)
+
+
+def _has_columns(start: bytes, *columns: bytes) -> bool:
+    """Whether the first lines, but for comments, have these columns."""
+    lines = (line for line in start.splitlines() if line.strip() and line[:1] not in b"#[")
+    return {*columns} <= {*next(lines, b"").removeprefix(b"\xef\xbb\xbf").split(b",")}
+
+
+FLIGHT_JSON = _object("pg_config", "entries", "nccl_comm_state")
+SCHEMA = re.compile(rb'\s*\{.{0,400}?"schema"\s*:\s*"\d+\.\d+\.\d+', re.DOTALL)
+PHASES = re.compile(rb"^\s*\[\[phase\]\]", re.MULTILINE)
+SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode())
+# in the order in which a file is held against them
+FORMS = {
+    "collbench": Form("collbench recording", _object("collbench_trace"), _never, _own),
+    "kineto": Form(
+        "Kineto trace", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)
+    ),
+    "flight": Form(
+        "PyTorch flight recorder dump",
+        lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
+        _flight,
+    ),
+    "et": Form(
+        "PyTorch execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
+    ),
+    "param": Form("PARAM trace", _list("comms", "compute"), _streamed(param.read)),
+    "aicb": Form(
+        "AICB workload",
+        lambda start, path: _has_columns(start, *map(str.encode, aicb.COLUMNS)),
+        _streamed(aicb.read),
+    ),
+    "simai": Form(
+        "SimAI workload", lambda start, path: bool(SIMAI.match(start)), _streamed(aicb.read_simai)
+    ),
+    "step": Form(
+        "step file",
+        lambda start, path: (
+            _has_columns(start, b"ranks", b"op", b"bytes")
+            or (path.suffix == ".toml" and bool(PHASES.search(start)))
+        ),
+        _never,
+        _step,
+    ),
+    "chakra": Form("Chakra trace", _is_chakra, _streamed(chakra.read)),
+}
+
+
+def read(
+    paths: Sequence[Path],
+    form: str = "",
+    *,
+    from_ops: bool = False,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
+) -> Trace:
+    """What files, or the files of folders, tell of one job, each of one of its ranks.
+
+    ``form`` is the name of a format, else it is recognised. ``from_ops`` reads an execution trace's
+    c10d operators. Raises UsageError.
+    """
+    if form and form not in FORMS:
+        raise UsageError(f"--from '{form}' is unknown", f"one of {', '.join(FORMS)}")
+    found, unread = _recognised(paths, form)
+    files = [path for path, _ in found]
+    forms = {name for _, name in found}
+    if len(forms) > 1:
+        first = {name: path for path, name in reversed(found)}
+        told = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
+        raise UsageError(f"these are of several formats: {told}", "--from chooses one")
+    (form,) = forms
+    named = [*files, *(Path(each.source) for each in unread)]
+    by_name = dict(zip(named, _numbers(form, [path.name for path in named]), strict=True))
+    unread = [replace(each, rank=by_name[Path(each.source)]) for each in unread]
+    asked = _Asked(limits, from_ops, by_name)
+    if whole := FORMS[form].whole:
+        trace = whole(files, asked)
+        return replace(trace, unread=(*trace.unread, *_others(unread, trace.ranks)))
+    return _read_ranks(form, files, asked, unread)
+
+
+def _numbers(form: str, names: Sequence[str]) -> list[int]:
+    """The ranks that the names of a job's files tell; those of a flight recorder's dumps and of
+    Chakra's files end in them."""
+    ranks = number_files(names)
+    ending = {
+        "flight": r"(?<!\d)(\d{1,6})(?:\.(?:json|gz|pickle|pkl))*$",
+        "chakra": r"\.(\d{1,7})\.et",
+    }
+    if form in ending and max(ranks) < 0:
+        matches = [re.search(ending[form], name) for name in names]
+        ranks = [int(match[1]) if match else -1 for match in matches]
+    return ranks
+
+
+def _others(unread: Sequence[Unread], ranks: Sequence[RankTrace]) -> Iterator[Unread]:
+    """Files that are not used, without the number of a rank of which another file is used."""
+    there = {rank.rank for rank in ranks}
+    return (replace(each, rank=-1) if each.rank in there else each for each in unread)
+
+
+def _recognised(paths: Sequence[Path], form: str) -> tuple[list[tuple[Path, str]], list[Unread]]:
+    """The files that are asked for, each with its format; of a folder those that have one, and
+    those named alike that are broken. Raises UsageError."""
+    found: list[tuple[Path, str]] = []
+    broken: dict[Path, str] = {}
+    for path in paths:
+        if path.is_dir():
+            named, lame = _in_folder(path, form)
+            found += named
+            broken |= lame
+        elif why := _refuse_file(path):
+            broken[path] = why
+        elif name := form or recognise(path):
+            found.append((path, name))
+        else:
+            broken[path] = UNKNOWN
+    if not found and broken:
+        path, why = next(iter(broken.items()))
+        raise UsageError(f"{path}: {why}", _hint() if why == UNKNOWN else HOW)
+    if not found or len(found) > MOST_FILES:
+        raise UsageError(f"{len(found)} files of a trace", f"from 1 to {MOST_FILES:,}")
+    return found, [Unread(str(path), why) for path, why in broken.items()]
+
+
+def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Path, str]]:
+    """A folder's traces, and its files that are broken and named as these are. Raises UsageError
+    where it has neither."""
+    files = sorted(each for each in folder.iterdir() if each.is_file())[: MOST_FILES + 1]
+    named = [(each, name) for each in files if (name := recognise(each))]
+    named = [(each, name) for each, name in named if form in ("", name)]
+    alike = {_pattern(each) for each, _ in named}
+    traces = {each for each, _ in named}
+    rest = [each for each in files if each not in traces]
+    broken = {
+        each: why
+        for each in rest
+        if not recognise(each)
+        and (why := _refuse_file(each) or UNKNOWN * bool(alike))
+        and (not alike or _pattern(each) in alike)
+    }
+    if not named and not broken:
+        raise UsageError(f"{folder}: no file in it is a trace", _hint())
+    return named, broken
+
+
+def _pattern(path: Path) -> str:
+    """A file's name without its numbers and without what says how it is packed."""
+    return re.sub(r"\d+", "#", path.name.removesuffix(".gz"))
+
+
+def _refuse_file(path: Path) -> str:
+    """Why a file cannot be a trace, nothing where it may be one. Raises UsageError for none."""
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file", HOW)
+    if not path.is_file():
+        return "it is a pipe or a device, and traces are read twice: write it to a file first"
+    start = head(path)
+    if not start and not path.stat().st_size:
+        return "the file is empty"
+    if not start:
+        return "it cannot be read: it is not yours to read, or a packed file that is cut"
+    what, unpack = recognise_archive(start)
+    return f"it is {what}: unpack it first ({unpack})" if what else ""
+
+
+def _hint() -> str:
+    return f"formats are {', '.join(FORMS)}"
+
+
+def recognise(path: Path) -> str:
+    """The name of a file's format; nothing where it has none."""
+    start = head(path)
+    return next((name for name, form in FORMS.items() if form.begins(start, path)), "")
+
+
+def _read_ranks(form: str, paths: Sequence[Path], asked: _Asked, unread: Sequence[Unread]) -> Trace:
+    """The trace in these files, each of one rank. Files that cannot be read are left out. Raises
+    UsageError where that is all of them."""
+    from_file: dict[int, RankTrace] = {}
+    assumptions: dict[str, None] = {}
+    left = [*unread]
+    calls = 0
+    refused: UsageError | None = None
+    for path in paths:
+        try:
+            told, taken = FORMS[form].read(path, asked)
+        except UsageError as e:
+            refused = refused or e
+            why = e.message.removeprefix(f"{path}: ")
+            left.append(Unread(str(path), why, asked.ranks.get(path, -1)))
+            continue
+        assumptions |= dict.fromkeys(taken)
+        if told.rank in from_file:
+            raise _same_rank(from_file[told.rank], told, taken)
+        from_file[told.rank] = told
+        calls += len(told.calls)
+        if calls > MOST_CALLS:
+            raise UsageError(
+                f"{counted(len(from_file), 'file')} have more than {MOST_CALLS:,} calls",
+                "take fewer ranks or steps",
+            )
+    if refused and not from_file:
+        raise refused
+    stale = _stale([from_file[rank] for rank in sorted(from_file)])
+    left += stale
+    ranks = [from_file[rank] for rank in sorted(from_file) if rank not in {s.rank for s in stale}]
+    trace = Trace(form, tuple(ranks), (), tuple(_others(left, ranks)))
+    ranks = [replace(each, world=trace.world) for each in ranks]
+    if any(
+        call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
+    ):
+        told_of = f"the group of all has {counted(trace.world, 'rank')}"
+        assumptions[f"{told_of}, as far as these files tell"] = None
+    everyone = {WORLD: tuple(range(trace.world))}
+    ranks = [replace(each, groups=everyone | each.groups) for each in ranks]
+    return replace(trace, ranks=tuple(ranks), assumptions=tuple(assumptions))
+
+
+def _same_rank(first: RankTrace, second: RankTrace, taken: Sequence[str]) -> UsageError:
+    """The error for two files of one rank, by what tells it."""
+    told = f"both {first.source} and {second.source} are of rank {second.rank}"
+    if NO_RANK in taken:
+        return UsageError(
+            f"{told}, as neither the file nor its name tells a rank",
+            "name files by their ranks: rank0.json, rank1.json",
+        )
+    return UsageError(
+        f"{told}, by what they or their names tell",
+        "give one file a rank: of several profiles of a job, those of one cycle",
+    )
+
+
+STALE_NS = 3600 * 10**9  # between calls that ranks issue together
+
+
+def _stale(ranks: Sequence[RankTrace]) -> list[Unread]:
+    """Dumps of another time than the newest: their calls were issued an hour or more before those
+    of the same number on other ranks; where there are none, all of them before all others'."""
+    if not any(call.state for rank in ranks for call in rank.calls):
+        return []
+    issued = {rank.rank: _issued(rank) for rank in ranks}
+    times = {rank: [*each.values()] for rank, each in issued.items() if each}
+    if len(times) < 2:
+        return []
+    newest = max(times, key=lambda rank: max(times[rank]))
+    stale = []
+    for rank in ranks:
+        if rank.rank == newest or rank.rank not in times:
+            continue
+        common = issued[rank.rank].keys() & issued[newest].keys()
+        apart = [issued[newest][key] - issued[rank.rank][key] for key in common]
+        before = median(apart) if apart else min(times[newest]) - max(times[rank.rank])
+        if before > STALE_NS:
+            old = timedelta(seconds=before // 10**9)
+            why = f"its calls are older than rank {newest}'s by {old}: a dump of another time"
+            stale.append(Unread(rank.source, why, rank.rank))
+    return stale
+
+
+def _issued(rank: RankTrace) -> dict[tuple[str, int], int]:
+    """When a rank issued each numbered collective of a group."""
+    return {
+        (call.group, call.number): call.issued_ns
+        for call in rank.calls
+        if call.number >= 0 and call.issued_ns > EPOCH_NS and call.kind not in POINT_TO_POINT
+    }

@@ -1,0 +1,127 @@
+"""Steps and schedules as traces, to be written in others' formats, and read beside them: each
+rank's program as calls, its groups by their names.
+
+Lanes, and bytes of memory that computation touches, have no place in a trace; one is replayed best
+as the step that it is (``collbench workload FILE``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collbench.core.errors import UsageError
+from collbench.features.traces.types import Call, RankTrace, Trace
+from collbench.features.training import step_files as files
+from collbench.features.training.step import WORLD, Op, Step
+
+if TYPE_CHECKING:
+    from collbench.core.export import Message
+    from collbench.core.schedule import Schedule
+
+MOST = 4_000_000  # calls of all ranks
+
+
+def read(path: Path) -> Trace:
+    """The step in a file, as a trace of all its ranks. Raises UsageError."""
+    return of(files.read(path))
+
+
+def of(step: Step) -> Trace:
+    """What each rank of a step calls. Raises UsageError where that is too much."""
+    calls = sum(len(program.ranks) * len(program.ops) for program in step.programs)
+    if calls > MOST:
+        raise UsageError(
+            f"{step.name}: {calls:,} operations of all ranks, more than {MOST:,}",
+            "fewer ranks, or --layers and --slice",
+        )
+    ranks = {rank: program for program in step.programs for rank in program.ranks}
+    return Trace(
+        "step",
+        tuple(
+            RankTrace(
+                rank=rank,
+                world=step.world,
+                calls=_calls(ranks[rank].ops) if rank in ranks else (),
+                groups=_groups(step, rank),
+                source=step.name,
+            )
+            for rank in range(step.world)
+        ),
+        step.assumptions,
+    )
+
+
+def of_schedule(schedule: Schedule, nbytes: int) -> Trace:
+    """What each rank of a schedule sends and receives, for a collective of this size: messages that
+    wait for those whose data they carry. Raises UsageError."""
+    from collbench.core import export
+
+    everyone = {WORLD: tuple(range(schedule.n))}
+    title = f"{schedule.collective} {schedule.name}"
+    return Trace(
+        "schedule",
+        tuple(
+            RankTrace(
+                rank=rank,
+                world=schedule.n,
+                calls=tuple(map(_message, messages)),
+                groups=everyone,
+                source=title,
+            )
+            for rank, messages in enumerate(export.messages(schedule, nbytes))
+        ),
+    )
+
+
+def _message(message: Message) -> Call:
+    """A message as a call; a copy within the rank takes no time."""
+    if message.peer < 0:
+        return Call("mark", after=tuple(message.needs))
+    return Call(
+        kind="send" if message.sends else "recv",
+        nbytes=message.nbytes,
+        dtype="uint8",
+        peer=message.peer,
+        tag=message.step,
+        after=tuple(message.needs),
+        phase=f"step {message.step}",
+    )
+
+
+def _groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
+    """The groups that a rank is in."""
+    of_all = {WORLD: tuple(range(step.world))}
+    return of_all | {
+        name: group for name, family in step.groups.items() for group in family if rank in group
+    }
+
+
+def _calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
+    """Operations as calls; computation whose length is known is laid end to end."""
+    clock, made = 0, []
+    for op in ops:
+        times: dict[str, Any] = {}
+        if op.compute_ns:
+            times = {"begins_ns": clock, "ends_ns": clock + op.compute_ns}
+            clock += op.compute_ns
+        made.append(
+            Call(
+                kind=op.kind,
+                group=op.group,
+                nbytes=op.nbytes,
+                dtype=op.dtype,
+                op=op.op,
+                root=op.root,
+                peer=op.peer,
+                tag=op.tag,
+                sends=op.sends,
+                after=op.after,
+                waits=op.wait == "call" and op.communicates,
+                flops=op.flops,
+                phase=op.phase,
+                source=op.source,
+                **times,
+            )
+        )
+    return tuple(made)

@@ -1,0 +1,256 @@
+"""Iterations of a job in its trace, and the one that a step is made of.
+
+They are marked, or the calls of all ranks repeat themselves; else the trace is one iteration.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.core.text import counted
+from collbench.features.traces.types import Call, Interval, RankTrace, Trace
+from collbench.features.training.step import LOCAL, Recorded
+
+UNKNOWN: Interval = (-1, -1)
+MOST_COMPARED = 200_000_000  # calls, in search of a block that repeats itself
+
+
+class Iteration(NamedTuple):
+    """One iteration. By rank, in the trace's order: the places of its first call and of the first
+    after it, and when it began and ended, -1 where that is unknown."""
+
+    places: tuple[tuple[int, int], ...]
+    times: tuple[Interval, ...]
+
+    @property
+    def took_ns(self) -> int:
+        """What it took on the slowest rank; -1 where that is unknown."""
+        known = all(0 <= begin <= end for begin, end in self.times)
+        return max((end - begin for begin, end in self.times), default=-1) if known else -1
+
+
+class Found(NamedTuple):
+    """All iterations of a trace, how they are told apart, and what is from begin to end of one."""
+
+    iterations: tuple[Iteration, ...]
+    how: str
+    meaning: str
+
+
+class Taken(NamedTuple):
+    """The iteration that a step is made of, what it and those alike took, if the trace tells, and
+    in words how it was chosen."""
+
+    iteration: Iteration
+    recorded: Recorded | None
+    words: str
+
+
+def take(trace: Trace, said: str = "") -> Taken:
+    """The iteration that is ``said``: ``3``, or ``3-5`` for these one after the other as one; else
+    the one of median time among those of the most common calls. Raises UsageError."""
+    found = _marked(trace) or _repeated(trace) or _whole(trace)
+    number = len(found.iterations)
+    if said:
+        first, last = _numbers(said, number)
+        chosen = _joined(found.iterations[first], found.iterations[last])
+        words = f"iteration {said} is taken, of 0 to {number - 1}"
+        times: tuple[int, ...] = (chosen.took_ns,)
+    else:
+        place, times = _typical(trace, found.iterations)
+        chosen = found.iterations[place]
+        words = f"iteration {place} is taken: {len(times)} of {number} have its calls, and it takes"
+        words += " their median time" if max(times) >= 0 else " no time that is known"
+    if number == 1:
+        words = "all calls of the trace are taken for one iteration"
+    told = tuple(each for each in times if each >= 0)
+    recorded = Recorded(told, f"{found.meaning}, on the slowest rank") if told else None
+    return Taken(chosen, recorded, f"{words}; {found.how}")
+
+
+def _numbers(said: str, number: int) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", said)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if last < first or last >= number:
+        raise UsageError(
+            f"--iteration {said[:40]}: the trace has {counted(number, 'iteration')}",
+            f"one of 0 to {number - 1}, or several: 0-{number - 1}",
+        )
+    return first, last
+
+
+def _joined(first: Iteration, last: Iteration) -> Iteration:
+    """From the begin of one to the end of another."""
+    places = zip(first.places, last.places, strict=True)
+    times = zip(first.times, last.times, strict=True)
+    return Iteration(
+        tuple((begin, stop) for (begin, _), (_, stop) in places),
+        tuple((begin, end) for (begin, _), (_, end) in times),
+    )
+
+
+def _typical(trace: Trace, iterations: Sequence[Iteration]) -> tuple[int, tuple[int, ...]]:
+    """The place of the iteration of median time among those of the most common calls, the last of
+    them where times are unknown; and what these took."""
+    keys = [
+        tuple(
+            tuple(_key(call) for call in rank.calls[slice(*places)] if _talks(call))
+            for rank, places in zip(trace.ranks, each.places, strict=True)
+        )
+        for each in iterations
+    ]
+    common = Counter(key for key in keys if any(key)) or Counter(keys)
+    (most, _), *_ = common.most_common(1)
+    alike = [place for place, key in enumerate(keys) if key == most]
+    times = {place: iterations[place].took_ns for place in alike}
+    known = sorted((ns, place) for place, ns in times.items() if ns >= 0)
+    chosen = known[(len(known) - 1) // 2][1] if known else alike[-1]
+    return chosen, tuple(times.values())
+
+
+def _talks(call: Call) -> bool:
+    return call.kind not in LOCAL
+
+
+def _key(call: Call) -> Hashable:
+    """What is the same of a call in every iteration: unequal blocks are not."""
+    uneven = call.kind in COLLECTIVES and COLLECTIVES[call.kind].uneven
+    nbytes = 0 if uneven else call.nbytes
+    return call.kind, call.group, nbytes, call.dtype, call.root, call.peer
+
+
+def when(call: Call) -> int:
+    """When the program made a call, or the first that is known of it; -1 for nothing."""
+    return next((ns for ns in (call.issued_ns, call.begins_ns, call.ends_ns) if ns >= 0), -1)
+
+
+def _marked(trace: Trace) -> Found | None:
+    """The iterations that are marked, by their times or else by the places of their calls. Raises
+    UsageError where some ranks have more marks."""
+    clocks = [[*accumulate(map(when, rank.calls), max)] for rank in trace.ranks]
+    timed = all(clock[-1] >= 0 for clock in clocks if clock)
+    marks = [rank.steps if timed and rank.steps else rank.marked for rank in trace.ranks]
+    numbers = {len(each): rank.rank for each, rank in zip(marks, trace.ranks, strict=True)}
+    if len(numbers) > 1:
+        told = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
+        raise UsageError(
+            f"ranks do not have as many marked iterations: {', '.join(told)}",
+            "a trace in which all ranks mark each of their iterations",
+        )
+    every = [
+        _cut(trace.ranks, timed, clocks, number, each)
+        for number, each in enumerate(zip(*marks, strict=True))
+    ]
+    by_kernels = timed and any(rank.steps and rank.marked for rank in trace.ranks)
+    meaning = "from a mark's begin to its end"
+    meaning = "from its first kernel to the next one's" if by_kernels else meaning
+    return Found(tuple(every), "marked in the trace", meaning) if every else None
+
+
+def _cut(
+    ranks: Sequence[RankTrace],
+    timed: bool,
+    clocks: Sequence[Sequence[int]],
+    number: int,
+    marks: Sequence[Interval],
+) -> Iteration:
+    """What each rank has in an iteration, by its marks, which are times or places of calls."""
+    places, times = [], []
+    for rank, clock, mark in zip(ranks, clocks, marks, strict=True):
+        by_time = timed and bool(rank.steps)
+        first, stop = (bisect_left(clock, ns) for ns in mark) if by_time else mark
+        if by_time and rank.marked:
+            first, stop = rank.marked[number]
+        places.append((min(first, len(clock)), min(stop, len(clock))))
+        times.append(mark if by_time else UNKNOWN)
+    return Iteration(tuple(places), tuple(times))
+
+
+def _repeated(trace: Trace) -> Found | None:
+    """The iterations that show as the longest block of calls that each rank repeats."""
+    blocks = [_Block.of(rank) for rank in trace.ranks]
+    number = min((block.number for block in blocks), default=0)
+    if number < 2:
+        return None
+    every = [
+        Iteration(
+            tuple(block.places(k) for block in blocks),
+            tuple(block.times(k, number) for block in blocks),
+        )
+        for k in range(number)
+    ]
+    how = f"no marks, but calls that repeat every {blocks[0].period} on rank {trace.ranks[0].rank}"
+    return Found(tuple(every), how, "from its first call to the first of the next")
+
+
+def _whole(trace: Trace) -> Found:
+    places = tuple((0, len(rank.calls)) for rank in trace.ranks)
+    times = tuple(_extent(rank.calls) for rank in trace.ranks)
+    how = "no marks, and no calls that repeat themselves"
+    return Found((Iteration(places, times),), how, "from its first call to the end of its last")
+
+
+def _extent(calls: Sequence[Call]) -> Interval:
+    begins = [ns for call in calls if (ns := when(call)) >= 0]
+    ends = [max(call.issued_ns, call.begins_ns, call.ends_ns) for call in calls]
+    return (min(begins), max(ends)) if begins else UNKNOWN
+
+
+class _Block(NamedTuple):
+    """Calls of a rank that it repeats so often one after the other: the first is the ``start``-th
+    of those with others, whose places are ``talks``."""
+
+    calls: Sequence[Call]
+    talks: Sequence[int]
+    start: int
+    period: int
+    number: int
+
+    @classmethod
+    def of(cls, rank: RankTrace) -> _Block:
+        talks = [place for place, call in enumerate(rank.calls) if _talks(call)]
+        return cls(rank.calls, talks, *_longest([_key(rank.calls[place]) for place in talks]))
+
+    def places(self, k: int) -> tuple[int, int]:
+        return self._first(k), self._first(k + 1)
+
+    def _first(self, k: int) -> int:
+        at = self.start + k * self.period
+        return self.talks[at] if at < len(self.talks) else len(self.calls)
+
+    def times(self, k: int, number: int) -> Interval:
+        """Its last one has no end: what comes after it need not be another."""
+        begin, stop = self.places(k)
+        last = k + 1 == number
+        return UNKNOWN if last else (when(self.calls[begin]), when(self.calls[stop]))
+
+
+def _longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
+    """The longest block that is repeated at once and is no repetition itself: where it first
+    begins, its length, and how often it comes; (0, 0, 0) for none."""
+    import numpy as np
+
+    numbers: dict[Hashable, int] = {}
+    ids = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    most = min(len(ids) // 2, MOST_COMPARED // max(1, len(ids)))
+    for period in range(most, 0, -1):
+        same = np.concatenate(([False], ids[period:] == ids[:-period], [False]))
+        runs = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
+        lengths = runs[:, 1] - runs[:, 0]
+        for at in np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths >= period)]:
+            begin, repeated = int(runs[at][0]), int(lengths[at])
+            if not _is_repetition(ids[begin : begin + period].tolist()):
+                return begin, period, (repeated + period) // period
+    return 0, 0, 0
+
+
+def _is_repetition(block: Sequence[int]) -> bool:
+    n = len(block)
+    return any(n % part == 0 and block[part:] == block[:-part] for part in range(1, n // 2 + 1))

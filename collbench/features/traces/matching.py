@@ -1,0 +1,259 @@
+"""Calls of ranks as operations that they do together: joined by the library's numbers, else by
+their order in the group; held against each other; and made whole where a trace leaves open what
+others of its ranks, or the user, say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+from collbench.core.text import counted, size
+from collbench.features.traces.groups import Group, Place, group_of, unknown
+from collbench.features.traces.types import Call, RankTrace
+from collbench.features.training.step import LOCAL, POINT_TO_POINT
+
+MOST_TOLD = 6  # disagreements
+
+
+class Uneven(NamedTuple):
+    """What is to be done about unequal blocks: taken for equal where they are unknown, and made
+    equal, as many elements in all."""
+
+    assume_even: bool = False
+    rebalanced: bool = False
+
+
+class Joined(NamedTuple):
+    """The calls with others, as far as ranks are there, and what was assumed of them."""
+
+    calls: dict[Place, Call]
+    assumptions: tuple[str, ...]
+
+
+def join(
+    ranks: Sequence[RankTrace], spans: Sequence[tuple[int, int]], inside: set[int], uneven: Uneven
+) -> Joined:
+    """The calls of these ranks, from the first of each rank's ``spans`` to that before the second,
+    on groups that lie wholly ``inside``. Raises UsageError where ranks disagree, with the first
+    operation of each that differs."""
+    by_group: dict[Group, dict[int, list[tuple[Place, Call]]]] = defaultdict(dict)
+    for rank, span in zip(ranks, spans, strict=True):
+        for at in range(*span):
+            call = rank.calls[at]
+            if call.kind not in LOCAL and not unknown(rank, call):
+                mine = by_group[group_of(rank, call)].setdefault(rank.rank, [])
+                mine.append((Place(rank.rank, at), call))
+    outside = [group for group in by_group if not {*group.members} <= inside]
+    left = [call for group in outside for each in by_group.pop(group).values() for _, call in each]
+    _refuse_groups([*by_group])
+    there = {rank.rank for rank in ranks}
+    trouble: list[str] = []
+    found: dict[Place, Call] = {}
+    assumed: dict[str, int] = defaultdict(int)
+    for group, of in by_group.items():
+        present = [rank for rank in group.members if rank in there]
+        for meeting in _collectives(group, of, present, trouble):
+            found |= _resolved(meeting, group, uneven, assumed, trouble)
+        found |= _messages(group, of, there, trouble)
+    if trouble:
+        more = len(trouble) - MOST_TOLD
+        told = [*trouble[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
+        raise UsageError(
+            f"ranks disagree: {'; '.join(told)}",
+            "a trace in which all ranks are recorded over the same iterations, or --ranks",
+        )
+    if left:
+        nbytes = sum(call.nbytes for call in left)
+        assumed[f"operations with other ranks are left out, of {size(nbytes)}"] = len(left)
+    words = (f"{each} ({counted(n, 'call')})" for each, n in assumed.items() if n)
+    return Joined(found, tuple(words))
+
+
+def _refuse_groups(groups: Sequence[Group]) -> None:
+    """Raises UsageError where ranks name other members of a group that they share."""
+    of: dict[tuple[str, int], Group] = {}
+    for group in groups:
+        for rank in group.members:
+            other = of.setdefault((group.name, rank), group)
+            if other != group:
+                raise UsageError(
+                    f"ranks disagree on the members of group '{group.name[:40]}':"
+                    f" {_some(other.members)}, and {_some(group.members)}",
+                    "traces of one job, in which a group has one name on all its ranks",
+                )
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return " ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+
+
+Meeting = dict[int, tuple[Place, Call]]  # by rank
+
+
+def _collectives(
+    group: Group,
+    of: Mapping[int, Sequence[tuple[Place, Call]]],
+    present: Sequence[int],
+    trouble: list[str],
+) -> Iterator[Meeting]:
+    """What the present members of a group do together, in order, as long as they agree."""
+    numbered: dict[int, dict[int, tuple[Place, Call]]] = {}
+    calls = {r: [c for c in of.get(r, ()) if c[1].kind not in POINT_TO_POINT] for r in present}
+    numbers = {r: [call.number for _, call in calls[r]] for r in present}
+    known = all(
+        min(each, default=0) >= 0 and len({*each}) == len(each) for each in numbers.values()
+    )
+    for rank in present:
+        keys = numbers[rank] if known else range(len(calls[rank]))
+        numbered[rank] = dict(zip(keys, calls[rank], strict=True))
+    for number in sorted({key for each in numbered.values() for key in each}):
+        there = {rank: each[number] for rank, each in numbered.items() if number in each}
+        there = _exchanges(there, len(group.members))
+        some, (_, first) = next(iter(there.items()))
+        for rank in present:
+            if rank not in there:
+                other = _told(*there[some])
+                trouble.append(f"{other}, rank {rank}: none{_on(group)}")
+                return
+            if _alike(there[rank][1]) != _alike(first):
+                pair = f"{_told(*there[some])}, {_told(*there[rank])}"
+                trouble.append(f"{pair}{_on(group)}")
+                return
+        yield there
+
+
+def _exchanges(meeting: Meeting, n: int) -> Meeting:
+    """The meeting, all of an all_to_allv where it is one on some ranks: an exchange whose blocks
+    are equal on others."""
+    if {call.kind for _, call in meeting.values()} != {"all_to_all", "all_to_allv"}:
+        return meeting
+
+    def uneven(call: Call) -> Call:
+        if call.kind == "all_to_allv":
+            return call
+        each = call.nbytes // DTYPES[call.dtype].size // n
+        return replace(call, kind="all_to_allv", sends=(each,) * n)
+
+    return {rank: (place, uneven(call)) for rank, (place, call) in meeting.items()}
+
+
+def _alike(call: Call) -> tuple[object, ...]:
+    """What all members of an operation tell, and tell alike."""
+    row = COLLECTIVES[call.kind]
+    nbytes = 0 if row.uneven else call.nbytes
+    return (call.kind, nbytes, call.dtype) if row.moves_data else (call.kind,)
+
+
+def _told(place: Place, call: Call) -> str:
+    source = f" ({call.source})" if call.source else ""
+    to = {"send": f" to member {call.peer}", "recv": f" from member {call.peer}"}.get(call.kind, "")
+    root = f" with root {call.root}" if call.root >= 0 else ""
+    what = f"{call.kind} of {call.nbytes} B {call.dtype}{to}{root}"
+    return f"rank {place.rank}, call {place.at}{source}: {what}"
+
+
+def _on(group: Group) -> str:
+    return f" on group '{group.name[:40]}'" if group.name else ""
+
+
+def _resolved(
+    meeting: Meeting,
+    group: Group,
+    uneven: Uneven,
+    assumed: dict[str, int],
+    trouble: list[str],
+) -> dict[Place, Call]:
+    """The calls of a meeting, with what some of its ranks or nobody says."""
+    first, *_ = meeting.values()
+    row = COLLECTIVES[first[1].kind]
+    ops = {call.op for _, call in meeting.values()} - {"none"} if row.reduces else {"none"}
+    roots = {call.root for _, call in meeting.values()} - {-1} if row.rooted else {-1}
+    assumed["reductions that the trace does not name are sums"] += not ops
+    assumed["roots that the trace does not name are the first members"] += not roots
+    if len(ops) > 1 or len(roots) > 1:
+        odd = f"by {', '.join(sorted(ops))}, roots {', '.join(map(str, sorted(roots)))}"
+        trouble.append(f"{_told(*first)}{_on(group)}: {odd}")
+    op, root = min(ops, default="sum"), min(roots, default=0)
+    found = {place: replace(each, op=op, root=root) for place, each in meeting.values()}
+    if row.uneven:
+        found = _parted(found, group, uneven, assumed, trouble)
+    return found
+
+
+def _parted(
+    calls: dict[Place, Call],
+    group: Group,
+    uneven: Uneven,
+    assumed: dict[str, int],
+    trouble: list[str],
+) -> dict[Place, Call]:
+    """The calls of an all_to_allv with what each sends to each. Its size is what the busiest rank
+    sends or receives. Raises UsageError where that is unknown."""
+    n, rows = len(group.members), {}
+    for place, call in calls.items():
+        itemsize = DTYPES[call.dtype].size
+        rows[place.rank] = call.sends
+        if len(call.sends) != n:
+            if not uneven.assume_even:
+                raise UsageError(
+                    f"{_told(place, call)}: the trace does not say how it is divided",
+                    "--assume-even takes its blocks for equal, and says so wherever it is shown",
+                )
+            rows[place.rank] = (call.nbytes // itemsize // n,) * n
+            assumed["all_to_allv whose blocks are unknown have equal ones"] += 1
+    for place, call in calls.items():
+        mine = group.members.index(place.rank)
+        for rank, got in zip(group.members, call.receives, strict=False):
+            if call.sends and rank in rows and rows[rank][mine] != got:
+                told = f"{_told(place, call)}, {got} elements from rank {rank}"
+                trouble.append(f"{told}, which sends {rows[rank][mine]}")
+    if uneven.rebalanced:
+        mean = round(sum(map(sum, rows.values())) / (n * len(rows)))
+        rows = dict.fromkeys(rows, (mean,) * n)
+        assumed["all_to_allv are rebalanced: every block is the mean of all"] += len(rows)
+    columns = [sum(column) for column in zip(*rows.values(), strict=True)]
+    busiest = max(*map(sum, rows.values()), *columns)
+    return {
+        place: replace(
+            call, sends=rows[place.rank], nbytes=busiest * DTYPES[call.dtype].size, receives=()
+        )
+        for place, call in calls.items()
+    }
+
+
+def _messages(
+    group: Group,
+    of: Mapping[int, Sequence[tuple[Place, Call]]],
+    there: set[int],
+    trouble: list[str],
+) -> dict[Place, Call]:
+    """The messages between members, each of a send and a receive where both ranks are there."""
+    ends: dict[tuple[int, int, int], dict[str, list[tuple[Place, Call]]]] = defaultdict(dict)
+    found: dict[Place, Call] = {}
+    for rank, calls in of.items():
+        for place, call in calls:
+            if call.kind in POINT_TO_POINT:
+                other = group.members[call.peer]
+                way = (rank, other) if call.kind == "send" else (other, rank)
+                ends[(*way, call.tag)].setdefault(call.kind, []).append((place, call))
+                found[place] = call
+    for (source, target, _), both in ends.items():
+        if not {source, target} <= there:
+            continue
+        sends, receives = (both.get(kind, []) for kind in POINT_TO_POINT)
+        for sent, received in zip_longest(sends, receives):
+            if not sent or not received:
+                known, alone = (sent, target) if sent else (received, source)
+                trouble.append(f"{_told(*known)}, rank {alone}: none{_on(group)}")
+                break
+            if (sent[1].nbytes, sent[1].dtype) != (received[1].nbytes, received[1].dtype):
+                trouble.append(f"{_told(*sent)}, {_told(*received)}{_on(group)}")
+                break
+    return found

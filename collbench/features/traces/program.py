@@ -1,0 +1,223 @@
+"""A rank's calls as they become its program: computing in the time between them, and waits where
+the program stood still.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.text import printable
+from collbench.features.traces.groups import Families, Place, group_of
+from collbench.features.traces.types import HOST, Call, Interval, RankTrace
+from collbench.features.training.step import LOCAL, POINT_TO_POINT, Op
+
+LEAST_NS = 1000  # of a gap: less is what a call itself takes
+
+
+class Hold(NamedTuple):
+    """What the program stands still for: until when, -1 where that is unknown, and the operations
+    that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
+    holds it up, not a wait."""
+
+    ends: int
+    after: tuple[int, ...] | None
+    phase: str
+    itself: bool = False
+
+
+class Writer:
+    """Writes one rank's program. Where another thread went on while a call or a wait held one up,
+    what is held up is the program after its end. ``untold`` counts times in which nobody knows what
+    was computed, ``inferred`` operations that the trace has no wait for and whose end shows one."""
+
+    def __init__(
+        self, rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
+    ) -> None:
+        self.untold = self.inferred = 0
+        self._rank, self._calls, self._families, self._factor = rank, calls, families, factor
+        self._ops: list[Op] = []
+        self._ids: dict[int, int] = {}  # of operations, by the places of their calls
+        self._clock = -1  # since when the program computes, -1 where that is unknown
+        self._holds: list[Hold] = []
+        self._loose: list[Hold] = []  # calls that the trace has no wait for
+        waits = [(at, call) for at, call in enumerate(rank.calls) if call.kind == "wait"]
+        self._waited = {each for _, call in waits for each in call.after}
+        self._all_waited = max((at for at, call in waits if not call.after), default=0)
+
+    def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
+        """The program from the first call of the span to that before the second; from its begin to
+        its end, as far as they are known."""
+        self._clock, end = times
+        for at in range(*span):
+            call, phase = self._rank.calls[at], printable(self._rank.calls[at].phase)[:40]
+            now, loose = self._when(call), self._is_loose(at, call)
+            if not loose:
+                self._tie(now)
+            self._come_to(now, phase)
+            if call.kind == "compute":
+                self._compute(call, phase)
+            elif call.kind == "wait":
+                known = tuple(self._ids[each] for each in call.after if each in self._ids)
+                none = None if call.after else ()  # of those it names, if it names any
+                self._holds.append(Hold(call.ends_ns, known or none, phase))
+            elif call.kind not in LOCAL:
+                op = self._talk(at, call, phase)
+                if loose and op is not None:
+                    self._loose.append(Hold(call.ends_ns, (op,), phase))
+                elif self._holds_up(call):
+                    after = None if op is None else (op,)
+                    self._holds.append(Hold(call.ends_ns, after, phase, itself=True))
+        self._tie(end)
+        self._come_to(end, "")
+        self._release(self._holds)
+        return self._ops
+
+    def _is_loose(self, at: int, call: Call) -> bool:
+        """Whether the trace has no wait for a call, and its end may show one."""
+        alone = at not in self._waited and at >= self._all_waited and not call.waits
+        return call.kind not in LOCAL and alone
+
+    def _tie(self, now: int) -> None:
+        """A wait for a series of calls that the trace has no wait for, where all have ended before
+        the program went on with anything else: libraries wait so for what they started."""
+        ends = [each.ends for each in self._loose]
+        if ends and min(ends) >= 0 and max(ends) <= now:
+            ops = tuple(op for each in self._loose for op in each.after or ())
+            self._holds.append(Hold(max(ends), ops, self._loose[-1].phase))
+            self.inferred += len(ops)
+            self._loose = []
+
+    def _holds_up(self, call: Call) -> bool:
+        return call.waits
+
+    def _come_to(self, now: int, phase: str) -> None:
+        """What has held the program up until then, and what it computed in the rest of the time."""
+        open_ = [hold for hold in self._holds if 0 <= now < hold.ends]
+        self._release([hold for hold in self._holds if hold not in open_])
+        self._holds = open_
+        self._fill(now, phase)
+
+    def _fill(self, now: int, phase: str) -> None:
+        """Computing until then."""
+        if 0 <= self._clock <= now - LEAST_NS:
+            ns = round(self._computed(self._clock, now) * self._factor)
+            if ns:
+                self._ops.append(Op("compute", phase, lane="compute", compute_ns=ns))
+        if now >= 0:
+            self.untold += self._clock < 0 and bool(self._ops)
+            self._clock = max(self._clock, now)
+
+    def _release(self, holds: Sequence[Hold]) -> None:
+        """What held the program up does so no more: it computes from its end on."""
+        for hold in sorted(holds, key=lambda hold: hold.ends):
+            self._stand(hold)
+            last = len(self._ops) - 1
+            if hold.itself and hold.after == (last,):
+                self._ops[last] = replace(self._ops[last], wait="call")
+            elif hold.after is not None:
+                self._ops.append(Op("wait", hold.phase, after=hold.after))
+            self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
+
+    def _compute(self, call: Call, phase: str) -> None:
+        ns, flops = round(max(0, call.took_ns) * self._factor), call.flops * self._factor
+        if ns or flops:
+            source = printable(call.source)[:1000]
+            self._ops.append(
+                Op("compute", phase, lane="compute", compute_ns=ns, flops=flops, source=source)
+            )
+        self._clock = max(self._clock, call.ends_ns)
+
+    def _talk(self, at: int, call: Call, phase: str) -> int | None:
+        """The operation that a call is; None where it is not replayed."""
+        replayed = self._calls.get(Place(self._rank.rank, at))
+        if not replayed:
+            return None
+        self._ids[at] = len(self._ops)
+        self._ops.append(
+            Op(
+                kind=replayed.kind,
+                phase=phase,
+                group=self._families.name(group_of(self._rank, call)),
+                nbytes=replayed.nbytes,
+                dtype=call.dtype,
+                op=replayed.op,
+                root=replayed.root,
+                peer=call.peer,
+                tag=call.tag,
+                sends=replayed.sends,
+                lane=_lane(call),
+                source=printable(call.source)[:1000],
+            )
+        )
+        return self._ids[at]
+
+    def _stand(self, hold: Hold) -> None:
+        """What goes on while the program stands still: nothing."""
+
+    def _when(self, call: Call) -> int:
+        """When the program came to a call, or began to compute; -1 where that is unknown."""
+        return next((ns for ns in (call.issued_ns, call.begins_ns) if ns >= 0), -1)
+
+    def _computed(self, since: int, until: int) -> int:
+        """How long it computed then."""
+        return until - since
+
+
+class DeviceWriter(Writer):
+    """Writes the program of a rank whose calls and computing are a device's, by the device's times:
+    it computed while the device was busy, and waited for a call where the device was not, until the
+    call ended."""
+
+    def __init__(
+        self, rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
+    ) -> None:
+        super().__init__(rank, calls, families, factor)
+        self._begins = [begin for begin, _ in rank.busy]
+        self._sums = [0, *accumulate(end - begin for begin, end in rank.busy)]
+
+    def _is_loose(self, at: int, call: Call) -> bool:
+        return False
+
+    def _holds_up(self, call: Call) -> bool:
+        """Whether nothing was computed when it ended, whichever stream its program had wait."""
+        waits = self._until(call.ends_ns) == self._until(call.ends_ns - 1)
+        self.inferred += waits
+        return waits
+
+    def _stand(self, hold: Hold) -> None:
+        self._fill(hold.ends, hold.phase)
+
+    def _when(self, call: Call) -> int:
+        return call.begins_ns if call.begins_ns >= 0 else call.issued_ns
+
+    def _computed(self, since: int, until: int) -> int:
+        return self._until(until) - self._until(since)
+
+    def _until(self, now: int) -> int:
+        """How long it was busy until then."""
+        at = bisect_right(self._begins, now)
+        if not at:
+            return 0
+        begin, end = self._rank.busy[at - 1]
+        return self._sums[at - 1] + min(now, end) - begin
+
+
+def _lane(call: Call) -> str:
+    """Messages of each way, peer and tag have a lane of their own: they are under way beside each
+    other, as in an exchange in which both ranks send first and receive then."""
+    if call.kind not in POINT_TO_POINT:
+        return "comm"
+    return f"{call.kind} {call.peer}" + f" tag {call.tag}" * (call.tag > 0)
+
+
+def writer(
+    rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
+) -> Writer:
+    """What writes a rank's program: by its device's times where there are such."""
+    kind = DeviceWriter if rank.busy and rank.backend not in HOST else Writer
+    return kind(rank, calls, families, factor)

@@ -1,0 +1,1 @@
+"""What a job calls, recorded while it runs."""

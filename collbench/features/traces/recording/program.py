@@ -1,0 +1,375 @@
+"""The calls of a rank in the order of its program, which several threads make, until they are
+written: with their ends, as far as these can be learned without holding up anybody."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from collbench.features.traces.formats import own
+from collbench.features.traces.recording.interception import reduction
+from collbench.features.traces.types import Call, Interval, Lost, State
+from collbench.features.training.step import POINT_TO_POINT, WORLD
+
+MOST_CALLS = 500_000  # of a recording
+MOST_HELD = 50_000  # calls in memory that are not written yet
+MOST_UNWAITED = 256  # works of the job that are kept until they are waited for
+MOST_UNREAD = 32  # reductions that are kept as C++ has them, to be read together
+HELD_S = 10.0  # until a call that has not ended is written without its end
+
+Clock = Callable[[], int]
+Line = Call | own.Note
+
+
+def clock() -> Clock:
+    """Nanoseconds since the epoch, without the steps of the wall clock after now."""
+    offset = time.time_ns() - time.perf_counter_ns()
+    return lambda: time.perf_counter_ns() + offset
+
+
+class Seen:
+    """A call or a wait at its place in the trace, from when it was issued until it is written.
+    ``work`` is kept until it is waited for. ``pending``: when it ends will be seen."""
+
+    __slots__ = (
+        "begins",
+        "device",
+        "done",
+        "ends",
+        "fields",
+        "future",
+        "issued",
+        "pending",
+        "place",
+        "waits",
+        "work",
+    )
+
+    def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
+        self.fields, self.place, self.issued = fields, place, issued
+        self.begins = self.ends = -1
+        self.waits = self.done = False
+        self.pending = fields["kind"] != "wait"
+        self.device = "cpu"
+        self.work: Work | None = None
+        self.future: Any = None  # of its work, until that is done
+
+    def ended(self, now: int) -> None:
+        """It has ended, at the latest ``now``; when it did so on a device is unknown."""
+        if self.device == "cpu":
+            self.begins = self.issued
+            self.ends = now if self.ends < 0 else min(self.ends, now)
+        self.done = True
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is known not to have ended."""
+        return self.pending and self.ends < 0 and self.device == "cpu"
+
+    @property
+    def call(self) -> Call:
+        state: State = "started" if self.under_way else ""
+        return Call(
+            **self.fields,
+            issued_ns=self.issued,
+            begins_ns=self.begins,
+            ends_ns=self.ends,
+            waits=self.waits,
+            state=state,
+        )
+
+
+class Program:
+    """What a rank has done so far. What can be written leaves it, so that no more than
+    ``MOST_HELD`` calls are in memory."""
+
+    def __init__(self, now: Clock) -> None:
+        self._now = now
+        self._lock = threading.RLock()  # a signal's handler may come within, and communicate
+        self._held: deque[Seen] = deque()
+        self._notes: list[Line] = []
+        self._overdue: list[Seen] = []  # written, and have not ended
+        self._mark: Interval | None = None
+        self._unread: list[dict[str, Any]] = []  # calls whose reduction is as C++ has it
+        self._count = self._iteration = 0  # calls so far, and when the iteration began
+        self._numbers: dict[str, int] = {}  # calls of each group so far
+        self._members: dict[str, tuple[int, ...]] = {}
+        self._named: dict[int, tuple[weakref.ref[ProcessGroup], str | None]] = {}  # by their ids
+        self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
+        self._works: dict[int, list[Seen]] = {}  # by the ids of their works
+        self._filled: dict[int, Seen] = {}  # by the address of what a call fills
+        self._tasks: dict[int, list[Seen]] = {}  # calls of backward passes
+        self._observers: dict[str, queue.SimpleQueue[tuple[Seen, Any] | None]] = {}
+
+    def add(self, fields: dict[str, Any], group: ProcessGroup, why: str = "") -> Seen | None:
+        """A call more; None where it is lost, as for a reason ``why``."""
+        with self._lock:
+            name = self._name(group)
+            if name is None:
+                why = "the members of its group are unknown, or others than before under its name"
+            why = why or self._full()
+            if why or name is None:
+                self.lose(why, fields.get("nbytes", 0))
+                return None
+            if fields["kind"] not in POINT_TO_POINT:
+                fields["number"] = self._numbers[name]
+                self._numbers[name] += 1
+            fields["group"] = name
+            if "op" in fields:
+                self._unread.append(fields)
+                if len(self._unread) >= MOST_UNREAD:
+                    self._read()
+            return self._append(fields)
+
+    def _read(self) -> None:
+        """Reads reductions: together, as that is quick only from the second on, but few of them.
+        What is kept of C++ lies between the job's buffers, which then may find no room where they
+        had it, and take pages anew in each step."""
+        unread, self._unread = self._unread, []
+        for fields in unread:
+            fields["op"] = reduction(fields["op"])
+
+    def take_back(self, call: Seen, error: str) -> None:
+        """A call that raised an error instead of being made: no other rank sees anything of it."""
+        with self._lock:
+            call.pending, call.done = False, True
+            if self._held and self._held[-1] is call:  # else another thread has gone on
+                self._held.pop()
+                self._count -= 1
+                if "number" in call.fields:
+                    self._numbers[call.fields["group"]] -= 1
+            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
+
+    def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
+        """A wait for these calls."""
+        with self._lock:
+            if why := self._full():
+                self.lose(why, 0)
+                return None
+            after = tuple(sorted(call.place for call in calls))
+            phase = calls[0].fields.get("phase", "")
+            wait = self._append({"kind": "wait", "dtype": "uint8", "after": after, "phase": phase})
+            wait.issued = began if began >= 0 else wait.issued
+            return wait
+
+    def lose(self, why: str, nbytes: int = 0, calls: int = 1) -> None:
+        """Calls are lost."""
+        with self._lock:
+            lost = self._lost.setdefault(why, [0, 0])
+            lost[0] += calls
+            lost[1] += nbytes
+
+    def _full(self) -> str:
+        if self._count >= MOST_CALLS:
+            return f"more than {MOST_CALLS:,} calls"
+        held = len(self._held) >= MOST_HELD
+        return f"more than {MOST_HELD:,} calls that could not be written in time" if held else ""
+
+    def _append(self, fields: dict[str, Any]) -> Seen:
+        seen = Seen(fields, self._count, self._now())
+        self._count += 1
+        self._held.append(seen)
+        return seen
+
+    def _name(self, group: ProcessGroup) -> str | None:
+        """The name of a group, which is looked up when it is seen first, and whenever another one
+        is where it was in memory."""
+        known = self._named.get(id(group))
+        if known is None or known[0]() is not group:
+            known = self._named[id(group)] = weakref.ref(group), self._looked_up(group)
+        return known[1]
+
+    def _looked_up(self, group: ProcessGroup) -> str | None:
+        """The name of a group, which is noted when it is seen first; None where nobody knows who
+        is in it, or a group of others had its name: torch counts anew when the job ends all of its
+        groups and makes others."""
+        name = WORLD if group is dist.group.WORLD else str(group.group_name)
+        try:
+            ranks = tuple(dist.get_process_group_ranks(group))
+        except (KeyError, ValueError):
+            return None
+        if self._members.setdefault(name, ranks) != ranks:
+            return None
+        if name not in self._numbers:
+            self._numbers[name] = 0
+            self._notes.append(own.Note(group=name, ranks=ranks, described=str(group.group_desc)))
+        return name
+
+    def mark_fake(self) -> None:
+        """Notes that this rank's GPU is a fake."""
+        with self._lock:
+            self._notes.append(own.Note(fake=True))
+
+    def iterated(self, step: Interval) -> None:
+        """An iteration more; the one before stands now and is written."""
+        with self._lock:
+            self._read()
+            self._note_mark()
+            self._mark = step
+            self._filled.clear()
+            self._tasks.clear()
+            for key in [key for key, of in self._works.items() if of[0].place < self._iteration]:
+                self._let_go(key)  # nobody waits for what is of the iteration before
+            self._iteration = self._count
+
+    def _note_mark(self) -> None:
+        if self._mark is not None:
+            self._notes.append(own.Note(step=self._mark))
+            self._mark = None
+
+    def in_task(self, call: Seen, task: int) -> bool:
+        """Whether it is the first call of a backward pass."""
+        with self._lock:
+            first = task not in self._tasks
+            self._tasks.setdefault(task, []).append(call)
+            return first
+
+    def under_way(self, work: Work, calls: list[Seen]) -> None:
+        """These calls are what this work does, which may be waited for."""
+        with self._lock:
+            for call in calls:
+                if call.work is not None:
+                    self._let_go(id(call.work))
+                call.work = work
+            self._works[id(work)] = calls
+            if len(self._works) > MOST_UNWAITED:
+                self._let_go(next(iter(self._works)))
+                why = f"waits for calls that more than {MOST_UNWAITED} came after"
+                self.lose(f"{why}, before they were waited for", calls=0)
+
+    def _let_go(self, key: int) -> list[Seen]:
+        calls = self._works.pop(key, [])
+        for call in calls:
+            call.work = None
+        return calls
+
+    def waited(self, work: Work) -> list[Seen]:
+        """The calls that this work does, which are waited for now."""
+        with self._lock:
+            return self._let_go(id(work))
+
+    def fills(self, call: Seen, given: Iterable[Tensor]) -> None:
+        """The call's outcome is in these tensors."""
+        with self._lock:
+            for tensor in given:
+                self._filled[tensor.data_ptr()] = call
+            while len(self._filled) > MOST_HELD:
+                del self._filled[next(iter(self._filled))]
+
+    def filled(self, tensor: Tensor) -> Seen | None:
+        """The call whose outcome a tensor is, which is waited for now."""
+        with self._lock:
+            call = self._filled.pop(tensor.data_ptr(), None)
+            if call is not None and call.work is not None:
+                self._let_go(id(call.work))
+            return call
+
+    def left_by(self, task: int) -> list[Seen]:
+        """The calls of a backward pass that nobody waited for, and that are done."""
+        with self._lock:
+            left = [call for call in self._tasks.pop(task, []) if call.work is not None]
+            done = [call for call in left if call.device != "cpu" or _is_done(call)]
+            for call in done:
+                self._let_go(id(call.work))
+        return done
+
+    def watch(self, call: Seen, work: Work) -> None:
+        """Learns when a call ends."""
+        try:
+            future = work.get_future()
+        except RuntimeError:  # a library without: the end is known when the call is waited for
+            return
+        call.future = future
+        group = call.fields["group"]
+        with self._lock:
+            if group not in self._observers:
+                self._observers[group] = queue.SimpleQueue()
+                about = (self._observers[group], self._now)
+                name = "collbench-ends"
+                threading.Thread(target=_observe, args=about, name=name, daemon=True).start()
+            self._observers[group].put((call, future))
+
+    @property
+    def watching(self) -> bool:
+        """Whether there are calls whose end is still to be learned."""
+        with self._lock:
+            return any(seen.future is not None for seen in self._held)
+
+    def ready(self) -> list[Line]:
+        """What can be written: no call before it may still change."""
+        now = self._now()
+        old = now - int(HELD_S * 1e9)
+        with self._lock:
+            self._read()
+            lines = [*self._notes, *self._late()]
+            self._notes = []
+            while self._held and (self._held[0].done or self._held[0].issued < old):
+                call = (seen := self._held.popleft()).call
+                lines.append(call)
+                if call.state:
+                    self._overdue.append(seen)
+            until = self._held[0].issued if self._held else now
+        lacks = any(calls for calls, _ in self._lost.values())
+        return lines if lacks else [*lines, own.Note(until=until)]
+
+    def _late(self) -> list[Line]:
+        """Ends of calls that were written before."""
+        told = [(seen, seen.ends) for seen in self._overdue]  # once: others set ends meanwhile
+        self._overdue = [seen for seen, ends in told if ends < 0]
+        return [own.Note(late=(seen.place, ends)) for seen, ends in told if ends >= 0]
+
+    def rest(self, broken: bool = False) -> list[Line]:
+        """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
+        recording."""
+        with self._lock:
+            self._read()
+            self._note_mark()
+            lines = [*self._notes, *self._late(), *(seen.call for seen in self._held)]
+            lines += [own.Note(lost=Lost(why, *told)) for why, told in self._lost.items()]
+        return [*lines, own.Note(ended=self._now(), broken=broken)]
+
+    def close(self) -> None:
+        """Lets go of all that belongs to the job."""
+        with self._lock:
+            for observed in self._observers.values():
+                observed.put(None)
+            for key in [*self._works]:
+                self._let_go(key)
+            for kept in (
+                self._filled,
+                self._tasks,
+                self._observers,
+                self._held,
+                self._notes,
+                self._overdue,
+            ):
+                kept.clear()
+
+
+def _is_done(call: Seen) -> bool:
+    """Whether those who wait for its future have gone on; its work says so a little later."""
+    future = call.future
+    return call.done if future is None else bool(future.done())
+
+
+def _observe(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
+    """What an observing thread does: it notes when each of a group's calls ends, in their order."""
+    while (each := observed.get()) is not None:
+        seen, future = each
+        try:
+            future.wait()
+        except Exception:  # of the call: the job is told of it
+            seen.done = True
+        else:
+            seen.ended(now())
+        seen.future = None
+        del each, seen, future  # what they hold is the job's

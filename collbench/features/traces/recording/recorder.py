@@ -1,0 +1,406 @@
+"""What a training job asks of the network, recorded while it runs, with one line in its script.
+
+Each rank writes its collectives and messages, in the order of the program, with group, size,
+datatype, reduction, root, peer, tag, blocks, when they were issued and when they ended, and its
+waits, to a file that ``collbench trace`` and ``collbench replay`` read
+(``workload.traces.own``).
+
+``dispatched`` says how calls are seen. Whatever the backend, those of Python and of C++ pass there,
+with their group, in every thread: DDP's reducer, FSDP, DTensor, functional collectives,
+compiled code. Torch's profiler, with or without an ExecutionTraceObserver, sees the same operators
+but not their groups on Gloo, and every other operator, too. A recorded call took 0.3 to 1.7 ms
+more of a CPU, mostly as nothing of it is in a cache by then (tests/perf/recording.py).
+
+Times are nanoseconds since the epoch: the wall clock when recording began, from then on the
+monotonic one. On CPUs a call that is not waited for at once ends when its future does, seen by a
+thread a group that waits for one after the other: it is late where Gloo, which has two threads,
+ends a later one first, and by what it takes to get Python's lock.
+
+Waits are those of ``Work.wait``, of functional collectives, and of the end of a backward pass for
+calls made in it that nobody has waited for and that are done by then (on a device: made by then),
+as DDP's reducer waits in C++. What DDP broadcasts in C++ is recorded as waited for one by one.
+
+What it cannot see: when a device moves data (``ends_ns`` is unknown there) and computes; waits by
+``Work.get_future().wait()``; the end of messages of Gloo that are not waited for; calls that pass
+by torch.distributed (NCCL, MPI or NVSHMEM called directly, symmetric memory), calls of a Python
+``ProcessGroup`` with methods of its own, and those that a captured CUDA graph repeats. Calls that a
+library makes within one (Gloo's barrier is an all_reduce) are the one call. Tensors without data,
+as compilers trace with, are left out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from collbench.core import files
+from collbench.core.errors import first_line
+from collbench.core.text import tell
+from collbench.features.traces.formats import own
+from collbench.features.traces.recording.interception import (
+    Arguments,
+    Interception,
+    Lines,
+    Row,
+    blocks_until_done,
+    is_real,
+    said,
+    tensors,
+    work_of,
+)
+from collbench.features.traces.recording.program import Line, Program, Seen, clock
+from collbench.features.traces.types import RankTrace
+from collbench.features.training.step import POINT_TO_POINT
+from collbench.machine.gpu import is_fake
+
+PAUSE_S = 2.0  # between two looks for what can be written
+AT_ONCE_S = 1.0  # until a call that cannot be made raises its error
+PATIENCE_S = 5.0  # at the end, for calls that have not ended, and for the disk
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def harmless(
+    method: Callable[Concatenate[Recorder, P], T],
+) -> Callable[Concatenate[Recorder, P], T | None]:
+    """The method, which does nothing where recording has ended or in a child, and ends it with a
+    warning where it fails: nothing that goes wrong in here reaches the job."""
+
+    @wraps(method)
+    def guarded(recorder: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+        if recorder.over or os.getpid() != recorder.pid:
+            return None
+        try:
+            return method(recorder, *args, **kwargs)
+        except Exception as e:
+            recorder.give_up(e)
+            return None
+
+    return guarded
+
+
+class Recorder:
+    """A recording of this process's rank, from its making on; a context, which ends it.
+
+    An iteration ends with ``step()``; until that is called first, with each step of the optimizer
+    that is the first to make one (``optimizer``). ``after`` so many iterations it begins, and ends
+    ``steps`` later.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], steps: int, after: int, optimizer: bool = True
+    ) -> None:
+        self.pid, self.over = os.getpid(), False
+        self._folder, self._steps, self._after = folder, steps, after
+        self._of_optimizer = optimizer
+        self._now = clock()
+        self._program = Program(self._now)
+        self._interception, self._lines = Interception(self), Lines()
+        self._began = -1  # this iteration, while recording
+        self._passed, self._by_hand = 0, False
+        self._optimizer: int | None = None
+        self._hook: Any = None
+        self._writer: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._local = threading.local()
+        self._about: RankTrace | None = None
+        self._knows_gpu = False
+        self._told = False  # that it failed
+        self._broken = False  # ended with the job, or by an error
+        self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, where: TracebackType | None
+    ) -> None:
+        self._broken = kind is not None and not self.over
+        self.close()
+
+    def step(self) -> None:
+        """An iteration ends here."""
+        by_optimizer, self._by_hand = 0 if self._by_hand else self._passed, True
+        if by_optimizer > 1:
+            told = f"{by_optimizer} steps of the optimizer were one iteration: optimizer=False"
+            self.give_up(told)
+        if by_optimizer != 1:  # else its step has ended this iteration already
+            self._iterated()
+
+    def close(self) -> None:
+        """Ends it, and returns when all is written."""
+        if os.getpid() != self.pid:
+            return
+        self._end()
+        with suppress(Exception):
+            if self._writer is not None:
+                self._writer.join(2 * PATIENCE_S)
+            atexit.unregister(self._exits)
+
+    def _exits(self) -> None:
+        """The job ends."""
+        self._broken = not self.over
+        self.close()
+
+    def give_up(self, error: BaseException | str) -> None:
+        """Ends it with a warning; the job goes on."""
+        self.over = True
+        self._wake.set()
+        if self._told:
+            return
+        self._told = True
+        self._program.lose("the recorder failed: what came later is not in it", calls=0)
+        why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
+        told = f"{why}; nothing more is recorded, the job goes on"
+        try:
+            warnings.warn(f"collbench.record: {told}", RuntimeWarning, stacklevel=2)
+        except Exception:  # where warnings are errors
+            tell(f"record: {told}")
+
+    @harmless
+    def _start(self) -> None:
+        if self._steps < 1 or self._after < 0:
+            raise ValueError("steps is from 1 on, after from 0")
+        if not dist.is_available():
+            raise RuntimeError("this torch has no torch.distributed")
+        files.make(Path(self._folder))
+        if self._of_optimizer:
+            self._hook = register_optimizer_step_post_hook(self._optimized)
+        atexit.register(self._exits)
+        if self._after == 0:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._interception.install()
+        self._writer = threading.Thread(target=self._write, name="collbench-record", daemon=True)
+        self._writer.start()
+        self._began = self._now()
+
+    def _optimized(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._optimizer = self._optimizer or id(optimizer)
+        if not self._by_hand and id(optimizer) == self._optimizer:
+            self._iterated()
+
+    def _iterated(self) -> None:
+        if self.over:  # by a failure: hooks go where no call is under way
+            self._end(patience=0)
+        self._count_iteration()
+
+    @harmless
+    def _count_iteration(self) -> None:
+        self._passed += 1
+        if self._began >= 0:
+            now = self._now()
+            self._program.iterated((self._began, now))
+            self._began = now
+            if self._passed >= self._after + self._steps:
+                self._end()
+        elif self._passed >= self._after:
+            self._begin()
+
+    def _end(self, patience: float = 1.0) -> None:
+        """Ends the recording; the rest is written beside the job."""
+        try:
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+            if not self._interception.remove(patience):
+                self.give_up("another thread is within a call, so that hooks stay in place")
+            if self._writer is None:
+                self.give_up("no iteration ended: is recorder.step() called in each?")
+        except Exception as e:
+            self.give_up(e)
+        self.over = True
+        self._local = threading.local()  # which holds works of the job
+        self._wake.set()
+
+    @harmless
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
+        self._local.at_once = None  # which nobody in Python waits for any more
+        what = said(row, given)
+        if what is None:
+            return None
+        if self._about is None:
+            self._about = _about()
+        self._mark_fake_gpu()
+        task = torch._C._current_graph_task_id()
+        if task != -1:
+            what.fields["phase"] = "backward"
+        what.fields["source"] = self._lines.line_of(frame)
+        seen = self._local.last = self._program.add(what.fields, what.group, what.why)
+        if seen is None:
+            return None
+        seen.device, seen.waits = what.device, what.waits
+        if task != -1 and not what.waits and self._program.in_task(seen, task):
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._backward_done(task))
+        if task == -1 and not what.waits and blocks_until_done(frame):
+            seen.waits = True
+        seen.issued = self._now()
+        return seen
+
+    def _mark_fake_gpu(self) -> None:
+        """Marks the recording once this process uses a GPU that is a fake."""
+        if self._knows_gpu or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._knows_gpu = True
+        if is_fake(torch.cuda.get_device_name()):
+            self._program.mark_fake()
+
+    @harmless
+    def call_returns(self, seen: Seen, boxed: Any, row: Row, given: Arguments) -> None:
+        coalesced = getattr(self._local, "coalesced", None)
+        at_once = not given.get("async_op", True)
+        if at_once and boxed is not None and coalesced is None:
+            self._local.at_once = seen, boxed  # its wait comes next, if there is one
+            seen.done = seen.device != "cpu"  # when it ends is not known
+            return None
+        work = work_of(boxed)
+        if coalesced is not None:
+            coalesced.append(seen)
+            seen.pending = False
+        elif work is None:
+            seen.waits = True
+            return seen.ended(self._now())
+        collective = seen.fields["kind"] not in POINT_TO_POINT
+        if work is not None and (at_once or not seen.waits):
+            self._program.under_way(work, [seen])
+        if seen.device != "cpu":
+            seen.done = True  # when it ends is not known
+        elif collective and not at_once and work is not None:
+            self._program.watch(seen, work)
+        if not at_once and not seen.waits:
+            seen.pending = seen.future is not None or seen.ends >= 0
+        if collective and not at_once and not seen.waits:
+            self._program.fills(seen, tensors(given[row.fills]))
+        return None
+
+    @harmless
+    def call_fails(self, seen: Seen, error: BaseException) -> None:
+        """A call that raised an error at once is none; one that did later has waited for others,
+        who may know of it."""
+        if self._now() - seen.issued < AT_ONCE_S * 1e9:
+            self._program.take_back(seen, type(error).__name__)
+
+    @harmless
+    def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
+        calls = self._program.waited(work) or self._at_once(work)
+        if not calls:
+            return None
+        for call in calls:
+            call.pending = True
+        if by_torch and calls == [getattr(self._local, "last", None)]:
+            calls[0].waits = True  # as dist.send does
+        if all(call.waits for call in calls):
+            return Waiting(None, calls, work)
+        return Waiting(self._program.wait(calls), calls, work)
+
+    def _at_once(self, work: Work) -> list[Seen]:
+        """The call that this thread made last to be waited for at once, if that is its work."""
+        one = getattr(self._local, "at_once", None)
+        if one is None or work_of(one[1]) is not work:
+            return []
+        self._local.at_once = None
+        return [one[0]]
+
+    @harmless
+    def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:
+        call = self._program.filled(tensor) if is_real(tensor) else None
+        return Waiting(self._program.wait([call]), [call], None) if call else None
+
+    @harmless
+    def wait_returns(self, began: Waiting) -> None:
+        now = self._now()
+        for call in began.calls:
+            if began.work is not None and call.fields.get("peer") == -1:
+                call.fields["peer"] = began.work._source_rank()
+            call.ended(now)
+        if began.wait is not None:
+            began.wait.ended(now)
+
+    @harmless
+    def coalescing_begins(self) -> None:
+        self._local.coalesced = []
+
+    @harmless
+    def coalescing_ends(self, work: Work | None) -> None:
+        calls, self._local.coalesced = getattr(self._local, "coalesced", None), None
+        if calls and work is not None:
+            self._program.under_way(work, calls)
+
+    @harmless
+    def _backward_done(self, task: int) -> None:
+        """Before whatever C++ waits for at the end of a backward pass; then after it."""
+        began = self._now()
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: self._backward_waited(task, began)
+        )
+
+    @harmless
+    def _backward_waited(self, task: int, began: int) -> None:
+        """The wait is over when its calls are: then DDP copies buckets back to gradients."""
+        if calls := self._program.left_by(task):
+            self.wait_returns(Waiting(None, calls, None))
+            if wait := self._program.wait(calls, began):
+                ends = max(call.ends for call in calls)
+                wait.ended(max(began, ends) if ends >= 0 else self._now())
+
+    def _write(self) -> None:
+        """What the writing thread does: what can be written is written, until the end."""
+        file: own.Writer | None = None
+        try:
+            while not self.over:
+                self._wake.wait(PAUSE_S)
+                file = self._written(file, self._program.ready())
+            until = time.monotonic() + PATIENCE_S
+            while self._program.watching and time.monotonic() < until:
+                time.sleep(0.01)
+            file = self._written(file, self._program.rest(self._broken))
+            if file is None:
+                self.give_up("no call between ranks was made, so that there is no file")
+        except Exception as e:
+            self.give_up(e)
+        finally:
+            self._program.close()
+            with suppress(OSError):
+                if file is not None:
+                    file.close()
+
+    def _written(self, file: own.Writer | None, lines: list[Line]) -> own.Writer | None:
+        if not lines or self._about is None:
+            return file
+        if file is None:
+            file = own.Writer(Path(self._folder) / own.name(self._about.rank), self._about)
+        file.write(lines)
+        return file
+
+
+def _about() -> RankTrace:
+    """What is known of this rank from its first call on."""
+    rank, world, backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
+    return RankTrace(rank, world, host=socket.gethostname(), backend=backend)
+
+
+class Waiting(NamedTuple):
+    """A wait that is under way, None where it is part of its call; the calls; their work."""
+
+    wait: Seen | None
+    calls: list[Seen]
+    work: Work | None

@@ -1,0 +1,1 @@
+"""Traces and hangs as documents."""

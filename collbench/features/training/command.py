@@ -1,0 +1,352 @@
+"""The command `workload`: what a training step asks of the network, and what it takes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from typer import Argument, Option
+
+from collbench.cli.parameters import option, sharing
+from collbench.core.errors import UsageError
+from collbench.core.feature import find_entries, load_entries
+
+if TYPE_CHECKING:
+    from collbench.features.training.count import Machine
+    from collbench.features.training.overlap import Overlap
+    from collbench.features.training.request import Wanted
+    from collbench.features.training.step import Step
+    from collbench.records.types import End
+    from collbench.run.reporter import Reporter
+    from collbench.suite.policy import Policy
+    from collbench.suite.sweep import Suite
+
+FORMATS = ("table", "json", "csv", "md")
+
+# The options, as help tells of them.
+Name = Annotated[
+    str,
+    Argument(
+        metavar="WORKLOAD",
+        help="PATTERN:MODEL, a file, or a run, whose step is counted; default: list them.",
+    ),
+]
+Layout = Annotated[
+    str, Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8.")
+]
+Options = Annotated[
+    str, Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16.")
+]
+Ranks = Annotated[
+    int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
+]
+Layers = Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")]
+Scale = Annotated[str, Option("--scale", help="This part of every operation's elements: 1/16.")]
+Group = Annotated[
+    str, Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp.")
+]
+Played = Annotated[
+    str,
+    Option(
+        "--compute",
+        help="What stands for computation: auto (gemm and copy), gemm (products of matrices), copy"
+        " (of memory), spin or sleep (time alone), or none.",
+    ),
+]
+Tflops = Annotated[
+    float, Option("--tflops", min=0, help="What a rank computes, for --link, spin and sleep.")
+]
+Show = Annotated[bool, Option("--show", help="Count operations, bytes, memory; starts no ranks.")]
+OnLink = Annotated[
+    str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
+]
+Inside = Annotated[
+    str,
+    Option("--inside", help="For --link: links within a host of several ranks. Default nvlink."),
+]
+Source = Annotated[
+    str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
+]
+Node = Annotated[
+    int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
+]
+Env = Annotated[list[str] | None, option("envs")]
+Rounds = Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")]
+Warmup = Annotated[
+    int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
+]
+Longest = Annotated[
+    str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
+]
+Budget = Annotated[str, option("budget", "Fit all of it into this time, by fewer rounds: 60s.")]
+Blame = Annotated[
+    bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
+]
+Format = Annotated[
+    str,
+    Option(
+        "--format",
+        help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces for"
+        " simulators, a file a rank, into the folder --output).",
+    ),
+]
+
+
+def step(
+    wanted: Any,
+    ngpus: Ranks = None,
+    scale: Scale = "1",
+    group: Group = "",
+    compute: Played = "auto",
+    tflops: Tflops = 0.0,
+    show: Show = False,
+    link: OnLink = "",
+    inside: Inside = "",
+    source: Source = "",
+    node: Node = None,
+    backend: Annotated[str, option("backends")] = "",
+    algo: Annotated[str, option("algorithms")] = "",
+    env: Env = None,
+    iters: Rounds = None,
+    warmup: Warmup = None,
+    max_time: Longest = "",
+    budget: Budget = "",
+    check: Annotated[int, option("check")] = 1,
+    blame: Blame = False,
+    timeout: float | None = None,
+    inject: str = "",
+    launcher: str = "auto",
+    save: bool = True,
+    output: Path | None = None,
+    tag: str = "",
+    dry_run: Annotated[bool, option("dry_run")] = False,
+    output_format: Format = "table",
+    debug: bool = False,
+) -> None:
+    """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
+    if not (link or source):
+        _refuse_without_link(inside, node, tflops * show)
+    wanted = _shaped(wanted, scale, group, compute, tflops)
+    if show or link or source:
+        return _counted(
+            wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
+        )
+    if _is_run(wanted):
+        raise UsageError(f"{wanted.name}: the step of a run is counted", "--show, --link or --from")
+    said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
+    policy = _policy(iters, max_time, **said)
+    suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
+    _run(suite, launcher, (save, output, tag), budget, dry_run, output_format)
+
+
+@sharing(step)
+def workload(
+    name: Name = "", layout: Layout = "", options: Options = "", layers: Layers = 0, **given: Any
+) -> None:
+    """Run, count or predict a training step's communication.
+
+    The whole step, its computation alone and its communication alone are measured in turns: what
+    the step takes beyond its computation is communication that is exposed. Every operation's data
+    is checked. --show, --link and --from start no ranks, and take a world of any size. One that
+    takes longer than 20 seconds says so beforehand: --scale, --layers and -n make it shorter.
+    """
+    from collbench.cli import outputs
+    from collbench.features.training.request import Wanted
+    from collbench.features.training.views import workload as view
+
+    if name:
+        return step(Wanted(name, layout, options, layers), **given)
+    _check(given["output_format"], None)
+    outputs.deliver(view.listed(), given["output_format"])
+
+
+def _check(printed: str, folder: Path | None) -> None:
+    """Raises UsageError for what a step is not shown as."""
+    from collbench.cli import outputs
+
+    writers = find_entries("writers")
+    outputs.check(printed, (), (*FORMATS, *writers))
+    if printed in writers and not folder:
+        raise UsageError(f"--format {printed} writes files", "a step, --show and --output FOLDER")
+
+
+def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
+    """Raises UsageError for an option that has an effect on predictions alone, and was given
+    without a link to predict on."""
+    given = {"--inside": inside, "--node-ranks": node, "--show --tflops": tflops}
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} has no effect without a link", f"add --link ib200, or leave {name} out"
+            )
+
+
+def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
+    from msgspec.structs import replace
+
+    from collbench.features.training.step import Compute
+    from collbench.suite import grammar
+
+    grammar.choice("--compute", compute, get_args(Compute))
+    return replace(wanted, scale=scale, group=group, compute=compute, tflops=tflops)
+
+
+def _counted(
+    wanted: Wanted,
+    ngpus: int | None,
+    machine: tuple[str, str, str, int | None, float],
+    to: tuple[str, Path | None],
+) -> None:
+    """Print a step as counted, and what it would take on a machine."""
+    from collbench.cli import outputs
+    from collbench.features.training import step_files as files
+    from collbench.features.training.count import count, forecast
+    from collbench.features.training.views import workload as view
+    from collbench.features.training.walk import Walk
+
+    printed, folder = to
+    _check(printed, folder)
+    gc.disable()  # what a large step is made of stays: looking through it takes half of the time
+    (made, taken), at = _source(wanted, ngpus), _machine(*machine)
+    if folder and (writer := load_entries("writers").get(printed)):
+        return outputs.show(writer.write_step(made, folder) + "\n")
+    walk = Walk(made)
+    expected = forecast(made, at, walk.actors) if at else None
+    if printed == "csv":
+        return outputs.show(files.write(made))
+    outputs.deliver(view.document(made, count(made), walk, at, expected, taken), printed)
+
+
+def _is_run(wanted: Wanted) -> bool:
+    return wanted.step is None and (wanted.name.startswith("@") or wanted.name.endswith(".jsonl"))
+
+
+def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
+    """The step that is asked for; where that is a run's, with what came of it there."""
+    from msgspec.structs import replace
+
+    from collbench.core.text import tell
+    from collbench.features.training.overlap import overlaps
+    from collbench.features.training.request import Wanted
+    from collbench.records import store
+    from collbench.records.origins import counting
+    from collbench.show.words import caveats
+
+    if not _is_run(wanted):
+        return wanted.made(ngpus), None
+    if ngpus or replace(wanted, tflops=0.0) != Wanted(wanted.name):
+        hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
+        raise UsageError(f"{wanted.name}: a run has its step as it was measured", hint)
+    file = store.read(store.find(wanted.name))
+    if len(file.run.suite.subjects) != 1:
+        held = len(file.run.suite.subjects)
+        raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
+    (step,) = file.run.suite.subjects
+    found = (one for one in overlaps(counting(file)) if one.whole.case.subject == step.title)
+    for text in caveats(file.run, file.worlds):
+        tell(text)
+    return step, next(found, None)
+
+
+def _machine(
+    link: str, inside: str, source: str, node: int | None, tflops: float
+) -> Machine | None:
+    """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
+    from collbench.cli.links import find_link
+    from collbench.core import network
+    from collbench.features.training.count import Machine
+
+    if not (link or source):
+        return None
+    speed, _ = find_link(link, source)
+    within = network.parse_link(inside or "nvlink", "--inside")
+    return Machine(speed, within, node or 1, 1e12 * tflops)
+
+
+def _policy(iters: int | None, max_time: str, **said: object) -> Policy:
+    from collbench.suite import grammar
+    from collbench.suite.policy import Policy
+
+    if iters and max_time:
+        raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
+    seconds = grammar.parse_duration(max_time, "--max-time") if max_time else None
+    return Policy(iters=iters, max_seconds=seconds, **said)  # type: ignore[arg-type]
+
+
+def _suite(
+    wanted: Wanted,
+    policy: Policy,
+    ngpus: int | None,
+    launcher: str,
+    swept: tuple[str, str, Sequence[str]],
+) -> Suite:
+    """The step as it is to be run. Raises UsageError, for one that would never end as well."""
+    from msgspec.structs import replace
+
+    from collbench.features.training import walk
+    from collbench.run import refusal
+    from collbench.run.launch import environments, join
+    from collbench.suite import grammar
+    from collbench.suite.sweep import Axes, Suite
+
+    member = join.detect(launcher)
+    if member and ngpus not in (None, member.n):
+        raise UsageError(
+            f"-g {ngpus}: {environments.describe(member)}",
+            "leave -g out, or --launcher local starts that many ranks on this host",
+        )
+    names, algorithms = (tuple(grammar.words(text)) for text in swept[:2])
+    axes = Axes(
+        collectives=(),
+        sizes=(),
+        ranks=(),
+        backends=names,
+        algorithms=algorithms or ("native",),
+        envs=grammar.expand_envs(swept[2]),
+    ).settled()
+    refusal.refuse_unknown_backends(axes.backends)
+    ranks = member.n if member else ngpus or axes.ranks[0]
+    made = wanted.played(ranks, bool(member or ngpus), axes.backends)
+    walk.refuse(made)
+    axes = replace(axes, ranks=(made.world,))
+    return Suite(name="workload", axes=axes, policy=policy, subjects=(made,))
+
+
+def _run(
+    suite: Suite,
+    launcher: str,
+    kept: tuple[bool, Path | None, str],
+    budget: str,
+    dry_run: bool,
+    printed: str,
+) -> None:
+    from collbench.cli import outputs
+    from collbench.cli.measure import carry_out
+    from collbench.cli.options import budgeted
+    from collbench.cli.options import kept as keeping
+    from collbench.run.session import Order
+
+    outputs.check(printed, (), FORMATS)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*kept))
+    order = budgeted(order, budget)
+    raise typer.Exit(carry_out(order, _reporter(printed), dry_run))
+
+
+def _reporter(printed: str) -> Callable[[], Reporter]:
+    """What tells of a step's run: as of any, and in the end what came of it."""
+    from collbench.cli import outputs
+    from collbench.features.training.views import steps as view
+    from collbench.run.reporter import Gathered, Several
+    from collbench.show import live
+
+    class Told(Gathered):
+        def end(self, end: End, path: Path | None) -> None:
+            super().end(end, path)
+            if self.arrived:
+                outputs.deliver(view.document(self.file), printed)
+
+    return lambda: Several(live.LiveTable() if printed == "table" else live.Status(), Told())

@@ -1,0 +1,175 @@
+"""Operations of a training step by themselves: which of them head does slower or faster than base.
+
+A launch's time of an operation is the median over the steps that were watched. Of the ranks that
+meet in it, the one that has it under way for the shortest counts: that rank came last, so that its
+time is the operation's, and not that of waiting for others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from collbench.features.compare.sides import Pair, common
+from collbench.features.compare.verdict import CHANGED, FEWEST_UNPAIRED, UNTIMED, Compared, Judged
+from collbench.features.training.operations import played
+from collbench.features.training.overlap import step_of, under_way
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import Step
+from collbench.records import paired, stats
+from collbench.records.case_rows import CaseRows
+from collbench.records.paired import Floats
+from collbench.records.rows import Row
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+
+MOST = 20  # operations of a step that are compared, the longest ones
+
+
+def explain_rows(
+    base: RunFile, head: RunFile, pairs: Sequence[Pair], rows: Sequence[Judged], in_pairs: bool
+) -> list[Judged]:
+    """The rows, those of whole steps with the operations that changed. All operations count that
+    did for sure where the step or a part of it changed, too; else those that changed by what
+    matters."""
+    whole = next(iter(PARTS))
+    moved = {
+        replace(row.case, collective=whole)
+        for row in rows
+        if row.case.subject and row.verdict in (*CHANGED, "SUSPECT")
+    }
+    found = list(rows)
+    steps = [at for at, row in enumerate(rows) if row.case.subject and row.case.collective == whole]
+    for at in steps:
+        row, pair = rows[at], pairs[at]
+        step = _same(step_of(base, row.case), step_of(head, row.case))
+        if step and pair.base and pair.head and row.verdict not in UNTIMED:
+            watch = _Watch(step, row.case)
+            tau = 0.0 if row.case in moved else row.tau
+            judge = _by_pairs if in_pairs else _by_launches
+            changed = judge(watch, pair.base, pair.head, tau, len(steps))
+            found[at] = replace(row, operations=changed)
+    return found
+
+
+def _same(base: Step | None, head: Step | None) -> Step | None:
+    """The step of both sides, if it is one."""
+    return base if base and head and base.programs == head.programs else None
+
+
+class _Watch:
+    """What launches' watched steps tell of the operations of rank 0 that talk to others."""
+
+    def __init__(self, step: Step, case: Case) -> None:
+        self.step = step
+        own = played(step, 0, case.backend, case.algorithm)
+        number = {one.who: at for at, one in enumerate(own)}
+        self.places = [one.at for one in own]
+        self._met = [
+            [(one.at, number[one.who]) for one in each if one.who in number]
+            for each in (
+                played(step, rank, case.backend, case.algorithm) for rank in range(step.world)
+            )
+        ]
+
+    def took(self, row: Row) -> Floats:
+        """Logarithms of what each operation took in a launch; nothing where none was watched."""
+        every = row.record.operations
+        count = min((len(one.ends_ns) for seen in every for one in seen), default=0)
+        if not count or len(every) != self.step.world:
+            return np.array([])
+        took = np.full((count, len(self.places)), np.inf)
+        for rank, seen in enumerate(every):
+            program = self.step.program(rank)
+            for k in range(count):
+                spans = under_way(program, seen, k)
+                for at, number in self._met[rank]:
+                    begin, end = spans[at]
+                    took[k, number] = min(took[k, number], end - begin)
+        middle: Floats = np.median(took, axis=0)
+        return np.log(np.maximum(middle, stats.TINY))
+
+
+def _by_pairs(
+    watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
+) -> list[Compared]:
+    """What the first stage flags, at the strictest level for all operations that its rounds allow;
+    where there is a second, what that confirms at a level for all that are flagged."""
+    first, second = (_launches(watch, base, head, stage) for stage in (1, 2))
+    if len(first[0]) < paired.FEWEST:
+        return []
+    numbers = _longest(first)
+    tests = min(len(numbers), paired.most_tests(len(first[0])))
+    flagged = _changed(watch, first, numbers, tau, paired.bonferroni(tests), False, in_pairs=True)
+    if not len(second[0]):
+        return flagged
+    before = {one.at: one.delta for one in flagged}
+    numbers = [watch.places.index(at) for at in before]
+    level = paired.bonferroni(len(before) * steps)
+    again = _changed(watch, second, numbers, tau, level, True, in_pairs=True)
+    return [one for one in again if one.delta * before[one.at] > 0]
+
+
+def _by_launches(
+    watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
+) -> list[Compared]:
+    """What changed at a level for all operations of all steps, of launches that form no pairs."""
+    both = tuple(_table([watch.took(row) for row in s.launches.values()]) for s in (base, head))
+    if min(map(len, both)) < FEWEST_UNPAIRED:
+        return []
+    numbers = _longest(both)
+    level = paired.bonferroni(len(numbers) * steps)
+    return _changed(watch, both, numbers, tau, level, True, in_pairs=False)
+
+
+def _launches(watch: _Watch, base: CaseRows, head: CaseRows, stage: int) -> tuple[Floats, ...]:
+    """Tables of both sides: a line for each launch of a stage that both sides have."""
+    places = [place for place in common(base, head) if place[0] == stage]
+    both = [[watch.took(side.launches[place]) for side in (base, head)] for place in places]
+    kept = [each for each in both if all(map(len, each))]
+    return _table([each[0] for each in kept]), _table([each[1] for each in kept])
+
+
+def _table(lines: Sequence[Floats]) -> Floats:
+    return np.array([line for line in lines if len(line)])
+
+
+def _longest(both: Sequence[Floats]) -> list[int]:
+    """The numbers of the operations that take longest on both sides, which says nothing of how they
+    differ."""
+    middle = sum(np.median(side, axis=0) for side in both)
+    return [int(at) for at in np.argsort(-np.asarray(middle), kind="stable")[:MOST]]
+
+
+def _changed(
+    watch: _Watch,
+    both: Sequence[Floats],
+    numbers: Sequence[int],
+    tau: float,
+    level: float,
+    confirmed: bool,
+    in_pairs: bool,
+) -> list[Compared]:
+    """Those of the operations whose change is not zero at ``level`` and at least ``tau``, what
+    matters most first."""
+    found = []
+    for number in numbers:
+        before, after = (side[:, number] for side in both)
+        shift = (
+            paired.shift(after - before, level)
+            if in_pairs
+            else paired.unpaired_shift(before, after, level)
+        )
+        delta, lo, hi = (math.expm1(end) for end in shift[:3])
+        if not (math.isfinite(hi) and (lo > 0 or hi < 0)) or abs(delta) < tau:
+            continue
+        at = watch.places[number]
+        op = watch.step.program(0).ops[at]
+        base, head = (math.exp(float(np.median(side))) for side in (before, after))
+        about = {"at": at, "kind": op.kind, "nbytes": op.nbytes, "of": op.source or op.phase}
+        figures = {"base": base, "head": head, "delta": delta, "lo": lo, "hi": hi, "level": level}
+        found.append(Compared(**about, **figures, confirmed=confirmed))  # type: ignore[arg-type]
+    return sorted(found, key=lambda one: -abs(one.head - one.base))

@@ -1,0 +1,329 @@
+"""Operations as lines of a file, some ranks each, made into the programs of a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core import text
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
+from collbench.core.errors import UsageError
+from collbench.core.text import UNITS
+from collbench.features.training.step import (
+    KINDS,
+    MOST_RANKS,
+    WORLD,
+    Groups,
+    Misplaced,
+    Op,
+    Program,
+    Step,
+    refuse,
+)
+
+MOST_OPS = 1 << 20  # of all programs together
+MOST_NAMED = 1 << 22  # ranks, in all that a file names
+HINT = (
+    "the smallest step is TOML of world = 2 and [[phase]] with name, repeat and ops = [{"
+    ' kind = "all_reduce", count = "8192*4096", wait = "call" }]'
+)
+TYPES = [name for each in DTYPES.values() for name in (each.name, *each.aliases)]
+NUMBER = r"\s*[0-9]{1,19}\s*[kmgtKMGT]?\s*"
+RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
+
+Into = TypeVar("Into")
+Word = Annotated[str, Meta(max_length=40)]
+Place = Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]
+Whole = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Amount = Annotated[float, Meta(ge=0, le=1e30)]
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation as files have it."""
+
+    kind: str
+    ranks: str = ""
+    id: Word = ""
+    phase: Word = ""
+    group: Word = WORLD
+    count: int | str = ""
+    bytes: int | str = ""
+    dtype: str = "bfloat16"
+    reduce: str = ""
+    root: Place = -1
+    peer: Place = -1
+    tag: Whole = 0
+    sends: tuple[Whole, ...] = ()
+    after: tuple[str, ...] = ()
+    lane: Word = ""
+    wait: Literal["call", "later"] = "later"
+    gap_us: Annotated[float, Meta(ge=0, le=1e12)] = 0
+    flops: Amount = 0
+    touched: Whole = 0
+    source: Annotated[str, Meta(max_length=1000)] = ""
+
+
+def whole(given: int | str, where: str) -> int:
+    """The number that is meant: itself, or products and quotients, and sums of these, of whole
+    numbers that may end in K, M, G or T (1024-based). Raises UsageError."""
+    said, terms = str(given), [0]
+    if len(said) > 200 or not re.fullmatch(rf"{NUMBER}(?:[-+*/]{NUMBER})*", said):
+        raise UsageError(
+            f"{where}: '{said[:40]}' is not a whole number", '4096, "64K" or "8192*4096"'
+        )
+    for sign, digits, unit in re.findall(r"([-+*/]?)\s*([0-9]+)\s*([kmgtKMGT]?)", said):
+        number = int(digits) * UNITS[unit.lower()]
+        if sign == "*":
+            terms[-1] *= number
+        elif sign == "/":
+            if not number or terms[-1] % number:
+                raise UsageError(f"{where}: '{said[:40]}' leaves a remainder", "whole numbers")
+            terms[-1] //= number
+        else:
+            terms.append(-number if sign == "-" else number)
+    if not 0 <= sum(terms) < 1 << 62:
+        raise UsageError(f"{where}: '{said[:40]}' is {sum(terms):.3g}", "from 0 to 2^62")
+    return sum(terms)
+
+
+class Names:
+    """Sets of ranks as they are written, each read once, and all together within bounds."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, ...]] = {}
+        self.left = MOST_NAMED
+
+    def ranks(self, said: str, where: str) -> tuple[int, ...]:
+        """``0-3;8``, ``0-14:2``. Raises UsageError."""
+        if said not in self.known:
+            found: list[int] = []
+            for part in re.split("[,;]", said):
+                match = RANKS.fullmatch(part.strip())
+                first, last, step = (
+                    (int(n) if n else 0 for n in match.groups()) if match else (1, 0, 0)
+                )
+                last = last if match and match[2] else first
+                if not match or last < first or last >= MOST_RANKS or (match[3] and not step):
+                    raise UsageError(
+                        f"{where}: '{said[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
+                    )
+                self.left -= (last - first) // (step or 1) + 1
+                if self.left < 0:
+                    raise UsageError(
+                        f"{where}: ranks are named too often", f"{MOST_NAMED:,} at most"
+                    )
+                found += range(first, last + 1, step or 1)
+            if len({*found}) < len(found):
+                raise UsageError(f"{where}: '{said[:40]}' has a rank twice", "each once")
+            self.known[said] = tuple(found)
+        return self.known[said]
+
+    def groups(self, said: str, where: str) -> Groups:
+        """``0-3;4-7``, of which each part is a group. Raises UsageError."""
+        return tuple(self.ranks(part, where) for part in said.split(";"))
+
+
+class Line(NamedTuple):
+    """An operation, what it comes after, the ranks that have it as they are written (none for all),
+    and where it stands."""
+
+    op: Op
+    ranks: str
+    where: str
+    id: str = ""
+    after: tuple[str, ...] = ()
+    gap_ns: int = 0
+
+
+class Held(NamedTuple):
+    """Bytes that some ranks hold."""
+
+    ranks: str
+    name: str
+    nbytes: int
+
+
+class _Class:
+    """Ranks that have the same lines: their operations so far, where each stands, and by what
+    ``after`` may call them."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self.ops: list[Op] = []
+        self.where: list[str] = []
+        self.called: dict[str, int] = {}
+        self.rows = 0
+        self.holds: dict[str, int] = {}
+
+    def add(self, line: Line) -> None:
+        """One line more. Raises UsageError where it comes after none there is."""
+        op = line.op
+        for name in line.after:
+            if name not in self.called:
+                raise UsageError(
+                    f"{line.where}, after: no operation before is '{name[:40]}' on rank"
+                    f" {self.ranks[0]}",
+                    "an id, or the number of one of the rank's operations in the file, from 0",
+                )
+        if line.after:
+            op = msgspec.structs.replace(op, after=tuple(self.called[n] for n in line.after))
+        if line.gap_ns:
+            gap = Op("compute", op.phase, lane="compute", compute_ns=line.gap_ns)
+            self._put(gap, line.where)
+        for name in filter(None, (str(self.rows), line.id)):
+            self.called[name] = len(self.ops)
+        self.rows += 1
+        self._put(op, line.where)
+
+    def _put(self, op: Op, where: str) -> None:
+        self.ops.append(op)
+        self.where.append(where)
+
+
+def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
+    """What a row means. Raises UsageError."""
+    kind = row.kind
+    if kind not in KINDS:
+        kind = _known(lambda name: collective(name).name, kind, f"{where}, kind", KINDS)
+    type_ = _known(lambda name: dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
+    if row.count != "" and row.bytes != "":
+        raise UsageError(f"{where}: count and bytes are both there", "elements, or bytes")
+    nbytes = whole(row.bytes, f"{where}, bytes") if row.bytes != "" else 0
+    if row.count != "":
+        nbytes = whole(row.count, f"{where}, count") * DTYPES[type_].size
+    if nbytes >= 1 << 62:
+        raise UsageError(f"{where}, count: these are {nbytes} B", "up to 2^62")
+    if row.id.isdigit():
+        raise UsageError(f"{where}, id: '{row.id}' is a number", "a word that after may name")
+    for key in ("phase", "group", "lane", "source", "id"):
+        if not str(getattr(row, key)).isprintable():
+            raise UsageError(f"{where}, {key}: not all of it can be printed", "letters and digits")
+    reduces, rooted = (
+        kind in COLLECTIVES and getattr(COLLECTIVES[kind], each) for each in ("reduces", "rooted")
+    )
+    gap = round(row.gap_us * 1000)
+    op = Op(
+        kind=kind,
+        phase=row.phase or phase,
+        group=row.group,
+        nbytes=nbytes,
+        dtype=type_,
+        op=_known(reduction, row.reduce or ("sum" if reduces else "none"), f"{where}, reduce", OPS),
+        root=0 if rooted and row.root < 0 else row.root,
+        peer=row.peer,
+        tag=row.tag,
+        sends=row.sends,
+        lane=row.lane or ("compute" if kind == "compute" else "comm"),
+        wait=row.wait,
+        compute_ns=gap if kind == "compute" else 0,
+        flops=row.flops,
+        touched=row.touched,
+        source=row.source,
+    )
+    ahead = 0 if kind == "compute" else gap
+    return Line(op, row.ranks or ranks, where, row.id, row.after, ahead)
+
+
+def _known(find: Callable[[str], str], word: str, where: str, names: Iterable[str]) -> str:
+    """The proper name of what ``find`` knows."""
+    try:
+        return find(word)
+    except UsageError as e:
+        one_of = f"one of {', '.join(names)}"
+        raise UsageError(
+            f"{where}: there is no '{word[:40]}'", text.near(word, names) or one_of
+        ) from e
+
+
+def built(
+    path: Path, bare: Step, names: Names, lines: Sequence[Line], held: Sequence[Held]
+) -> Step:
+    """The step with the programs that lines make. Raises UsageError."""
+    where = {each.ranks: f"{path}: #holds" for each in held} | {
+        line.ranks: line.where for line in lines
+    }
+    marks: list[list[str]] = [[] for _ in range(bare.world)]
+    for said in where:
+        ranks = names.ranks(said, f"{where[said]}, ranks") if said else range(bare.world)
+        if max(ranks) >= bare.world:
+            raise UsageError(
+                f"{where[said]}, ranks: there is no rank {max(ranks)} of {bare.world}", "world"
+            )
+        for rank in ranks:
+            marks[rank].append(said)
+    classes: dict[tuple[str, ...], _Class] = {}
+    for rank, mark in enumerate(marks):
+        classes.setdefault(tuple(mark), _Class([])).ranks.append(rank)
+    of: dict[str, list[_Class]] = {said: [] for said in where}
+    for said_by, each in classes.items():
+        for said in said_by:
+            of[said].append(each)
+    left = MOST_OPS
+    for line in lines:
+        left -= len(of[line.ranks]) * (2 if line.gap_ns else 1)
+        if left < 0:
+            raise UsageError(
+                f"{line.where}: more than {MOST_OPS:,} operations", "fewer, or less repeat"
+            )
+        for each in of[line.ranks]:
+            each.add(line)
+    for one in held:
+        for each in of[one.ranks]:
+            each.holds[one.name] = one.nbytes
+    return _checked(path, bare, list(classes.values()))
+
+
+def _checked(path: Path, bare: Step, classes: list[_Class]) -> Step:
+    """The step, if it says what can be. Raises UsageError."""
+    merged: dict[tuple[tuple[Op, ...], tuple[tuple[str, int], ...]], list[int]] = {}
+    for each in classes:
+        merged.setdefault((tuple(each.ops), tuple(each.holds.items())), []).extend(each.ranks)
+    programs = tuple(
+        Program(tuple(sorted(ranks)), ops, dict(holds)) for (ops, holds), ranks in merged.items()
+    )
+    made = msgspec.structs.replace(bare, programs=programs)
+    try:
+        refuse(made)
+    except Misplaced as e:
+        found = next(each for each in classes if e.rank in each.ranks)
+        raise UsageError(f"{found.where[e.op]}: {e.message.partition(': ')[2]}", e.hint) from e
+    except UsageError as e:
+        raise UsageError(f"{path}: {e.message}", e.hint) from e
+    return made
+
+
+def convert(
+    given: Any,
+    into: type[Into],
+    where: str,
+    keys: Sequence[str],
+    strict: bool = True,
+    otherwise: str = HINT,
+) -> Into:
+    """What a file says, as a struct. Raises UsageError with the key; ``otherwise`` is its hint
+    where that is known."""
+    try:
+        return msgspec.convert(given, into, strict=strict)
+    except msgspec.ValidationError as e:
+        message, _, place = str(e).partition(" - at `")
+        parts = [
+            re.sub(r"(\w+)\[(\d+)\]", _numbered, part)
+            for part in place.strip("$`").split(".")
+            if part
+        ]
+        unknown = re.search("unknown field `(.*?)`", message)
+        hint = text.near(unknown[1], keys) or f"one of {', '.join(keys)}" if unknown else otherwise
+        raise UsageError(
+            f"{', '.join([where, *parts])}: {message[:1].lower()}{message[1:200]}", hint
+        ) from e
+
+
+def _numbered(found: re.Match[str]) -> str:
+    """phase[0] as [[phase]] 1, ops[2] as op 3."""
+    number = int(found[2]) + 1
+    return {"phase": f"[[phase]] {number}", "ops": f"op {number}"}.get(found[1], found[0])

@@ -1,0 +1,234 @@
+"""Steps of training as they are to be run: each operation as a case of its group's, and what all of
+them need. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core import splits
+from collbench.core.backend_info import backend_info
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.text import size
+from collbench.features.training.parts import PARTS
+from collbench.features.training.reshape import LONG
+from collbench.features.training.step import POINT_TO_POINT, Op, Step
+from collbench.run import refusal
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
+SLOW = 0.5  # seconds of a step of which one round warms up all there is
+LEAST, MORE = 10, 3  # rounds that may take so much more than the policy's time
+WATCHED = 5  # steps in which each operation is timed
+ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
+COUNTED = 2  # times that a step's bytes are counted
+BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
+
+LIKE = "broadcast"  # of two ranks, which a message between them is like
+MESSAGE = "message"
+
+
+class Played(NamedTuple):
+    """An operation of a rank's program that has somebody to talk to: its place there, the case of
+    its group, the group's members and this rank's place among them; ``turn`` counts operations of
+    the kind in the group (of a message, those between the two), and so is the same on all members.
+    """
+
+    at: int
+    op: Op
+    case: Case
+    members: tuple[int, ...]
+    rank: int
+    turn: int
+
+    @property
+    def site(self) -> tuple[str, str]:
+        """The group and lane that it runs on; messages have one lane of their own, as theirs are
+        each rank's own affair."""
+        return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
+
+    @property
+    def meeting(self) -> str:
+        """Who meets in it, in the same words on all of them."""
+        words = f"{' '.join(self.site)} {min(self.members)}"
+        if self.op.kind not in POINT_TO_POINT:
+            return words
+        ends = (self.rank, self.op.peer)
+        return f"{words} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
+
+    @property
+    def who(self) -> tuple[str, Case, int]:
+        """What tells it from all others of the step, the same on all that meet in it."""
+        return self.meeting, self.case, self.turn
+
+
+def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
+    """The operations of a rank's program that talk to others, in order. Those of groups of one rank
+    do nothing."""
+    turns: Counter[object] = Counter()
+    tables: dict[tuple[str, str], Iterator[str]] = {}
+    found = []
+    for at, op in enumerate(step.program(rank).ops):
+        if not op.communicates:
+            continue
+        members = step.members(op.group, rank)
+        if len(members) == 1:
+            continue
+        place = members.index(rank)
+        lane = op.group, op.lane
+        blocks = tables.setdefault(lane, _tables(step, *lane, members))
+        case = _case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
+        one = Played(at, op, case, members, place, 0)
+        whom = (one.meeting, case)
+        found.append(one._replace(turn=turns[whom]))
+        turns[whom] += 1
+    return found
+
+
+def _tables(step: Step, group: str, lane: str, members: tuple[int, ...]) -> Iterator[str]:
+    """How each all_to_allv of a group divides its buffers, in their order, by what every member
+    sends."""
+    rows = (
+        [
+            [count * DTYPES[op.dtype].size for count in op.sends]
+            for op in step.program(rank).ops
+            if op.sends and (op.group, op.lane) == (group, lane)
+        ]
+        for rank in members
+    )
+    return (splits.written(table) for table in zip(*rows, strict=True))
+
+
+def _case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform") -> Case:
+    """The case that an operation is in its group: in place where frameworks have it so."""
+    message = op.kind in POINT_TO_POINT
+    row = COLLECTIVES[LIKE if message else op.kind]
+    return Case(
+        collective=row.name,
+        backend=backend,
+        n=2 if message else n,
+        nbytes=op.nbytes,
+        algorithm="native" if message or not row.moves_data else algorithm,
+        dtype=op.dtype,
+        op=op.op if row.reduces else "none",
+        root=0 if message else op.root,
+        in_place=row.in_place == "same",
+        splits=blocks if row.uneven else "",
+    )
+
+
+def refuse(step: Step, case: Case, further: Callable[[Case], str] = lambda case: "") -> str:
+    """Why a step cannot be run as ``case`` would have it; else an empty string. ``further`` is
+    asked of each of its operations."""
+    info = backend_info(case.backend)
+    if info.groups == "none":
+        return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
+    asked: set[Case] = set()
+    for op in _talking(step):
+        where = f"{step.name}: {op.kind}"
+        if op.kind in POINT_TO_POINT and not info.messages:
+            return f"{where}: {case.backend} has no messages from rank to rank"
+        for n in {len(group) for group in step.family(op.group)} - {1}:
+            each = _case(op, n, case.backend, case.algorithm)
+            if each not in asked and (reason := refusal.refuse_anywhere(each) or further(each)):
+                return f"{where} of {size(op.nbytes)} {op.dtype}: {reason}"
+            asked.add(each)
+    return ""
+
+
+def _talking(step: Step) -> Iterator[Op]:
+    return (op for program in step.programs for op in program.ops if op.communicates)
+
+
+def kinds(step: Step, case: Case) -> list[Case]:
+    """One of each kind of operation, among all ranks, for trying whether a library does it."""
+    found = {}
+    for op in _talking(step):
+        if op.kind not in POINT_TO_POINT and any(len(g) > 1 for g in step.family(op.group)):
+            one = _case(op, case.n, case.backend, case.algorithm)
+            found[op.kind, op.dtype, op.op] = replace(one, root=min(one.root, 0))
+    return [*found.values()]
+
+
+def dtypes(step: Step) -> list[str]:
+    """The element types of all operations that communicate, sorted."""
+    return sorted({op.dtype for op in _talking(step)})
+
+
+def buffers(step: Step, case: Case, of: Callable[[Case], int]) -> int:
+    """Bytes of all buffers on the rank that needs most: every operation has its own, each ``of``
+    its case."""
+    first = [program.ranks[0] for program in step.programs if program.ranks]
+    return max(
+        (
+            sum(of(each.case) for each in played(step, rank, case.backend, case.algorithm))
+            for rank in first
+        ),
+        default=0,
+    )
+
+
+def calls(step: Step, case: Case) -> list[Case]:
+    """The operations of the rank that talks most, as cases."""
+    every = (
+        [each.case for each in played(step, program.ranks[0], case.backend, case.algorithm)]
+        for program in step.programs
+        if program.ranks
+    )
+    return max(every, key=len, default=[])
+
+
+def warming(policy: Policy, seconds: float) -> int:
+    """Rounds that only warm up, where a step takes so many seconds."""
+    return (1 if seconds > SLOW else SETTLED) if policy.warmup is None else policy.warmup
+
+
+def most_rounds(policy: Policy, seconds: float) -> int:
+    """Rounds that are taken of a resolved policy, at most, where one takes so many seconds."""
+    if policy.iters is not None:
+        return policy.iters
+    within = len(PARTS) * (policy.max_seconds or 0.0) / seconds
+    few = max(FEWEST, math.ceil(MORE * within - 0.5))
+    return few if few < LEAST else min(policy.max_iters, max(LEAST, math.ceil(within - 0.5)))
+
+
+class Rounds(NamedTuple):
+    """What measuring a step takes once it is warm: ``number`` of rounds at most, and seconds,
+    ``least`` where its times hardly scatter, ``most`` where they do."""
+
+    number: int
+    least: float
+    most: float
+
+
+def forecast_rounds(policy: Policy, parts: Sequence[float]) -> Rounds:
+    """What a resolved policy comes to where each of PARTS takes so many seconds."""
+    step, _, communication = parts
+    each = sum(parts)
+    rounds = most_rounds(policy, each)
+    beside = step * (WATCHED + 1 + BLAME_ROUNDS * (1 + BLAMED) * policy.blame)  # 1: data is checked
+    beside += communication * COUNTED
+
+    def seconds(number: int) -> float:
+        alone = min(ALONE_SHARE * number * each, communication * (1 + ALONE))
+        return number * each + alone + beside
+
+    fewest = rounds if policy.iters is not None else min(rounds, LEAST)
+    return Rounds(rounds, seconds(fewest), seconds(rounds))
+
+
+def computing(step: Step, flops: float, copied: float) -> float:
+    """A rough guess of the seconds that a rank computes, where it does so much in a second."""
+
+    def seconds(op: Op) -> float:
+        if step.compute in LONG:
+            return op.compute_ns / 1e9
+        products, copies = op.flops / flops, op.touched / copied
+        return {"none": 0.0, "gemm": products, "copy": copies}.get(step.compute, products + copies)
+
+    return max((sum(map(seconds, program.ops)) for program in step.programs), default=0.0)

@@ -1,0 +1,344 @@
+"""What came of steps of training: how much of its communication a step does not hide behind its
+computation, of rounds that took its parts in turns, and where the time of its operations goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.features.training.parts import PARTS
+from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
+from collbench.features.training.walk import Walk
+from collbench.records import stats
+from collbench.records.paired import Floats, Shift, shift
+from collbench.records.types import Operation, Record, RunFile
+from collbench.suite.case import Case
+
+TELLING = 16  # values whose dependence on their neighbours is more than chance
+
+
+class Overlap(NamedTuple):
+    """One step as it was measured; times in ns. ``exposed`` is what the step takes beyond its
+    computation, by rounds, and so are ``hidden`` and ``ideal``: the share of its communication that
+    computation hides (1: all, below 0: they are in each other's way), None where there is none to
+    speak of, and the longer of the two, over what the step takes. Intervals are at 95 %."""
+
+    whole: Record
+    computation: Record
+    communication: Record
+    exposed: Shift
+    hidden: Shift | None
+    ideal: Shift
+
+
+def overlaps(records: Iterable[Record]) -> list[Overlap]:
+    """One for each step of which all parts were measured, in as many rounds; also of
+    those that were finished when a run ended."""
+    found: dict[tuple[Case, int], dict[str, Record]] = {}
+    for record in records:
+        if record.case.subject and (record.status == "ok" or record.stop == "cut"):
+            like = msgspec.structs.replace(record.case, collective=next(iter(PARTS)))
+            found.setdefault((like, record.world), {})[record.case.collective] = record
+    complete = (parts for parts in found.values() if len(parts) == len(PARTS))
+    return [
+        _overlap(*(parts[name] for name in PARTS))
+        for parts in complete
+        if len({len(record.times_ns) for record in parts.values()}) == 1
+    ]
+
+
+def _overlap(whole: Record, computation: Record, communication: Record) -> Overlap:
+    each = [
+        np.asarray(record.times_ns, dtype=float) for record in (whole, computation, communication)
+    ]
+    step, comp, comm = each
+    exposed = step - comp
+    # what is no more than the clock's own noise hides nothing
+    talks = stats.median(comm) > 2 * communication.overhead_ns
+    return Overlap(
+        whole,
+        computation,
+        communication,
+        bounded(exposed),
+        bounded((comm - exposed) / comm) if talks else None,
+        bounded(np.maximum(comp, comm) / step),
+    )
+
+
+def bounded(values: Floats) -> Shift:
+    """Their centre with its interval: of means over so many neighbours as make them independent,
+    where there are enough to tell."""
+    apart = max(1, math.ceil(len(values) / max(1.0, stats.independent(values))))
+    apart = apart if len(values) >= TELLING else 1
+    kept = len(values) // apart * apart
+    return shift(values[:kept].reshape(-1, apart).mean(axis=1))
+
+
+class Phase(NamedTuple):
+    """Operations of a kind in a phase, on rank 0. In ns: ``busy``, while one of them or more was
+    under way in a step; ``waited``, of that, while the program stood still; ``alone``, the sum of
+    what they take by themselves, None where that was not measured. ``sent`` bytes. Of a time in
+    which operations of several kinds were waited for, each has its part, so that all phases' add up
+    to what was waited."""
+
+    phase: str
+    group: str
+    kind: str
+    ops: int
+    nbytes: int
+    sent: float
+    busy: float
+    waited: float
+    alone: float | None
+
+    @property
+    def busbw(self) -> float | None:
+        """Bytes that the rank had to send, over the time in which it may have done so; GB/s."""
+        return self.sent / self.busy if self.busy else None
+
+    @property
+    def slower(self) -> float | None:
+        """How often longer they are under way in a step than by themselves."""
+        return self.busy / self.alone if self.alone else None
+
+
+def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
+    """Where the time of rank 0's operations goes: medians over the steps that were watched."""
+    program = step.program(0)
+    if len(program.ops) != len(operations):
+        return []
+    count = min((len(one.ends_ns) for one in operations), default=0)
+    places: dict[tuple[str, str, str], list[int]] = {}
+    for at, op in enumerate(program.ops):
+        if op.communicates and count:
+            places.setdefault((op.phase, op.group, op.kind), []).append(at)
+    spans = [under_way(program, operations, k) for k in range(count)]
+    waits = [
+        _parted(
+            [union(each[at] for at in of) for of in places.values()],
+            _waiting(program, operations, k),
+        )
+        for k, each in enumerate(spans)
+    ]
+    found = []
+    for number, (key, of) in enumerate(places.items()):
+        ops = [program.ops[at] for at in of]
+        alone = [stats.median(told) for op in ops if (told := _alone(program, operations, op))]
+        members = step.members(key[1], 0)
+        found.append(
+            Phase(
+                *key,
+                len(ops),
+                sum(op.nbytes for op in ops),
+                sum(op.sent(len(members), members.index(0)) for op in ops),
+                stats.median([length(union(each[at] for at in of)) for each in spans]),
+                stats.median([each[number] for each in waits]),
+                sum(alone) if len(alone) == len(ops) else None,
+            )
+        )
+    return found
+
+
+def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
+    """How long operations of each phase and group were under way on rank 0, at least one of them,
+    in ns: medians over the steps that were watched."""
+    program = step.program(0)
+    count = min((len(one.ends_ns) for one in operations), default=0)
+    spans = [under_way(program, operations, k) for k in range(count)]
+    places: dict[tuple[str, str], list[int]] = {}
+    for at, op in enumerate(program.ops):
+        if op.communicates and count:
+            places.setdefault((op.phase, op.group), []).append(at)
+    return {
+        key: stats.median([length(union(each[at] for at in of)) for each in spans])
+        for key, of in places.items()
+    }
+
+
+class Timed(NamedTuple):
+    """An operation with others at its place in the program of rank 0: when it began and how long it
+    was under way in a step, in ns, medians over those watched; ``hidden``, the share of that in
+    which the program did not stand still; ``alone``, what it takes by itself, None if not known."""
+
+    at: int
+    op: Op
+    begins: float
+    took: float
+    hidden: float
+    alone: float | None
+
+
+def operations(program: Program, seen: Sequence[Operation]) -> list[Timed]:
+    """The operations of rank 0's program that were watched."""
+    count = min((len(one.ends_ns) for one in seen), default=0)
+    waits = [_waiting(program, seen, at) for at in range(count)]
+    found = []
+    for at, (op, times) in enumerate(zip(program.ops, seen, strict=True)):
+        if not op.communicates or not count or not all(times.ends_ns):
+            continue
+        spans = [*zip(times.begins_ns, times.ends_ns, strict=True)]
+        still = [common(union([span]), wait) for span, wait in zip(spans, waits, strict=True)]
+        took = [end - begin for begin, end in spans]
+        alone = _alone(program, seen, op)
+        found.append(
+            Timed(
+                at,
+                op,
+                stats.median(times.begins_ns),
+                stats.median(took),
+                1 - sum(still) / max(1, sum(took)),
+                stats.median(alone) if alone else None,
+            )
+        )
+    return found
+
+
+class Blamed(NamedTuple):
+    """An operation of rank 0 that steps were measured without: how much ``less`` they took, in ns,
+    by rounds; at 95 %."""
+
+    at: int
+    op: Op
+    less: Shift
+
+
+def blamed(program: Program, seen: Sequence[Operation]) -> list[Blamed]:
+    """The operations that were left out of steps in turns, that which costs most first."""
+    found = [
+        Blamed(at, op, bounded(np.subtract(each.with_ns, each.without_ns, dtype=float)))
+        for at, (op, each) in enumerate(zip(program.ops, seen, strict=True))
+        if each.without_ns
+    ]
+    return sorted(found, key=lambda one: -one.less.estimate)
+
+
+Spans = list[tuple[int, int]]  # apart from each other, in order
+
+
+def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans:
+    """When the program stood still in a step: in waits, and in calls that it waits for."""
+    still = (
+        at
+        for at, op in enumerate(program.ops)
+        if op.kind == "wait" or (op.communicates and op.wait == "call")
+    )
+    return union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
+
+
+def under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
+    """When each operation was under way in a step: from its begin, or from the end of the one
+    before it in its lane of its group and of those that it comes after, which it waits for."""
+    ends: dict[tuple[str, str], int] = {}
+    found = []
+    for op, seen in zip(program.ops, operations, strict=True):
+        begin, end = seen.begins_ns[k], seen.ends_ns[k]
+        if op.communicates and op.kind not in POINT_TO_POINT:
+            lane = op.group, op.lane
+            before = [ends.get(lane, 0), *(operations[each].ends_ns[k] for each in op.after)]
+            begin = min(max(begin, *before), end)
+            ends[lane] = max(end, ends.get(lane, 0))
+        found.append((begin, end))
+    return found
+
+
+def _parted(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
+    """How long each kind's spans lie in ``waiting``, divided among those that do so at once."""
+    every = [*kinds, waiting]
+    edges = np.unique([edge for spans in every for span in spans for edge in span])
+    if len(edges) < 2:
+        return [0.0] * len(kinds)
+    there = np.zeros((len(every), len(edges)), dtype=int)
+    for row, spans in zip(there, every, strict=True):
+        begins, ends = np.searchsorted(edges, np.reshape(spans, (-1, 2)).T)
+        row[begins] += 1
+        row[ends] -= 1
+    there = there.cumsum(axis=1)[:, :-1]
+    each, still = there[:-1], there[-1]
+    parts = each * still / np.maximum(1, each.sum(axis=0)) * np.diff(edges)
+    return [float(part) for part in parts.sum(axis=1)]
+
+
+def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
+    """What the step takes, in ns, if each operation takes as long as by itself and computation as
+    long as without communication, walked in the order and the lanes of its programs; None where
+    not all of them were measured by themselves."""
+    if not whole.operations:
+        return None
+    program, seen = step.program(0), whole.operations[0]
+    took = {op: _alone(program, seen, op) for op in {*program.ops} if op.communicates}
+    talks = {op for other in step.programs for op in other.ops if op.communicates}
+    missing = [
+        op
+        for op in talks
+        if not took.get(op) and any(len(group) > 1 for group in step.family(op.group))
+    ]
+    if missing or not talks:
+        return None
+    alone = {op: stats.median(times) for op, times in took.items() if times}
+    computed = _computed(step, whole.operations, stats.median(computation.times_ns))
+
+    def seconds(op: Op, members: tuple[int, ...]) -> float:
+        return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
+
+    return Walk(step, seconds).seconds
+
+
+def _computed(step: Step, seen: Sequence[Sequence[Operation]], total: float) -> dict[Op, float]:
+    """What each computation of a step takes: parts of what all of a rank's take without
+    communication, as they were seen in the whole step."""
+    times: dict[Op, list[int]] = {}
+    sums = []
+    for rank, of in enumerate(seen):
+        spans = [
+            (op, each.ends_ns[k] - each.begins_ns[k])
+            for op, each in zip(step.program(rank).ops, of, strict=True)
+            if op.kind == "compute"
+            for k in range(len(each.ends_ns))
+        ]
+        sums.append(sum(ns for _, ns in spans) / max(1, min(len(each.ends_ns) for each in of)))
+        for op, ns in spans:
+            times.setdefault(op, []).append(ns)
+    share = total / max([*sums, 1.0])
+    return {op: share * stats.median(each) for op, each in times.items()}
+
+
+def _alone(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:
+    """Times of the like of an operation by itself."""
+    return next(
+        (
+            seen.alone_ns
+            for other, seen in zip(program.ops, operations, strict=True)
+            if seen.alone_ns and other.words == op.words
+        ),
+        (),
+    )
+
+
+def union(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Spans that may overlap, as what at least one of them covers."""
+    found: Spans = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > begin:
+            found.append((begin, end))
+    return found
+
+
+def length(spans: Spans) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+def common(some: Spans, others: Spans) -> int:
+    """How long both are under way."""
+    return length(some) + length(others) - length(union([*some, *others]))
+
+
+def step_of(file: RunFile, case: Case) -> Step | None:
+    """The step that a case of a run is of, as the run has it."""
+    found = file.run.suite.subject_finder(case)
+    return found if isinstance(found, Step) else None

@@ -1,0 +1,192 @@
+"""Data parallelism with parameters split over ranks by layers: FSDP2 and its hybrid, HSDP.
+
+Passes gather here what they compute with as torch 2.13 does; tests hold the operations against the
+real ones. The interface is that of Zhao et al. 2023 (arXiv 2304.11277), by tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from collbench.core.collectives import DTYPES
+from collbench.features.training.layout import Layout, Size
+from collbench.features.training.models import OUTSIDE, Model, Tensor
+from collbench.features.training.patterns.data_parallel import (
+    ADAM,
+    divided,
+    flops,
+    moved,
+    only,
+    same_everywhere,
+    told,
+)
+from collbench.features.training.step import Grid, Groups, Step, Writer
+
+MASTER = 4  # bytes of a parameter in the optimizer, and of each of Adam's two moments
+
+
+def padded(count: int, n: int) -> int:
+    """The next multiple of n."""
+    return -(-count // n) * n
+
+
+class Ahead:
+    """Forward and backward passes that gather the parameters of a layer while the one before it is
+    computed. The ``root`` has what is outside of the layers: it is gathered first, its head is
+    computed last."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        layers: Sequence[Sequence[Tensor]],
+        size: Callable[[Sequence[Tensor]], int],
+        dtypes: tuple[str, str],
+    ) -> None:
+        self.layers, self.size, (self.gathered, self.reduced) = layers, size, dtypes
+        self.tokens, self.w = layout.tokens(model), Writer()
+        self.root: Sequence[Tensor] = ()
+        self.group = self.again = "dp"  # where parameters are gathered, and in backward
+        self.root_again = ""
+        self.replicas, self.shards = 1, layout.dp
+        self.op = "avg" if self.reduced in ("float", "bfloat16") else "sum"
+        self.before: tuple[int, ...] = ()  # the reduce_scatter under way
+        self.reductions: list[int] = []
+
+    def gather(self, unit: Sequence[Tensor], group: str) -> tuple[int, ...]:
+        if not unit or not group:
+            return ()
+        source = told("gather", len(self.w.ops), unit)
+        count = self.size(unit)
+        return (moved(self.w, "all_gather", count, self.gathered, group=group, source=source),)
+
+    def ready(self, ids: Sequence[int]) -> None:
+        if ids:
+            self.w.wait(*ids)
+
+    def compute(self, unit: Sequence[Tensor], times: int) -> None:
+        if unit:
+            source = told("compute", len(self.w.ops), unit)
+            self.w.compute(times * flops(unit) * self.tokens, source=source)
+
+    def forward(self) -> None:
+        self.w.phase = "forward"
+        self.ready(self.gather(self.root, self.group))
+        self._through(self.layers, self.group, 1, False)
+        self.compute(self.root, 1)
+
+    def backward(self, reduces: bool) -> None:
+        self.w.phase = "backward"
+        self.ready(self.gather(self.root, self.root_again))
+        self._through(self.layers[::-1], self.again, 2, reduces)
+        if reduces and self.root:
+            self.reduce(self.root)
+        self.ready(self.reductions)
+        self.before, self.reductions = (), []
+
+    def _through(
+        self, layers: Sequence[Sequence[Tensor]], group: str, times: int, reduces: bool
+    ) -> None:
+        coming = self.gather(layers[0], group) if layers else ()
+        if times == 2:
+            self.compute(self.root, times)
+        for layer, following in zip(layers, [*layers, ()][1:], strict=True):
+            self.ready(coming)
+            coming = self.gather(following, group)
+            self.compute(layer, times)
+            if reduces:
+                self.reduce(layer)
+
+    def reduce(self, unit: Sequence[Tensor]) -> None:
+        """The reduction of a unit, once that of the one before is done; then, between replicas,
+        that of a rank's part."""
+        self.ready(self.before)
+        count, source = self.size(unit), told("gradients", len(self.w.ops), unit)
+        fields: dict[str, object] = {"op": self.op, "source": source}
+        at = moved(self.w, "reduce_scatter", count, self.reduced, group=self.group, **fields)
+        self.before = (at,)
+        if self.replicas > 1:
+            part = count // self.shards
+            fields |= {"group": "replicate", "after": (at,)}
+            at = moved(self.w, "all_reduce", part, self.reduced, **fields)
+        self.reductions.append(at)
+
+
+class Fsdp2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """fully_shard's settings, with torchtitan's datatypes: ``param_dtype`` is the model's where it
+    is not said. After forward parameters of ``layers`` are let go, of ``all`` (the root's, too) or
+    ``none``; a number reshards all to so many ranks. More than one replica is HSDP: whole copies
+    between which gradients are reduced. ``no_sync`` reduces in the last micro-batch only."""
+
+    param_dtype: Literal["model", "float", "bfloat16", "half"] = "model"
+    reduce_dtype: Literal["param", "float", "bfloat16", "half"] = "float"
+    reshard_after_forward: Literal["layers", "all", "none"] | Size = "layers"
+    replicas: Size = 1
+    no_sync: bool = False
+
+
+HSDP = {"shard": ("again", "rest"), "replicate": ("replicate",)}
+
+
+def _arranged(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
+    """The groups, and who gathers in which of them."""
+    reshard = options.reshard_after_forward
+    again = reshard if isinstance(reshard, int) else on.shards
+    rest = divided("ranks of a replica", on.shards, "reshard_after_forward", again)
+    grid = Grid({"again": again, "rest": rest, "replicate": options.replicas})
+    groups = {"dp": grid.groups(*grid.sizes)}
+    if options.replicas > 1:
+        groups = {name: grid.groups(*of) for name, of in HSDP.items()}
+        on.group = on.again = "shard"
+    if reshard in ("none", 1):
+        on.again = ""
+    elif rest > 1:
+        on.again = "reshard"
+        groups["reshard"] = grid.groups("again")
+    on.root_again = "" if reshard == "layers" else on.again
+    return groups
+
+
+def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
+    """A step of FSDP2, each layer and the root a group of parameters of its own."""
+    only("fsdp2", layout)
+    shards = divided("dp", layout.dp, "replicas", options.replicas)
+    params = model.dtype if options.param_dtype == "model" else options.param_dtype
+    reduced = params if options.reduce_dtype == "param" else options.reduce_dtype
+
+    def size(unit: Sequence[Tensor]) -> int:
+        """Elements with the first dimension of each tensor padded."""
+        return sum(padded(t.shape[0], shards) * math.prod(t.shape[1:]) for t in unit)
+
+    of = defaultdict[int, list[Tensor]](list)
+    for tensor in model.tensors:
+        of[tensor.layer].append(tensor)
+    root = of.pop(OUTSIDE, [])
+    on = Ahead(model, layout, [of[n] for n in sorted(of)], size, (params, reduced))
+    on.root, on.shards, on.replicas = root, shards, options.replicas
+    groups = _arranged(on, layout.dp, options)
+    for micro in range(layout.micro_batches):
+        on.forward()
+        on.backward(not options.no_sync or micro == layout.micro_batches - 1)
+    part = size(model.tensors) // shards
+    on.w.phase = "optimizer"
+    on.w.compute(0, ADAM * MASTER * part, "Adam")
+    largest = sorted((size(unit) for unit in on.layers), reverse=True)
+    alive = largest if not on.again else largest[:2]
+    return same_everywhere(
+        "fsdp2",
+        model,
+        layout,
+        on.w,
+        ("the shards, their gradients and Adam's two moments are in float, as in torchtitan",),
+        groups,
+        parameters=MASTER * part,
+        gradients=MASTER * part,
+        optimizer=2 * MASTER * part,
+        gathered=(size(root) + sum(alive)) * DTYPES[params].size,
+    )

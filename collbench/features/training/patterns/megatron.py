@@ -1,0 +1,258 @@
+"""Megatron-Core's training step: tensor, sequence, context, data and pipeline parallelism on one
+grid of ranks. The pipelines are those of Narayanan et al. (arXiv 2104.04473) and GPipe.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.collectives import DTYPES
+from collbench.core.errors import UsageError
+from collbench.features.training.layout import Layout
+from collbench.features.training.models import OUTSIDE, Model, Tensor
+from collbench.features.training.patterns.transformer import (
+    EMBEDDING,
+    HEAD,
+    Block,
+    Blocks,
+    Megatron,
+    Part,
+    Section,
+)
+from collbench.features.training.step import WORLD, Step
+
+SOURCE = "Megatron-LM d98e8a64"
+
+
+class Slot(NamedTuple):
+    """A pass of a micro-batch through one of a stage's chunks."""
+
+    forward: bool
+    chunk: int
+    batch: int
+
+
+def schedule(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot]:
+    """What a pipeline stage computes, in order: some forward passes to warm up, then one forward
+    and one backward in turn, and the backward passes that are left."""
+    pp, chunks, batches = layout.pp, layout.chunks, range(layout.micro_batches)
+    order = [
+        (chunk, batch)
+        for first in batches[::pp]
+        for chunk in range(chunks)
+        for batch in batches[first : first + pp]
+    ]
+    forward = [Slot(True, chunk, batch) for chunk, batch in order]
+    backward = [Slot(False, chunks - 1 - chunk, batch) for chunk, batch in order]
+    behind = pp - 1 - stage
+    warm = behind if chunks == 1 else 2 * behind + (chunks - 1) * pp
+    warm = len(order) if gpipe else min(warm, len(order))
+    pairs = zip(forward[warm:], backward, strict=False)
+    return [*forward[:warm], *(s for pair in pairs for s in pair), *backward[len(order) - warm :]]
+
+
+def divide(layers: int, parts: int, told: Sequence[int]) -> list[int]:
+    """How many layers each part of the pipeline has: as told, equally many, or as if embedding and
+    loss were a layer each. Raises UsageError."""
+    if told:
+        if len(told) != parts or sum(told) != layers:
+            raise UsageError(
+                f"layers= has {sum(told)} layers in {len(told)} parts",
+                f"{layers} in {parts} here, as pp x chunks",
+            )
+        return [*told]
+    if layers % parts == 0:
+        return [layers // parts] * parts
+    each, left = divmod(layers + 2, parts)
+    if left or each < 2:
+        raise UsageError(
+            f"{layers} layers are not divisible by the {parts} parts of the pipeline (pp x chunks)",
+            "another pp, or how many each part has: layers=4/3/3, for example",
+        )
+    return [each - 1, *[each] * (parts - 2), each - 1]
+
+
+def parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
+    """The parts of the pipeline, of so many layers; with ``tied`` the last one has an embedding of
+    its own as head."""
+    first = [*itertools.takewhile(lambda tensor: tensor.layer == OUTSIDE, model.tensors)]
+    of: dict[int, list[Tensor]] = {number: [] for number in range(OUTSIDE, model.layers)}
+    for tensor in model.tensors[len(first) :]:
+        of[tensor.layer].append(tensor)
+    last = [*of[OUTSIDE], *first[:1]] if tied else of[OUTSIDE]
+    found: list[Part] = []
+    for end, count in zip(itertools.accumulate(layers), layers, strict=True):
+        sections = [Section(f"layer {n}", tuple(of[n])) for n in range(end - count, end)]
+        if not found and first:
+            sections.insert(0, Section(EMBEDDING, tuple(first)))
+        if len(found) == len(layers) - 1 and last:
+            sections.append(Section(HEAD, tuple(last)))
+        found.append(tuple(sections))
+    return found
+
+
+class Stage:
+    """A stage of the pipeline as it writes its program; ``held`` are its chunks of the model."""
+
+    def __init__(self, blocks: Blocks, stage: int, held: Sequence[Part]) -> None:
+        self.blocks, self.at, self.held, self.writer = blocks, stage, held, Block("backward")
+        self.buckets = [blocks.held(part, chunk, stage) for chunk, part in enumerate(held)]
+        self.shared = [[b for b in each if blocks.width(b.group) > 1] for each in self.buckets]
+        self.left = {*range(len(held))}  # chunks whose gradients are not reduced yet
+        self.early = blocks.options.overlap_grad_reduce and stage == 0 and len(held) == 1
+        self.slots = schedule(stage, blocks.layout, blocks.options.schedule == "gpipe")
+
+    def passes(self) -> None:
+        """All passes with the messages between them. A pipeline of one chunk waits for each
+        message, a send together with the receive that goes the other way; an interleaved one
+        receives a pass ahead, and does not wait for sends."""
+        ahead, writer, batches = len(self.held) > 1, self.writer, self.blocks.layout.micro_batches
+        overlap = self.blocks.options.overlap_grad_reduce
+        made: dict[tuple[bool, int, bool], Block] = {}
+        done: list[Slot] = []
+        posted = self._receive(self.slots[:1])
+        for number, slot in enumerate(self.slots):
+            following = self.slots[number + 1 : number + 2]
+            coming, posted = posted, self._receive(following) if ahead else []
+            if coming:
+                writer.wait(*coming)
+            special = slot.batch == (0 if slot.forward else batches - 1)
+            key = (slot.forward, slot.chunk, special)
+            if key not in made:
+                made[key] = self._block(slot, special)
+            writer.paste(made[key])
+            sent = self._move(slot, True)
+            if sent and following and following[0].forward == slot.forward and not ahead:
+                writer.wait(*sent)
+                sent = []
+            posted = posted if ahead else [*sent, *self._receive(following)]
+            done += [] if slot.forward else [slot]
+            late = len(done) - 1 - self.at
+            if overlap and not slot.forward and late >= 0 and done[late].batch == batches - 1:
+                self._reduce(done[late].chunk)
+
+    def _block(self, slot: Slot, special: bool) -> Block:
+        blocks, part, shared = self.blocks, self.held[slot.chunk], self.shared[slot.chunk]
+        if not slot.forward:
+            return blocks.backward(part, shared if special and self.early else ())
+        early = blocks.options.use_distributed_optimizer and blocks.options.overlap_param_gather
+        return blocks.forward(part, shared if special and early else ())
+
+    def _receive(self, slots: Sequence[Slot]) -> list[int]:
+        return self._move(slots[0], False) if slots else []
+
+    def _move(self, slot: Slot, out: bool) -> list[int]:
+        """The message that a pass sends or needs, unless it is at an end of the pipeline."""
+        pp, step = self.blocks.layout.pp, 1 if slot.forward == out else -1
+        if pp == 1 or not 0 <= slot.chunk * pp + self.at + step < pp * len(self.held):
+            return []
+        kind = "send" if out else "recv"
+        fields = {"nbytes": self.blocks.message, "dtype": self.blocks.model.dtype, "group": "pp"}
+        fields |= {"peer": (self.at + step) % pp, "tag": 0 if slot.forward else 1}
+        lane = f"{kind} {'next' if step > 0 else 'previous'}"
+        source = f"{'activations' if slot.forward else 'gradients'} of micro-batch {slot.batch}"
+        return [self.writer.add(kind, phase="pipeline", lane=lane, source=source, **fields)]
+
+    def _reduce(self, chunk: int) -> None:
+        if chunk in self.left and not self.early:
+            for each in self.shared[chunk]:
+                self.blocks.reduce(self.writer, each)
+        self.left -= {chunk}
+
+    def finish(self) -> None:
+        """What is left to reduce, the norm of all gradients, and the optimizer's step."""
+        blocks, writer, layout = self.blocks, self.writer, self.blocks.layout
+        options, ends = blocks.options, self.at in {0, layout.pp - 1}
+        for chunk in sorted(self.left):
+            self._reduce(chunk)
+        writer.wait()
+        writer.phase = "optimizer"
+        tensors = [tensor for part in self.held for each in part for tensor in each.tensors]
+        norms = sum(t.numel for t in tensors if "norm" in t.name or "ln_" in t.name)
+        grad, size = blocks.grad, DTYPES[blocks.grad].size
+        if blocks.sp:
+            self._sum("tp", norms * size, grad, "gradients of norms")
+        if blocks.model.tied and layout.pp > 1 and ends:
+            nbytes = blocks.vocab * blocks.model.hidden // layout.tp * size
+            self._sum("embd", nbytes, grad, "gradient of the embedding, which is the head, too")
+        if options.calculate_per_token_loss:
+            if layout.pp > 1:
+                fields = {"nbytes": 4, "dtype": "int32", "source": "tokens", "wait": "call"}
+                writer.add("broadcast", group="pp", root=layout.pp - 1, **fields)
+            self._sum(blocks.data, 4, "int32", "tokens")
+        whole = WORLD if options.use_distributed_optimizer else "tp-pp"
+        self._sum(whole, 4, "float", "norm of gradients")
+        share = sum(blocks.optimized(b) for each in self.buckets for b in each)
+        writer.compute(touched=share * 32, source="Adam")
+        if options.use_distributed_optimizer and not options.overlap_param_gather:
+            writer.wait(*(blocks.gather(writer, b) for each in self.shared for b in each))
+        if self.at == layout.pp - 1 and blocks.model.vocab:
+            self._sum(blocks.data, 8, "float", "loss and tokens, to be told")
+
+    def _sum(self, group: str, nbytes: int, dtype: str, source: str) -> None:
+        """An all_reduce that is waited for, where there is more than one rank."""
+        if self.blocks.several(group):
+            fields = {"nbytes": nbytes, "dtype": dtype, "op": "sum", "source": source}
+            self.writer.add("all_reduce", group=group, wait="call", **fields)
+
+    @property
+    def holds(self) -> dict[str, int]:
+        blocks = self.blocks
+        found = [b for each in self.buckets for b in each]
+        elements = sum(b.elements for b in found)
+        return {
+            "parameters": elements * blocks.itemsize,
+            "gradients": elements * DTYPES[blocks.grad].size,
+            "optimizer": 12 * sum(map(blocks.optimized, found)),
+            "buffers": blocks.size,
+        }
+
+
+def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
+    """A step of Megatron-Core, one program for each stage of the pipeline. Raises UsageError."""
+    if model.experts:
+        raise UsageError(f"{model.name} is a mixture of experts", "the pattern moe")
+    return assemble("megatron", [Blocks(model, layout, options)], options.layers)
+
+
+def assemble(
+    name: str, places: Sequence[Blocks], layers: Sequence[int], told: tuple[str, ...] = ()
+) -> Step:
+    """The step of all stages, in each of which ranks have these blocks in turn."""
+    blocks, number = places[0], len(places)
+    model, layout = blocks.model, blocks.layout
+    counts = divide(model.layers, layout.pp * layout.chunks, layers)
+    cut = parts(model, counts, model.tied and layout.pp > 1)
+    programs = []
+    for at in range(layout.pp):
+        ranks = layout.grid.ranks("pp", at)
+        for place, each in enumerate(places):
+            stage = Stage(each, at, cut[at :: layout.pp])
+            stage.passes()
+            stage.finish()
+            programs.append(stage.writer.program(ranks[place::number], **stage.holds))
+    step = Step(f"{name}:{model.name}", layout.world, tuple(programs))
+    groups = blocks.groups()
+    used = {group: groups[group] for group in step.used if group}
+    told = (*assumed(blocks, counts), *told)
+    return msgspec.structs.replace(step, groups=used, assumptions=told)
+
+
+def assumed(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
+    """What the step takes from a framework's source without running it, or leaves open."""
+    layout, model, options = blocks.layout, blocks.model, blocks.options
+    yield f"transcribed from {SOURCE}, not run; with overlap and distributed optimizer"
+    if blocks.vocab != model.vocab:
+        yield f"vocabulary padded from {model.vocab} to {blocks.vocab}, a multiple of 128 x tp"
+    if len({*counts}) > 1:
+        yield f"layers of the pipeline's parts: {', '.join(map(str, counts))}"
+    if layout.cp > 1 and options.cp == "p2p":
+        yield "gradients of keys and values go around cp - 1 times, in the model's datatype"
+    if layout.chunks > 1:
+        yield "sends of the interleaved pipeline are waited for at the end of backward alone"
+    if layout.pp > 1:
+        yield "a send ends with its receive (rendezvous)"

@@ -1,0 +1,260 @@
+"""A rank's program of a step of training, played: its operations on their groups, its waits, and
+the computation between.
+
+An operation is started where the program starts it and waited for where the program waits for it;
+on a device, both are the stream's. Where a library's calls cannot be left to themselves, each is
+waited for where it is made. One that begins after others of its rank leaves that to its lane, a
+thread, as frameworks leave it to a stream or to a callback; on a device, and where calls may come
+from one thread alone, the program waits for the others there.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from collbench.features.training.parts import COMMUNICATION, COMPUTATION, PARTS, STEP
+from collbench.features.training.step import POINT_TO_POINT, Program
+from collbench.run.backends import Call
+from collbench.run.rank.computation import SWITCH_S, Computation, Work, run_all
+from collbench.run.rank.gpu import Stream
+from collbench.run.rank.measure import Action, clock
+
+
+class Done:
+    """The handle of what was waited for where it was made."""
+
+    def wait(self) -> None:
+        return
+
+
+class _Once:
+    """A handle that two threads may wait for; Gloo's of a message hold up whoever waits again."""
+
+    def __init__(self, work: Any) -> None:
+        self._work, self._lock, self._done = work, threading.Lock(), False
+
+    def wait(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._work.wait()
+            self._done = True
+
+
+class _Later:
+    """The handle of a call that a lane is yet to make."""
+
+    def __init__(self) -> None:
+        self._made = threading.Event()
+        self._work: Any = None
+        self._failed: list[BaseException] = []
+
+    def make(self, after: Sequence[Any], submit: Callable[[], Any]) -> None:
+        try:
+            for each in after:
+                each.wait()
+            self._work = submit()
+        except BaseException as e:
+            self._failed.append(e)
+        self._made.set()
+
+    def wait(self) -> None:
+        self._made.wait()
+        if self._failed:
+            raise self._failed[0]
+        if self._work is not None:
+            self._work.wait()
+
+
+class Lane:
+    """A thread that makes calls in their order, each once what it comes after is done."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def hand(self, after: Sequence[Any], submit: Callable[[], Any]) -> _Once:
+        later = _Later()
+        self._asked.put(partial(later.make, after, submit))
+        return _Once(later)
+
+    def close(self) -> None:
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while make := self._asked.get():
+            make()
+
+
+class Watched(NamedTuple):
+    """When each operation of a program began and ended, by ``clock``; 0 for one that was not."""
+
+    begins: list[int]
+    ends: list[int]
+
+
+class Player:
+    """A program with its ``calls``, by place. ``patient``: handles may be waited for by another
+    thread; ``lanes``: calls may be made by others, too."""
+
+    def __init__(
+        self,
+        program: Program,
+        calls: Mapping[int, Call],
+        computation: Computation,
+        beat: Action,
+        patient: bool,
+        lanes: bool = False,
+    ) -> None:
+        self._program, self._calls, self._computation = program, calls, computation
+        self._beat, self._patient = beat, patient
+        self._works: list[Any] = [Done()] * len(program.ops)
+        self._computed = {
+            at: action
+            for at, op in enumerate(program.ops)
+            if op.kind == "compute"
+            and (action := computation.action(Work(op.compute_ns, op.flops, op.touched)))
+        }
+        self._before: dict[int, list[int]] = {}  # what calls that lanes make come after
+        self._waits = self._waited(lanes)
+        self._shared = {at for places in self._before.values() for at in places}
+        self._lanes = {self._lane(at): Lane() for at in self._before}
+        self._interval = sys.getswitchinterval()
+        if self._lanes:
+            sys.setswitchinterval(SWITCH_S)
+        self._starts = {at: self._start(at) for at in calls}
+        self._plays = {part: [act for _, act in self._acts(part)] for part in PARTS}
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        sys.setswitchinterval(self._interval)
+
+    def play(self, part: str) -> Action:
+        """What plays this part from its begin to its end on the host."""
+        return partial(run_all, self._plays[part])
+
+    def without(self, at: int | None) -> Action:
+        """What plays the whole step but for this operation with others."""
+        return partial(run_all, [act for _, act in self._acts(STEP, at)])
+
+    def watched(self) -> Watched:
+        """One step more, watched: another thread waits for each operation in its order, where it
+        may; else an operation's end is seen where the program waits for it."""
+        count = len(self._program.ops)
+        begins, ends = [0] * (count + 1), [0] * (count + 1)  # the last is the step's end
+        started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+        def see() -> None:
+            while (at := started.get()) is not None:
+                self._works[at].wait()
+                ends[at] = ends[at] or clock()
+
+        watcher = threading.Thread(target=see, daemon=True)
+        if self._patient:
+            watcher.start()
+        for at, act in self._acts(STEP):
+            begins[at] = clock()
+            act()
+            if act is self._starts.get(at) and self._leaves(at):
+                if self._patient:
+                    self._works[at] = _Once(self._works[at])
+                    started.put(at)
+                continue
+            ends[at] = clock()
+            for each in self._waits[at]:
+                ends[each] = ends[each] or ends[at]
+        started.put(None)
+        if self._patient:
+            watcher.join()
+        return Watched(begins[:count], ends[:count])
+
+    def watched_on(self, stream: Stream) -> Watched:
+        """The same by a device's clock, after a mark at the step's begin: when its stream came to
+        each operation, and when it, or what the operation started beside it, was through."""
+        count, origin = len(self._program.ops), stream.mark()
+        marks: dict[int, tuple[Any, Any]] = {}
+        for at, act in self._acts(STEP):
+            begin = stream.mark()
+            act()
+            op = self._program.ops[at] if at < count else None
+            if op and act is self._starts.get(at) and self._leaves(at):
+                marks[at] = begin, stream.mark_after(self._works[at], (op.group, op.lane))
+            elif op:
+                marks[at] = begin, stream.mark()
+        stream.drain()
+        begins, ends = [0] * count, [0] * count
+        for at, (begin, end) in marks.items():
+            while not stream.reached(end):  # beside the stream that was drained
+                time.sleep(0)
+            begins[at], ends[at] = (stream.elapsed(origin, mark) for mark in (begin, end))
+        return Watched(begins, ends)
+
+    def _leaves(self, at: int) -> bool:
+        """Whether an operation is only started where it stands."""
+        return bool(self._calls[at].submit) and self._program.ops[at].wait == "later"
+
+    def _lane(self, at: int) -> tuple[str, str]:
+        op = self._program.ops[at]
+        return op.group, op.lane
+
+    def _waited(self, lanes: bool) -> list[list[int]]:
+        """The operations that the program waits for at each place, and at the end: each where it is
+        first. What it leaves to ``lanes`` to wait for is noted."""
+        found: list[list[int]] = []
+        ops = self._program.ops
+        open_: dict[int, None] = {}
+        for at, op in enumerate(ops):
+            mine = [each for each in op.after or open_ if each in open_]
+            leaves = lanes and at in self._calls and self._leaves(at)
+            if leaves and op.after and op.kind not in POINT_TO_POINT:
+                found.append([])
+                self._before[at] = mine
+            elif op.kind == "wait" or op.after:
+                found.append(mine)
+                for each in mine:
+                    del open_[each]
+            else:
+                found.append([])
+            if at in self._calls and self._leaves(at):
+                open_[at] = None
+        return [*found, [*open_]]
+
+    def _acts(self, part: str, lacking: int | None = None) -> Iterator[tuple[int, Action]]:
+        """What is done in a part, but for one operation, with the place of the operation that it is
+        of; at last what nobody has waited for is."""
+        talks = part != COMPUTATION
+        for at, places in enumerate(self._waits):
+            if talks and (waits := [each for each in places if each != lacking]):
+                yield at, partial(self._wait, waits)
+            if part != COMMUNICATION and at in self._computed:
+                yield at, self._computed[at]
+            elif talks and at in self._calls and at != lacking:
+                yield at, self._starts[at]
+
+    def _start(self, at: int) -> Action:
+        call, works, leaves = self._calls[at], self._works, self._leaves(at)
+        lane, before = self._lanes.get(self._lane(at)), self._before.get(at, [])
+
+        def start() -> None:
+            if lane:
+                works[at] = lane.hand([works[each] for each in before], call.submit or call.run)
+                if not leaves:
+                    works[at].wait()
+            elif leaves and call.submit:
+                works[at] = _Once(call.submit()) if at in self._shared else call.submit()
+            else:
+                call.run()
+            self._beat()
+
+        return start
+
+    def _wait(self, places: Sequence[int]) -> None:
+        for at in places:
+            self._works[at].wait()
+        self._beat()

@@ -1,0 +1,71 @@
+"""A step as somebody asks for it, on a command line or in a suite: made once it is known on which
+ranks and by what it is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.backend_info import backend_info
+from collbench.core.errors import UsageError
+from collbench.features.training import reshape
+from collbench.features.training.step import Compute, Step, refuse
+
+Text = Annotated[str, Meta(max_length=1000)]
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A preset, PATTERN:MODEL or a file by ``name``, or the ``step`` of that name itself;
+    ``layout``, ``options`` and ``layers`` as presets.find has them, ``scale``, ``group``,
+    ``compute`` and ``tflops`` as reshape does."""
+
+    name: Text
+    layout: Text = ""
+    options: Text = ""
+    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    scale: Text = "1"
+    group: Text = ""
+    compute: Compute = "auto"
+    tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    step: Step | None = None
+
+    def made(self, world: int | None = None) -> Step:
+        """The step on so many ranks, on its own number where that is None. Raises UsageError."""
+        from collbench.features.training import presets  # which most suites do without
+
+        if self.step and world and world != self.step.world:
+            raise UsageError(
+                f"{world} ranks: {self.name} has {self.step.world}",
+                f"leave the number out, or --ranks 0-{world - 1} of a larger trace",
+            )
+        found = self.step or presets.find(self.name, self.layout, self.options, world, self.layers)
+        made = reshape.sliced(found, self.group) if self.group else found
+        made = reshape.scaled(made, reshape.share(self.scale))
+        if made is not found:  # which has been looked at
+            refuse(made)
+        return made
+
+    def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:
+        """The step as it is run by these backends on so many ranks; where nobody has ``told`` how
+        many and they do not suit it, on its own number."""
+        if self.tflops and self.compute not in reshape.LONG:
+            raise UsageError(
+                f"tflops={self.tflops:g} has no effect on compute={self.compute}, which computes",
+                "compute=sleep or spin takes as long as tflops says; else leave tflops out",
+            )
+        made = reshape.computing(self._on(ranks, told), self.compute, self.tflops)
+        without = [name for name in backends if not backend_info(name).averages]
+        return reshape.summed(made, without[0]) if without else made
+
+    def _on(self, ranks: int, told: bool) -> Step:
+        try:
+            alone = self.group or (not self.step and Path(self.name).suffix)
+            return self.made(None if alone else ranks)
+        except UsageError:
+            if told:
+                raise
+            return self.made()

@@ -1,0 +1,162 @@
+"""A step made to fit the ranks there are: every operation smaller, some groups only, computation
+that takes a given time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+from collbench.core.text import near, size
+from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
+
+replace = msgspec.structs.replace
+LONG = ("sleep", "spin")  # computation that only takes time
+
+
+def share(text: str, option: str = "--scale") -> Fraction:
+    """The part of every operation that is meant: 1/16, or 0.25. Raises UsageError."""
+    try:
+        found = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        found = Fraction(0)
+    if len(text) > 20 or not 0 < found <= 1:
+        raise UsageError(f"{option} {text[:40]}: that is not a part of a step", "1/16, 0.25, or 1")
+    return found
+
+
+def scaled(step: Step, by: Fraction) -> Step:
+    """The step with as many operations, each of so much of its elements, rounded up to what its
+    group can divide and to one at least. What ranks hold shrinks with them."""
+    if by == 1:
+        return step
+    widths = {name: {len(group) for group in step.family(name)} for name in step.used}
+
+    def smaller(op: Op) -> Op:
+        if not op.communicates:
+            return replace(
+                op,
+                flops=float(op.flops * by),
+                touched=math.ceil(op.touched * by),
+                compute_ns=math.ceil(op.compute_ns * by),
+            )
+        itemsize, sends = DTYPES[op.dtype].size, [math.ceil(each * by) for each in op.sends]
+        into = 1
+        if op.kind not in POINT_TO_POINT and COLLECTIVES[op.kind].total and not sends:
+            into = math.lcm(*widths[op.group])
+        elements = math.ceil(op.nbytes // itemsize * by / into) * into if op.nbytes else 0
+        return replace(op, nbytes=elements * itemsize, sends=tuple(sends))
+
+    programs = tuple(
+        replace(
+            program,
+            ops=tuple(map(smaller, program.ops)),
+            holds={name: math.ceil(nbytes * by) for name, nbytes in program.holds.items()},
+        )
+        for program in step.programs
+    )
+    told = f"every operation has {by} of its elements, and as much less is computed"
+    return _changed(step, f"scale={by}", told, programs)
+
+
+def sliced(step: Step, name: str) -> Step:
+    """What the ranks of the first group of this name do among themselves; operations with others
+    are left out. Raises UsageError."""
+    if name not in step.groups:
+        there = near(name, step.groups) or f"one of {', '.join(step.groups)}"
+        raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", there)
+    kept = step.family(name)[0]
+    number = {rank: place for place, rank in enumerate(kept)}
+    groups = {
+        each: tuple(
+            tuple(number[rank] for rank in group) for group in family if number.keys() >= {*group}
+        )
+        for each, family in step.groups.items()
+    }
+    groups = {each: family for each, family in groups.items() if family}
+    dropped = [0, 0.0]
+
+    def stays(op: Op) -> bool:
+        if not op.communicates or op.group in groups:
+            return True
+        dropped[0] += 1
+        dropped[1] += op.nbytes
+        return False
+
+    programs = []
+    for program in step.programs:
+        if ranks := [number[rank] for rank in program.ranks if rank in number]:
+            ops = _without(program.ops, [stays(op) for op in program.ops])
+            programs.append(Program(tuple(ranks), ops, program.holds))
+    told = f"only the ranks of one group of {name}: {dropped[0]} operations with others left out"
+    return replace(
+        _changed(step, f"slice={name}", f"{told}, of {size(dropped[1])}", tuple(programs)),
+        world=len(kept),
+        groups=groups,
+    )
+
+
+def _without(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]:
+    """The operations that stay, with what each comes after by its new place. A wait for none of
+    those is none."""
+    places: dict[int, int] = {}
+    for old, kept in enumerate(stays):
+        if kept:
+            places[old] = len(places)
+    found = []
+    for op, kept in zip(ops, stays, strict=True):
+        if kept:
+            after = tuple(places[each] for each in op.after if each in places)
+            lost = op.kind == "wait" and op.after and not after
+            found.append(replace(op, after=after, kind="mark" if lost else op.kind))
+    return tuple(found)
+
+
+def computing(step: Step, kind: str, tflops: float) -> Step:
+    """The step with this kind of computation, which takes as long as at so many TFLOP/s where it is
+    to take time only. Raises UsageError where nothing says how long."""
+    if kind in LONG and not tflops:
+        untimed = [op for p in step.programs for op in p.ops if op.flops and not op.compute_ns]
+        if untimed:
+            raise UsageError(
+                f"--compute {kind}: nothing says how long {step.name} computes",
+                "--tflops 0.05, what a rank does in a second, or --compute gemm, which does it",
+            )
+
+    def timed(op: Op) -> Op:
+        return replace(op, compute_ns=op.compute_ns or round(op.flops / (1e3 * tflops)))
+
+    made = replace(step, compute=kind, recorded=None if kind == "none" else step.recorded)
+    if kind in LONG and tflops:
+        made = _each(made, timed)
+    words = f"compute={kind}" + (f"@{tflops:g}" if kind in LONG and tflops else "")
+    return made if kind == "auto" else replace(made, name=f"{step.name} {words}")
+
+
+def summed(step: Step, backend: str) -> Step:
+    """The step with sums in place of averages, for a library that has none: frameworks divide by
+    themselves there."""
+    if not any(op.op == "avg" for program in step.programs for op in program.ops):
+        return step
+    told = f"averages are sums: {backend} has no avg, and frameworks divide by themselves there"
+    made = _each(step, lambda op: replace(op, op="sum") if op.op == "avg" else op)
+    return replace(made, assumptions=(*made.assumptions, told))
+
+
+def _each(step: Step, change: Callable[[Op], Op]) -> Step:
+    programs = tuple(replace(p, ops=tuple(map(change, p.ops))) for p in step.programs)
+    return replace(step, programs=programs)
+
+
+def _changed(step: Step, words: str, told: str, programs: tuple[Program, ...]) -> Step:
+    return replace(
+        step,
+        name=f"{step.name} {words}",
+        programs=programs,
+        assumptions=(*step.assumptions, told),
+        recorded=None,
+    )

@@ -1,0 +1,467 @@
+"""A step of training on one rank: its buffers, its data checked, and its three parts measured in
+turns - whole, computation alone, communication alone -, so that what communication adds is a
+difference of neighbours."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from collbench.core.collectives import DTYPES
+from collbench.features.training.count import count
+from collbench.features.training.operations import (
+    ALONE,
+    ALONE_SHARE,
+    BLAME_ROUNDS,
+    BLAMED,
+    COUNTED,
+    FEWEST,
+    LEAST,
+    MORE,
+    WATCHED,
+    Played,
+    played,
+    warming,
+)
+from collbench.features.training.overlap import bounded, operations
+from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
+from collbench.features.training.player import Player
+from collbench.features.training.step import POINT_TO_POINT, Step
+from collbench.records import stats
+from collbench.records.types import FirstWrong, Operation, Scheme, Sent, Stop
+from collbench.run.backends import Backend, Call
+from collbench.run.jobs import Job
+from collbench.run.launch.board import Phase
+from collbench.run.rank import counted
+from collbench.run.rank.bench import Bench, Sites
+from collbench.run.rank.calls import Buffers, allocate
+from collbench.run.rank.check import Checker
+from collbench.run.rank.computation import Computation
+from collbench.run.rank.measure import (
+    MAX_LOST,
+    STOPS,
+    Measured,
+    Sampler,
+    Samples,
+    Steps,
+    Sync,
+    clock,
+    has_lost,
+    nothing,
+    overhead_ns,
+)
+from collbench.run.rank.outcome import (
+    CaseOutcome,
+    MeasuredCase,
+    SkippedCase,
+    Timing,
+    WrongData,
+    fail_without_samples,
+    select_timing,
+)
+from collbench.run.rank.payload import show
+from collbench.suite.policy import Policy
+
+EVERY = 100  # rounds after each of which is asked whether they suffice, and after a quarter more
+SAY_S = 1.0  # after which what there is so far is told again
+LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
+MOST_WATCHED = 40_000  # times of single operations in all
+
+
+class _Ready(NamedTuple):
+    """An operation ready to be called: its buffers, what they must hold, and the call."""
+
+    what: Played
+    buffers: Buffers
+    checker: Checker
+    call: Call
+
+
+class _Known(NamedTuple):
+    """What rank 0 knows of a step besides its samples: what its ``first`` run took, rounds that
+    ``warmed`` it up, how ranks start and why rounds ended, the loop's own time; by rank, what was
+    seen of each operation; bytes counted."""
+
+    first: int
+    warmed: int
+    scheme: Scheme
+    stop: Stop = "cut"
+    overhead: int = 0
+    operations: list[list[Operation]] = []
+    sent: list[Sent] = []
+
+
+class StepTrial:
+    """One step on one rank, from its groups to the outcomes of its parts. ``tell`` gets at rank 0,
+    now and then, the outcomes so far."""
+
+    def __init__(
+        self, bench: Bench, job: Job, sites: Sites, tell: Callable[[Sequence[CaseOutcome]], object]
+    ) -> None:
+        self._tell = tell
+        self._bench, self._job, self._step = bench, job, job.subject
+        self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
+        self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
+        self._beat = partial(bench.board.beat, bench.rank)
+        self._sites: dict[tuple[str, str], Backend] = {}
+        for name, lane in _used(self._step):
+            self._sites[name, lane] = sites.at(self._step.family(name), lane)
+        self._ops = self._prepared()
+        self._program = self._step.program(bench.rank)
+        backend = bench.backend
+        self._finish = backend.finish
+        computation = Computation(
+            self._step.compute, backend.device, self._beat, self._control.decide, backend.finish
+        )
+        calls = {one.what.at: one.call for one in self._ops}
+        patient = job.case.backend != "mpi"  # which calls from one thread alone
+        lanes = patient and not backend.stream
+        self._player = Player(self._program, calls, computation, self._beat, patient, lanes)
+        self._planted = bench.planted()
+        self._common = bench.common
+        self._checked = self._total = self._took = self._look = 0
+
+    def _prepared(self) -> list[_Ready]:
+        """The operations that this rank has with others, with a buffer each."""
+        case, found = self._job.case, []
+        checkers: dict[tuple[object, ...], Checker] = {}
+        every = played(self._step, self._rank, case.backend, case.algorithm)
+        for (name, lane), backend in self._sites.items():
+            mine = [one for one in every if one.site == (name, lane)]
+            slots = allocate(backend, [one.case for one in mine], [0])
+            for one, (buffers,) in zip(mine, slots, strict=True):
+                key = one.case, one.meeting
+                checkers[key] = checkers.get(key) or Checker(
+                    one.case,
+                    self._seed + zlib.crc32(one.meeting.encode()),
+                    _place(one),
+                    backend.device,
+                    backend.premultiplies,
+                    self._beat,
+                )
+                found.append(_Ready(one, buffers, checkers[key], _call(one, backend, buffers)))
+        return sorted(found, key=lambda one: one.what.at)
+
+    def run(self) -> Steps[Sequence[CaseOutcome]]:
+        """The outcome of each part, in the order of PARTS, at rank 0; with a pause before each
+        round."""
+        self._enter(Phase.CHECKING)
+        if self._common:
+            self._common.refresh()
+        sync = self._sync()
+        if wrong := self._check("before timing"):
+            return wrong
+        first = self._took
+        self._enter(Phase.WARMING)
+        samplers = [self._sampler(self._action(part)) for part in PARTS]
+        warmed = self._warm(samplers, sync, first)
+        self._enter(Phase.MEASURING)
+        known = _Known(first, warmed, sync.scheme)
+        taken, stop = yield from self._rounds(samplers, sync, known)
+        if self._common:
+            self._common.check()
+        alone = self._alone(sync, taken)
+        sent = self._sent()
+        watched = [self._once_watched(sync) for _ in range(self._watches())]
+        everyones = self._gathered(watched, alone)
+        if self._policy.blame:
+            self._blame(everyones[0], sync)
+        self._enter(Phase.CHECKING)
+        if wrong := self._check("after timing"):
+            return wrong
+        self._player.close()
+        self._enter(Phase.REPORTING)
+        overhead = overhead_ns(samplers[0], self._control)
+        if self._rank:
+            return []
+        return self._parts(taken, _Known(*known[:3], stop, overhead, everyones, sent))
+
+    def _enter(self, phase: Phase) -> None:
+        self._bench.board.enter(self._rank, phase)
+
+    def _sync(self) -> Sync:
+        bench, late = self._bench, self._planted.tarry if self._planted else nothing
+        sync = Sync(bench.scheme, self._control, bench.board, bench.meet, self._common, late)
+        if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
+            sync.scheme = "barrier"
+        return sync
+
+    def _action(self, part: str) -> Callable[[], object]:
+        play = self._player.play(part)
+        if self._planted and self._ops:
+            call = Call(play, None, waits=True)
+            return self._planted.within(call, self._ops[0].buffers.recv).run
+        return play
+
+    def _sampler(self, run: Callable[[], object]) -> Sampler:
+        return Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
+
+    def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
+        """Rounds that are not counted. Steps that take long enough, or too often find a rank late
+        for a window, then begin at a barrier."""
+        (rounds,) = self._control.decide([warming(self._policy, first / 1e9)])
+        taken = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
+        late = [bool(one.late.any()) for one in taken if one is not None]
+        refused = sync.refuse(sum(late) / max(1, len(late)), first)
+        (swap,) = self._control.decide([int(refused or first > LONG_NS)])
+        if swap and self._policy.sync == "auto":
+            sync.scheme = "barrier"
+        if not (self._rank or self._bench.in_turns):
+            latest = [int(one.times.sum()) for one in taken[-len(PARTS) :] if one is not None]
+            parts = latest or [first, first // 2, first // 2]
+            self._tell([MeasuredCase(Timing(stop="cut"), setup=ns) for ns in parts])
+        return rounds
+
+    def _rounds(
+        self, samplers: Sequence[Sampler], sync: Sync, known: _Known
+    ) -> Steps[tuple[list[Samples], Stop]]:
+        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
+        are told of now and then, and all in the end, as data is checked after much else."""
+        lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
+        rounds: list[list[Samples]] = []
+        began, stop = time.perf_counter(), 0
+        said = began
+        while not stop:
+            yield
+            rounds.append(_round(samplers, lots, sync))
+            if not self._rank:
+                stop = self._enough(rounds, time.perf_counter() - began)
+                if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
+                    so_far = self._parts(_joined(rounds), known)
+                    if all(isinstance(part, MeasuredCase) for part in so_far):
+                        self._tell(so_far)  # else it would be taken for what came of it
+                    said = time.perf_counter()
+            (stop,) = self._control.decide([stop])
+        return _joined(rounds), STOPS[stop]
+
+    def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
+        """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
+        kept = [each for each in rounds if not any(one.late.any() for one in each)]
+        policy, number = self._policy, len(kept)
+        wanted = self._job.samples or policy.iters
+        each = max(most_seconds(self._job, policy, LEAST), (wanted or 0) * seconds / len(rounds))
+        if has_lost(seconds, number, len(rounds), MAX_LOST * each):
+            return STOPS.index("budget")
+        if len(rounds) > 3 * max(FEWEST, number, wanted or 0):
+            return STOPS.index("max_n")
+        if wanted is not None or not kept:
+            return STOPS.index("fixed") if wanted and number >= wanted else 0
+        assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
+        whole, silent, _ = (Samples.joined(part).times for part in zip(*kept, strict=True))
+        if number < EVERY or number >= self._look:
+            self._look = number + stats.next_block(number)
+            exposed = bounded(np.asarray(whole - silent, dtype=float))
+            narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
+            least = policy.precision, LEAST, seconds, policy.min_seconds
+            if narrow and stats.converged(whole, *least):
+                return STOPS.index("converged")
+        if number >= policy.max_iters:
+            return STOPS.index("max_n")
+        spent = seconds * (1 + 0.5 / number) >= most_seconds(self._job, policy, number)
+        return STOPS.index("budget") if spent and number >= FEWEST else 0
+
+    def _alone(self, sync: Sync, taken: Sequence[Samples]) -> dict[str, list[int]]:
+        """Times of operations by themselves, by what they are: on the slowest rank, at rank 0. All
+        ranks take part in each, those that have no such operation by doing nothing. Messages are
+        left out, and where there is no time for more, operations are."""
+        first: dict[str, Call] = {}
+        for one in self._ops:
+            if one.what.op.kind not in POINT_TO_POINT:
+                first.setdefault(one.what.op.words, one.call)
+        names = sorted({name for names in self._control.collect([*first]) for name in names})
+        spent, found = 0.0, {}
+        most = ALONE_SHARE * sum(part.times.sum() for part in taken) / 1e9
+        for name in names:
+            (left,) = self._control.decide([int(spent <= most)])
+            if not left:
+                break
+            began = time.perf_counter()
+            sampler = self._sampler(first[name].run if name in first else nothing)
+            sampler.take(1, sync)
+            samples = sampler.take(ALONE, sync)
+            spent += time.perf_counter() - began
+            if samples is not None:
+                found[name] = samples.times.tolist()
+        return found
+
+    def _sent(self) -> list[Sent]:
+        """What left all hosts in the communication of a step, twice; nothing of one so small that
+        what surrounds messages counts, or so large that it is not made again."""
+        total, n = count(self._step).total, self._control.n
+        if not counted.SMALLEST * n < total < counted.LARGE:
+            return []
+        play = self._player.play(COMMUNICATION)
+
+        def again() -> None:
+            play()
+            self._finish()
+
+        return [counted.once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
+
+    def _watches(self) -> int:
+        """How many steps are watched."""
+        numbers = len(self._program.ops) * self._control.n
+        (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
+        return most
+
+    def _once_watched(self, sync: Sync) -> list[list[int]]:
+        """When operations of a step began and ended, after this rank's begin."""
+        sync()
+        if stream := self._bench.backend.stream:
+            return [*self._player.watched_on(stream)]
+        began = clock()
+        seen = self._player.watched()
+        return [[max(0, ns - began) if ns else 0 for ns in each] for each in seen]
+
+    def _blame(self, seen: list[Operation], sync: Sync) -> None:
+        """Adds to rank 0's operations what steps take without those that it waits for longest: each
+        left out by all that meet in it, in rounds, beside the whole step."""
+        timed = operations(self._step.program(0), seen)
+        longest = sorted(timed, key=lambda one: (one.took * (one.hidden - 1), -one.took))[:BLAMED]
+        case = self._job.case
+        first = {one.at: one.who for one in played(self._step, 0, case.backend, case.algorithm)}
+        mine = {one.what.who: one.what.at for one in self._ops}
+        places = [one.at for one in longest if one.at in first]
+        plays = [self._player.without(mine.get(first[at])) for at in places]
+        samplers = [self._sampler(play) for play in (self._action(STEP), *plays)]
+        lots = np.random.default_rng([self._seed, 2])
+        rounds = [_round(samplers, lots, sync) for _ in range(BLAME_ROUNDS)]
+        kept = [each for each in rounds if not any(one.late.any() for one in each)]
+        if self._rank or not kept:
+            return
+        whole, *without = (Samples.joined(part).times.tolist() for part in zip(*kept, strict=True))
+        for at, times in zip(places, without, strict=True):
+            seen[at] = replace(seen[at], with_ns=whole, without_ns=times)
+
+    def _gathered(
+        self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
+    ) -> list[list[Operation]]:
+        """By rank, what was seen of each operation of its program; empty but at rank 0."""
+        everyone = self._control.collect(watched)
+        found = []
+        for rank, steps in enumerate(everyone):
+            ops = self._step.program(rank).ops
+            found.append(
+                [
+                    Operation(
+                        begins_ns=[step[0][at] for step in steps],
+                        ends_ns=[step[1][at] for step in steps],
+                        alone_ns=alone.get(op.words, []) if rank == 0 else [],
+                    )
+                    for at, op in enumerate(ops)
+                ]
+            )
+        return found
+
+    def _parts(self, taken: Sequence[Samples], known: _Known) -> Sequence[CaseOutcome]:
+        """The outcome of each part."""
+        return [self._outcome(place, samples, known) for place, samples in enumerate(taken)]
+
+    def _outcome(self, place: int, samples: Samples, known: _Known) -> CaseOutcome:
+        case = self._job.case.siblings[::-1][place]
+        late = samples.late.astype(bool)
+        causes = {Sampler.cause: int(late.sum())} if late.any() else {}
+        if late.all():
+            return fail_without_samples(causes, Sampler.remedy)
+        kept = samples.only(~late)
+        how = known.warmed, True, known.stop, known.scheme, causes, known.overhead
+        measured = Measured(kept, 1, *how, "host", [], None)
+        timing = select_timing(case, measured, self._common, range(self._control.n), self._policy)
+        part = MeasuredCase(timing, wrong=0 if self._policy.check else None)
+        if place:
+            return part
+        return part._replace(
+            setup=known.first, verified=self._total, operations=known.operations, sent=known.sent
+        )
+
+    def _check(self, when: str) -> Sequence[CaseOutcome]:
+        """The outcome of each part if what any operation of one step received differs anywhere,
+        else nothing. Buffers are filled anew before it."""
+        if not self._policy.check:
+            return []
+        for one in self._ops:
+            one.checker.poison(one.buffers.written)
+            one.checker.fill_send(one.buffers.send, one.what.turn)
+        self._finish()
+        self._control.barrier()
+        began = clock()
+        self._action(STEP)()
+        self._finish()
+        self._took = clock() - began
+        wrong, worst = 0, None
+        for one in self._ops:
+            if one.what.op.kind == "send":
+                continue
+            checked, bad, where = one.checker.check_recv(one.buffers.recv, one.what.turn)
+            self._checked += checked
+            wrong += bad
+            worst = worst or (where and [one.what.at, *where])
+        everyone = self._control.collect([self._checked, wrong, worst])
+        self._total = sum(checked for checked, _, _ in everyone)
+        return self._wrong(everyone, when) if any(wrong for _, wrong, _ in everyone) else []
+
+    def _wrong(self, everyone: Sequence[Any], when: str) -> Sequence[CaseOutcome]:
+        """The outcomes of a step of which some operation had wrong data: no part of it is timed."""
+        total = sum(wrong for _, wrong, _ in everyone)
+        rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
+        at, index, *bits = worst
+        op = self._step.program(rank).ops[at]
+        got, expected = (show(pattern, DTYPES[op.dtype]) for pattern in bits)
+        where = f"op {at} ({op.words}{f', {op.phase}' if op.phase else ''})"
+        note = (
+            f"{total} wrong elements {when}, first in {where} on rank {rank} at {index}: {got}"
+            f" instead of {expected}"
+        )
+        first = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
+        untimed = SkippedCase(f"the step had wrong data {when}")
+        return [WrongData(total, note, first), *[untimed] * (len(PARTS) - 1)]
+
+
+def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
+    """What rounds of all parts may take, of which there are so many already: of a job's own share
+    of a budget as much as leaves time for each operation by itself."""
+    if job.seconds is not None:
+        return job.seconds / (1 + ALONE_SHARE)
+    return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
+
+
+def _round(samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync) -> list[Samples]:
+    """A sample of each in an order that is drawn, at rank 0."""
+    found = {int(place): samplers[place].take(1, sync) for place in lots.permutation(len(samplers))}
+    return [one for _, one in sorted(found.items()) if one is not None]
+
+
+def _joined(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
+    """The samples of each part, at rank 0. Where somebody was late for one of a round, all of it
+    counts as late."""
+    parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
+    late = [part.late.astype(bool) for part in parts]
+    return [part._replace(late=np.logical_or.reduce(late)) for part in parts]
+
+
+def _used(step: Step) -> list[tuple[str, str]]:
+    """Groups of more than one rank with the lanes on them, in an order that is the same on all
+    ranks."""
+    first = [program.ranks[0] for program in step.programs if program.ranks]
+    return sorted({one.site for rank in first for one in played(step, rank, "gloo")})
+
+
+def _place(one: Played) -> int:
+    """The rank whose data an operation's buffers hold, in its case: the sender is the first."""
+    if one.op.kind in POINT_TO_POINT:
+        return int(one.op.kind == "recv")
+    return one.rank
+
+
+def _call(one: Played, backend: Backend, buffers: Buffers) -> Call:
+    op = one.op
+    if op.kind in POINT_TO_POINT:
+        return backend.message(op.kind == "send", buffers.recv, op.peer, op.tag)
+    return backend.prepare(one.case, buffers.send, buffers.recv)

@@ -1,0 +1,211 @@
+"""Steps of training as documents: what there is, what one asks of the network and of memory, and
+what it would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collbench.core.network import describe_link
+from collbench.core.text import counted, duration, size
+from collbench.features.training.count import Count, Forecast, Machine, group_words
+from collbench.features.training.models import MODELS
+from collbench.features.training.overlap import Overlap, busy
+from collbench.features.training.presets import PATTERNS, PRESETS
+from collbench.features.training.step import Recorded, Step
+from collbench.features.training.views.steps import (
+    CLOSE,
+    recorded_values,
+    recorded_words,
+    signed,
+    values,
+)
+from collbench.features.training.walk import Walk
+from collbench.records.stats import median
+from collbench.show.document import Block, Cell, Document, Line, Table, toned
+
+
+def listed() -> Document:
+    """Presets, patterns and models."""
+    presets = [
+        {"workload": name, "layout": preset.layout, "options": preset.options}
+        for name, preset in PRESETS.items()
+    ]
+    patterns = [
+        {"pattern": name, "meaning": row.meaning, "source": row.source}
+        for name, row in PATTERNS.items()
+    ]
+    models = [{"model": name} for name in MODELS]
+    brief: list[Block] = []
+    for rows in (presets, patterns):
+        lines = [Line(tuple(row.values())) for row in rows]
+        brief += [Table(heads=tuple(rows[0]), lines=lines, align="lww"), ""]
+    return Document(
+        title="Workloads",
+        brief=[*brief, f"models: {', '.join(MODELS)}", USAGE],
+        rows=presets,
+        values={"presets": presets, "patterns": patterns, "models": models},
+    )
+
+
+USAGE = "collbench workload PATTERN:MODEL --show counts one, --link ib200 --tflops 400 predicts it"
+
+HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "all ranks")
+
+
+def document(
+    step: Step,
+    found: Count,
+    walk: Walk,
+    machine: Machine | None,
+    expected: Forecast | None,
+    taken: Overlap | None = None,
+) -> Document:
+    """A step's operations by phase, group and kind, for the program that sends the most; memory;
+    with a machine what it would take there, beside what it has ``taken`` in a run."""
+    kinds = len(walk.actors.first)
+    about = f"{step.name}: {counted(step.world, 'rank')}"
+    rows = [part._asdict() for part in found.parts]
+    alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
+    notes: list[Block] = [
+        f"total: {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
+        f" all ranks together {size(found.total)}",
+        f"no deadlock: walked in lock step, {alike}",
+        f"memory a rank: {_held(found)}",
+        *(forecast_words(machine, expected) if machine and expected else ()),
+        *([_beside(step, expected, taken)] if expected and taken else ()),
+        *(_recorded(step.recorded, expected) if step.recorded else ()),
+        *(f"assumed: {each}" for each in step.assumptions),
+    ]
+    return Document(
+        title=about,
+        brief=[toned(about, strong=True), _table(step, found), toned(LEGEND, "quiet"), *notes],
+        rows=rows,
+        values={
+            "name": step.name,
+            "world": step.world,
+            "groups": {name: group_words(step, name) for name in step.groups},
+            "parts": rows,
+            "sent": found.sent,
+            "total": found.total,
+            "flops": found.flops,
+            "memory": {"bytes": found.memory, "holds": found.holds},
+            "kinds_of_ranks": kinds,
+            "assumptions": list(step.assumptions),
+            **({"forecast": _values(expected)} if expected else {}),
+            **({"measured": values(taken)} if taken else {}),
+            **({"recorded": recorded_values(step.recorded)} if step.recorded else {}),
+        },
+    )
+
+
+def _table(step: Step, found: Count) -> Table:
+    """A line for each part."""
+    lines = [
+        Line(
+            (
+                part.phase,
+                group_words(step, part.group),
+                part.kind,
+                part.dtype,
+                f"{part.ops:,}",
+                size(part.nbytes),
+                size(part.sent),
+                size(part.total),
+            )
+        )
+        for part in found.parts
+    ]
+    return Table(heads=HEADS, lines=lines, align="llll", dropped=("type", "all ranks"))
+
+
+LEGEND = (
+    "size: sum of the operations' sizes; sent: bytes that a rank, or all, have to send at least;"
+    " of programs that differ, the one that sends the most"
+)
+
+
+def _held(found: Count) -> str:
+    """The memory that a rank needs, and for what; from 1 GB on in GB, too, as models are spoken
+    of."""
+
+    def words(nbytes: float) -> str:
+        return size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
+
+    parts = [f"{words(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
+    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
+
+
+def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
+    """What a step would take, and what of that is communication that computation does not hide."""
+    inside = f" ({describe_link(machine.inside)} inside)" if machine.node > 1 else ""
+    hosts = f"hosts of {counted(machine.node, 'rank')}{inside}"
+    hosts += f", between them {describe_link(machine.link)}"
+    if not expected.computation:
+        took = f"communication takes at least {duration(expected.communication * 1e9)}"
+        return [f"predicted: {took} on {hosts}; --tflops adds computation"]
+    share = expected.exposed / expected.step if expected.step else 0.0
+    told = (
+        f"{machine.flops / 1e12:g} TFLOP/s a rank"
+        if machine.flops
+        else "computation as long as the step says"
+    )
+    return [
+        f"predicted: a step takes {duration(expected.step * 1e9)}, computation alone"
+        f" {duration(expected.computation * 1e9)}, communication alone"
+        f" {duration(expected.communication * 1e9)}, exposed {duration(expected.exposed * 1e9)}"
+        f" ({share:.0%})",
+        f"on {hosts}; {told}; each operation takes its lower bound there, so that real ones take"
+        " longer",
+    ]
+
+
+def _beside(step: Step, expected: Forecast, one: Overlap) -> Table:
+    """What a step would take beside what it took in a run, whole and by phase."""
+    took = [median(each.times_ns) for each in (one.whole, one.computation, one.communication)]
+    whole = (expected.step, expected.computation, expected.communication, expected.exposed)
+    names = ("step", "computation", "communication", "exposed")
+    rows = [*zip(names, whole, [*took, one.exposed.estimate], strict=True)]
+    under_way = busy(step, one.whole.operations[0]) if one.whole.operations else {}
+    rows += [
+        (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
+        for (phase, group), ns in under_way.items()
+        if (phase, group) in expected.phases
+    ]
+    lines = [
+        Line((name, duration(seconds * 1e9), signed(ns), _ratio(ns, seconds * 1e9)))
+        for name, seconds, ns in rows
+    ]
+    return Table(
+        heads=("", "predicted", "measured", "measured /\npredicted"),
+        lines=lines,
+        note="computation as --tflops says; phases: while operations of the group were under way",
+    )
+
+
+def _recorded(recorded: Recorded, expected: Forecast | None) -> list[str]:
+    """What the step took in its trace, and what is predicted over that."""
+    took = median(recorded.times_ns)
+    lines = [f"recorded: {duration(took)}, {recorded_words(recorded)}"]
+    if expected and took:
+        lines.append(f"predicted / recorded: {expected.step * 1e9 / took:.2f}")
+    return lines
+
+
+def _ratio(ns: float, predicted: float) -> Cell:
+    if predicted <= 0 or ns <= 0:
+        return "-"
+    times = f"{ns / predicted:.2f}"
+    return times if CLOSE[0] <= ns / predicted <= CLOSE[1] else toned(times, "notice")
+
+
+def _values(expected: Forecast) -> dict[str, Any]:
+    return {
+        "step_ns": expected.step * 1e9,
+        "computation_ns": expected.computation * 1e9,
+        "communication_ns": expected.communication * 1e9,
+        "exposed_ns": expected.exposed * 1e9,
+        "phases": [
+            {"phase": phase, "group": group, "busy_ns": seconds * 1e9}
+            for (phase, group), seconds in expected.phases.items()
+        ],
+    }

@@ -1,0 +1,238 @@
+"""The house: a kernel that knows no feature, features in folders of their own, and who may import
+whom; each feature's folder can go, and the rest works."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import collbench
+from collbench.core.feature import Feature, find_features, load_entry
+from collbench.features import NAMES
+
+ROOT = Path(collbench.__file__).parent
+TESTS = Path(__file__).parent
+
+# The kernel, top to bottom: a module imports its own folder and those above it.
+KERNEL = (
+    "core",  # what a collective is, what algorithms do and cost
+    "machine",  # where we are
+    "suite",  # what is asked for
+    "records",  # what came out
+    "run",  # how it is measured
+    "show",  # how it is told
+    "cli",  # how it is asked for
+)
+BETWEEN = {  # features that import others, and why
+    ("traces", "training"): "a trace becomes a step",
+    ("training.compare_operations", "compare"): "types of a verdict; compare alone calls it",
+    ("predict.health_check", "health"): "types of a check; health alone calls it",
+}
+HOME = {  # where alone each package of others may be imported
+    "torch": {
+        "run",
+        "cli.doctor",
+        "features.training.trial",
+        "features.training.player",
+        "features.traces.recording",
+    },
+    "triton": {"run"},
+    "mpi4py": {"run"},
+    "ray": {"run"},
+    "sqlalchemy": {"features.health.history"},
+    "scipy": {"records", "features"},
+    "pandas": {"__init__", "records", "show"},
+    "rich": {"show"},
+    "jinja2": {"show"},
+    "plotly": {"show", "features.study.drawing_page"},
+    "typer": {"cli", "features"},
+}
+LONG_MODULE, LONG_FUNCTION = 800, 60  # lines from which a reader is warned
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__") if name != "__init__" else name] = path
+    return found
+
+
+MODULES = modules()
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def imported(name: str) -> set[str]:
+    """What a module imports, anywhere in it and for type checking too: modules of this package
+    without its name, others' packages by theirs."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{name} imports relatively"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [w if w.removeprefix("collbench.") in MODULES else node.module for w in whole]
+        else:
+            continue
+        for each in names:
+            first, _, rest = each.partition(".")
+            found.add((rest or "__init__") if first == "collbench" else f"/{first}")
+    return found
+
+
+def is_within(name: str, folders: set[str]) -> bool:
+    return any(f"{name}.".startswith(f"{folder}.") for folder in folders)
+
+
+def test_nothing_lies_flat() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert folders - {"suites"} == {*KERNEL, "features"}  # the wheel's copy of the built-in suites
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+    there = {path.name for path in (ROOT / "features").iterdir() if path.is_dir()}
+    assert there - {"__pycache__"} == {*NAMES}
+
+
+@pytest.mark.parametrize("name", sorted(n for n in MODULES if n.partition(".")[0] in KERNEL))
+def test_the_kernel_imports_what_is_above_and_no_feature(name: str) -> None:
+    place = KERNEL.index(name.partition(".")[0])
+    for target in imported(name):
+        if target[0] != "/" and target != "__init__":
+            folder = target.partition(".")[0]
+            assert folder in KERNEL and KERNEL.index(folder) <= place, f"{name} imports {target}"
+
+
+@pytest.mark.parametrize("name", sorted(n for n in MODULES if n.startswith("features.")))
+def test_a_feature_imports_the_kernel_and_itself(name: str) -> None:
+    mine = name.split(".")[1]
+    for target in imported(name):
+        if not target.startswith("features."):
+            assert target != "features", f"{name} imports the list of features"
+            continue
+        other, here = target.split(".")[1], name.removeprefix("features.")
+        allowed = any(other == to and is_within(here, {by}) for by, to in BETWEEN)
+        assert other == mine or allowed, f"{name} imports {target}"
+
+
+def test_features_import_from_others_what_the_table_says_and_no_less() -> None:
+    used = {
+        (by, to)
+        for by, to in BETWEEN
+        for name in MODULES
+        if is_within(name, {f"features.{by}"})
+        and any(is_within(target, {f"features.{to}"}) for target in imported(name))
+    }
+    assert used == {*BETWEEN}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_packages_of_others_are_imported_where_they_are_at_home(name: str) -> None:
+    for target in imported(name):
+        if homes := HOME.get(target.removeprefix("/")) if target[0] == "/" else None:
+            assert is_within(name, homes), f"{name} imports {target[1:]}"
+
+
+def test_there_are_no_circles() -> None:
+    left = {name: imported(name) & set(MODULES) - {name} for name in MODULES}
+    while ends := {name for name, targets in left.items() if not targets}:
+        left = {name: targets - ends for name, targets in left.items() if name not in ends}
+    assert sorted(left) == []
+
+
+def test_long_modules_and_functions_are_warned_of() -> None:
+    for name, tree in TREES.items():
+        lines = len(MODULES[name].read_text().splitlines())
+        if lines > LONG_MODULE:
+            warnings.warn(f"{name} has {lines} lines: is it one subject?", stacklevel=1)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > LONG_FUNCTION:
+                    warnings.warn(f"{name}.{node.name} has {length} lines", stacklevel=1)
+
+
+def test_no_layout_but_ruffs() -> None:
+    for path in {*MODULES.values(), *TESTS.rglob("*.py")} - {Path(__file__)}:
+        text = path.read_text().splitlines()
+        assert not any("fmt: skip" in line or "fmt: off" in line for line in text), path
+
+
+def test_nobody_imports_the_command_line() -> None:
+    assert [name for name in MODULES if "cli.main" in imported(name)] == ["__main__"]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv=['collbench','--help']\nfrom collbench.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "bad={'torch','numpy','pandas','scipy','msgspec'} & set(sys.modules)\n"
+        "print(sorted(bad), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def entries(feature: Feature) -> list[tuple[str, str, str]]:
+    return [
+        (registry, entry.key, entry.target)
+        for registry, rows in zip(feature._fields[2:], feature[2:], strict=True)
+        for entry in rows
+    ]
+
+
+@pytest.mark.parametrize("feature", find_features(), ids=lambda feature: feature.name)
+def test_what_a_feature_names_is_there(feature: Feature) -> None:
+    assert entries(feature)
+    assert [row for row in entries(feature) if load_entry(feature, row[2]) is None] == []
+
+
+def test_every_feature_is_found_in_its_folder() -> None:
+    assert [feature.name for feature in find_features()] == [*NAMES]
+
+
+RECORDED = sorted(map(str, (ROOT.parent / "reports" / "runs").rglob("[0-9]*.jsonl")))
+WORKS = (
+    ("--help",),
+    ("help",),
+    ("list",),
+    ("runs",),
+    ("all_reduce", "--backend", "model", "-b", "1K", "-e", "4K", "-g", "4", "--format", "json"),
+    ("report", *RECORDED, "-o", "page.html"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rest_works_without_a_feature(name: str, tmp_path: Path) -> None:
+    """On a copy of the package without the feature's folder."""
+    there = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT, tmp_path / "collbench", ignore=there)
+    shutil.copytree(ROOT.parent / "suites", tmp_path / "suites")
+    shutil.rmtree(tmp_path / "collbench" / "features" / name)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLLBENCH_HOME": str(tmp_path / "home")}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "collbench", *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert RECORDED
+    ended = {words[0]: run(*words) for words in WORKS}
+    assert {word: done.stderr for word, done in ended.items() if done.returncode} == {}
+    gone = [one for one in find_features() if name in (one.name, *one.needs)]
+    for feature in gone:
+        for command in feature.commands:
+            done = run(command.key)
+            assert (done.returncode, "no command" in done.stderr) == (2, True)
+            assert f"  {command.key} " not in ended["--help"].stdout
