@@ -166,4 +166,4 @@ def test_people_read_which_operation_it_is_and_by_how_much() -> None:
     (line,) = verdicts.operations(view)
     assert line.startswith("slower in step")
     assert "bucket 3 (op 4, all_reduce 25 MiB) +3" in line
-    assert verdicts.headline(view).startswith("no row found slower")
+    assert view.headline.startswith("no row found slower")

@@ -11,7 +11,6 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Moves, Schedule
-from collbench.features.predict.views import prediction
 from collbench.features.study import cost
 from collbench.features.study.drawing import (
     Arrow,
@@ -368,7 +367,7 @@ def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
         told += bool(known)
         for n in (5, 6, 32) if known else ():
             if variant.why_not(n) is None:
-                made = [prediction.FORMS[form](n) for form in known]
+                made = [cost.FORMS[form](n) for form in known]
                 assert made == [*simulate.count(variant.schedule(n))[:3]], (row.name, n)
     assert told > 15
 
