@@ -14,11 +14,12 @@ import os
 import pkgutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from paths import before
 
-LAYERS = ("core", "machine", "suite", "records", "judge", "show", "cli")  # none needs torch
+KERNEL = ("core", "machine", "suite", "records", "show", "cli")  # none needs torch
 
 
 class Server:
@@ -52,10 +53,13 @@ class Server:
 
 
 def serve() -> None:
-    for layer in LAYERS:
-        package = importlib.import_module(f"collbench.{layer}")
+    for folder in (*KERNEL, "features"):
+        package = importlib.import_module(f"collbench.{folder}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            with suppress(
+                *[ImportError] * (folder == "features")
+            ):  # what runs on ranks needs torch
+                importlib.import_module(module.name)
     assert "torch" not in sys.modules
     gc.freeze()  # a child need not look through what it did not make
     for line in sys.stdin:
