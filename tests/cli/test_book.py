@@ -65,10 +65,10 @@ def begun(work: Callable[..., None], *args: Any) -> Any:
 
 def test_a_run_is_kept_once_however_often_it_is_added(url: str) -> None:
     cases = swept("all_reduce", "broadcast")
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         assert [kept.add(file) for file in nights(cases, 3) for _ in range(2)] == [True, False] * 3
         assert kept.machines() == ["node1"]
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         rows = kept.series("node1")
         assert [(row.case.collective, row.case.nbytes) for row in rows] == [
             (c.collective, c.nbytes) for c in cases
@@ -90,7 +90,7 @@ def test_a_run_is_kept_once_however_often_it_is_added(url: str) -> None:
 
 def test_what_a_resumed_run_adds_is_kept_too(url: str) -> None:
     one, two = case(1 << 20), case(2 << 20)
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         assert kept.add(dated(0, {one: 1e6})) and kept.add(dated(0, {one: 1e6, two: 2e6}))
         assert not kept.add(dated(0, {one: 1e6, two: 2e6}))
         assert [len(row.nights) for row in kept.series("node1")] == [1, 1]
@@ -98,7 +98,7 @@ def test_what_a_resumed_run_adds_is_kept_too(url: str) -> None:
 
 def _adds(url: str, files: list[RunFile], ready: Any) -> None:
     ready.wait()
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         for file in files:
             kept.add(file)
     os._exit(0)
@@ -112,7 +112,7 @@ def test_many_processes_make_the_tables_and_add_the_same_and_other_runs_at_once(
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0] * 4
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         assert [len(row.nights) for row in kept.series("node1")] == [12] * 9
     assert raw(url, "SELECT count(*) FROM rows") == [(12 * 9 * 3,)]
     assert raw(url, "SELECT version FROM collbench_schema") == [(storage.SCHEMA,)]
@@ -120,7 +120,7 @@ def test_many_processes_make_the_tables_and_add_the_same_and_other_runs_at_once(
 
 def _stops_midway(url: str, file: RunFile, there: Any) -> None:
     """Adds a run, but comes no farther than having written some of it."""
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
 
         @sql.event.listens_for(kept._engine, "after_cursor_execute")
         def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -133,7 +133,7 @@ def _stops_midway(url: str, file: RunFile, there: Any) -> None:
 
 def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) -> None:
     first, second = nights(swept("all_reduce"), 2)
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         kept.add(first)
     there = FORK.Event()
     writer = begun(_stops_midway, url, second, there)
@@ -141,7 +141,7 @@ def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) 
     os.kill(writer.pid, signal.SIGKILL)
     writer.join(30)
     assert raw(url, "SELECT id FROM runs") == [(first.run.id,)]
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         assert [len(row.nights) for row in kept.series("node1")] == [1] * 9
         assert kept.add(second)
         assert [len(row.nights) for row in kept.series("node1")] == [2] * 9
@@ -149,7 +149,7 @@ def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) 
 
 def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
     first, second = nights(swept("all_reduce", sizes=[1 << 20]), 2)
-    with history.book(url) as kept:  # what the fingerprint and the case are written as
+    with history.open_book(url) as kept:  # what the fingerprint and the case are written as
         kept.add(first)
     old = {table: raw(url, f"SELECT * FROM {table}") for table in ("runs", "cases")}
     raw(url, *(f"DROP TABLE {table.name}" for table in reversed(storage.TABLES.sorted_tables)))
@@ -162,7 +162,7 @@ def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
         *(f"INSERT INTO rows VALUES ('{first.run.id}', '{key}', {n}, 1e6, 7)" for n in range(3)),
     )
     for _ in range(2):
-        with history.book(url) as kept:
+        with history.open_book(url) as kept:
             kept.add(second)
             (row,) = kept.series("node1")
             assert [(n.day, n.launches, n.valid) for n in row.nights] == [
@@ -178,12 +178,12 @@ def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
 def test_segments_of_what_was_kept_before_go_by_the_libraries_of_a_rows_backend(url: str) -> None:
     newer = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2"}}
     rows = dict.fromkeys((case(), case(backend="mpi")), 1e6)
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         kept.add(dated(0, rows))
         kept.add(dated(1, rows, environment=newer | {"host": "node1"}))
     stored = raw(url, "SELECT fingerprint FROM runs ORDER BY night")
     assert stored == [(environment.fingerprint(facts),) for facts in (ENVIRONMENT, newer)]
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         gloo, mpi = kept.series("node1")
         assert [part.why for part in gloo.segments] == ["first night"]
         assert [part.why for part in mpi.segments][1:] == ["libraries.mpi4py absent -> 4.1.2"]
@@ -193,7 +193,7 @@ def test_segments_of_what_was_kept_before_go_by_the_libraries_of_a_rows_backend(
 
 def test_a_fingerprint_that_the_kept_facts_do_not_make_stands(url: str) -> None:
     """Of several hosts, databases of before hold the facts of one."""
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         for n in range(2):
             kept.add(dated(n, {case(): 1e6}))
         (row,) = kept.series("node1")
@@ -210,16 +210,16 @@ def test_a_fingerprint_that_the_kept_facts_do_not_make_stands(url: str) -> None:
 
 
 def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:
-    history.book(url).close()
+    history.open_book(url).close()
     raw(url, "UPDATE collbench_schema SET version = 99")
     with pytest.raises(CannotRun, match="version 99, and this collbench knows") as refused:
-        history.book(url)
+        history.open_book(url)
     assert "newer" in refused.value.hint
     assert raw(url, "SELECT version FROM collbench_schema") == [(99,)]
 
 
 def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) -> None:
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         for file in nights(swept("all_reduce", sizes=[1 << 20, 2 << 20]), 12):
             kept.add(file)
         rows = kept.series("node1")
@@ -240,7 +240,7 @@ def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) 
     "content", ["{", "[1]", '{"schema": 1, "rows": {"a": {"median": 0, "nights": 3}}}']
 )
 def test_a_kept_level_that_cannot_be_read_is_told_with_its_line(url: str, content: str) -> None:
-    with history.book(url) as kept:
+    with history.open_book(url) as kept:
         for file in nights(swept("all_reduce", sizes=[1 << 20]), 5):
             kept.add(file)
         kept.accept(baselines.learned(kept.series("node1"), "as delivered", ""))
@@ -279,7 +279,7 @@ def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
     )
     given = given.format(file=tmp_path / "f")
     with pytest.raises(error) as refused:
-        history.book(given)
+        history.open_book(given)
     said = f"{refused.value} {refused.value.hint}"
     assert SECRET not in said and "\n" not in said and refused.value.hint
     if "127.0.0.1:1/db?" in given:
@@ -290,14 +290,14 @@ def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(CannotRun, match="needs psycopg") as refused:
-        history.book("postgresql://me@host/db")
+        history.open_book("postgresql://me@host/db")
     assert "collbench[postgresql]" in refused.value.hint
 
 
 def test_the_file_is_beside_the_runs_or_where_the_variable_says_and_private(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history.book().close()
+    history.open_book().close()
     assert stat.S_IMODE((home / "history.sqlite").stat().st_mode) == 0o600
     monkeypatch.setenv("COLLBENCH_HISTORY", str(tmp_path / "other.sqlite"))
     assert isinstance(Book(), Book) and (tmp_path / "other.sqlite").is_file()

@@ -492,7 +492,7 @@ def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> No
     from collbench.features.health import history
 
     kept(home)
-    history.book().close()
+    history.open_book().close()
     with sqlite3.connect(home / "history.sqlite") as to:
         to.execute("UPDATE collbench_schema SET version = 99")
     to.close()
@@ -503,7 +503,7 @@ def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> No
 def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Path) -> None:
     from collbench.features.health import history
 
-    with history.book() as book:
+    with history.open_book() as book:
         for number in range(8):
             made = night(rows=ROWS[1:3], seed=number)
             began = (
@@ -513,7 +513,7 @@ def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Pat
     kept(home, started="2026-01-09T22:00:00+00:00")
     code, out, _ = said("--machine", "rack 7", "--format", "json")
     assert code == Exit.OK and history_of(out) == ("passed", [])
-    with history.book() as book:
+    with history.open_book() as book:
         assert book.machines() == ["rack 7"] and {
             len(one.nights) for one in book.series("rack 7")
         } == {1, 9}

@@ -106,7 +106,7 @@ def test_learned_levels_catch_what_creeps(
     inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with history.book() as kept:
+    with history.open_book() as kept:
         for file in nights(swept("all_reduce", sizes=[1 << 20]), 10, sigma=0.002):
             kept.add(file)
         learned = inside("history", "baseline", "learn", "--commit", "abc", "-o", "level.json")
@@ -145,7 +145,7 @@ def test_no_history_takes_a_run_with_planted_faults(inside, tmp_path: Path) -> N
     assert done.returncode == Exit.USAGE and "planted faults (late:2:1ms)" in done.stderr, (
         done.stderr
     )
-    with history.book() as kept:
+    with history.open_book() as kept:
         assert not kept.machines()
 
 
@@ -170,7 +170,7 @@ def test_bad_input_is_told_in_words(inside, args: tuple[str, ...], words: str) -
 
 def test_of_several_machines_one_must_be_named(inside, tmp_path: Path) -> None:
     cases = swept("all_reduce", sizes=[1 << 20])
-    with history.book() as kept:
+    with history.open_book() as kept:
         for name in ("node1", "node2"):
             kept.add(dated(0, dict.fromkeys(cases, 1e6), name=name), name)
     done = inside("history", "trend")

@@ -26,7 +26,7 @@ ROWS = [case(1 << 20), case(2 << 20)]
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Book]:
-    with history.book(str(tmp_path / "h.sqlite")) as opened:
+    with history.open_book(str(tmp_path / "h.sqlite")) as opened:
         yield opened
 
 

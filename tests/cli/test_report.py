@@ -148,16 +148,15 @@ def test_two_runs_are_compared_when_asked_or_interleaved(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from collbench.features.compare import comparison as compare
-    from collbench.features.compare import false_alarms as alarms
-    from collbench.features.compare.views import verdicts
+    from collbench.features.compare import false_alarms, report
     from collbench.show.views import run as sections
 
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
         compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id))
     )
-    monkeypatch.setattr(alarms, "stored", lambda comparison: None)
-    monkeypatch.setattr(verdicts, "readable", lambda comparison, alarms: comparison)
+    monkeypatch.setattr(false_alarms, "stored", lambda comparison: None)
+    monkeypatch.setattr(report, "readable", lambda comparison, alarms: comparison)
     monkeypatch.setattr(
         sections,
         "document",

@@ -256,7 +256,7 @@ def earlier(
     if trouble:
         return blind(trouble)
     try:
-        book = history.book(url)
+        book = history.open_book(url)
     except CannotRun as e:
         return blind(e.message)
     with book:

@@ -74,7 +74,7 @@ def test_who_may_read_a_file_that_is_replaced_stays(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_made_are_their_owners(saved: Path, tmp_path: Path) -> None:
-    history.book().close()
+    history.open_book().close()
     made = [saved.parent, saved.parent.parent, tmp_path / "state", tmp_path / "state" / "home"]
     assert [mode(folder) for folder in made] == [0o700] * 4
 

@@ -25,13 +25,13 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     """Keep runs: what each row took, launch by launch. A run that is there already is left as it
     is."""
     from collbench.core.text import counted, plain
-    from collbench.features.health.history import book
+    from collbench.features.health.history import open_book
     from collbench.features.health.history.nights import machine as place
     from collbench.features.health.history.nights import nights_of
     from collbench.records import store
 
     files = [store.digest(store.find(name)) for name in runs]
-    with book(history) as kept:
+    with open_book(history) as kept:
         for file in files:
             new, nights = kept.add(file, machine), nights_of([file])
             night = next(iter(nights.values()))
@@ -161,10 +161,10 @@ def accept(
 
 def load(files: list[Path], history: str = "", debug: bool = False) -> None:
     """Bring reviewed baselines from files into the history."""
-    from collbench.features.health.history import baselines, book
+    from collbench.features.health.history import baselines, open_book
 
     found = [baselines.read(path) for path in files]
-    with book(history) as kept:
+    with open_book(history) as kept:
         for path, baseline in zip(files, found, strict=True):
             typer.echo(
                 f"{path}: {'kept' if kept.accept(baseline) else 'was there already'};"
@@ -191,9 +191,9 @@ def group() -> typer.Typer:
 
 
 def _open(url: str) -> Book:
-    from collbench.features.health.history import book
+    from collbench.features.health.history import open_book
 
-    return book(url, reading=True)
+    return open_book(url, reading=True)
 
 
 def _machine(kept: Book, asked: str) -> str:
