@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(STRANGER, copy / "features" / "pingpong")
     names = copy / "features" / "__init__.py"
-    names.write_text(names.read_text().replace('("training",)', '("training", "pingpong")'))
+    names.write_text(names.read_text().replace("NAMES = (", 'NAMES = ("pingpong", '))
     (folder / "transfers.toml").write_text(SUITE)
     done = call(folder, "run", "transfers.toml", "-g", "2", "--output", "run.jsonl", "--tag", "one")
     assert done.returncode == 0, done.stderr
