@@ -57,6 +57,7 @@ def fake_gpus(backends: Collection[str]) -> list[str]:
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
+    from collbench.machine import environment
     from collbench.records import limits
     from collbench.run import plan, session
     from collbench.run.launch import join
@@ -84,7 +85,8 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         prepared = session.prepare(order)
         policy = prepared.suite.policy
         starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
-        planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh)
+        cores = 0 if member or order.launcher == "ray" else environment.core_count()
+        planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh, cores)
         terminal.show(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
             session.refuse_nothing(prepared)

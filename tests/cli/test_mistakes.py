@@ -183,3 +183,13 @@ def test_a_dry_run_says_which_cases_the_library_may_refuse(
     text = inside(*args).stdout
     assert ("may refuse" in text) == bool(count)
     assert not count or f"may refuse {count} case of these" in text
+
+
+@pytest.mark.parametrize(("ranks", "cores", "rows"), [("2", 2, 0), ("3", 2, 1), ("2,64", 2, 1)])
+def test_a_dry_run_says_how_many_rows_have_more_ranks_than_cores(
+    inside, monkeypatch: pytest.MonkeyPatch, ranks: str, cores: int, rows: int
+) -> None:
+    monkeypatch.setattr("collbench.machine.environment.core_count", lambda: cores)
+    text = inside("all_reduce", "--sizes", "1K", "--place", "out", "-g", ranks, "--dry-run").stdout
+    assert ("oversubscribed" in text) == bool(rows)
+    assert not rows or f"{rows} row will be flagged" in text

@@ -295,10 +295,13 @@ PLANNED = (
 )
 
 
-def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) -> list[Block]:
+def plan(
+    rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False, cores: int = 0
+) -> list[Block]:
     """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
     the sum, with the seconds that ``starting`` ranks takes. Cycles, launches where ranks are
-    ``fresh``, that are all alike are listed once."""
+    ``fresh``, that are all alike are listed once. ``cores``: those that all ranks are to share, 0
+    where that is not known."""
     cycle, run = "launch" if fresh else "cycle", [row for row in rows if not row.skipped]
     cycles = Counter(row.case.cycle for row in rows)
     alike = len(cycles) > 1 == len({*cycles.values()})
@@ -331,7 +334,18 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
         *(toned(words, "quiet") for words in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
         *_may_be_refused([row.case for row in run]),
+        *_crowded([row.case for row in run], cores),
     ]
+
+
+def _crowded(cases: Sequence[Case], cores: int) -> list[Words]:
+    """How many of the planned cases have more ranks than there are cores."""
+    crowded = [case for case in cases if case.world > cores and case.backend != "model"]
+    if not (crowded and cores):
+        return []
+    where = f"{counted(max(case.world for case in crowded), 'rank')} on {counted(cores, 'core')}"
+    flagged = f"{counted(len(crowded), 'row')} will be flagged oversubscribed"
+    return [noticed(f"{where}: {flagged}, which is not fit for claims; -g {cores} fits")]
 
 
 def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
