@@ -422,7 +422,7 @@ def _outcome(
 ) -> Outcome:
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
-    apart = f"{apart} (--across-machines compares all the same)" if apart else ""
+    apart = f"{apart} (--across-machines compares anyway)" if apart else ""
     if pairs and all(pair.fake for pair in pairs):
         apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
     return Outcome(

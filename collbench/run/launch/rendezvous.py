@@ -223,7 +223,7 @@ def _by_pmi(mine: str) -> str:
             return ask(f"get kvsname={space} key={_NAME}")["value"].replace("/", " ")
     except (OSError, ValueError, KeyError) as e:
         raise CannotRun(
-            f"the launcher does not tell where rank 0 is (PMI: {e})",
+            f"the launcher does not say where rank 0 is (PMI: {e})",
             "set MASTER_ADDR to its host for every rank",
         ) from e
 

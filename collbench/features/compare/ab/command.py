@@ -274,7 +274,7 @@ def _describe_time(order: Order, expected: Forecast) -> str:
         f"{counted(len(expected.kept), 'row')}, {first} paired launches: about"
         f" {clock(expected.seconds)}"
     )
-    about += f" (up to {clock(most)} where times scatter)" if most > expected.seconds else ""
+    about += f" (up to {clock(most)} if noisy)" if most > expected.seconds else ""
     further = f", and until {clock(budget)} rows without a verdict"
     return f"{about}; then a second stage for what they flag" + further * (
         expected.seconds < budget

@@ -36,7 +36,7 @@ NAMES = {
 MARK = "inspector_output_format_version"  # in every line
 
 
-UNTOLD = "datatype, reduction, root and placement are not told"
+UNTOLD = "datatype, reduction, root and placement are not in it"
 
 
 LONGEST = 1 << 16  # bytes of a line: with events of all channels some 12 KiB

@@ -171,7 +171,7 @@ def _calls(made: Judged) -> Iterator[Lack]:
         )
     if unknown := [group.label for group in made.joined.groups if not group.known]:
         yield Lack(
-            f"who is in {_listed(unknown)} is not told",
+            f"who is in {_listed(unknown)} is not in the trace",
             "those seen in it are taken for its members",
         )
     calls = [(each.kind, each) for meeting in every for each in meeting.calls.values()]

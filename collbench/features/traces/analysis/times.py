@@ -263,7 +263,7 @@ def clock(trace: Trace, joined: Joined) -> Clock:
     if len(trace.ranks) < 2:
         return Clock(True)
     if "" in hosts:
-        return Clock(False, "the trace does not tell on which hosts ranks were")
+        return Clock(False, "the trace does not say on which hosts ranks were")
     if len(hosts) > 1:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
     for meeting in joined.meetings:

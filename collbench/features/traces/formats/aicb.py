@@ -22,7 +22,7 @@ from collbench.features.traces.formats.call_names import MOST, SUMS, UNREADABLE,
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import MOST_RANKS, WORLD
 
-HALF = "elements are taken for half precision, which the format does not tell"
+HALF = "elements are taken for half precision: the format does not say"
 ORDER = "members of groups are those of Megatron's order of ranks (tp, dp, pp)"
 FIRST = "rank 0 alone is told of"
 COLUMNS = ("comm_type", "comm_group", "msg_size")

@@ -71,7 +71,7 @@ TYPES = {
 }
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one"
-NO_RANK = "the file does not tell its rank, which is taken for 0"
+NO_RANK = "the file does not name its rank: taken for rank 0"
 UNREADABLE = "calls have a value that cannot be read"
 MOST = 1 << 62
 MOST_LOSSES = 100  # of reasons that are told
@@ -224,7 +224,7 @@ class Calls:
             moved.append(len(made))
             after = tuple(places[each] for each in call.after if each in places)
             if call.group in unknown:
-                why = f"the rank is not told to be in group '{call.group[:40]}'"
+                why = f"the file does not say that the rank is in group '{call.group[:40]}'"
                 self.lose(why, call.source, call.nbytes)
             elif call.kind != "wait" or after or not call.after:
                 places[place] = len(made)
@@ -251,7 +251,7 @@ def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     else:  # all but the root have a part alone
         elements = part * n or whole
     if not elements and max(given, got):
-        raise ValueError("the members of its group are not told")
+        raise ValueError("the members of its group are not in the file")
     told: dict[str, object] = {"kind": kind, "nbytes": _fits(elements * size)}
     if COLLECTIVES[kind].rooted:
         told["root"] = said.root
@@ -271,7 +271,7 @@ def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
         unequal = (n and said.given % n) or said.got != said.given
         return {"kind": "all_to_allv" if unequal else "all_to_all", "nbytes": _fits(most * size)}
     if not n:
-        raise ValueError("the members of its group are not told")
+        raise ValueError("the members of its group are not in the file")
     sends = _blocks(said.sends, said.given, n)
     receives = _blocks(said.receives, said.got, n)
     return {

@@ -199,7 +199,7 @@ class _Found:
             self.made.described[group] = description
         n = len(members) or (self.world if group == WORLD else 0)
         if kind in BLOCKS and not n:
-            self.made.lose(f"{kind} of a group whose members are not told", at, size)
+            self.made.lose(f"{kind} of a group whose members are not in the file", at, size)
             return None
         told = self._sized(kind, size, n, said, at)
         if told is None:

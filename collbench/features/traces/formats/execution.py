@@ -197,7 +197,7 @@ class _Found:
         try:
             said = msgspec.convert(attributes, _Comms)
         except msgspec.ValidationError as e:
-            self.made.lose("it does not tell what it is" + f": {e}" * bool(attributes), at)
+            self.made.lose("it does not say what it is" + f": {e}" * bool(attributes), at)
             return
         base = 0 if values and is_number(values[0]) else 1
         number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]

@@ -377,7 +377,7 @@ def _around(judged: Judged, front: Front) -> Table:
         lines=lines,
         align="rwlllw",
         dropped=("from", "first called"),
-        note="> hangs here" + "; Gloo's recorder does not tell which calls have completed" * gloo,
+        note="> hangs here" + "; Gloo's recorder does not record which calls have completed" * gloo,
     )
 
 

@@ -166,7 +166,7 @@ def _fine(judged: Judged) -> Headline:
         told = f"there is a trace of {there} only, of {judged.trace.world:,}"
         return Headline(f"{told}: nothing in it hangs or disagrees{left}", "notice")
     if not judged.completed:
-        told = "all ranks made the same calls; the trace does not tell whether all completed"
+        told = "all ranks made the same calls; the trace does not show whether all completed"
         return Headline(f"{told}{left}", "good")
     if lost:
         told = "no hang: all ranks made and completed the same calls, as far as these can be read"

@@ -144,8 +144,8 @@ def _expected(one: Overlap, step: Step | None) -> list[Block]:
         return []
     took = median(one.whole.times_ns)
     told = (
-        f"were each operation as fast as by itself, the step would take {duration(ns)}: it took"
-        f" {took / ns:.2f} times that"
+        f"with every operation at its stand-alone speed: {duration(ns)}; measured"
+        f" {took / ns:.2f} × that"
     )
     return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]
 

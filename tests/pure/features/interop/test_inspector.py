@@ -67,7 +67,7 @@ def test_calls_of_one_process_are_samples_of_a_record() -> None:
     assert record.times_ns == [50_000, 52_000, 60_000]
     assert record.told == ToolTime(time=52e3, over="median", ranks="mean", samples=3)
     assert record.note == (
-        "communicator 0xe6 DP: datatype, reduction, root and placement are not told;"
+        "communicator 0xe6 DP: datatype, reduction, root and placement are not in it;"
         " of 1 rank of 4; timed by kernel_gpu"
     )
 

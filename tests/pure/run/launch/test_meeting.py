@@ -600,7 +600,7 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
             rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
         os.close(process.fd)
     monkeypatch.setenv("PMI_FD", "not a number")
-    with pytest.raises(CannotRun, match="does not tell where rank 0 is"):
+    with pytest.raises(CannotRun, match="does not say where rank 0 is"):
         rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
 
 

@@ -45,7 +45,7 @@ def test_what_readers_lost_is_added_up_over_ranks() -> None:
         (calls_of("all_reduce"), "no times of operations"),
         ([*TIMED, *calls_of("barrier", first=2)], "no times of 1 of 2 operations"),
         ([call(span=(0, 10))], "operations of world have no numbers"),
-        (calls_of("all_reduce", group="x"), "who is in x is not told"),
+        (calls_of("all_reduce", group="x"), "who is in x is not in the trace"),
         (calls_of("all_to_allv"), "no splits of 2 all_to_allv calls"),
         (calls_of("broadcast", root=-1), "no root of 2 calls"),
         ([call("send", peer=1)], "2 messages without their other half"),

@@ -222,8 +222,8 @@ def test_ranks_of_one_host_share_a_clock() -> None:
     ("hosts", "words"),
     [
         (("a", "b", "b"), "on 2 hosts"),
-        (("", "", ""), "does not tell on which hosts"),
-        (("a", "", "a"), "does not tell on which hosts"),
+        (("", "", ""), "does not say on which hosts"),
+        (("a", "", "a"), "does not say on which hosts"),
     ],
 )
 def test_ranks_of_other_hosts_share_none(hosts: tuple[str, ...], words: str) -> None:

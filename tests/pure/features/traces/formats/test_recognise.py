@@ -89,7 +89,7 @@ def test_an_archive_is_named_with_what_unpacks_it(
 def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
     trace = reading.read([put(tmp_path / "dump", traced.flight_pickle())])
     assert trace.ranks[0].rank == 0
-    assert "the file does not tell its rank, which is taken for 0" in trace.assumptions
+    assert "the file does not name its rank: taken for rank 0" in trace.assumptions
 
 
 @pytest.mark.parametrize(
