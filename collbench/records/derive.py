@@ -72,47 +72,32 @@ ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
     """What a record says, derived. Times in nanoseconds per call, bandwidths in GB/s (1e9), None
-    where undefined.
+    where undefined. Ranks are the world's, whatever groups there are; lateness and skew are those
+    of a sample, however many calls it has."""
 
-    ``gateable`` is false where the protocol was broken so far that no verdict may rest on the row.
-    ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however many calls it
-    has. ``host`` and ``device`` are medians by either clock, where there is a device; that of
-    ``times`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
-    ``control`` is the median in the other cadence: of calls as a program makes them where the case
-    aligns ranks, else of aligned ones; ``sensitive``: it is another time for how ranks arrive.
-    Where ranks come apart on purpose, ``times`` count from the last one's arrival, ``skew`` is
-    how far apart they came, and ``absorbed`` the share of it that did not prolong the call.
-    ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
-    busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
-    clocks of several hosts.
-    ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
-    whatever groups there are. ``late_share`` is how late the late rank came, of the time.
-    ``wire``, ``carried`` and ``moves`` are traffic.Traffic's.
-    """
-
-    times: TimeSummary
-    t_glob: float | None
-    skew: float | None
-    overhead: float
+    times: TimeSummary  # from the last arrival, where ranks come apart on purpose
+    t_glob: float | None  # last end minus first start
+    skew: float | None  # how far apart ranks came
+    overhead: float  # of the loop around calls
     algbw: float
     busbw: float | None
-    late_rank: int | None
+    late_rank: int | None  # last far more often than chance
     flags: tuple[str, ...]
-    gateable: bool
-    lateness: tuple[float, ...] = ()
-    host: float | None = None
-    device: float | None = None
-    chose: str = ""
-    wirebw: float | None = None
-    clock_error: float = 0.0
-    slow_rank: int | None = None
-    control: float | None = None
-    sensitive: bool = False
-    absorbed: float | None = None
-    wire: float | None = None
+    gateable: bool  # false: the protocol was broken so far that no verdict may
+    lateness: tuple[float, ...] = ()  # by rank (stats.lateness)
+    host: float | None = None  # median by the host's clock, where there is a device
+    device: float | None = None  # median by the device's
+    chose: str = ""  # what the library ran
+    wirebw: float | None = None  # through each GPU's port the busier way, where that is not busbw
+    clock_error: float = 0.0  # of t_glob, skew and lateness that rest on clocks of several hosts
+    slow_rank: int | None = None  # leaves last though nobody came late, of ranks on one clock
+    control: float | None = None  # median in the other cadence
+    sensitive: bool = False  # that is another time, for how ranks arrive
+    absorbed: float | None = None  # share of a planned skew that did not prolong the call
+    wire: float | None = None  # as traffic.Traffic has it, like the next two
     carried: float = 1.0
     moves: str = ""
-    late_share: float = 0.0
+    late_share: float = 0.0  # how late it came, of the time
 
     @property
     def half_width(self) -> float:

@@ -208,44 +208,33 @@ class HostInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class World(_Line, frozen=True, tag="world"):
-    """One process group. Records name it by ``index``; times in nanoseconds. ``gpus`` is their
-    state at the start; ``hosts`` are told of where there are several; ``counters`` are errors that
-    each one's network ports had counted. ``clock_error_ns``: how well the clocks of its hosts were
-    known at the start; ``clock_hidden_ns``: by how much they may differ beyond, should a path take
-    longer one way than the other (clocks.py); 0 where there is one clock. ``cramped``: ranks have
-    fewer cores than threads that must run, their own and the library's. ``virtual``: all ranks are
-    virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a GPU;
-    ``interpreted``: kernels ran in Triton's interpreter, on CPUs; ``fake``: GPUs are a fake's on
-    host memory, whose times mean nothing. In an interleaved comparison,
-    worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired with the
-    other side's; elsewhere both are 0 and every world is a launch of its own. ``together`` says how
-    the two took turns: block by block, as two worlds alive at once or within a single one; empty
-    where one followed the other.
-    """
+    """One process group, which records name by ``index``. Times in nanoseconds. In an experiment,
+    worlds of the same stage and round are one launch, paired with the other side's; elsewhere every
+    world is a launch of its own."""
 
-    index: Whole
+    index: Whole  # by which records name it
     backend: str
     n: Ranks
-    env: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str], ...]  # settings that its ranks were started with
     launcher: str
     ranks: list[RankInfo]
-    oversubscribed: bool
-    same_clock: bool
-    library: str = ""
-    init_ns: int = 0
-    stage: int = 0
-    round: int = 0
-    together: Together = ""
-    virtual: bool = False
-    shared_gpu: bool = False
-    interpreted: bool = False
-    fake: bool = False
-    gpus: list[GpuState] = []
-    hosts: list[HostInfo] = []
-    counters: dict[str, dict[str, Whole]] = {}
-    clock_error_ns: Whole = 0
-    clock_hidden_ns: Whole = 0
-    cramped: bool = False
+    oversubscribed: bool  # a machine has more ranks than cores
+    same_clock: bool  # all ranks read one clock
+    library: str = ""  # with its version
+    init_ns: int = 0  # to open it
+    stage: int = 0  # of an experiment: 1 or 2; else 0
+    round: int = 0  # of an experiment, from 0
+    together: Together = ""  # how two sides took turns; empty where one followed the other
+    virtual: bool = False  # all ranks are virtual ones of one process on one GPU
+    shared_gpu: bool = False  # several ranks' processes share a GPU
+    interpreted: bool = False  # kernels ran in Triton's interpreter, on CPUs
+    fake: bool = False  # GPUs are a fake's on host memory, whose times mean nothing
+    gpus: list[GpuState] = []  # their state at the start
+    hosts: list[HostInfo] = []  # where there are several
+    counters: dict[str, dict[str, Whole]] = {}  # errors that each host's network ports had counted
+    clock_error_ns: Whole = 0  # how well the hosts' clocks were known at the start; 0: one clock
+    clock_hidden_ns: Whole = 0  # by which they may differ beyond, over a lopsided path
+    cramped: bool = False  # ranks have fewer cores than threads that must run, the library's too
 
 
 class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -312,86 +301,60 @@ whole."""
 
 
 class Record(_Line, frozen=True, tag="record"):
-    """The outcome of one case. ``times_ns[i]`` is the duration of sample i on its slowest rank, for
-    ``inner`` calls; ``per_rank[r][i]`` the same for each rank and ``starts_ns[r][i]`` its start
-    after the earliest rank's (first 200 samples; starts only where all ranks read one clock, as for
-    ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start). Hosts' clocks
-    can stand for one: then ``clock_error_ns`` is how well they were known while the case ran.
-    ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its
-    value. ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where even all of
-    them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
-    often the kernel took a rank off its core while measuring; ``load`` is others' load by host
-    since the record before, about the ``seconds`` of the case; ``copies_first`` says that the timed
-    call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
-    the same loop around a call that does nothing; ``call_path_ns`` is one call by rank 0 alone that
-    leaves the library nothing to do, where one can be made. ``seconds`` is what the case took, all
-    told; ``again``: it was measured twice, and this takes the place of the first record in its
-    world, whose samples it holds too. ``clock`` says whether ``times_ns`` are a host's or a
-    device's. The other one's: ``host_ns`` of some further calls, one by one, from call to
-    completion; ``device_ns`` of the same samples; both on the slowest rank. ``waited`` is the share
-    of a sample, in the median, for which hosts waited for their devices once all its calls were
-    issued, on the rank where it is least. ``control_ns`` are some samples in the other cadence: of
-    ranks that come as a program's do where the case aligns them, and aligned in mode host; of small
-    calls in mode streaming by the device's clock, as isolated, each then of ``control_inner``
-    calls. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst meanwhile.
-    ``bits`` are digests of what two calls made of the same floats, which must be rounded: one where
-    they agree.
-    ``sent`` are bytes counted after all of this, of all groups; several times where the first count
-    was not what the collective needs. ``injected`` says which faults were planted (faults.py).
-    ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
-    imported record; ``times_ns`` is then often empty. ``operations`` are a step's, by rank; of its
-    three records, sample i is of the same round; with ``stop`` "cut" they are the rounds that had
-    been finished when the run ended, whose data was not checked afterwards. ``background`` is how
-    that of the case fared.
-    Raises ValueError where times by rank are not of the case's ranks, or not as many of each.
-    """
+    """The outcome of one case. Times in nanoseconds; a sample is of ``inner`` calls, and none is
+    left out because of its value. Raises ValueError where times by rank are not of the case's
+    ranks, or not as many of each."""
 
     case: Case
     status: Status
-    world: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
-    note: str = ""
-    started: str = ""
-    times_ns: Samples = []
-    per_rank: list[list[Whole]] = []
-    starts_ns: list[list[Whole]] = []
-    glob_ns: Samples = []
-    skew_ns: Samples = []
-    clock_error_ns: Whole = 0
-    submit_ns: Samples = []
-    clock: Literal["host", "device"] = "host"
-    host_ns: Samples = []
-    device_ns: Samples = []
+    world: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1  # World.index; -1: none
+    note: str = ""  # a reason, or what is to be known of the row
+    started: str = ""  # ISO time
+    times_ns: Samples = []  # of each sample, on its slowest rank
+    per_rank: list[list[Whole]] = []  # the same for each rank, of the first 200 samples
+    starts_ns: list[list[Whole]] = []  # each rank's start after the earliest's, as skew_ns
+    glob_ns: Samples = []  # last end minus first start, as skew_ns
+    skew_ns: Samples = []  # last start minus first, where ranks read one clock
+    clock_error_ns: Whole = 0  # how well several hosts' clocks were known meanwhile
+    submit_ns: Samples = []  # until the host had issued all calls of a sample
+    clock: Literal["host", "device"] = "host"  # whose times_ns are
+    host_ns: Samples = []  # of some further calls, one by one, from call to completion
+    device_ns: Samples = []  # of the same samples, by the device
+    # median share of a sample for which hosts waited for devices once all its calls were issued, on
+    # the rank where it is least
     waited: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    # some samples in the other cadence: of ranks that come as a program's do where the case aligns
+    # them, and aligned in mode host; of small calls in mode streaming as isolated, by the device
     control_ns: Samples = []
-    control_inner: Positive | None = None
-    inner: Positive = 1
-    setup_ns: int = 0
-    warmup: int = 0
-    steady: bool = True
-    stop: Stop = ""
-    sync: Scheme = ""
-    overhead_ns: Whole = 0
-    call_path_ns: Whole | None = None
-    invalid: dict[str, Whole] = {}
-    rotation: int = 1
-    cache: Cache = ""
-    checked: int = 0
-    preempted: int = 0
-    copies_first: bool = False
-    wrong: int | None = None
-    bits: list[str] = []
+    control_inner: Positive | None = None  # calls a sample of these
+    inner: Positive = 1  # calls a sample
+    setup_ns: int = 0  # to allocate and prepare
+    warmup: int = 0  # calls before samples
+    steady: bool = True  # times had settled when warm-up ended
+    stop: Stop = ""  # what ended sampling
+    sync: Scheme = ""  # how ranks started together
+    overhead_ns: Whole = 0  # of the same loop around a call that does nothing
+    call_path_ns: Whole | None = None  # of a call by rank 0 alone that leaves the library no work
+    invalid: dict[str, Whole] = {}  # samples that were replaced, by cause
+    rotation: int = 1  # pairs of buffers that took turns
+    cache: Cache = ""  # small: all of them fit; shrunk: memory allowed fewer
+    checked: int = 0  # elements
+    preempted: int = 0  # times that the kernel took a rank off its core
+    copies_first: bool = False  # a call begins with a copy: the library works in place only
+    wrong: int | None = None  # elements; None: not checked
+    bits: list[str] = []  # digests of two calls on floats that must be rounded; one if they agree
     first_wrong: FirstWrong | None = None
-    seconds: float = 0.0
-    again: bool = False
-    injected: str = ""
-    told: ToolTime | None = None
-    chose: Choice | None = None
-    gpus: list[GpuState] = []
-    load: dict[str, Load] = {}
-    sent: list[Sent] = []
-    calibration: Calibration | None = None
-    operations: list[list[Operation]] = []
-    background: Background | None = None
+    seconds: float = 0.0  # that the case took, all told
+    again: bool = False  # measured twice: replaces the first record in its world, and holds it
+    injected: str = ""  # faults that were planted (faults.py)
+    told: ToolTime | None = None  # of an imported record, whose times_ns are often empty
+    chose: Choice | None = None  # what the library ran
+    gpus: list[GpuState] = []  # each rank's at its worst
+    load: dict[str, Load] = {}  # others', by host, since the record before
+    sent: list[Sent] = []  # bytes counted afterwards, of all groups; again where they did not fit
+    calibration: Calibration | None = None  # of cases measured in turns with others, on CPUs
+    operations: list[list[Operation]] = []  # of a training step, by rank
+    background: Background | None = None  # how that of the case fared
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

@@ -47,38 +47,31 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One point of a sweep. ``nbytes`` is the size asked for; ``size`` what is really moved, in
-    whole elements. Raises ValueError for names that are none of ours, as a file of another version
-    or hand may have.
+    """One point of a sweep: ``n`` ranks are group ``group`` of the ``of`` that ``groups`` makes of
+    a world, all measured at once, each a case with ranks and roots of its own. Raises ValueError
+    for names that are none of ours, as a file of another version or hand may have."""
 
-    ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests
-    prints them. ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of
-    a world, with ranks and roots of their own. All groups are measured at once, each a case.
-    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py). A case of another
-    kind names its ``subject``, as a step of training ("step" in files), and in place of a
-    collective a row of its kind's table; ``nbytes`` is then what the busiest rank has to send.
-    ``background`` is what ranks do meanwhile, besides (backgrounds.py)."""
-
-    collective: str
+    collective: str  # or a row of the table of its kind
     backend: str
     n: Ranks
-    nbytes: Whole
+    nbytes: Whole  # size asked for; of a subject: what the busiest rank sends
     algorithm: str = "native"
     dtype: str = "float"
-    op: str = "none"
-    root: int = -1
+    op: str = "none"  # none: nothing is reduced
+    root: int = -1  # -1: there is none; both as nccl-tests prints them
     in_place: bool = False
-    mode: Mode = "isolated"
+    mode: Mode = "isolated"  # cadence of calls
     env: Setting = ()
-    splits: str = ""
-    align: Positive = 1
-    cycle: Whole = 0
-    groups: str = ""
-    group: Whole = 0
-    of: Ranks = 1
-    arrival: str = ""
+    splits: str = ""  # how blocks of an all_to_allv differ (splits.py)
+    align: Positive = 1  # bytes to which blocks are rounded
+    cycle: Whole = 0  # repetition, from 0
+    groups: str = ""  # rule that makes them (groups.py)
+    group: Whole = 0  # number of this one
+    of: Ranks = 1  # groups in all
+    arrival: str = ""  # how ranks come apart that the mode has aligned (arrivals.py)
+    # what a case of another kind is about, as a training step; "step" in files
     subject: Annotated[str, msgspec.Meta(max_length=200)] = msgspec.field(name="step", default="")
-    background: Annotated[str, msgspec.Meta(max_length=80)] = ""
+    background: Annotated[str, msgspec.Meta(max_length=80)] = ""  # what ranks do besides
 
     def __post_init__(self) -> None:
         if (

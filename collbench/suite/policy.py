@@ -19,38 +19,35 @@ LAUNCH_SECONDS = 0.25  # of samples of a case in one of several launches, at lea
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a
-    sample in streaming mode, ``graph`` replays of ``iters`` in graph mode. ``fresh`` cycles are
-    launches. ``blame`` leaves operations out of steps. ``inject`` plants faults.
-    """
+    """How each case is measured. Times in seconds; None: as the data decide."""
 
-    iters: Samples | None = None
-    warmup: int | None = None
-    precision: float | None = None
-    max_seconds: float | None = None
+    iters: Samples | None = None  # samples, whatever their precision
+    warmup: int | None = None  # calls before samples
+    precision: float | None = None  # half width of the interval, as a share of the median
+    max_seconds: float | None = None  # of samples of a case
     min_seconds: float = 0.2
     min_iters: Samples = 20
     max_iters: Samples = 2000
-    batch: int = 20
-    sync: Literal["auto", "window", "barrier", "device"] = "auto"
-    cache: Literal["cold", "hot"] = "cold"
+    batch: int = 20  # calls of a sample in mode streaming
+    sync: Literal["auto", "window", "barrier", "device"] = "auto"  # how ranks start together
+    cache: Literal["cold", "hot"] = "cold"  # whether buffers take turns
     order: Literal["auto", "size", "shuffled"] = "auto"
-    check: int = 1
-    seed: int = 1
-    agg_iters: int = 1
-    unalign: int = 0
-    blocking: int = 0
-    graph: Positive = 1
-    cpu_time: bool = False
-    pin: bool = True
-    timeout: float | None = None
-    virtual: bool = False
-    share_gpu: bool = False
-    register: Literal[0, 1, 2] = 0
-    fresh: bool = False
-    bitwise: bool = False
-    blame: bool = False
-    inject: str = ""
+    check: int = 1  # 0: data is not checked
+    seed: int = 1  # of data and orders
+    agg_iters: int = 1  # calls launched together, -m
+    unalign: int = 0  # bytes off alignment
+    blocking: int = 0  # wait for each call, -z
+    graph: Positive = 1  # replays of ``iters`` in mode graph
+    cpu_time: bool = False  # report the host's time in place of the device's
+    pin: bool = True  # bind ranks to cores
+    timeout: float | None = None  # without progress
+    virtual: bool = False  # all ranks on one GPU, in one process
+    share_gpu: bool = False  # ranks may share a GPU
+    register: Literal[0, 1, 2] = 0  # buffers with the library, -R
+    fresh: bool = False  # each cycle is a launch
+    bitwise: bool = False  # keep digests of rounded floats
+    blame: bool = False  # measure steps without their costliest operations, too
+    inject: str = ""  # faults to plant
 
     def in_launches(self, number: int, of: int) -> Policy:
         """The policy with so many launches in place of ``of``: the time of a case is divided among
