@@ -32,11 +32,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sync: Literal["auto", "window", "barrier", "device"] = "auto"  # how ranks start together
     cache: Literal["cold", "hot"] = "cold"  # whether buffers take turns
     order: Literal["auto", "size", "shuffled"] = "auto"
-    check: int = 1  # 0: data is not checked
+    check: int = 1  # of the data, before and after timing; 0: none
     seed: int = 1  # of data and orders
     agg_iters: int = 1  # calls launched together, -m
     unalign: int = 0  # bytes off alignment
-    blocking: int = 0  # wait for each call, -z
+    blocking: int = 0  # -z: 1: a barrier after each call; 2, 3: other cadences
     graph: Positive = 1  # replays of ``iters`` in mode graph
     cpu_time: bool = False  # report the host's time in place of the device's
     pin: bool = True  # bind ranks to cores
