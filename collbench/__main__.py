@@ -13,8 +13,8 @@ if __name__ == "__main__" and not sys.flags.safe_path and os.path.isdir(sys.path
     if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == current:  # noqa: PTH100, PTH120
         sys.path.append(current)
 try:
-    from collbench.core import streams
-    from collbench.core.interrupts import interrupts
+    from collbench.survive import streams
+    from collbench.survive.signals import interrupts
 except KeyboardInterrupt:  # it came before anything could wait for it
     os._exit(INTERRUPTED)
 
@@ -34,7 +34,7 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     except Exception:  # a module may have made an error of its own of the interrupt
-        if not interrupts.asked:
+        if not interrupts.requested:
             raise
     # sys.exit would not do: Python ends by SIGINT all the same where the signal came while it
     # evaluated a string, as modules do when they make a class

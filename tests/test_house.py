@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent
 # The kernel, top to bottom: a module imports its own folder and those above it.
 KERNEL = (
     "core",  # what a collective is, what algorithms do and cost
+    "survive",  # signals, a closed pipe, a full disk, a crash
     "machine",  # where we are
     "suite",  # what is asked for
     "records",  # what came out

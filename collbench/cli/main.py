@@ -3,16 +3,12 @@ called."""
 
 from __future__ import annotations
 
-import errno
-import io
 import os
-import re
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -21,12 +17,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from collbench.cli import mistakes
 from collbench.core.collectives import COLLECTIVES, collective
-from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError, first_line
+from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.feature import Command, find_entries, load_entry
-from collbench.core.files import keep_traceback
-from collbench.core.interrupts import interrupts
-from collbench.core.streams import SPELLED
 from collbench.core.text import near, plain, tell
+from collbench.survive.crash import explain_crash
+from collbench.survive.output import ResilientOutput, reopen_stdout
+from collbench.survive.signals import interrupts
 
 # The commands beside those of collectives and of features; these are listed between them.
 BEGIN = (
@@ -220,60 +216,14 @@ def _root(
 ENVIRONMENT = "environment"  # of a pod, say, in which a person may type a command
 
 
-# as Python, the loader of libraries and the kernel say it
-NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
-
-
-_MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
-_NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
-
-
-# errors of the machine and of what a person gave, and what to do about them
-OF_THE_MACHINE = {
-    errno.EACCES: _MAY_NOT,
-    errno.EPERM: _MAY_NOT,
-    errno.EROFS: _NO_ROOM,
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.ENAMETOOLONG: "name a shorter path",
-    errno.ELOOP: "it is a link that leads to itself",
-    errno.EIO: "is its disk or its network well? see dmesg",
-    errno.ESTALE: "is its file server there?",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the machine has too many files open",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
-}
-
-
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
-    out = sys.stdout = Out(_own_stdout())
+    out = sys.stdout = ResilientOutput(reopen_stdout())
     code = _ended()
     out.flush()
     _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
-
-
-def _own_stdout() -> Any:
-    """Standard output at a descriptor that only this command writes to: where it is a rank, what
-    libraries write to descriptor 1 goes to standard error (join.py)."""
-    inherited = sys.stdout
-    if not isinstance(inherited, io.TextIOWrapper):
-        return inherited or io.StringIO()
-    inherited.reconfigure(errors=SPELLED)  # what its encoding lacks is no reason to stop
-    try:
-        descriptor = os.dup(inherited.fileno())
-    except OSError:
-        return inherited  # it has none
-    unbuffered = inherited.write_through
-    return io.TextIOWrapper(
-        os.fdopen(descriptor, "wb", buffering=0 if unbuffered else -1),
-        inherited.encoding,
-        inherited.errors,
-        line_buffering=inherited.line_buffering,
-        write_through=unbuffered,
-    )
 
 
 def _ended() -> int:
@@ -319,7 +269,9 @@ def _failed(error: Exception) -> int:
         return _refuse_command_line(error)
     if "--debug" in sys.argv:
         raise error
-    return _unforeseen(error)
+    crash = explain_crash(error)
+    tell(crash.message, crash.hint)
+    return crash.exit if crash.exit == Exit.FAULT else _refused(crash.message, crash.exit)
 
 
 def _refuse_command_line(error: Any) -> int:
@@ -331,26 +283,6 @@ def _refuse_command_line(error: Any) -> int:
     message, hint = mistakes.describe(error)
     tell(message, hint)
     return _refused(message, Exit.USAGE)
-
-
-def _unforeseen(error: Exception) -> int:
-    """The exit code of an error that no command expects: the machine's, or a fault of collbench."""
-    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
-        tell(
-            "there is not enough memory",
-            "free some, raise ulimit -v, or give fewer or smaller runs",
-        )
-        return Exit.CANNOT_RUN
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
-        what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-        tell(what, OF_THE_MACHINE[error.errno])
-        return _refused(what, Exit.CANNOT_RUN)
-    kept = keep_traceback("".join(traceback.format_exception(error)))
-    tell(
-        f"{type(error).__name__}, {first_line(error)}",
-        f"this is a fault of collbench, please report it: {kept}",
-    )
-    return Exit.FAULT
 
 
 def _refuse_no_folder() -> None:
@@ -367,40 +299,6 @@ def _refused(message: str, code: int) -> int:
         return code
     print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
     return Exit.NO_VERDICT
-
-
-class Out:
-    """Standard output that never ends what the command does. What cannot be written is given up:
-    without a word where nobody reads on (``closed_early``), told once where the disk is full
-    (``lost``)."""
-
-    def __init__(self, out: Any) -> None:
-        self._out = out
-        self.closed_early = self.lost = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
-
-    def write(self, text: str) -> int:
-        return self._tried(partial(self._out.write, text)) or len(text)
-
-    def flush(self) -> None:
-        self._tried(self._out.flush)
-
-    def _tried(self, act: Callable[[], Any]) -> Any:
-        if self.closed_early or self.lost:
-            return None
-        try:
-            return act()
-        except BrokenPipeError:
-            self.closed_early = True
-        except OSError as e:
-            self.lost = True
-            tell(f"standard output: {e.strerror}; what follows is not printed")
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        with suppress(OSError, ValueError):  # what it still holds goes there when Python ends
-            os.dup2(nowhere, self._out.fileno())
-        return None
 
 
 def _leave(code: int) -> None:

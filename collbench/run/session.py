@@ -23,7 +23,6 @@ from collbench.core.errors import (
     UsageError,
     first_line,
 )
-from collbench.core.interrupts import interrupts
 from collbench.core.text import clock, counted, size, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -48,6 +47,7 @@ from collbench.suite import faults
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
+from collbench.survive.signals import interrupts
 
 LONG_CALL = 60.0  # seconds of a call that is told of beforehand
 
@@ -329,7 +329,7 @@ class _Session:
         problem: Exception | None = None
         try:
             with interrupts:
-                with interrupts.held():
+                with interrupts.uninterrupted():
                     self._open()
                 for number, part in enumerate(launches):
                     if number:
@@ -397,7 +397,7 @@ class _Session:
             if heard is None:
                 return
             line = heard
-        with interrupts.held():
+        with interrupts.uninterrupted():
             self._keep(line)
             self._tell(line)
 
@@ -486,7 +486,7 @@ class _Session:
         """Write what is left and the last line, and have the reporter close. Raises CannotRun if
         something could not be saved."""
         path = None
-        with interrupts.spared():
+        with interrupts.shielded():
             self._keep_what_was_cut(note)
             end = End(exit=code, ended=now(), note=note, load=self._after)
             if self._writer is not None:

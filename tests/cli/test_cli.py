@@ -647,7 +647,7 @@ import os, signal, sys
 
 class Early:
     def find_spec(self, name, path=None, target=None):
-        if name == "collbench.core.interrupts":
+        if name == "collbench.survive.signals":
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paths import before
 
-KERNEL = ("core", "machine", "suite", "records", "show", "cli")  # none needs torch
+KERNEL = ("core", "survive", "machine", "suite", "records", "show", "cli")  # none needs torch
 
 
 class Server:

@@ -24,12 +24,12 @@ from typing import NoReturn
 
 import msgspec
 
-from collbench.core import streams
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.world import Channel
+from collbench.survive import streams
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -27,7 +27,6 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
-from collbench.core.interrupts import interrupts
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -40,6 +39,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.host import Host
 from collbench.run.launch.meeting import listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
+from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
     from collbench.run.jobs import Plan

@@ -23,7 +23,6 @@ from typing import Any, cast
 
 import msgspec
 
-from collbench.core import streams
 from collbench.core.errors import CannotRun, CollbenchError
 from collbench.machine import environment
 from collbench.run import memory
@@ -36,6 +35,7 @@ from collbench.run.launch.interpreter import SideName, Variant, alone, refuse_ab
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
 from collbench.suite.policy import Policy
+from collbench.survive import streams
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
 

@@ -21,7 +21,6 @@ import psutil
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
-from collbench.core.interrupts import interrupts
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.run.backends import _model
@@ -43,6 +42,7 @@ from collbench.run.launch.world import (
     World,
     tell_late,
 )
+from collbench.survive.signals import interrupts
 
 TICK = 0.25
 
@@ -170,7 +170,7 @@ class Launcher(FreshRanks):
 
     def _server(self, env: Env) -> ForkServer:
         if env not in self._servers:
-            with interrupts.held():
+            with interrupts.uninterrupted():
                 self._servers[env] = ForkServer(self._environment(env), self._python)
         return self._servers[env]
 

@@ -22,13 +22,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from collbench.core import streams
 from collbench.core.errors import CannotRun
-from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
 from collbench.run.launch.children import bound, die_with_parent, module
 from collbench.run.launch.forkserver import Note, Parent, leave
+from collbench.survive import streams
+from collbench.survive.signals import interrupts
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
 
@@ -117,7 +117,7 @@ class Mpirun(Parent):
         warden = module(self._python, "collbench.run.launch.mpirun", *mine)
         begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), place]
         started = [self._mpirun, "-n", str(n), *begin, *warden]
-        with interrupts.held():
+        with interrupts.uninterrupted():
             self.process = subprocess.Popen(
                 bound(self._python, signal.SIGTERM, me, *started),
                 env=self._env,
@@ -185,7 +185,7 @@ class Mpirun(Parent):
         """End mpirun, if there is one, and with it every rank it still has. A second signal does
         not hurry it: it would leave what MPI has in /dev/shm."""
         if hasattr(self, "_end"):
-            with interrupts.spared():
+            with interrupts.shielded():
                 if self._alive:
                     self.process.terminate()
                 self.end()

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
-from collbench.core.interrupts import interrupts
 from collbench.features.training import presets
 from collbench.features.training.overlap import overlaps
 from collbench.features.training.step import Op, Program
@@ -27,6 +26,7 @@ from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
+from collbench.survive.signals import interrupts
 
 SUITE = Suite(
     name="x",

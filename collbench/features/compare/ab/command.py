@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
-from collbench.core.interrupts import interrupts
 from collbench.core.text import clock, plain
+from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
     from collbench.features.compare.ab.experiment import Order

@@ -21,7 +21,6 @@ import numpy as np
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
-from collbench.core.interrupts import interrupts
 from collbench.core.text import counted
 from collbench.features.compare.ab import duet, matching
 from collbench.features.compare.ab.matching import SIDES, Row
@@ -49,6 +48,7 @@ from collbench.run.reporter import Step
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
+from collbench.survive.signals import interrupts
 
 # Of samples of a case and launch, unless the suite says so: more launches tell more.
 PILOT_SECONDS = 0.25
@@ -195,7 +195,7 @@ class Experiment:
     def run(self) -> None:
         """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished
         is kept."""
-        with interrupts.held():
+        with interrupts.uninterrupted():
             self._open()
         try:
             if rows := self._affordable(self._pilot()):

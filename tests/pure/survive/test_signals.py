@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.core.interrupts import ONE_WISH, Interrupts
+from collbench.survive.signals import ONE_WISH, Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -25,7 +25,7 @@ def test_signals_interrupt_and_are_given_back(number: signal.Signals) -> None:
 def test_what_is_held_is_done_whole() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
-        with interrupts.held():
+        with interrupts.uninterrupted():
             os.kill(os.getpid(), signal.SIGHUP)
             done.append("whole")
         done.append("more")
@@ -38,7 +38,7 @@ def test_a_second_signal_does_not_cut_short_what_cleans_up() -> None:
         try:
             os.kill(os.getpid(), signal.SIGINT)
         finally:
-            with interrupts.spared():
+            with interrupts.shielded():
                 os.kill(os.getpid(), signal.SIGINT)
                 done.append("whole")
             done.append("and the rest")
@@ -69,7 +69,7 @@ def test_a_signal_that_follows_another_at_once_is_the_same_wish(
 def test_the_first_signal_that_comes_while_all_is_cleaned_up_is_told_after() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
-        with interrupts.spared():
+        with interrupts.shielded():
             os.kill(os.getpid(), signal.SIGINT)
             done.append("whole")
         done.append("more")
@@ -78,7 +78,7 @@ def test_the_first_signal_that_comes_while_all_is_cleaned_up_is_told_after() -> 
 
 def test_what_failed_while_it_cleaned_up_spares_nothing_after() -> None:
     with Interrupts() as interrupts:
-        with suppress(ValueError), interrupts.spared():
+        with suppress(ValueError), interrupts.shielded():
             raise ValueError
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -133,7 +133,7 @@ def test_one_that_a_library_swallows_is_raised_before_anything_is_begun() -> Non
 
 def test_what_failed_while_signals_were_held_holds_none_of_the_next() -> None:
     with Interrupts() as interrupts:
-        with suppress(ValueError), interrupts, interrupts.held():
+        with suppress(ValueError), interrupts, interrupts.uninterrupted():
             raise ValueError
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

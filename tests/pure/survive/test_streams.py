@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from collbench.core import text
-from collbench.core.streams import SPELLED, LossyFile
+from collbench.survive.streams import SPELLED, LossyFile
 
 
 def opened(descriptor: int) -> io.TextIOWrapper:

@@ -18,14 +18,15 @@ ONE_WISH = 1.0  # seconds in which a signal that follows another says nothing ne
 
 class Interrupts:
     """Within its ``with`` blocks SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, unless they
-    are ignored (nohup): at once, or after what must not be cut in two (``held``). One that follows
-    within ONE_WISH is the same wish: a person presses twice, a launcher passes on what its whole
-    group has got. Where others lose the exception, it is raised again: Python drops those of
-    destructors, a library may make an error of its own of it. ``asked`` is whether a signal
-    came."""
+    are ignored (nohup): at once, or after what must not be cut in two (``uninterrupted``).
+
+    A signal that follows within ONE_WISH is the same wish: a person presses twice, a launcher
+    passes on what its whole group has got. Where others lose the exception, it is raised again:
+    Python drops those of destructors, a library may make an error of its own of it. ``requested``
+    is whether a signal came."""
 
     def __init__(self) -> None:
-        self.asked = self._holding = False
+        self.requested = self._holding = False
         self._raised = -ONE_WISH
         self._before: list[tuple[list[tuple[signal.Signals, Any]], Callable[[Any], Any]]] = []
 
@@ -44,9 +45,9 @@ class Interrupts:
         handlers, sys.unraisablehook = self._before.pop()
         for number, handler in handlers:
             signal.signal(number, handler)
-        asked, self._holding = self.asked, False
+        asked, self._holding = self.requested, False
         if not self._before:
-            self.asked, self._raised = False, -ONE_WISH
+            self.requested, self._raised = False, -ONE_WISH
         if asked and isinstance(error, Exception) and not isinstance(error, CollbenchError):
             raise KeyboardInterrupt from error
 
@@ -54,23 +55,23 @@ class Interrupts:
         new = number == signal.SIGALRM or time.monotonic() - self._raised > ONE_WISH
         if new and not self._holding:
             self._raise()
-        self.asked = True
+        self.requested = True
 
     def _raise(self) -> None:
-        self.asked, self._raised = True, time.monotonic()
+        self.requested, self._raised = True, time.monotonic()
         raise KeyboardInterrupt
 
     def _lost(self, lost: Any) -> None:
         """Has an interrupt that was dropped come again in a moment: one that is raised in here
         would be dropped, too."""
-        if self.asked and issubclass(lost.exc_type, KeyboardInterrupt):
+        if self.requested and issubclass(lost.exc_type, KeyboardInterrupt):
             signal.signal(signal.SIGALRM, self._stop)
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
         else:
             self._before[0][1](lost)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """What is done within is done whole, unless it fails: then no signal disturbs what cleans
         up."""
         self._holding = True
@@ -79,10 +80,10 @@ class Interrupts:
         self.check()
 
     @contextmanager
-    def spared(self) -> Iterator[None]:
+    def shielded(self) -> Iterator[None]:
         """What cleans up within is done whole, whether it fails or not, though signals come again
         and again."""
-        before, asked, self._holding = self._holding, self.asked, True
+        before, asked, self._holding = self._holding, self.requested, True
         try:
             yield
         finally:
@@ -91,7 +92,7 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        if self.asked:
+        if self.requested:
             self._raise()
 
     def leave_to_the_system(self) -> None:

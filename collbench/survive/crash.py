@@ -1,0 +1,57 @@
+"""Errors that no command expects: those of the machine, and faults of collbench."""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from typing import NamedTuple
+
+from collbench.core.errors import Exit, first_line
+from collbench.core.files import keep_traceback
+
+# as Python, the loader of libraries and the kernel say it
+NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
+
+
+_MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
+_NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
+
+
+# errors of the machine and of what a person gave, and what to do about them
+HINTS = {
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.EROFS: _NO_ROOM,
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "it is a link that leads to itself",
+    errno.EIO: "is its disk or its network well? see dmesg",
+    errno.ESTALE: "is its file server there?",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many files open",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+}
+
+
+class Crash(NamedTuple):
+    """What a person is told of an error, and the exit code."""
+
+    message: str
+    hint: str
+    exit: Exit
+
+
+def explain_crash(error: Exception) -> Crash:
+    """The machine's fault where the error is known for that, else collbench's, whose traceback is
+    kept in a file."""
+    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
+        remedy = "free some, raise ulimit -v, or give fewer or smaller runs"
+        return Crash("there is not enough memory", remedy, Exit.CANNOT_RUN)
+    if isinstance(error, OSError) and error.errno in HINTS:
+        what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        return Crash(what, HINTS[error.errno], Exit.CANNOT_RUN)
+    kept = keep_traceback("".join(traceback.format_exception(error)))
+    told = f"{type(error).__name__}, {first_line(error)}"
+    return Crash(told, f"this is a fault of collbench, please report it: {kept}", Exit.FAULT)
