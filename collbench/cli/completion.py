@@ -7,7 +7,8 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 
 if TYPE_CHECKING:
     from typer.models import ParameterInfo

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collbench.core.collectives import COLLECTIVES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import OPS
 
 
 def list_() -> None:

@@ -8,8 +8,6 @@ handed to the library call.
 
 Bounds are those of Chan, Heimlich, Purkayastha and van de Geijn (2007) for one-port, full-duplex,
 point-to-point networks: ``T >= max(a*alpha, b*beta*S, g*gamma*S)`` with S the size in bytes.
-
-Element types: nccl-tests' names, the sizes behind them, and what they can represent exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.core.feature import load_entries
@@ -102,26 +100,6 @@ class Collective(NamedTuple):
         if self.in_place is None:
             return 0, send, send + recv
         return (*places[self.in_place], max(send, recv))
-
-
-class Op(NamedTuple):
-    """A reduction: ``function`` is its name in numpy and torch, ``combine`` folds two values with
-    it.
-
-    Bitwise ones are ``integers_only``; ``idempotent``: op(x, x) = x; ``divides``: the total is
-    divided by n at the end.
-    """
-
-    name: str
-    function: str
-    integers_only: bool = False
-    idempotent: bool = False
-    divides: bool = False
-
-    def combine(self, a: Any, b: Any) -> Any:
-        import numpy as np
-
-        return getattr(np, self.function)(a, b)
 
 
 def _blocks(values: Any, n: int) -> list[Any]:
@@ -427,80 +405,3 @@ def collective(name: str) -> Collective:
         if word in (row.name, *row.aliases):
             return row
     raise UsageError(f"unknown collective '{name}'", f"one of {', '.join(COLLECTIVES)}")
-
-
-# avg folds like sum and divides at the end; premul_sum folds inputs that were scaled by
-# premul_factor first.
-OPS: dict[str, Op] = {
-    o.name: o
-    for o in (
-        Op("sum", "add"),
-        Op("prod", "multiply"),
-        Op("min", "minimum", idempotent=True),
-        Op("max", "maximum", idempotent=True),
-        Op("avg", "add", divides=True),
-        Op("band", "bitwise_and", integers_only=True, idempotent=True),
-        Op("bor", "bitwise_or", integers_only=True, idempotent=True),
-        Op("bxor", "bitwise_xor", integers_only=True),
-        Op("premul_sum", "add"),
-    )
-}
-
-
-def premul_factor(rank: int) -> int:
-    """What ``premul_sum`` multiplies rank's input by: 1 on even ranks, 2 on odd ones, as
-    nccl-tests' mulsum does."""
-    return 1 + rank % 2
-
-
-def reduction(name: str) -> str:
-    """The reduction called ``name``, by its proper name."""
-    name = {"mulsum": "premul_sum"}.get(name, name)
-    if name != "none" and name not in OPS:
-        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
-    return name
-
-
-class DType(NamedTuple):
-    """One element type.
-
-    ``precision`` is the number of significand bits including the hidden one (for integers the value
-    bits), ``emin`` and ``emax`` the exponents of the smallest and largest normal number ``1.0 *
-    2**e``.
-    """
-
-    name: str
-    torch: str
-    size: int
-    kind: Literal["int", "uint", "float"]
-    precision: int
-    emin: int = 0
-    emax: int = 0
-    aliases: tuple[str, ...] = ()
-
-
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        DType("int8", "int8", 1, "int", 7, aliases=("char",)),
-        DType("uint8", "uint8", 1, "uint", 8),
-        DType("int32", "int32", 4, "int", 31, aliases=("int",)),
-        DType("uint32", "uint32", 4, "uint", 32),
-        DType("int64", "int64", 8, "int", 63, aliases=("long",)),
-        DType("uint64", "uint64", 8, "uint", 64),
-        DType("half", "float16", 2, "float", 11, -14, 15, ("float16", "fp16")),
-        DType("float", "float32", 4, "float", 24, -126, 127, ("float32", "fp32")),
-        DType("double", "float64", 8, "float", 53, -1022, 1023, ("float64", "fp64")),
-        DType("bfloat16", "bfloat16", 2, "float", 8, -126, 127, ("bf16",)),
-        DType("f8e4m3", "float8_e4m3fn", 1, "float", 4, -6, 8, ("fp8_e4m3", "float8_e4m3fn")),
-        DType("f8e5m2", "float8_e5m2", 1, "float", 3, -14, 15, ("fp8_e5m2", "float8_e5m2")),
-    )
-}
-
-
-def dtype(name: str) -> DType:
-    """The type called ``name`` (nccl-tests' spelling, torch's, or a common short form)."""
-    for d in DTYPES.values():
-        if name.replace("-", "_") in (d.name, *d.aliases):
-            return d
-    raise UsageError(f"unknown datatype '{name}'", f"one of {', '.join(DTYPES)}, or all")

@@ -9,15 +9,13 @@ from collbench.core import groups, splits
 from collbench.core.collectives import (
     COLLECTIVE,
     COLLECTIVES,
-    DTYPES,
-    OPS,
     UNKNOWN,
     Collective,
-    DType,
     RowTable,
     find_row_table,
     reading_place,
 )
+from collbench.core.dtypes import DTYPES, OPS, DType
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from collbench.core.collectives import DTYPES, OPS
+from collbench.core.dtypes import DTYPES, OPS
 
 Kind = Literal[
     "whole",  # a whole number

@@ -13,7 +13,8 @@ import msgspec
 
 from collbench.core import algorithms, groups, splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import OPS, Collective, collective, dtype, reduction
+from collbench.core.collectives import Collective, collective
+from collbench.core.dtypes import OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
@@ -373,8 +374,8 @@ def _product(axes: Axes) -> Iterator[Case]:
                 n=len(found[0]),
                 nbytes=size if (told := whole(split, len(found[0]))) is None else told,
                 algorithm=algorithm,
-                dtype=dtype(kind).name,
-                op=reduction(op),
+                dtype=find_dtype(kind).name,
+                op=find_reduction(op),
                 root=root,
                 in_place=in_place,
                 mode=how[0],

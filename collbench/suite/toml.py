@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import algorithms, files, groups, splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import near
 from collbench.suite import arrivals, backgrounds, fields, shipped
@@ -379,8 +380,8 @@ KINDS: dict[str, Kind] = {
     "split": TEXT._replace(parse=_split),
     "name": NAME,
     "collective": _known(lambda word: collective(word).name, COLLECTIVES),
-    "dtype": _known(lambda word: dtype(word).name, DTYPES),
-    "op": _known(reduction, OPS),
+    "dtype": _known(lambda word: find_dtype(word).name, DTYPES),
+    "op": _known(find_reduction, OPS),
     "algorithm": NAME._replace(parse=_algorithm),
     "rule": NAME._replace(parse=groups.spelled),
     "arrival": NAME._replace(parse=arrivals.spelled),

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import torch
 
-from collbench.core.collectives import DTYPES, OPS
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.run.backends import _instructions, _kernel
 from collbench.run.backends._instructions import LENGTH, WIDE, Opcode
 from collbench.suite.case import Case

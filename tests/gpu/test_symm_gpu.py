@@ -17,7 +17,8 @@ if not torch.cuda.is_available():
     )
 
 from collbench.core import algorithms
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.records.types import Record
 from collbench.run.backends import _instructions, _symm
 from collbench.run.backends._reducers import arithmetic, fold

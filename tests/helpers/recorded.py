@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.features.training.models import OUTSIDE, Model, Tensor
 from collbench.features.training.step import Step
 

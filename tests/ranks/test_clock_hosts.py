@@ -18,8 +18,8 @@ from paths import before
 
 from collbench.records import derive, store
 from collbench.records.types import RunFile
-from collbench.run.rank import clocks
-from collbench.run.rank.clocks import Links
+from collbench.run.rank import clock_links
+from collbench.run.rank.clock_links import Links
 from collbench.show.views import run
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -221,7 +221,7 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_child_that_stays_away_leaves_no_clock_but_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clocks, "CONNECT_S", 0.3)
+    monkeypatch.setattr(clock_links, "CONNECT_S", 0.3)
     assert {one.trouble for one in linked(monkeypatch, absent=True)} == {
         "rank 0 has no connection: rank 2 did not connect in 0.3 s"
     }
@@ -241,8 +241,8 @@ def rank_of_its_own(rank: int, path: str) -> None:
 
     import torch.distributed as dist
 
-    from collbench.run.rank.clocks import GlobalClock
     from collbench.run.rank.control import Control
+    from collbench.run.rank.global_clock import GlobalClock
 
     host = [0, 1, 1, 2][rank]
     offset, ppm = [0, 10**16, -(10**15)][host], [0, 50, -30][host]

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.records import stats, store
 from collbench.records.derive import derive
 from collbench.suite.case import Case

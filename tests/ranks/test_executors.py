@@ -15,7 +15,8 @@ from marks import long
 from paths import before
 
 from collbench.core import algorithms
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand
 

@@ -21,7 +21,8 @@ from paths import before
 from test_faults import Started, gone
 
 from collbench.core import algorithms
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit
 from collbench.records import choice, store
 from collbench.records.types import RunFile

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from collbench.core import algorithms
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import RunBroken
 from collbench.records.types import Record
 from collbench.suite.case import Case

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import printable
 from collbench.features.traces.types import Call, RankTrace

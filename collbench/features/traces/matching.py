@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import counted, size
 from collbench.features.traces.groups import Group, Place, group_of, unknown

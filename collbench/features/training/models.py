@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import near
 

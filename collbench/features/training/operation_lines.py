@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import text
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError
 from collbench.core.text import UNITS
 from collbench.features.training.step import (
@@ -190,7 +191,7 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
     kind = row.kind
     if kind not in KINDS:
         kind = _known(lambda name: collective(name).name, kind, f"{where}, kind", KINDS)
-    type_ = _known(lambda name: dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
+    type_ = _known(lambda name: find_dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
     if row.count != "" and row.bytes != "":
         raise UsageError(f"{where}: count and bytes are both there", "elements, or bytes")
     nbytes = whole(row.bytes, f"{where}, bytes") if row.bytes != "" else 0
@@ -213,7 +214,9 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
         group=row.group,
         nbytes=nbytes,
         dtype=type_,
-        op=_known(reduction, row.reduce or ("sum" if reduces else "none"), f"{where}, reduce", OPS),
+        op=_known(
+            find_reduction, row.reduce or ("sum" if reduces else "none"), f"{where}, reduce", OPS
+        ),
         root=0 if rooted and row.root < 0 else row.root,
         peer=row.peer,
         tag=row.tag,

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from collbench.core import splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.text import size
 from collbench.features.training.parts import PARTS
 from collbench.features.training.reshape import LONG

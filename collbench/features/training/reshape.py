@@ -9,7 +9,8 @@ from fractions import Fraction
 
 import msgspec
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import near, size
 from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step

@@ -16,7 +16,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import printable
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.features.training.count import count
 from collbench.features.training.operations import (
     ALONE,

@@ -35,7 +35,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.core.collectives import OPS
+from collbench.core.dtypes import OPS
 from collbench.core.program import Action, Bank, Term
 from collbench.run.backends._compiled import VECTOR, Compiled, Spot
 from collbench.suite.case import Case

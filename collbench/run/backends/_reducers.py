@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from collbench.core.collectives import OPS, DType
+from collbench.core.dtypes import OPS, DType
 
 Span = Any  # a numpy array or a torch tensor, as Arithmetic.view made it
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from collbench.core.collectives import OPS
+from collbench.core.dtypes import OPS
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.program import Bank
 from collbench.run.backends import Base, Call, _cuda, _instructions, _memory

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from collbench.core.collectives import premul_factor
+from collbench.core.dtypes import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import placed
 from collbench.records.types import Choice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from collbench.core.backend_info import BackendInfo
-from collbench.core.collectives import OPS
+from collbench.core.dtypes import OPS
 from collbench.suite.case import Case
 
 

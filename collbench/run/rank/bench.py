@@ -14,8 +14,8 @@ from collbench.run.backends import Backend
 from collbench.run.launch.board import Board
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import Planted
-from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
+from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import Streak, Watch
 from collbench.suite.faults import faults
 from collbench.suite.policy import Policy

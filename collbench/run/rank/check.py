@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from collbench.core.collectives import DTYPES, OPS
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.run.rank import payload
 from collbench.run.rank.calls import flip
 from collbench.run.rank.payload import WINDOW, Piece

@@ -20,8 +20,8 @@ from collbench.records.types import Calibration, Scheme, Stop
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank.calibration import Blocks, Calibrator
-from collbench.run.rank.clocks import WINDOW_NS, GlobalClock
 from collbench.run.rank.control import Control
+from collbench.run.rank.global_clock import WINDOW_NS, GlobalClock
 from collbench.run.rank.gpu import Guard, Stream
 from collbench.suite.policy import Policy
 

@@ -25,7 +25,7 @@ from collbench.records.types import (
     Stop,
 )
 from collbench.run.rank.aside import Aside
-from collbench.run.rank.clocks import GlobalClock
+from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import HOPELESS
 from collbench.run.rank.measure import Measured, Samples
 from collbench.run.rank.payload import show

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, DType, premul_factor
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS, DType, premul_factor
 from collbench.suite.case import Case
 
 T = 4096  # scenarios

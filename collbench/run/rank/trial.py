@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from collbench.core.collectives import OPS
+from collbench.core.dtypes import OPS
 from collbench.records.choice import without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call

@@ -39,9 +39,9 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.check import why_blind
-from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle
+from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import (

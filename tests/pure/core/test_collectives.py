@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from collbench.core.collectives import COLLECTIVES, OPS, collective, premul_factor
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.dtypes import OPS, premul_factor
 from collbench.core.errors import UsageError
 
 START = [np.array([1 + 2 * r, 2 + 2 * r]) for r in range(4)]

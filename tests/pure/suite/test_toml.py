@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from collbench.cli import options
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.suite import shipped, toml

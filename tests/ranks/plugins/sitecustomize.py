@@ -53,7 +53,7 @@ if what == "never-in-time":
     Board.meet = lambda self, rank, ahead_ns: meet(self, rank, ahead_ns) or True  # type: ignore[method-assign]
 if "CLOCKS" in os.environ and "RANK" in os.environ:
     from collbench.machine import environment
-    from collbench.run.rank import clocks
+    from collbench.run.rank import global_clock as clocks
 
     rank, true = int(os.environ["RANK"]), time.perf_counter_ns
     began = true()

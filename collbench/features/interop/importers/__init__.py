@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.dtypes import DTYPES, OPS, find_dtype
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
 from collbench.features.interop.importers.text import (
@@ -411,7 +412,7 @@ def _case(table: Table, line: Line) -> Case:
         n=table.n,
         nbytes=line.size,
         algorithm=table.algorithm,
-        dtype=dtype(line.dtype).name,
+        dtype=find_dtype(line.dtype).name,
         op=op,
         root=max(0, line.root) if row.rooted else -1,
         in_place=line.in_place,

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.features.traces.types import UNDESCRIBED, Call, RankTrace, Trace
 from collbench.features.training.step import LOCAL, POINT_TO_POINT, WORLD
 

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.features.traces.analysis.operations import (
     Group,
     Joined,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import printable
 from collbench.features.traces.types import Call, Interval, Lost, RankTrace

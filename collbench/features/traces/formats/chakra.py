@@ -16,7 +16,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import UsageError, first_line
 from collbench.features.traces.formats import protobuf as pb
 from collbench.features.traces.formats.bounded import HINT, Stream

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from collbench.core import files
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import CannotRun
 from collbench.core.text import counted
 from collbench.features.traces.formats import protobuf as pb

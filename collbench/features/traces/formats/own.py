@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core import files
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import printable
 from collbench.features.traces.formats.call_names import rank_in

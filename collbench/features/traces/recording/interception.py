@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
 
 Arguments = Mapping[str, Any]
 KEY = "BackendSelect"

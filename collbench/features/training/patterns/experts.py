@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import files
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Experts, Model

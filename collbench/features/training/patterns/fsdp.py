@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import OUTSIDE, Model, Tensor
 from collbench.features.training.patterns.data_parallel import (

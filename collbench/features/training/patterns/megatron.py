@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import OUTSIDE, Model, Tensor

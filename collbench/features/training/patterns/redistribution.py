@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, dtype
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, find_dtype
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import Model
@@ -229,7 +230,7 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
         raise UsageError(
             f"shape={text[:60]} is not a tensor", f"up to {MOST_AXES} axes, none empty"
         )
-    type_ = dtype(options.dtype or model.dtype)
+    type_ = find_dtype(options.dtype or model.dtype)
     sizes = layout.grid.sizes
     first, second = ends(options.move)
     source, target = parse(first, sizes, shape), parse(second, sizes, shape)
@@ -252,7 +253,7 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     """Two products, the first with its rows on the ranks of dp, the second with its columns: Y is
     gathered between, and its gradient reduced and scattered. W is whole on all ranks, and its
     gradient summed. With pp=2 each product is a stage of a pipeline."""
-    n, sizes, type_ = layout.dp, layout.grid.sizes, dtype(options.dtype)
+    n, sizes, type_ = layout.dp, layout.grid.sizes, find_dtype(options.dtype)
     b, k, h, m = options.batch, options.inputs, options.hidden, options.outputs
     parts = n * (layout.micro_batches if layout.pp > 1 else 1)
     for what, length, by in (("batch", b, parts), ("outputs", m, n)):
@@ -293,7 +294,7 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
     the rank beside it, micro-batch by micro-batch, and gets their gradient back."""
     if layout.pp != 2:
         raise UsageError(f"pp={layout.pp}: two products have two stages", "pp=1 or pp=2")
-    n, sizes, type_ = layout.dp, {"dp": layout.dp}, dtype(options.dtype)
+    n, sizes, type_ = layout.dp, {"dp": layout.dp}, find_dtype(options.dtype)
     k, h, m, batches = options.inputs, options.hidden, options.outputs, layout.micro_batches
     b = options.batch // batches
     first, second = Writer("forward"), Writer("forward")

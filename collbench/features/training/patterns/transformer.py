@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Model, Tensor

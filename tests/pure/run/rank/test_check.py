@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from collbench.core import splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, premul_factor
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS, premul_factor
 from collbench.run.rank import check, payload
 from collbench.run.rank.check import Checker, Difference, why_blind
 from collbench.run.rank.payload import WINDOW

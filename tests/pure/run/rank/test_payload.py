@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core import splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, DType, premul_factor
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS, DType, premul_factor
 from collbench.run.rank import payload
 from collbench.run.rank.payload import WINDOW, Piece, T, recv_layout, scenarios, send_layout
 from collbench.suite.case import Case

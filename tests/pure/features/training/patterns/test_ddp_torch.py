@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from collbench.core.collectives import DTYPES
+from collbench.core.dtypes import DTYPES
 from collbench.features.training.layout import Layout
 from collbench.features.training.models import MODELS, model
 from collbench.features.training.patterns.data_parallel import MIB, Ddp, buckets, ddp

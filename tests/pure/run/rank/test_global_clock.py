@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from collbench.run.rank.clocks import (
+from collbench.run.rank.global_clock import (
     ERROR_NS,
     PASSES,
     PINGS,
