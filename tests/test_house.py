@@ -40,6 +40,7 @@ HOME = {  # where alone each package of others may be imported
     "torch": {
         "run",
         "cli.doctor",
+        "cli.doctor_gpus",
         "features.training.trial",
         "features.training.player",
         "features.traces.recording",

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collbench.cli import doctor
+from collbench.cli import doctor, doctor_gpus
 from collbench.core.errors import CannotRun
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -56,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
         monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
         monkeypatch.setattr(_cuda, "nccl_version", lambda: nccl)
-        return {what: (state, detail) for what, state, detail in doctor.gpu_findings(found)}
+        return {what: (state, detail) for what, state, detail in doctor_gpus.gpu_findings(found)}
 
     return done
 
@@ -226,7 +226,7 @@ def test_a_torch_too_new_for_the_driver_is_told_with_one_that_is_not(
     told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the driver's own library, where NVML is not there."""
-    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.4")
+    monkeypatch.setattr(doctor_gpus, "driver_cuda", lambda: "12.4")
     assert told(NOTHING, 0, None, "13.0")["torch for CUDA"] == (
         "no",
         "built for CUDA 13.0, the driver runs 12.4:"
@@ -238,7 +238,7 @@ def test_a_driver_without_nvml_is_there_where_torch_uses_its_gpus(
     two: fake_nvml.Nvml, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.8")
+    monkeypatch.setattr(doctor_gpus, "driver_cuda", lambda: "12.8")
     assert told(NOTHING, 2, (2, 30, 7), "12.6")["gpu driver"] == (
         "yes",
         "version unknown, CUDA up to 12.8, 2 GPUs usable",
@@ -247,9 +247,9 @@ def test_a_driver_without_nvml_is_there_where_torch_uses_its_gpus(
 
 def test_gpus_that_only_torch_sees_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "gpu_count", lambda: 0)
-    assert not doctor._gpus(NOTHING)
+    assert not doctor_gpus.has_gpus(NOTHING)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert doctor._gpus(NOTHING)
+    assert doctor_gpus.has_gpus(NOTHING)
 
 
 def test_a_driver_without_a_gpu_to_use(told: Callable[..., Told]) -> None:
@@ -260,7 +260,7 @@ def test_a_driver_without_a_gpu_to_use(told: Callable[..., Told]) -> None:
 def test_nvml_that_does_not_start_says_why(
     told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.util, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(doctor_gpus.util, "find_spec", lambda name: SimpleNamespace(name=name))
     state, detail = told(NOTHING)["nvidia-ml-py"]
     assert state == "no" and detail.startswith("NVML: no library") and "nvidia-smi" in detail
 
@@ -358,7 +358,7 @@ def test_libraries_of_gpus_are_told_of_only_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], count: int, there: bool
 ) -> None:
     monkeypatch.setattr(environment, "gpu_count", lambda: count)
-    assert doctor._gpus(found) is there
+    assert doctor_gpus.has_gpus(found) is there
 
 
 @pytest.mark.parametrize(
@@ -391,6 +391,6 @@ def test_a_fake_gpu_is_told_as_one(
 
 
 def test_gpus_that_are_divided_are_named() -> None:
-    assert doctor.mig([{"mig": (0, 0)}, {"name": "x"}]) is None
-    found = doctor.mig([{"mig": (0, 0)}, {"mig": (1, 1)}, {"mig": None}])
+    assert doctor_gpus.mig([{"mig": (0, 0)}, {"name": "x"}]) is None
+    found = doctor_gpus.mig([{"mig": (0, 0)}, {"mig": (1, 1)}, {"mig": None}])
     assert found is not None and "GPU 1:" in found.detail
