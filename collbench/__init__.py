@@ -10,7 +10,7 @@ try:
     from typing import TYPE_CHECKING
 
     from collbench.core.version import __version__
-    from collbench.records.columns import documented
+    from collbench.records.columns import document_columns
 except KeyboardInterrupt:  # as __main__ does it, which is yet to come
     if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "collbench"):  # noqa: PTH119
         os._exit(130)
@@ -32,10 +32,10 @@ def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
     from collbench.records.types import RunFile
 
     files = [
-        run if isinstance(run, RunFile) else store.digest(store.find(str(run)))
+        run if isinstance(run, RunFile) else store.read_digest(store.find_run(str(run)))
         for run in runs or ("@last",)
     ]
-    return rows.frame(files)
+    return rows.make_frame(files)
 
 
 frame.__doc__ = f"""The one table of what runs measured, a row for every run, case and launch.
@@ -48,7 +48,7 @@ unfit. As in
 
 Raises UsageError for a name that no run has, CannotRun for what cannot be read. Columns:
 
-{documented()}
+{document_columns()}
 """
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     """The command line. From the first moment on SIGTERM and SIGHUP end it as Ctrl-C does, unless
     they are ignored."""
     try:
-        streams.secure()
+        streams.secure_streams()
         interrupts.__enter__()  # to the end of this process
         from collbench.cli.main import main as command
 

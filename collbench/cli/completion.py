@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Completion = Callable[[str], list[str]]
 
 
-def completed(row: ParameterInfo) -> ParameterInfo:
+def add_completion(row: ParameterInfo) -> ParameterInfo:
     """The row of an option or an argument with what completes it, where KINDS has that."""
     words = row.metavar or str(row.default)  # where a row has no default its first name stands
     if (kind := KINDS.get(words)) is None:
         return row
     row = copy.copy(row)
-    row.autocompletion = _complete(names(kind), many=kind == "algorithm")
+    row.autocompletion = _make_completion(find_name_source(kind), many=kind == "algorithm")
     return row
 
 
@@ -32,16 +32,16 @@ def of_field(row: Field) -> Completion:
     """What completes the option of a row of suite/fields.py."""
     kind = {"backends": "backend", "algorithms": "algorithm"}.get(row.name, row.kind)
     choices = [choice for choice in row.choices if isinstance(choice, str)]
-    return _complete(lambda: [*choices, *names(kind)()], row.many)
+    return _make_completion(lambda: [*choices, *find_name_source(kind)()], row.many)
 
 
-def names(kind: str) -> Callable[[], Iterable[str]]:
+def find_name_source(kind: str) -> Callable[[], Iterable[str]]:
     """What gives the names of a kind: algorithm, backend, collective, dtype, op, run or suite.
     There are none of any other kind."""
     return NAMES.get(kind, tuple)
 
 
-def _complete(known: Callable[[], Iterable[str]], many: bool = False) -> Completion:
+def _make_completion(known: Callable[[], Iterable[str]], many: bool = False) -> Completion:
     """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
 
     def found(incomplete: str) -> list[str]:
@@ -51,33 +51,33 @@ def _complete(known: Callable[[], Iterable[str]], many: bool = False) -> Complet
     return found
 
 
-def _algorithms() -> list[str]:
+def _list_algorithms() -> list[str]:
     from collbench.core import algorithms
 
-    found = [row.name for name in COLLECTIVES for row in algorithms.of(name)]
+    found = [row.name for name in COLLECTIVES for row in algorithms.list_algorithms(name)]
     return ["native", *dict.fromkeys(found)]
 
 
-def _backends() -> list[str]:
+def _list_backends() -> list[str]:
     from collbench.core.backend_info import backend_names
 
     return backend_names()
 
 
-def _suites() -> list[str]:
+def _list_suites() -> list[str]:
     from collbench.suite import shipped
 
-    return list(shipped.suites())
+    return list(shipped.list_suites())
 
 
 NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "algorithm": _algorithms,
-    "backend": _backends,
+    "algorithm": _list_algorithms,
+    "backend": _list_backends,
     "collective": lambda: COLLECTIVES,
     "dtype": lambda: DTYPES,
     "op": lambda: OPS,
     "run": lambda: ("@last", "@last~1"),
-    "suite": _suites,
+    "suite": _list_suites,
 }
 
 KINDS = {  # by what an argument is called in help, or an option

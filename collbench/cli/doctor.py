@@ -18,7 +18,7 @@ import typer
 
 from collbench.cli.doctor_gpus import NO_GPU, Finding, gpu_findings, has_gpus
 from collbench.core.errors import CannotRun, CollbenchError, Exit
-from collbench.core.text import counted, duration
+from collbench.core.text import format_count, format_duration
 from collbench.machine import environment, load
 from collbench.records import stats
 from collbench.records.types import Record, World
@@ -33,17 +33,17 @@ from collbench.suite.sweep import Axes, Suite
 LAUNCHES = 6  # worlds started one after another to see how much identical runs differ
 
 
-def groups() -> Iterator[tuple[str, Iterator[Finding]]]:
+def list_findings() -> Iterator[tuple[str, Iterator[Finding]]]:
     """Findings by what they are needed for, cheap ones first; the last ones start ranks and take
     some seconds."""
-    found = environment.gather()
-    yield "This machine", _machine(found)
-    yield "CPU ranks", itertools.chain(_backends(), [_interface()])
+    found = environment.gather_facts()
+    yield "This machine", _check_machine(found)
+    yield "CPU ranks", itertools.chain(_check_backends(), [_check_interface()])
     yield "GPU ranks", gpu_findings(found) if has_gpus(found) else iter([NO_GPU])
-    yield "Measuring", itertools.chain([_clock()], _measured())
+    yield "Measuring", itertools.chain([_check_clock()], _check_launches())
 
 
-def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_machine(found: Mapping[str, Any]) -> Iterator[Finding]:
     available, why = environment.memory_limit()
     cores = environment.core_count()
     cpu = found["cpu"]
@@ -57,11 +57,11 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
         state,
         f"{governor or 'not visible'}" + (" (clocks will wander)" if state == "no" else ""),
     )
-    yield from _others()
+    yield from _check_other_load()
     yield Finding(
         "ranks",
         "note",
-        f"up to {counted(cores, 'rank')} get a core each; with more, rows are flagged"
+        f"up to {format_count(cores, 'rank')} get a core each; with more, rows are flagged"
         " oversubscribed",
     )
     yield Finding("memory", "note", f"{available >> 20:,} MiB for ranks and buffers ({why})")
@@ -78,16 +78,16 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("pinning", "no", f"{e.strerror}: times will move with the scheduler")
 
 
-def _others() -> Iterator[Finding]:
+def _check_other_load() -> Iterator[Finding]:
     """Whether others keep this machine busy."""
-    seen = load.look()
-    trouble = busy.now(seen)
+    seen = load.measure_load()
+    trouble = busy.describe_now(seen)
     if seen:
         state = "no" if trouble else "yes"
         yield Finding("idle machine", state, trouble or "other processes use hardly any CPU")
 
 
-def _backends() -> Iterator[Finding]:
+def _check_backends() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
@@ -99,12 +99,14 @@ def _backends() -> Iterator[Finding]:
     gloo = dist.is_gloo_available()
     why = "CPU ranks" if gloo else "this torch was built without it"
     yield Finding("gloo", "yes" if gloo else "no", why)
-    yield _mpi()
+    yield _check_mpi()
     if dist.is_ucc_available():
         yield Finding("ucc", "yes", "")
     for name in sorted(torch_plugins()):
         try:
-            yield Finding(name, "yes", f"a plug-in, tensors on {_torchdist.place(name).type}")
+            yield Finding(
+                name, "yes", f"a plug-in, tensors on {_torchdist.choose_device(name).type}"
+            )
         except CannotRun as e:
             yield Finding(name, "no", f"a plug-in: {e.message}")
     missing = backend_info("shm").here()
@@ -116,20 +118,21 @@ def _backends() -> Iterator[Finding]:
     yield Finding("launchers", "yes", "; ".join([joined, *(f"{n} is there" for n in there)]))
 
 
-def _mpi() -> Finding:
+def _check_mpi() -> Finding:
     from collbench.run.backends import _mpi
 
     try:
         return Finding(
             "mpi",
             "yes",
-            f"{_mpi.spoken(_mpi.load().Get_library_version())}, ranks by {mpirun.find()}",
+            f"{_mpi.describe_library(_mpi.load_mpi().Get_library_version())}, ranks by"
+            f" {mpirun.find_mpirun()}",
         )
     except CannotRun as e:
         return Finding("mpi", "no", f"{e.message}: {e.hint}")
 
 
-def _interface() -> Finding:
+def _check_interface() -> Finding:
     """Which interface Gloo takes between hosts: the one named in GLOO_SOCKET_IFNAME, else that of
     the host's name."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -152,7 +155,7 @@ def _interface() -> Finding:
     return about("yes", f"{name} ({address}); ranks of one machine stay on lo")
 
 
-def _clock() -> Finding:
+def _check_clock() -> Finding:
     reads = [time.perf_counter_ns() for _ in range(10_000)]
     steps = sorted(after - before for before, after in itertools.pairwise(reads))
     detail = (
@@ -162,13 +165,13 @@ def _clock() -> Finding:
     return Finding("clock", "note", detail)
 
 
-def _measured() -> Iterator[Finding]:
+def _check_launches() -> Iterator[Finding]:
     """How far identical launches differ, overhead and achieved skew: the same small sweep in
     several fresh worlds of two ranks."""
     axes = Axes(collectives=("all_reduce",), sizes=(64 << 10,), ranks=(2,), in_place=(True,))
     suite = Suite(name="doctor", axes=axes, policy=Policy(iters=200, timeout=30.0))
     try:
-        found = _launches(suite)
+        found = _measure_launches(suite)
     except CollbenchError as e:
         yield Finding("gloo ranks", "no", e.message)
         return
@@ -194,21 +197,21 @@ def _measured() -> Iterator[Finding]:
     yield Finding(
         "start skew",
         "note",
-        f"{duration(skew)}, ranks "
+        f"{format_duration(skew)}, ranks "
         + ("are not aligned" if last.sync == "none" else f"started by {last.sync}")
         + (", oversubscribed" if world.oversubscribed else ""),
     )
 
 
-def _launches(suite: Suite) -> list[tuple[World, Record]]:
-    prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
+def _measure_launches(suite: Suite) -> list[tuple[World, Record]]:
+    prepared = session.prepare_order(session.Order(suite=suite, command=[], save=False))
     if not prepared.jobs:
         raise CannotRun(prepared.skips[0].reason)
     lines: list[World | Record] = []
     launcher = Launcher()
     try:
         for _ in range(LAUNCHES):
-            launcher.run(plan.worlds(prepared.jobs, suite.policy), Listener(lines.append))
+            launcher.run(plan.plan_worlds(prepared.jobs, suite.policy), Listener(lines.append))
     finally:
         launcher.close()
     worlds = [line for line in lines if isinstance(line, World)]
@@ -218,23 +221,25 @@ def _launches(suite: Suite) -> list[tuple[World, Record]]:
 def doctor() -> None:
     """Say what can run on this machine, and why the rest cannot."""
     from collbench.show import terminal
-    from collbench.show.document import toned
+    from collbench.show.document import tone_text
 
     found: dict[str, str] = {}
-    for title, members in groups():
-        terminal.show(*[""] * bool(found), toned(title, strong=True))
+    for title, members in list_findings():
+        terminal.print_blocks(*[""] * bool(found), tone_text(title, strong=True))
         for finding in members:
-            terminal.finding(*finding)
+            terminal.print_finding(*finding)
             found[finding.what] = finding.state
-    terminal.show("", toned(ready(found, environment.core_count(), environment.gpu_count())))
+    terminal.print_blocks(
+        "", tone_text(describe_ready(found, environment.core_count(), environment.gpu_count()))
+    )
     alive = "no" not in (found.get("gloo"), found.get("gloo ranks"))
     raise typer.Exit(Exit.OK if alive else Exit.CANNOT_RUN)
 
 
-def ready(found: Mapping[str, str], cores: int, gpus: int) -> str:
+def describe_ready(found: Mapping[str, str], cores: int, gpus: int) -> str:
     """Which backends can run, on how many ranks, by the findings' states."""
     works = [name for name in ("gloo", "shm", "mpi", "ucc") if found.get(name) == "yes"]
     works = [name for name in works if name != "gloo" or found.get("gloo ranks") != "no"]
-    parts = [f"{', '.join(works)} on {counted(cores, 'rank')}"] if works else []
-    parts += [f"nccl on {counted(gpus, 'GPU')}"] if found.get("nccl") == "yes" and gpus else []
+    parts = [f"{', '.join(works)} on {format_count(cores, 'rank')}"] if works else []
+    parts += [f"nccl on {format_count(gpus, 'GPU')}"] if found.get("nccl") == "yes" and gpus else []
     return f"Ready: {'; '.join(parts)}." if parts else "Nothing can run here: see above."

@@ -49,22 +49,22 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
     gpus = found["gpus"]
     usable = max(environment.gpu_count(), torch.cuda.device_count())
     if torch.version.hip or "vendor" in gpus:
-        yield from _rocm(gpus.get("driver"), torch.version.hip, usable)
+        yield from _check_rocm(gpus.get("driver"), torch.version.hip, usable)
     else:
-        yield _driver(gpus, usable, torch.cuda.is_available())
-        yield _nvml(gpus)
-        yield _cuda(torch.version.cuda, gpus.get("cuda") or driver_cuda())
-    yield from _nccl()
+        yield _check_driver(gpus, usable, torch.cuda.is_available())
+        yield _check_nvml(gpus)
+        yield _check_cuda(torch.version.cuda, gpus.get("cuda") or driver_cuda())
+    yield from _check_nccl()
     triton = found["libraries"].get("triton")
     kernel = ("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON)
     yield Finding("triton", *(("no", NOT_FOR_AMD) if torch.version.hip else kernel))
     if triton and not torch.version.hip:
-        yield _compiler()
+        yield _check_compiler()
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        yield _reach(count)
-        yield from _symmetric(count)
-        yield from _states(count)
+        yield _check_peer_access(count)
+        yield from _check_symmetric_memory(count)
+        yield from _check_states(count)
     else:
         for what in ("gpu to gpu", "symmetric memory", "multicast"):
             yield Finding(what, "no", "needs a GPU that torch can use, see above")
@@ -74,24 +74,24 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
             "no",
             "off, so that each start wakes the driver: sudo nvidia-smi -pm 1",
         )
-    if divided := mig(gpus["devices"]):
+    if divided := check_mig(gpus["devices"]):
         yield divided
     for what, detail in (
-        ("gpu links", machines.links(gpus)),
-        ("rdma", ", ".join(machines.adapters(found["rdma"]))),
+        ("gpu links", machines.describe_links(gpus)),
+        ("rdma", ", ".join(machines.describe_adapters(found["rdma"]))),
     ):
         if detail:
             yield Finding(what, "note", detail)
 
 
-def _rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]:
+def _check_rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]:
     """What ranks on AMD's GPUs stand on, as far as it differs from NVIDIA's."""
     from collbench.run.rank import gpu
 
     about = f"amdgpu {driver or 'of the kernel'}"
     detail = f"{about}, {usable} GPUs usable" if usable else f"{about}: {NO_KFD}"
     yield Finding("gpu driver", "yes" if usable else "no", detail)
-    missing = gpu.unwatched()
+    missing = gpu.explain_unwatched()
     known = "clocks, throttling, errors, topology"
     detail = f"{missing}: without it {known} stay unknown" if missing else known
     yield Finding("amdsmi", "no" if missing else "yes", detail)
@@ -99,7 +99,7 @@ def _rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]
     yield Finding("torch for ROCm", "yes" if hip else "no", detail)
 
 
-def _driver(gpus: Mapping[str, Any], nodes: int, works: bool) -> Finding:
+def _check_driver(gpus: Mapping[str, Any], nodes: int, works: bool) -> Finding:
     """The driver, whose version only NVML and the kernel module tell; where torch ``works`` with a
     GPU there is one."""
     version, cuda = gpus.get("driver"), gpus.get("cuda") or driver_cuda()
@@ -115,7 +115,7 @@ def _driver(gpus: Mapping[str, Any], nodes: int, works: bool) -> Finding:
     return Finding("gpu driver", "no", f"no NVIDIA driver here: install it, {IN_CONTAINER}")
 
 
-def _nvml(gpus: Mapping[str, Any]) -> Finding:
+def _check_nvml(gpus: Mapping[str, Any]) -> Finding:
     wheel = next(iter(metadata.distributions(name="nvidia-ml-py")), None)
     if not util.find_spec("pynvml"):
         detail = (
@@ -134,7 +134,7 @@ def _nvml(gpus: Mapping[str, Any]) -> Finding:
     )
 
 
-def _cuda(built: str | None, driver: str | None) -> Finding:
+def _check_cuda(built: str | None, driver: str | None) -> Finding:
     """Whether torch is built for CUDA, and for one that the driver can run."""
     if not built:
         return Finding(
@@ -148,7 +148,7 @@ def _cuda(built: str | None, driver: str | None) -> Finding:
     return Finding("torch for CUDA", "yes", f"built for CUDA {built}")
 
 
-def _compiler() -> Finding:
+def _check_compiler() -> Finding:
     """The C compiler with which Triton builds what launches a kernel: that of CC, else gcc or
     clang."""
     about = partial(Finding, "c compiler")
@@ -161,7 +161,7 @@ def _compiler() -> Finding:
     return about("no", f"{missing}: {needed}")
 
 
-def _nccl() -> Iterator[Finding]:
+def _check_nccl() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
@@ -176,20 +176,22 @@ def _nccl() -> Iterator[Finding]:
     version = _cuda.nccl_version()
     usable = torch.cuda.is_available()
     state = ("yes", "") if usable else ("no", ", but torch sees no usable GPU, see above")
-    yield Finding("nccl", state[0], f"{_cuda.name()} {_cuda.dotted(version)}{state[1]}")
+    yield Finding(
+        "nccl", state[0], f"{_cuda.library_name()} {_cuda.format_version(version)}{state[1]}"
+    )
     shares = version >= _cuda.SHARING
     detail = (
         "--share-gpu, by NCCL_MULTI_RANK_GPU_ENABLE=1"
         if shares
         else (
-            f"{_cuda.name()} {_cuda.dotted(_cuda.SHARING)} or newer can: a newer torch"
-            + ", or its nvidia-nccl wheel" * (torch.version.hip is None)
+            f"{_cuda.library_name()} {_cuda.format_version(_cuda.SHARING)} or newer can: a newer"
+            " torch" + ", or its nvidia-nccl wheel" * (torch.version.hip is None)
         )
     )
     yield Finding("ranks sharing a GPU", "yes" if shares else "no", detail)
 
 
-def _reach(count: int) -> Finding:
+def _check_peer_access(count: int) -> Finding:
     """Whether GPUs can read and write each other's memory."""
     import torch
 
@@ -210,7 +212,7 @@ def _reach(count: int) -> Finding:
     return Finding("gpu to gpu", "no", detail)
 
 
-def _symmetric(count: int) -> Iterator[Finding]:
+def _check_symmetric_memory(count: int) -> Iterator[Finding]:
     """Whether torch maps GPUs' memory into each other, and whether a switch can add up what lies at
     one address."""
     import torch
@@ -242,14 +244,14 @@ def _symmetric(count: int) -> Iterator[Finding]:
     )
 
 
-def _states(count: int) -> Iterator[Finding]:
+def _check_states(count: int) -> Iterator[Finding]:
     """Each GPU now: no where it is held back or has errors."""
     import torch
 
     from collbench.run.rank import gpu
 
     for index in range(count):
-        watch = gpu.watch(torch.device("cuda", index))
+        watch = gpu.open_watch(torch.device("cuda", index))
         name = torch.cuda.get_device_name(index)
         fake = [FAKE_MEANING] * is_fake(name)
         if watch is None:
@@ -265,11 +267,13 @@ def _states(count: int) -> Iterator[Finding]:
             + ("amd-smi metric --ecc" if torch.version.hip else "nvidia-smi -q -d ECC")
         ] * bool(state.ecc)
         yield Finding(
-            f"gpu {index}", "no" if troubles else "note", "; ".join([told(state), *troubles])
+            f"gpu {index}",
+            "no" if troubles else "note",
+            "; ".join([describe_gpu_state(state), *troubles]),
         )
 
 
-def mig(devices: Sequence[Mapping[str, Any]]) -> Finding | None:
+def check_mig(devices: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Which GPUs are divided into instances, by their facts; None where none is."""
     divided = [
         str(number) for number, device in enumerate(devices) if (device.get("mig") or [0])[0]
@@ -280,7 +284,7 @@ def mig(devices: Sequence[Mapping[str, Any]]) -> Finding | None:
     return Finding("MIG", "note", detail)
 
 
-def told(state: GpuState) -> str:
+def describe_gpu_state(state: GpuState) -> str:
     """A GPU's state in words, as far as it is known."""
     clock = (
         f"{state.sm_mhz} of {state.sm_mhz_default} MHz"

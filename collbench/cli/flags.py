@@ -14,8 +14,8 @@ from typer import Argument, Context, Option, Typer
 from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
-from collbench.cli.completion import completed
-from collbench.cli.parameters import option
+from collbench.cli.completion import add_completion
+from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 
 ALGORITHM_OPTIONS = {"algo", "algorithm", "algorithms"}
@@ -95,9 +95,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "maxbytes": Option(
             "-e", "--maxbytes", help="Largest size, included. Default 32M, or -b; without -b, 1G."
         ),
-        "stepfactor": option("stepfactor"),
-        "stepbytes": option("stepbytes"),
-        "listed": option("listed"),
+        "stepfactor": make_option("stepfactor"),
+        "stepbytes": make_option("stepbytes"),
+        "listed": make_option("listed"),
         "algo": Option("--algo", help="ring, chain:segments=8, a list, or all."),
         "network": Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
         "link": Option(
@@ -161,14 +161,14 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "beside": Option(
             "--with", help="sleep, spin, gemm, copy, or collectives: all_to_all@mod:2; a list."
         ),
-        "split": option("groups"),
+        "split": make_option("groups"),
         "sizes": Option("--sizes", help="A list."),
-        "backend": option("backends"),
-        "algorithm": option("algorithms"),
+        "backend": make_option("backends"),
+        "algorithm": make_option("algorithms"),
         "dtype": Option("-d", "--datatype", help="As in `collbench list`."),
         "rounds": Option("-n", "--rounds", min=1, max=200, help="6 bound 1 row, 12 bound 100."),
         "max_time": Option("--max-time", help="Longest time spent on a row in a round."),
-        "budget": option("budget", "Fit all rounds into this time, by fewer samples: 60s."),
+        "budget": make_option("budget", "Fit all rounds into this time, by fewer samples: 60s."),
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
     },
@@ -184,24 +184,26 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "suites": Argument(
             metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files."
         ),
-        "ranks": option("ranks", "Ranks on this machine instead of the suite's; a list."),
-        "backends": option("backends", "Backends instead of the suite's; a list."),
+        "ranks": make_option("ranks", "Ranks on this machine instead of the suite's; a list."),
+        "backends": make_option("backends", "Backends instead of the suite's; a list."),
         "only": Option(
             "--only",
             metavar="COLLECTIVE,…",
             help="Of the suite, only these collectives. May be repeated.",
         ),
-        "max_seconds": option("max_seconds", "Longest time spent measuring one case."),
-        "launches": option(
+        "max_seconds": make_option("max_seconds", "Longest time spent measuring one case."),
+        "launches": make_option(
             "launches",
             "Measure each suite so often, each time by ranks newly started: 10 on each side are"
             " what `collbench compare` can judge two runs by. In place of the suite's cycles, whose"
             " time they divide: at least 0.25s a case, unless --max-time gives each launch's.",
         ),
-        "budget": option("budget", "Fit each suite into this time, by fewer repetitions: 10m."),
-        "launcher": option("launcher"),
-        "address": option("address"),
-        "placement": option("placement"),
+        "budget": make_option(
+            "budget", "Fit each suite into this time, by fewer repetitions: 10m."
+        ),
+        "launcher": make_option("launcher"),
+        "address": make_option("address"),
+        "placement": make_option("placement"),
         "resume": Option(
             "--resume",
             metavar="RUN",
@@ -215,16 +217,16 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             metavar="FILE.py:NAME",
             help="Of a run to continue with: where its algorithm of a file is, ./line.py:line.",
         ),
-        "inject": option(
+        "inject": make_option(
             "inject",
             "Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown.",
         ),
-        "output_format": option("output_format", "auto, table, nccl, json, csv or md."),
-        "output": option("output", "Save runs to this folder (one suite: or file)."),
-        "save": option("save", "Keep the runs' records."),
-        "tag": option("tag", "A name to find the runs by."),
-        "dry_run": option("dry_run", "Show what would run, and what it takes."),
-        "debug": option("debug"),
+        "output_format": make_option("output_format", "auto, table, nccl, json, csv or md."),
+        "output": make_option("output", "Save runs to this folder (one suite: or file)."),
+        "save": make_option("save", "Keep the runs' records."),
+        "tag": make_option("tag", "A name to find the runs by."),
+        "dry_run": make_option("dry_run", "Show what would run, and what it takes."),
+        "debug": make_option("debug"),
     },
     "ab": {
         "base": Option("--base", help=f"One side, {SIDE}. Empty: everything as it is."),
@@ -238,23 +240,25 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "rounds": Option(
             "--rounds", help="Fewest paired launches: of all rows, and again of those flagged."
         ),
-        "budget": option(
+        "budget": make_option(
             "budget",
             "Be done by then: 5m. Undecided rows get what time is left; none of it with 0.",
         ),
-        "ranks": option("ranks", "Ranks instead of the suite's; a list."),
-        "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),
-        "timeout": option("timeout", "Seconds without progress: hung."),
+        "ranks": make_option("ranks", "Ranks instead of the suite's; a list."),
+        "max_seconds": make_option(
+            "max_seconds", "Longest time on a case in a launch. Default 0.25s."
+        ),
+        "timeout": make_option("timeout", "Seconds without progress: hung."),
         "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
         "tau": Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row."),
         "strict": Option("--strict", help="Exit with 3 unless every row is decided."),
         "across_machines": Option("--across-machines", help="Judge in spite of other hardware."),
-        "output": option("output", "Folder to save both runs to."),
+        "output": make_option("output", "Folder to save both runs to."),
         "out": Option("-o", help="Also write a .md, .html, .json or .xml (JUnit)."),
-        "output_format": option("output_format", "Printed: table, md, json, html or junit."),
-        "tag": option("tag", "A name to find the runs by."),
-        "dry_run": option("dry_run", "Show what would run; build and run nothing."),
-        "debug": option("debug"),
+        "output_format": make_option("output_format", "Printed: table, md, json, html or junit."),
+        "tag": make_option("tag", "A name to find the runs by."),
+        "dry_run": make_option("dry_run", "Show what would run; build and run nothing."),
+        "debug": make_option("debug"),
     },
     "compare": {
         "base": Argument(
@@ -470,7 +474,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
 }
 
 
-def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
+def add_options(name: str, function: Callable[..., None]) -> Callable[..., None]:
     """``function`` with the rows of the command ``name`` on its parameters, as typer reads them. A
     parameter that is annotated itself keeps its annotation."""
     ends = [place for place, letter in enumerate(name) if letter == " "]
@@ -478,7 +482,7 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     for key in hints.keys() & rows.keys():
         if get_origin(hints[key]) is not Annotated:
-            hints[key] = Annotated[hints[key], completed(rows[key])]
+            hints[key] = Annotated[hints[key], add_completion(rows[key])]
 
     parameters = dict(inspect.signature(function).parameters)
     own = "ctx" in parameters
@@ -508,11 +512,11 @@ def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:
         words = values[key]
         if words and ".py:" in str(words):
             from collbench.core import algorithms
-            from collbench.core.collectives import COLLECTIVES, collective
+            from collbench.core.collectives import COLLECTIVES, find_collective
 
             name = values.get("name") or values.get("collective") or ctx.info_name or ""
             known = {alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)}
-            owner = collective(name).name if name in known else ""
+            owner = find_collective(name).name if name in known else ""
             values[key] = algorithms.add_file(words, owner)
 
 
@@ -531,7 +535,7 @@ def _refuse_empty(ctx: Context) -> None:
             raise UsageError(f"{shown} is empty", "leave it out, or is a variable not set?")
 
 
-def app(
+def make_app(
     commands: Mapping[str, Callable[..., None]],
     text: str | None = None,
     kind: type[TyperCommand] = TyperCommand,
@@ -539,5 +543,5 @@ def app(
     """An app of these commands, by their full names; ``text`` in place of their docstrings."""
     made = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     for name, function in commands.items():
-        made.command(name.rpartition(" ")[2], cls=kind, help=text)(typed(name, function))
+        made.command(name.rpartition(" ")[2], cls=kind, help=text)(add_options(name, function))
     return made

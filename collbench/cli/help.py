@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 
-def pages() -> dict[str, Traversable]:
+def list_pages() -> dict[str, Traversable]:
     """The pages by topic, in alphabetical order."""
     folder = resources.files("collbench.cli") / "pages"
     found = sorted(folder.iterdir(), key=lambda page: page.name)
@@ -25,7 +25,7 @@ Topic = Annotated[
     typer.Argument(
         metavar="[TOPIC|COMMAND]",
         help="Without one, topics and commands are listed.",
-        autocompletion=lambda: list(pages()),
+        autocompletion=lambda: list(list_pages()),
     ),
 ]
 
@@ -36,40 +36,41 @@ collbench help TOPIC shows a page, collbench COMMAND --help a command's options.
 def help_(ctx: typer.Context, topic: Topic = "") -> None:
     """Explain a topic in a page, or a command's options."""
     if not topic:
-        return _list(ctx)
-    if (found := pages().get(topic)) is None:
-        return _options(ctx, topic)
+        return _print_topics(ctx)
+    if (found := list_pages().get(topic)) is None:
+        return _print_options(ctx, topic)
     from collbench.show import terminal
 
-    terminal.page(found.read_text(encoding="utf-8"))
+    terminal.print_page(found.read_text(encoding="utf-8"))
 
 
-def _list(context: typer.Context) -> None:
+def _print_topics(context: typer.Context) -> None:
     """Print topics and commands, a line or two each, as --help prints commands."""
     root = context.find_root()
     group: Any = root.command
     formatter = root.make_formatter()
     with formatter.section("Topics"):
         titles = [
-            (name, _title(page.read_text(encoding="utf-8"))) for name, page in pages().items()
+            (name, _find_title(page.read_text(encoding="utf-8")))
+            for name, page in list_pages().items()
         ]
         formatter.write_dl(titles)
     group.format_commands(root, formatter)
     typer.echo(formatter.getvalue().lstrip("\n").rstrip() + "\n" + END)
 
 
-def _title(text: str) -> str:
+def _find_title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("# ")
 
 
-def _options(context: typer.Context, name: str) -> None:
+def _print_options(context: typer.Context, name: str) -> None:
     """Print a command's --help. Raises UsageError where there is none, and no such topic."""
-    from collbench.core.text import near
+    from collbench.core.text import suggest_name
 
     root = context.find_root()
     group: Any = root.command
     if group.get_command(root, name) is None:
-        known = [*pages(), *group.list_commands(root)]
-        hint = near(name, known) or "collbench help lists the topics"
+        known = [*list_pages(), *group.list_commands(root)]
+        hint = suggest_name(name, known) or "collbench help lists the topics"
         raise UsageError(f"no topic and no command '{name[:80]}'", hint)
     group.main([name, "--help"], prog_name=root.info_name, standalone_mode=False)

@@ -10,11 +10,13 @@ def list_() -> None:
     """List collectives, reductions, algorithms, backends and suites."""
     from collbench.show import terminal
 
-    for title, (head, *rows) in catalogue().items():
-        terminal.show(terminal.listing(title, head, rows, single=title == "Algorithms"), "")
+    for title, (head, *rows) in list_tables().items():
+        terminal.print_blocks(
+            terminal.make_listing(title, head, rows, single=title == "Algorithms"), ""
+        )
 
 
-def catalogue() -> dict[str, list[tuple[str, ...]]]:
+def list_tables() -> dict[str, list[tuple[str, ...]]]:
     """Tables by title, a header row first."""
     from collbench.core import algorithms
     from collbench.core.backend_info import backend_info, backend_names
@@ -29,7 +31,10 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
     reductions.append(("land, lor, lxor", "not measured: MPI's logical ones move band's bytes"))
     named: list[tuple[str, ...]] = [("collective", "algorithm (--algo)", "what it does")]
     for name in COLLECTIVES:
-        named += [(name, algorithms.spelling(one), one.idea) for one in algorithms.of(name)]
+        named += [
+            (name, algorithms.describe_spelling(one), one.idea)
+            for one in algorithms.list_algorithms(name)
+        ]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
     backends = [(name, backend_info(name).about) for name in backend_names()]

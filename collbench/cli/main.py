@@ -16,10 +16,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from collbench.cli import mistakes
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.feature import Command, find_entries, load_entry
-from collbench.core.text import near, plain, tell
+from collbench.core.text import plain_line, print_message, suggest_name
 from collbench.survive.crash import explain_crash
 from collbench.survive.output import ResilientOutput, reopen_stdout
 from collbench.survive.signals import interrupts
@@ -71,7 +71,7 @@ EXITS = (
 )
 
 
-def _help(name: str) -> str:
+def _write_help(name: str) -> str:
     row = COLLECTIVES[name]
     sizes = (
         "SIZE is the whole buffer, divided over the ranks."
@@ -118,20 +118,20 @@ class _Commands(TyperGroup):
             function = load_command(cmd_name)
             if command.is_group:
                 return typer.main.get_command(function())
-            return _command(cmd_name, function)
+            return _make_command(cmd_name, function)
         if cmd_name.removesuffix("_perf") == "hypercube":
             raise UsageError(
                 "hypercube is an all_gather of doubling steps",
                 "collbench all_gather --algo recursive_doubling",
             )
         try:
-            name = collective(cmd_name).name
+            name = find_collective(cmd_name).name
         except UsageError:
             return None
         from collbench.cli.measure import measure
         from collbench.cli.sections import MeasureCommand
 
-        return _command(name, measure, _help(name), MeasureCommand)
+        return _make_command(name, measure, _write_help(name), MeasureCommand)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         named = _Names(name=self.name, params=self.params)
@@ -142,7 +142,7 @@ class _Commands(TyperGroup):
         name = args[0] if args[0] in known else args[0].replace("-", "_")
         odd = name not in known and not args[0].startswith("-")
         if odd and self.get_command(ctx, name) is None:
-            hint = near(name, known) or "collbench --help lists them"
+            hint = suggest_name(name, known) or "collbench --help lists them"
             raise UsageError(f"no command '{args[0]}'", hint)
         return super().resolve_command(ctx, args)
 
@@ -153,7 +153,7 @@ class _Commands(TyperGroup):
             formatter.write_dl([(row.key, row.summary) for row in list_commands().values()])
 
 
-def _command(
+def _make_command(
     name: str,
     function: Callable[..., None],
     text: str | None = None,
@@ -161,7 +161,7 @@ def _command(
 ) -> Any:
     from collbench.cli import flags
 
-    command = typer.main.get_command(flags.app({name: function}, text, kind))
+    command = typer.main.get_command(flags.make_app({name: function}, text, kind))
     command.name = name
     return command
 
@@ -178,7 +178,7 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from collbench.core.version import __version__
 
@@ -201,7 +201,10 @@ collbench help lists all topics and commands."""
 def _root(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Measure collective communication: how fast, how sure, and whether the data arrived.
@@ -221,12 +224,14 @@ def main() -> None:
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
     out = sys.stdout = ResilientOutput(reopen_stdout())
-    code = _ended()
+    code = _run_command()
     out.flush()
-    _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
+    _end_process(
+        Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code
+    )
 
 
-def _ended() -> int:
+def _run_command() -> int:
     """Runs the command; its exit code."""
     try:
         if _is_left_to_rank_0(sys.argv[1:]):
@@ -238,14 +243,14 @@ def _ended() -> int:
     except CollbenchError as e:
         if "--debug" in sys.argv:
             raise
-        tell(e.message, e.hint)
-        return _refused(e.message, e.exit)
+        print_message(e.message, e.hint)
+        return _find_exit_code(e.message, e.exit)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else int(bool(e.code))
     except Exception as e:
-        return _failed(e)
+        return _handle_error(e)
     return code if isinstance(code, int) else Exit.OK
 
 
@@ -257,12 +262,12 @@ def _is_left_to_rank_0(words: Sequence[str]) -> bool:
     from collbench.run.launch import environments
 
     with suppress(UsageError):  # of variables that are no numbers
-        member = environments.detect()
+        member = environments.detect_variables()
         return bool(member and member.rank and member.launcher != ENVIRONMENT)
     return False
 
 
-def _failed(error: Exception) -> int:
+def _handle_error(error: Exception) -> int:
     """The exit code of an error that is not one of ours: the command line's, the machine's or a
     fault of collbench."""
     if hasattr(error, "format_message"):  # of the parser of options
@@ -270,8 +275,8 @@ def _failed(error: Exception) -> int:
     if "--debug" in sys.argv:
         raise error
     crash = explain_crash(error)
-    tell(crash.message, crash.hint)
-    return crash.exit if crash.exit == Exit.FAULT else _refused(crash.message, crash.exit)
+    print_message(crash.message, crash.hint)
+    return crash.exit if crash.exit == Exit.FAULT else _find_exit_code(crash.message, crash.exit)
 
 
 def _refuse_command_line(error: Any) -> int:
@@ -280,9 +285,9 @@ def _refuse_command_line(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return Exit.USAGE
-    message, hint = mistakes.describe(error)
-    tell(message, hint)
-    return _refused(message, Exit.USAGE)
+    message, hint = mistakes.describe_mistake(error)
+    print_message(message, hint)
+    return _find_exit_code(message, Exit.USAGE)
 
 
 def _refuse_no_folder() -> None:
@@ -293,19 +298,19 @@ def _refuse_no_folder() -> None:
         raise CannotRun("the current folder was removed", "cd to one that is there") from None
 
 
-def _refused(message: str, code: int) -> int:
+def _find_exit_code(message: str, code: int) -> int:
     """The exit code; for a monitoring plugin, whose 2 is critical, unknown with a line."""
     if "--nagios" not in sys.argv:
         return code
-    print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
+    print(f"COLLBENCH UNKNOWN - {plain_line(message)}".replace("|", "/"))
     return Exit.NO_VERDICT
 
 
-def _leave(code: int) -> None:
+def _end_process(code: int) -> None:
     """Ends this process; at once where it is a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
-        from collbench.run.launch.forkserver import leave
+        from collbench.run.launch.forkserver import leave_process
 
-        leave(code, f"rank {distributed.get_rank()} on {socket.gethostname()}")
+        leave_process(code, f"rank {distributed.get_rank()} on {socket.gethostname()}")
     sys.exit(code)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from collbench.cli.parameters import every
-from collbench.core.collectives import collective
+from collbench.cli.parameters import add_all_options
+from collbench.core.collectives import find_collective
 from collbench.core.errors import Exit
-from collbench.core.text import tell
+from collbench.core.text import print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collbench.run.session import Order
 
 
-@every
+@add_all_options
 def measure(ctx: typer.Context, **given: Any) -> None:
     from collbench.cli import options
 
-    asked = options.asked(collective(ctx.info_name or "").name, given)
+    asked = options.read_request(find_collective(ctx.info_name or "").name, given)
     raise typer.Exit(carry_out(asked.order, asked.reporter, asked.dry_run))
 
 
@@ -39,7 +39,7 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
             super().end(end, path)
             tell_of(self.file)
 
-    return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
+    return session.execute_order(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
 def fake_gpus(backends: Collection[str]) -> list[str]:
@@ -50,7 +50,7 @@ def fake_gpus(backends: Collection[str]) -> list[str]:
 
     if not any(backend_info(name).gpu for name in backends):
         return []
-    names = [str(device.get("name")) for device in topology.gpus(environment.ROOT)["devices"]]
+    names = [str(device.get("name")) for device in topology.gpu_facts(environment.ROOT)["devices"]]
     return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
 
 
@@ -67,27 +67,29 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
 
     if not dry_run:
         if not any(threshold.min_busbw for threshold in order.suite.thresholds):
-            return session.execute(order, reporter)
+            return session.execute_order(order, reporter)
         found: list[limits.Held] = []
 
         class Judging(Gathered):
             def end(self, end: End, path: Path | None) -> None:
                 super().end(end, path)
-                found.extend(limits.judge(self.file))
+                found.extend(limits.judge_limits(self.file))
                 for held in found:
                     if held.answer != "met":
-                        tell(limits.told(held))
+                        print_message(limits.describe_held(held))
 
-        code = session.execute(order, lambda: Several(reporter(), Judging()))
-        return code or limits.close(found)
-    member = join.detect(order.launcher)
+        code = session.execute_order(order, lambda: Several(reporter(), Judging()))
+        return code or limits.find_limits_exit(found)
+    member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:
-        prepared = session.prepare(order)
+        prepared = session.prepare_order(order)
         policy = prepared.suite.policy
-        starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
+        starting = plan.estimate_loading(prepared.jobs, policy) + plan.estimate_meeting(
+            prepared.jobs, policy
+        )
         cores = 0 if member or order.launcher == "ray" else environment.core_count()
-        planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh, cores)
-        terminal.show(*planned, *fake_gpus(prepared.suite.values("backends")))
+        planned = cases.describe_plan(session.plan_rows(prepared), starting, policy.fresh, cores)
+        terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
             session.refuse_nothing(prepared)
     return Exit.OK

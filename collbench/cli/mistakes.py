@@ -57,21 +57,21 @@ FOREIGN = (
 VERSION = ("-v", "-V", "--version", "-version")
 
 
-def describe(error: Any) -> tuple[str, str]:
+def describe_mistake(error: Any) -> tuple[str, str]:
     """The message and the hint of an error that the parser of options has found."""
-    path, command = _command(error)
+    path, command = _find_command(error)
     kind = type(error).__name__  # of click, or of the copy of it that typer has
     if kind == "NoSuchOption":
         return _unknown_option(error.option_name, path, command)
     if kind == "BadOptionUsage":
         return _misused_option(error, path, command)
     if kind == "MissingParameter":
-        return _missing(error, path, command)
+        return _describe_missing(error, path, command)
     if parameter := getattr(error, "param", None):
         return _bad_value(parameter, error.message)
     message = error.format_message()
     if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        return _extra(extra[1].split(), path, command)
+        return _describe_extra(extra[1].split(), path, command)
     return message[:1].lower() + message[1:].rstrip("."), f"{path} --help lists its options"
 
 
@@ -82,7 +82,7 @@ def _misused_option(error: Any, path: str, command: Any) -> tuple[str, str]:
     return f"{name} needs a value", _help_of(command, name) or f"{path} --help lists its options"
 
 
-def _command(error: Any) -> tuple[str, Any]:
+def _find_command(error: Any) -> tuple[str, Any]:
     """How the command is called, and the command itself where the parser says which it was."""
     context = getattr(error, "ctx", None)
     names: list[str] = []
@@ -106,22 +106,22 @@ def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
         text = _help_of(command, row.option)
         if word in row.names and text is not None and row.value in text:
             return message, row.hint
-    flags = [flag for flag in _flags(command) if flag.startswith("--")]
+    flags = [flag for flag in _list_flags(command) if flag.startswith("--")]
     near = difflib.get_close_matches(name, flags, 1)
     return message, f"did you mean {near[0]}?" if near else f"{path} --help lists its options"
 
 
-def _missing(error: Any, path: str, command: Any) -> tuple[str, str]:
+def _describe_missing(error: Any, path: str, command: Any) -> tuple[str, str]:
     parameter = error.param
     if parameter is None or command is None:
         return "an argument is missing", f"{path} --help"
     if parameter.param_type_name == "option":
         return f"{parameter.opts[0]} is missing", parameter.help or f"{path} --help"
-    arguments = [_label(one) for one in command.params if one.param_type_name == "argument"]
-    return f"{_label(parameter)} is missing", " ".join([path, *arguments])
+    arguments = [_name_argument(one) for one in command.params if one.param_type_name == "argument"]
+    return f"{_name_argument(parameter)} is missing", " ".join([path, *arguments])
 
 
-def _label(argument: Any) -> str:
+def _name_argument(argument: Any) -> str:
     """The name of an argument, in brackets where it may be left out."""
     name = (argument.metavar or argument.name or "").strip("[]{}")
     return name if argument.required else f"[{name}]"
@@ -129,15 +129,15 @@ def _label(argument: Any) -> str:
 
 def _bad_value(parameter: Any, message: str) -> tuple[str, str]:
     option = parameter.param_type_name == "option"
-    flag = parameter.opts[0] if option else _label(parameter)
+    flag = parameter.opts[0] if option else _name_argument(parameter)
     given = next((value for name in parameter.opts if (value := _value_of(name))), "")
     if (option and flag == "-n" and given == "p") or "-np" in sys.argv[1:]:
         return "-np: no such option", "-g 2: two ranks"
     shown = f"{flag} {given}".strip()
-    return f"{shown}: {_plain(message)}", parameter.help or ""
+    return f"{shown}: {_reword_value_error(message)}", parameter.help or ""
 
 
-def _plain(message: str) -> str:
+def _reword_value_error(message: str) -> str:
     """What the parser says of a value, in our words."""
     for pattern, words in (
         (r"greater than or equal to (\S+)|x>=([^\s.<]+)\.?$", "must be at least {}"),
@@ -151,7 +151,7 @@ def _plain(message: str) -> str:
     return message[:1].lower() + message[1:].rstrip(".")
 
 
-def _extra(words: Sequence[str], path: str, command: Any) -> tuple[str, str]:
+def _describe_extra(words: Sequence[str], path: str, command: Any) -> tuple[str, str]:
     name, first = path.rpartition(" ")[2], words[0]
     message = f"{name}: unexpected argument {first}"
     if name not in COLLECTIVES:
@@ -161,7 +161,7 @@ def _extra(words: Sequence[str], path: str, command: Any) -> tuple[str, str]:
     return message, f"an algorithm is --algo {first}; {path} --help lists options"
 
 
-def _flags(command: Any) -> list[str]:
+def _list_flags(command: Any) -> list[str]:
     """All names of a command's options that its help shows."""
     shown = [one for one in command.params if not getattr(one, "hidden", False)] if command else []
     return [flag for one in shown for flag in (*one.opts, *one.secondary_opts)]

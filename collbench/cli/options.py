@@ -15,9 +15,9 @@ import msgspec
 from collbench.cli import parameters
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import Collective, collective
+from collbench.core.collectives import Collective, find_collective
 from collbench.core.errors import UsageError
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.run import refusal
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
@@ -47,77 +47,77 @@ class Asked(NamedTuple):
     dry_run: bool
 
 
-def asked(name: str, given: Mapping[str, Any]) -> Asked:
+def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     """What the words ``given`` for each option ask for. Raises UsageError."""
-    parameters.refuse(given)
-    values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
+    parameters.refuse_foreign(given)
+    values = {row.name: _read_value(row, given[row.name]) for row in fields.FIELDS if row.flags}
     _tell_decimal_sizes(given)
     _refuse_variables(name, values["launcher"])
-    _bound(values)
+    _refuse_out_of_bounds(values)
     _refuse_files(values["ops"])
     launcher, replays = values["launcher"], values["replays"]
-    ray = where(launcher, values["address"], values["placement"])
-    policy = _part(Policy, values)
+    ray = find_ray_cluster(launcher, values["address"], values["placement"])
+    policy = _select_fields(Policy, values)
     policy = msgspec.structs.replace(policy, batch=policy.iters or 20, graph=replays or 1)
-    _refuse(policy, values["budget"])
+    _refuse_conflicts(policy, values["budget"])
     swept = {
         "collectives": (name,),
         "sizes": grammar.choose_sizes(*(values[row] for row in SIZES)),
-        "modes": _modes(values["modes"], replays, policy.blocking, values["arrivals"]),
-        "groups": divided(values["groups"], launcher),
+        "modes": _choose_modes(values["modes"], replays, policy.blocking, values["arrivals"]),
+        "groups": choose_groups(values["groups"], launcher),
     }
-    axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
-    wanted = _wanted(name, values["min_busbw"])
+    axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, ray)
+    wanted = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
-    suite = _launched(suite, values["launches"], launcher, values["max_seconds"])
+    suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
     refusal.refuse_unknown_backends(suite.values("backends"))
-    _tell_idle(suite, collective(name))
+    _tell_idle(suite, find_collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
     order = Order(
         suite=suite,
         command=sys.argv,
-        **kept(values["save"], values["output"], values["tag"]),
+        **read_save_options(values["save"], values["output"], values["tag"]),
         budget=values["budget"],
         launcher=launcher,
         ray=ray,
     )
-    show = partial(reporter, values["output_format"], values["output_file"])
-    return Asked(order, partial(show, _part(nccl.Options, values)), values["dry_run"])
+    show = partial(make_reporter, values["output_format"], values["output_file"])
+    return Asked(order, partial(show, _select_fields(nccl.Options, values)), values["dry_run"])
 
 
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
 
 
-def _part(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
+def _select_fields(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
     """The values that this struct has fields for."""
     return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
 
 
-def _value(row: Field, said: Any) -> Any:
+def _read_value(row: Field, said: Any) -> Any:
     """What is ``said`` of a field, read as its kind is written. Raises UsageError."""
     option = row.flags.split()[0]
     if row.kind == "setting":
         return grammar.expand_envs(said or [])
     if row.kind == "place":
-        return PLACES[grammar.choice(option, said, PLACES)]
+        return PLACES[grammar.parse_choice(option, said, PLACES)]
     if row.type is not str:
         return bool(said) if row.kind == "flag" else said
     if not (said or row.said) and (row.of == "command" or not row.many):
         return row.default
     if not row.many:
-        return _word(row, option, said)
+        return _read_word(row, option, said)
     values: list[Any] = []
-    for word in grammar.words(said):
+    for word in grammar.split_words(said):
         every = row.every if word == "all" or (word == "-1" and row.name == "roots") else ()
-        values += every or [_word(row, option, word)]
+        values += every or [_read_word(row, option, word)]
     return tuple(values)
 
 
-def _word(row: Field, option: str, word: str) -> Any:
+def _read_word(row: Field, option: str, word: str) -> Any:
     if row.kind == "choice":
-        return grammar.choice(option, word, row.choices)
+        return grammar.parse_choice(option, word, row.choices)
     if row.kind == "whole":
-        return grammar.integer(option, word, int(row.least or 0))
+        return grammar.parse_integer(option, word, int(row.least or 0))
     if row.kind in UNDERSCORED and row.name != "algorithms":  # as algorithms.find does
         return refusal.spell_backend(word) if row.name == "backends" else word.replace("-", "_")
     return READ[row.kind](word, option) if row.kind in READ else word
@@ -131,23 +131,23 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "share": grammar.parse_share,
     "seconds": grammar.parse_duration,
     "limit": grammar.parse_limit,
-    "rule": groups.spelled,
-    "arrival": arrivals.spelled,
-    "background": backgrounds.spelled,
+    "rule": groups.normalise_rule,
+    "arrival": arrivals.normalise_arrival,
+    "background": backgrounds.normalise_background,
 }
 
 
-def _wanted(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, ...]:
+def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, ...]:
     """The threshold that --min-busbw and nccl-tests' variable make, if any. Raises UsageError."""
-    if limits and not collective(name).moves_data:
+    if limits and not find_collective(name).moves_data:
         raise UsageError(f"a {name} has no busbw that a limit could be on", "leave --min-busbw out")
-    if (text := os.environ.get(LEAST, "").strip()) and collective(name).moves_data:
+    if (text := os.environ.get(LEAST, "").strip()) and find_collective(name).moves_data:
         asked = grammar.parse_limit(text, LEAST)
         limits += (Limit(ENOUGH * asked.busbw, average=True),)
     return (Threshold(min_busbw=limits),) if limits else ()
 
 
-def _refuse(policy: Policy, budget: float | None) -> None:
+def _refuse_conflicts(policy: Policy, budget: float | None) -> None:
     """Raises UsageError where two options choose the same, or one gives no time limit."""
     if policy.iters and (budget is not None or policy.max_seconds is not None):
         raise UsageError(
@@ -156,7 +156,7 @@ def _refuse(policy: Policy, budget: float | None) -> None:
         )
 
 
-def _bound(values: dict[str, Any]) -> None:
+def _refuse_out_of_bounds(values: dict[str, Any]) -> None:
     """Reads -T 0 as the default limit. Raises UsageError for a -T that is no limit, and for a -N
     without an end."""
     values["timeout"] = values["timeout"] or None
@@ -174,7 +174,7 @@ def _bound(values: dict[str, Any]) -> None:
 
 def _refuse_variables(name: str, launcher: str) -> None:
     """Raises UsageError where a variable of nccl-tests asks for what would not be done."""
-    own = member.local_rank if (member := join.detect(launcher)) else 0
+    own = member.local_rank if (member := join.detect_launcher(launcher)) else 0
     for variable, instead in VARIABLES.items():
         value = os.environ.get(variable, "").strip()
         neutral = str(own) if variable == "NCCL_TESTS_DEVICE" else ""
@@ -189,7 +189,7 @@ VARIABLES = {
 }
 
 
-def _modes(
+def _choose_modes(
     modes: tuple[Mode, ...], replays: int, blocking: int, arrivals: Sequence[str]
 ) -> tuple[Mode, ...]:
     """The modes named, or those that -G and -z stand for; --arrival names them in its own way."""
@@ -210,14 +210,14 @@ def _modes(
     return stood_for.get(blocking, modes)
 
 
-def divided(rule: str, launcher: str) -> str:
+def choose_groups(rule: str, launcher: str) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
     ranks of a host that the launcher tells."""
-    member, told = join.detect(launcher), ""
+    member, told = join.detect_launcher(launcher), ""
     if not rule:
-        rule, told = groups.told(os.environ)
+        rule, told = groups.rule_from_environment(os.environ)
     if told and not (member and member.rank):
-        tell(f"{told} is set: --split {rule}")
+        print_message(f"{told} is set: --split {rule}")
     if rule not in groups.BY_HOST or member is None:
         return rule
     if not member.local_n:
@@ -228,19 +228,19 @@ def divided(rule: str, launcher: str) -> str:
     return f"{rule}:{member.local_n}"
 
 
-def _settled(axes: Axes, launcher: str, ray: Where | None) -> Axes:
+def _settle_axes(axes: Axes, launcher: str, ray: Where | None) -> Axes:
     """The sweep with what it leaves open filled in, from where its ranks will be."""
     if ray:
         return ray.settle(axes)
-    member = join.detect(launcher)
+    member = join.detect_launcher(launcher)
     return axes.settled(member.n, member.local_n) if member else axes.settled()
 
 
-def where(launcher: str, address: str, placement: str) -> Where | None:
+def find_ray_cluster(launcher: str, address: str, placement: str) -> Where | None:
     """The Ray cluster to run on, if any. Raises UsageError."""
     if launcher == "ray":
         return Where(
-            address or "auto", grammar.choice("--placement", placement or "pack", PLACEMENTS)
+            address or "auto", grammar.parse_choice("--placement", placement or "pack", PLACEMENTS)
         )
     for option, value in {"--address": address, "--placement": placement}.items():
         if value:
@@ -248,7 +248,7 @@ def where(launcher: str, address: str, placement: str) -> Where | None:
     return None
 
 
-def changed(
+def change_suite(
     named: Suite,
     *,
     ngpus: str = "",
@@ -263,12 +263,12 @@ def changed(
     """A suite with what the command line says in place of it, and filled in where it says nothing
     itself."""
     said = {
-        "ranks": tuple(grammar.integer("-g", word, 1) for word in grammar.words(ngpus)),
-        "backends": tuple(grammar.words(backend)),
+        "ranks": tuple(grammar.parse_integer("-g", word, 1) for word in grammar.split_words(ngpus)),
+        "backends": tuple(grammar.split_words(backend)),
     }
     said = {axis: values for axis, values in said.items() if values}
     silent: dict[str, Any] = dict.fromkeys(said, ())
-    kept = [collective(word).name for word in grammar.words(only)]
+    kept = [find_collective(word).name for word in grammar.split_words(only)]
     others = tuple(name for name in named.values("collectives") if kept and name not in kept)
     if kept and set(kept).isdisjoint(named.values("collectives")):
         raise UsageError(f"--only {only}: not in {named.name}", f"it has {', '.join(others)}")
@@ -281,7 +281,7 @@ def changed(
         grammar.parse_duration(max_time, "--max-time") if max_time else named.policy.max_seconds
     )
     replace = msgspec.structs.replace
-    settle = partial(_settled, launcher=launcher, ray=ray)
+    settle = partial(_settle_axes, launcher=launcher, ray=ray)
     made = replace(
         named,
         policy=replace(named.policy, max_seconds=seconds, inject=inject),
@@ -292,13 +292,15 @@ def changed(
         if others
         else named.excludes,
     )
-    made = _launched(made, launches, launcher, seconds if max_time else None)
+    made = _add_launches(made, launches, launcher, seconds if max_time else None)
     refusal.refuse_unknown_backends(made.values("backends"))
     _tell_idle(made)
     return made
 
 
-def _launched(suite: Suite, launches: int | None, launcher: str, seconds: float | None) -> Suite:
+def _add_launches(
+    suite: Suite, launches: int | None, launcher: str, seconds: float | None
+) -> Suite:
     """The suite in so many launches, if that is asked for, with ``seconds`` for a case in each
     where they are told. Raises UsageError where its ranks are to stay, or cannot be started."""
     if launches is None:
@@ -310,7 +312,7 @@ def _launched(suite: Suite, launches: int | None, launcher: str, seconds: float 
             " same ranks'",
             "give one or the other",
         )
-    if member := join.detect(launcher):
+    if member := join.detect_launcher(launcher):
         raise UsageError(
             f"--launches {launches}: {member.launcher} has started these ranks, which stay the"
             " same",
@@ -327,7 +329,7 @@ def _launched(suite: Suite, launches: int | None, launcher: str, seconds: float 
     )
 
 
-def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
+def read_save_options(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
     """Where a run goes, as fields of its order. Raises UsageError for what cannot be meant."""
     grammar.refuse_tag(tag)
     if output and not save:
@@ -337,7 +339,7 @@ def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
             f"--output {output}: a run goes to a file", "--format json prints it to standard output"
         )
     if tag and not save:
-        _note(f"--tag {tag} finds nothing: --no-save keeps no run")
+        _print_once(f"--tag {tag} finds nothing: --no-save keeps no run")
     return {"save": save, "output": output, "tag": tag}
 
 
@@ -346,17 +348,19 @@ def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
     words = [str(given[name] or "") for name in SIZES if name in given]
     if found := next((m for word in words if (m := grammar.DECIMAL.search(word))), None):
         unit = found[0].lstrip("0123456789. ")
-        _note(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
+        _print_once(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
 
 
 def _tell_sizes(axes: Axes, asked: bool) -> None:
     """Notes where sizes of uneven blocks come from."""
-    uneven = collective(axes.collectives[0]).uneven
+    uneven = find_collective(axes.collectives[0]).uneven
     tables = [one for one in axes.splits if uneven and one.partition(":")[0] in splits.TABLES]
     if tables and asked:
-        _note(f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say")
+        _print_once(
+            f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say"
+        )
     if uneven and any(split.startswith("zipf") for split in axes.splits):
-        _note(
+        _print_once(
             "--splits zipf: each rank sends what -b and -e say; size is the largest buffer, that of"
             " the rank that gets most"
         )
@@ -372,11 +376,11 @@ def _refuse_files(ops: Sequence[str]) -> None:
             )
 
 
-def _note(words: str) -> None:
+def _print_once(words: str) -> None:
     """Prints words on standard error, once where a launcher has started several of us."""
-    member = join.detect()
+    member = join.detect_launcher()
     if member is None or not member.rank:
-        tell(words)
+        print_message(words)
 
 
 def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
@@ -396,10 +400,10 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
         }
         told |= {option: row.name for option, nothing in said.items() if nothing}
     for what, whom in told.items():
-        _note(f"{what} means nothing to {whom}")
+        _print_once(f"{what} means nothing to {whom}")
 
 
-def budgeted(order: Order, budget: str) -> Order:
+def add_budget(order: Order, budget: str) -> Order:
     """The order with this time for all of its suite. Raises UsageError where the suite leaves
     nothing to choose."""
     if not budget:
@@ -413,7 +417,7 @@ def budgeted(order: Order, budget: str) -> Order:
     return msgspec.structs.replace(order, budget=seconds)
 
 
-def reporter(
+def make_reporter(
     name: str, output_file: Path | None = None, options: nccl.Options = nccl.DEFAULTS
 ) -> Reporter:
     """The reporter that prints a run while it goes on, in the format ``name``. Raises
@@ -430,9 +434,9 @@ def reporter(
         "csv": lambda: programs.Csv(sys.stdout),
         "md": lambda: programs.Markdown(sys.stdout),
     }
-    grammar.choice("--format", name, ("auto", *makers))
+    grammar.parse_choice("--format", name, ("auto", *makers))
     if name == "auto":  # what launchers give ranks may be a terminal, but is nobody's
-        watched = sys.stdout.isatty() and join.detect("auto") is None
+        watched = sys.stdout.isatty() and join.detect_launcher("auto") is None
         name = "table" if watched else "nccl"
     reporters = [makers[name]()]
     if name != "table":

@@ -30,27 +30,27 @@ SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".pr
 PLOTLYJS = ("inline", "cdn", "directory")  # how a page comes by plotly.js
 
 
-def check(
+def check_outputs(
     printed: str, files: Sequence[Path], formats: Collection[str], plotlyjs: str = "inline"
 ) -> None:
-    """Whether ``deliver`` can make all this, ``formats`` being those of the command. Raises
-    UsageError and CannotRun."""
-    from collbench.core.files import refuse
+    """Whether ``deliver_document`` can make all this, ``formats`` being those of the command.
+    Raises UsageError and CannotRun."""
+    from collbench.core.files import refuse_foreign_file
     from collbench.suite import grammar
 
-    grammar.choice("--format", printed, formats)
-    grammar.choice("--plotlyjs", plotlyjs, PLOTLYJS)
+    grammar.parse_choice("--format", printed, formats)
+    grammar.parse_choice("--plotlyjs", plotlyjs, PLOTLYJS)
     endings = [suffix for suffix, name in SUFFIXES.items() if name in formats]
     for path in files:
-        grammar.choice(f"-o {path}: its ending", path.suffix, endings)
-        refuse(path, MARKS[SUFFIXES[path.suffix]])
+        grammar.parse_choice(f"-o {path}: its ending", path.suffix, endings)
+        refuse_foreign_file(path, MARKS[SUFFIXES[path.suffix]])
         if SUFFIXES[path.suffix] == "html" and plotlyjs == "directory":
             from collbench.show import html
 
-            refuse(path.with_name(html.LIBRARY), html.BANNER)
+            refuse_foreign_file(path.with_name(html.LIBRARY), html.BANNER)
 
 
-def deliver(
+def deliver_document(
     document: Document | Callable[[str], Document],
     printed: str,
     files: Sequence[Path] = (),
@@ -59,41 +59,43 @@ def deliver(
     """Prints the document in the format ``printed``, then writes every one of ``files``, each whole
     or not at all. A document that depends on the format is made by a function of its name."""
     make = document if callable(document) else lambda _: document
-    show(text(make(printed), printed))
-    write(make, files, plotlyjs)
+    print_text(render_text(make(printed), printed))
+    write_files(make, files, plotlyjs)
 
 
-def write(make: Callable[[str], Document], files: Sequence[Path], plotlyjs: str = "inline") -> None:
+def write_files(
+    make: Callable[[str], Document], files: Sequence[Path], plotlyjs: str = "inline"
+) -> None:
     """Writes ``files`` in the formats that their endings name, and plotly.js beside pages that load
     it from there. The umask decides who may read them. Raises CannotRun."""
-    from collbench.core.files import save
+    from collbench.core.files import save_text
 
     for path in files:
         name = SUFFIXES[path.suffix]
-        save(path, text(make(name), name, plotlyjs), MARKS[name], shared=True)
+        save_text(path, render_text(make(name), name, plotlyjs), MARKS[name], shared=True)
         if name == "html" and plotlyjs == "directory":
             from collbench.show import html
 
-            save(path.with_name(html.LIBRARY), html.library(), html.BANNER, shared=True)
+            save_text(path.with_name(html.LIBRARY), html.load_plotly(), html.BANNER, shared=True)
 
 
-def text(document: Document, name: str, plotlyjs: str = "inline") -> str:
+def render_text(document: Document, name: str, plotlyjs: str = "inline") -> str:
     """The document in one format."""
     from collbench.show import html, markdown, programs, terminal
 
     renderers: Mapping[str, Callable[[Document], str]] = {
-        "table": terminal.text,
-        "md": markdown.text,
-        "html": partial(html.page, plotlyjs=cast(html.Plotlyjs, plotlyjs)),
+        "table": terminal.render_text,
+        "md": markdown.render_markdown,
+        "html": partial(html.render_page, plotlyjs=cast(html.Plotlyjs, plotlyjs)),
         "json": programs.as_json,
         "csv": programs.as_csv,
-        "junit": programs.junit,
-        "prometheus": programs.prometheus,
-        "line": programs.line,
+        "junit": programs.render_junit,
+        "prometheus": programs.render_prometheus,
+        "line": programs.render_line,
     }
     return renderers[name](document)
 
 
-def show(words: str) -> None:
+def print_text(words: str) -> None:
     """Prints text to standard output."""
     typer.echo(words.rstrip("\n"))

@@ -52,7 +52,7 @@ FOREIGN = (
 )
 
 
-def refuse(given: Mapping[str, Any]) -> None:
+def refuse_foreign(given: Mapping[str, Any]) -> None:
     """Raises UsageError where an option of nccl-tests asks for what is not done."""
     for row in FOREIGN:
         said = given.get(row.name, "")
@@ -69,7 +69,7 @@ def _ranks_for(threads: str, gpus: str) -> str:
 _ROWS = {field.name: field for field in FIELDS if field.flags}
 
 
-def option(name: str, help: str = "", free: bool = False) -> Any:
+def make_option(name: str, help: str = "", free: bool = False) -> Any:
     """The option of the row ``name``, with the help of a command that means less by it; a ``free``
     one has no bounds."""
     row = _ROWS[name]
@@ -84,10 +84,11 @@ def option(name: str, help: str = "", free: bool = False) -> Any:
     )
 
 
-def every(command: Command) -> Command:
+def add_all_options(command: Command) -> Command:
     """Gives a command an option for each row of the table that has one, as typer reads them."""
     given = {"ctx": typer.Context} | {
-        name: Annotated[_type(name), option(name, free=row.free)] for name, row in _ROWS.items()
+        name: Annotated[_option_type(name), make_option(name, free=row.free)]
+        for name, row in _ROWS.items()
     }
     for row in FOREIGN:
         given[row.name] = Annotated[
@@ -96,14 +97,14 @@ def every(command: Command) -> Command:
     command.__annotations__ = given
     command.__signature__ = Signature(  # type: ignore[attr-defined]
         [
-            Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=_default(name))
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=_option_default(name))
             for name, kind in given.items()
         ]
     )
     return command
 
 
-def sharing(other: Command) -> Callable[[Command], Command]:
+def share_options(other: Command) -> Callable[[Command], Command]:
     """Gives a command the parameters that are ``other``'s alone, beside its own; it takes them as
     ``given``."""
 
@@ -120,12 +121,12 @@ def sharing(other: Command) -> Callable[[Command], Command]:
     return shared
 
 
-def _type(name: str) -> Any:
+def _option_type(name: str) -> Any:
     row = _ROWS[name]
     return row.type if row.said is not None else row.type | None
 
 
-def _default(name: str) -> Any:
+def _option_default(name: str) -> Any:
     if name in _ROWS:
         return _ROWS[name].said
     return Parameter.empty if name == "ctx" else ""

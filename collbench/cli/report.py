@@ -37,56 +37,62 @@ def report(
     import msgspec
 
     from collbench.cli import outputs
-    from collbench.core.files import refuse
-    from collbench.core.text import counted
+    from collbench.core.files import refuse_foreign_file
+    from collbench.core.text import format_count
     from collbench.records import store
     from collbench.show import html as reports
     from collbench.show import markdown
     from collbench.show.views import run
     from collbench.suite import grammar
 
-    grammar.choice("--plotlyjs", plotlyjs, outputs.PLOTLYJS)
-    grammar.choice("--format", output_format or "html", ("html", "md"))
+    grammar.parse_choice("--plotlyjs", plotlyjs, outputs.PLOTLYJS)
+    grammar.parse_choice("--format", output_format or "html", ("html", "md"))
     if output and output.suffix and not output_format:
-        output_format = ENDINGS[grammar.choice(f"-o {output}: its ending", output.suffix, ENDINGS)]
+        output_format = ENDINGS[
+            grammar.parse_choice(f"-o {output}: its ending", output.suffix, ENDINGS)
+        ]
     as_page = output_format in ("", "html")
     path = output or (DEFAULT if as_page else None)
     if path:
-        refuse(path, outputs.MARKS["html"])
+        refuse_foreign_file(path, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
-            refuse(path.with_name(reports.LIBRARY), reports.BANNER)
+            refuse_foreign_file(path.with_name(reports.LIBRARY), reports.BANNER)
     if png:
         reports.find_browser()
-    files = [store.digest(path) for path in _paths(runs or ["@last"])]
+    files = [store.read_digest(path) for path in _find_runs(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
-    document = run.document(files, _conclusion(files, compare))
+    document = run.make_document(files, _conclude_from(files, compare))
     if title:
         document = msgspec.structs.replace(document, title=title)
-    text = reports.page(document, cast(Any, plotlyjs)) if as_page else markdown.text(document)
+    text = (
+        reports.render_page(document, cast(Any, plotlyjs))
+        if as_page
+        else markdown.render_markdown(document)
+    )
     if path:
-        _write(path, text, outputs.MARKS["html"])
+        _write_page(path, text, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
-            _write(path.with_name(reports.LIBRARY), reports.library(), reports.BANNER)
+            _write_page(path.with_name(reports.LIBRARY), reports.load_plotly(), reports.BANNER)
     else:
         typer.echo(text, nl=False)
     if png:
-        drawn = reports.images(document, png)
-        typer.echo(f"wrote {counted(len(drawn), 'image')} to {png}", err=path is None)
+        drawn = reports.render_images(document, png)
+        typer.echo(f"wrote {format_count(len(drawn), 'image')} to {png}", err=path is None)
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
+def _find_runs(names: Sequence[str]) -> list[Path]:
     """The runs of these names, each once; beside a side of an experiment given alone, the other, if
     it is there."""
     from collbench.records import store
 
-    paths = list(dict.fromkeys(map(store.find, names)))
+    paths = list(dict.fromkeys(map(store.find_run, names)))
     with suppress(UsageError):
         other = store.find_companion(paths[0]) if len(paths) == 1 else None
         paths += [other] if other else []
     return paths
 
 
-def _conclusion(files: Sequence[RunFile], compared: bool) -> Conclusion | None:
+def _conclude_from(files: Sequence[RunFile], compared: bool) -> Conclusion | None:
     """What a feature concludes of these runs, or of runs that are to be ``compared``."""
     from collbench.core.feature import load_entries
 
@@ -94,9 +100,9 @@ def _conclusion(files: Sequence[RunFile], compared: bool) -> Conclusion | None:
     return next((found for make in makers if (found := make(files, compared))), None)
 
 
-def _write(path: Path, text: str, mark: str) -> None:
-    from collbench.core.files import save
-    from collbench.core.text import size
+def _write_page(path: Path, text: str, mark: str) -> None:
+    from collbench.core.files import save_text
+    from collbench.core.text import format_size
 
-    save(path, text, mark, shared=True)
-    typer.echo(f"wrote {path} ({size(len(text.encode()))})")
+    save_text(path, text, mark, shared=True)
+    typer.echo(f"wrote {path} ({format_size(len(text.encode()))})")

@@ -51,33 +51,33 @@ def run(
 
     said: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
     changes = (*said.values(), launches, only, budget, inject, output, tag, not save)
-    _refuse(suites or [], resume, any(changes), launcher, output)
+    _refuse_conflicts(suites or [], resume, any(changes), launcher, output)
     if file and not resume:
         raise UsageError(
             "--algo names the file of an algorithm of a run to be resumed",
             "to measure one: collbench all_reduce --algo ./line.py:line",
         )
-    ray = options.where(launcher, address, placement)
+    ray = options.find_ray_cluster(launcher, address, placement)
     chosen = ",".join(only or [])
-    changed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
-    asked = [changed(toml.load(name), **said, launches=launches) for name in suites or []]
+    changed = partial(options.change_suite, only=chosen, launcher=launcher, ray=ray, inject=inject)
+    asked = [changed(toml.load_suite(name), **said, launches=launches) for name in suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
-    kept = partial(order, **options.kept(save, output, tag))
-    orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]
+    kept = partial(order, **options.read_save_options(save, output, tag))
+    orders = [options.add_budget(kept(suite=suite), budget) for suite in asked]
     if resume:
-        found = resuming.find(resume)
+        found = resuming.find_resumable(resume)
         resuming.load_algorithms(found.run, file)
         orders = [order(suite=found.run.suite, resumed=found)]
-    reporter = partial(options.reporter, output_format)
-    raise typer.Exit(_gravest([carry_out(order, reporter, dry_run) for order in orders]))
+    reporter = partial(options.make_reporter, output_format)
+    raise typer.Exit(_choose_gravest([carry_out(order, reporter, dry_run) for order in orders]))
 
 
-def _gravest(codes: list[Exit]) -> Exit:
+def _choose_gravest(codes: list[Exit]) -> Exit:
     """The exit code of several suites' runs; having no verdict weighs less than any bad one."""
     return max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c)
 
 
-def _refuse(
+def _refuse_conflicts(
     suites: list[str], resume: str, changed: bool, launcher: str, output: Path | None
 ) -> None:
     """Raises UsageError for what cannot be asked together."""
@@ -96,5 +96,5 @@ def _refuse(
             f"--output {output} is one file, and each suite's run is a file of its own",
             "give a folder that exists, or one command per suite",
         )
-    if len(suites) > 1 and join.detect(launcher):
+    if len(suites) > 1 and join.detect_launcher(launcher):
         raise UsageError("under a launcher, ranks live for one suite", "one command per suite")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.core.text import counted, size, tell
+from collbench.core.text import format_count, format_size, print_message
 
 
 def runs(
@@ -23,28 +23,30 @@ def runs(
     from collbench.show import terminal
     from collbench.show.views import cases
 
-    outputs.check(output_format, (), ("table", "json", "csv"))
+    outputs.check_outputs(output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(words or [], delete, yes)
-    names = name_by_age(store.saved())
-    every = [path for path in names if matches(path, words or [])]
+    names = name_by_age(store.list_saved())
+    every = [path for path in names if matches_words(path, words or [])]
     found, unreadable = [], []
     shown = every if delete else every[-last:]
     for path in shown:
         try:
-            found.append((names[path], store.outline(path)))
+            found.append((names[path], store.read_outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
-    document = cases.saved(found, len(every))
+    document = cases.list_saved(found, len(every))
     if output_format != "table":
-        outputs.deliver(document, output_format)
+        outputs.deliver_document(document, output_format)
     elif shown:
-        terminal.show(*document.brief)
+        terminal.print_blocks(*document.brief)
     elif names:
-        terminal.show(f"none of {counted(len(names), 'saved run')} has {' '.join(words or [])}")
+        terminal.print_blocks(
+            f"none of {format_count(len(names), 'saved run')} has {' '.join(words or [])}"
+        )
     else:
-        terminal.show(f"no run is saved yet under {store.home()}")
+        terminal.print_blocks(f"no run is saved yet under {store.home_folder()}")
     for message in unreadable:
-        tell(message)
+        print_message(message)
     if delete and shown:
         delete_runs(shown, yes)
 
@@ -61,7 +63,7 @@ def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
     return dict(reversed(names.items()))
 
 
-def matches(path: Path, words: Sequence[str]) -> bool:
+def matches_words(path: Path, words: Sequence[str]) -> bool:
     """Whether each word is in the run's id, tag or arguments, in letters of either size."""
     from collbench.records import store
 
@@ -95,11 +97,11 @@ def delete_runs(paths: Sequence[Path], yes: bool) -> None:
 
     going = [path for path in paths if not store.is_running(path)]
     nbytes = sum(path.stat().st_size for path in going)
-    what = f"{counted(len(going), 'run')}, {size(nbytes)}"
+    what = f"{format_count(len(going), 'run')}, {format_size(nbytes)}"
     if not yes and not sys.stdin.isatty():
         raise UsageError(f"nobody can be asked whether to delete {what}", "add --yes")
     if not yes and not typer.confirm(f"delete {what}?"):
-        tell("nothing was deleted")
+        print_message("nothing was deleted")
         return
     for path in going:
         try:
@@ -107,4 +109,6 @@ def delete_runs(paths: Sequence[Path], yes: bool) -> None:
         except OSError as e:
             raise CannotRun(f"cannot delete {path}: {e.strerror}", "delete it as its owner") from e
     left = len(paths) - len(going)
-    tell(f"deleted {what}" + f"; {counted(left, 'run')} still running left" * (left > 0))
+    print_message(
+        f"deleted {what}" + f"; {format_count(left, 'run')} still running left" * (left > 0)
+    )

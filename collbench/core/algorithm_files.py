@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 
 VARIABLE = "COLLBENCH_ALGORITHMS"
 WORD = re.compile(r"(?P<path>[^:]*\.py):(?P<name>[^:]*)(?P<settings>(:.*)?)")
@@ -41,7 +41,8 @@ class UserAlgorithm(NamedTuple):
         if self.name not in module:
             known = [name for name in module if not name.startswith("_")]
             raise UsageError(
-                f"{self.path} has no '{self.name}'", near(self.name, known) or "name a generator"
+                f"{self.path} has no '{self.name}'",
+                suggest_name(self.name, known) or "name a generator",
             )
         return module[self.name]
 
@@ -65,7 +66,7 @@ def list_words(command: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(f"{match['path']}:{match['name']}" for match in matches))
 
 
-def label(word: str) -> str:
+def name_of_file(word: str) -> str:
     """What the algorithm of a file is called in tables and records, by ``./line.py:line``."""
     path, _, name = word.rpartition(":")
     return f"{Path(path).name}:{name}"

@@ -102,14 +102,14 @@ class Collective(NamedTuple):
         return (*places[self.in_place], max(send, recv))
 
 
-def _blocks(values: Any, n: int) -> list[Any]:
+def _cut_blocks(values: Any, n: int) -> list[Any]:
     if len(values) % n:
         raise ValueError(f"{len(values)} elements cannot be cut into {n} equal blocks")
     size = len(values) // n
     return [values[i * size : (i + 1) * size] for i in range(n)]
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def _join_blocks(parts: Sequence[Any]) -> Any:
     import numpy as np
 
     return np.concatenate(list(parts))
@@ -120,19 +120,19 @@ def _all_reduce(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
 
 
 def _all_gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return [_join(inputs)] * len(inputs)
+    return [_join_blocks(inputs)] * len(inputs)
 
 
 def _reduce_scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return _blocks(functools.reduce(op, inputs), len(inputs))
+    return _cut_blocks(functools.reduce(op, inputs), len(inputs))
 
 
 def _all_to_all(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return _all_to_allv([_blocks(values, len(inputs)) for values in inputs], op, root)
+    return _all_to_allv([_cut_blocks(values, len(inputs)) for values in inputs], op, root)
 
 
 def _all_to_allv(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return [_join([blocks[rank] for blocks in inputs]) for rank in range(len(inputs))]
+    return [_join_blocks([blocks[rank] for blocks in inputs]) for rank in range(len(inputs))]
 
 
 def _broadcast(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
@@ -148,11 +148,11 @@ def _reduce(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
 
 
 def _gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return _at_root(_join(inputs), len(inputs), root)
+    return _at_root(_join_blocks(inputs), len(inputs), root)
 
 
 def _scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
-    return _blocks(inputs[root], len(inputs))
+    return _cut_blocks(inputs[root], len(inputs))
 
 
 def _sendrecv(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
@@ -167,23 +167,23 @@ def _barrier(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
     return [None] * len(inputs)
 
 
-def _same(n: int, count: int) -> tuple[int, int]:
+def _count_same(n: int, count: int) -> tuple[int, int]:
     return count, count
 
 
-def _gathers(n: int, count: int) -> tuple[int, int]:
+def _count_gathered(n: int, count: int) -> tuple[int, int]:
     return count, n * count
 
 
-def _scatters(n: int, count: int) -> tuple[int, int]:
+def _count_scattered(n: int, count: int) -> tuple[int, int]:
     return n * count, count
 
 
-def _exchanges(n: int, count: int) -> tuple[int, int]:
+def _count_exchanged(n: int, count: int) -> tuple[int, int]:
     return n * count, n * count
 
 
-def _nothing(n: int, count: int) -> tuple[int, int]:
+def _count_nothing(n: int, count: int) -> tuple[int, int]:
     return 0, 0
 
 
@@ -210,7 +210,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_reduce",
             "Every rank ends with the reduction of all ranks' buffers.",
             _all_reduce,
-            _same,
+            _count_same,
             factor="2(n-1)/n",
             least=("log2(n)", "2(n-1)/n", "(n-1)/n"),
             sends="2(n-1)",
@@ -223,7 +223,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_gather",
             "Every rank ends with all ranks' blocks, in rank order.",
             _all_gather,
-            _gathers,
+            _count_gathered,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
             sends="n-1",
@@ -236,7 +236,7 @@ COLLECTIVES: dict[str, Collective] = {
             "reduce_scatter",
             "The reduction of all ranks' buffers is cut into n blocks; rank r ends with block r.",
             _reduce_scatter,
-            _scatters,
+            _count_scattered,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "(n-1)/n"),
             sends="n-1",
@@ -250,7 +250,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_to_all",
             "Block j of rank i arrives as block i of rank j.",
             _all_to_all,
-            _exchanges,
+            _count_exchanged,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
             sends="n-1",
@@ -262,7 +262,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_to_allv",
             "all_to_all with blocks of unequal length (--splits).",
             _all_to_allv,
-            _exchanges,
+            _count_exchanged,
             factor="1 (of the busiest rank's bytes)",
             least=("log2(n)", "1", "0"),
             sends="?",
@@ -275,7 +275,7 @@ COLLECTIVES: dict[str, Collective] = {
             "broadcast",
             "Every rank ends with the root's buffer.",
             _broadcast,
-            _same,
+            _count_same,
             factor="1",
             least=("log2(n)", "1", "0"),
             sends="n-1",
@@ -288,7 +288,7 @@ COLLECTIVES: dict[str, Collective] = {
             "reduce",
             "The root ends with the reduction of all ranks' buffers.",
             _reduce,
-            _same,
+            _count_same,
             factor="1",
             least=("log2(n)", "1", "(n-1)/n"),
             sends="n-1",
@@ -300,7 +300,7 @@ COLLECTIVES: dict[str, Collective] = {
             "gather",
             "The root ends with all ranks' blocks, in rank order.",
             _gather,
-            _gathers,
+            _count_gathered,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
             sends="(n-1)/n",
@@ -312,7 +312,7 @@ COLLECTIVES: dict[str, Collective] = {
             "scatter",
             "The root's buffer is cut into n blocks; rank r ends with block r.",
             _scatter,
-            _scatters,
+            _count_scattered,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
             sends="(n-1)/n",
@@ -324,7 +324,7 @@ COLLECTIVES: dict[str, Collective] = {
             "sendrecv",
             "Ring shift: every rank sends its buffer to rank+1 and receives that of rank-1.",
             _sendrecv,
-            _same,
+            _count_same,
             factor="1",
             least=("1", "1", "0"),
             sends="n",
@@ -334,7 +334,7 @@ COLLECTIVES: dict[str, Collective] = {
             "scan",
             "Rank r ends with the reduction of the buffers of ranks 0..r (inclusive prefix).",
             _scan,
-            _same,
+            _count_same,
             factor="1",
             least=("log2(n)", "1", "(n-1)/n"),
             sends="n-1",
@@ -345,7 +345,7 @@ COLLECTIVES: dict[str, Collective] = {
             "barrier",
             "No rank leaves before every rank has entered; latency only, no data.",
             _barrier,
-            _nothing,
+            _count_nothing,
             factor="-",
             least=("log2(n)", "0", "0"),
             sends="0",
@@ -360,7 +360,7 @@ def make_subject_row(name: str, meaning: str, moves_data: bool = True) -> Collec
     """A row of a kind of case that is no collective, of which it says how large it is at most: its
     size is what the busiest rank has to send."""
     least = ("0", "1" if moves_data else "0", "0")
-    counts = _same if moves_data else _nothing
+    counts = _count_same if moves_data else _count_nothing
     return Collective(name, meaning, _barrier, counts, "1", least, "?", moves_data=moves_data)
 
 
@@ -397,7 +397,7 @@ def reading_place(name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def collective(name: str) -> Collective:
+def find_collective(name: str) -> Collective:
     """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``,
     ``all-reduce`` …)."""
     word = name.replace("-", "_").removesuffix("_perf")

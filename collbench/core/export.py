@@ -2,8 +2,8 @@
 
 A step's reads see the state before it. XML and GOAL know no steps, only operations in order and
 what each waits for, so a cell that is read and overwritten in one step is copied to scratch first
-and read from there (``staged``). Nothing then waits for a message of its own step: no order of
-execution, and no lack of buffers, can deadlock.
+and read from there (``remove_hazards``). Nothing then waits for a message of its own step: no order
+of execution, and no lack of buffers, can deadlock.
 
 Facts of the formats: MSCCL's runtime (microsoft/msccl, graph/topo.cc and msccl_interpreter.h),
 LogGOPSim's txt2bin.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.schedule import Moves, Schedule, coalesce, expected, hazards
+from collbench.core.schedule import Moves, Schedule, expect_outputs, find_hazards, join_neighbours
 
 COLLS = {
     "all_reduce": "allreduce",
@@ -41,10 +41,10 @@ MOST_CELLS, MOST_STEPS, MOST_BLOCKS, MOST_PEERS = 71, 256, 216, 32
 NAME, VERSION = "collbench schedule", 1  # of the JSON form
 
 
-def staged(schedule: Schedule) -> Schedule:
+def remove_hazards(schedule: Schedule) -> Schedule:
     """The same without hazards: steps that copy to scratch cells, after the row's, come before the
     steps in need."""
-    width, found = schedule.width, hazards(schedule)
+    width, found = schedule.width, find_hazards(schedule)
     used = np.zeros((schedule.n, width), bool)
     for hazard in found:
         used[hazard.rank, hazard.cell] = True
@@ -89,7 +89,7 @@ class _Op(NamedTuple):
     needs: list[int]
 
 
-def _operations(n: int, steps: Iterable[list[_Transfer]]) -> list[list[_Op]]:
+def _list_operations(n: int, steps: Iterable[list[_Transfer]]) -> list[list[_Op]]:
     """Every rank's operations, each needing those that made what it reads and those done with what
     it overwrites."""
     ops: list[list[_Op]] = [[] for _ in range(n)]
@@ -117,7 +117,7 @@ def _operations(n: int, steps: Iterable[list[_Transfer]]) -> list[list[_Op]]:
     return ops
 
 
-def executor(schedule: Schedule, nbytes: int) -> str:
+def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
     """MSCCL's XML for the runtimes that are maintained, msccl-executor-nccl and RCCL: they spell
     "reducescatter" and take nothing custom. Raises CannotRun."""
     name = schedule.row.name
@@ -126,10 +126,10 @@ def executor(schedule: Schedule, nbytes: int) -> str:
             f"MSCCL's executor and RCCL run no {name} of this form",
             "--to msccl writes it as custom, for Microsoft's runtime",
         )
-    return msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
+    return write_msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
 
 
-def msccl(schedule: Schedule, nbytes: int) -> str:
+def write_msccl(schedule: Schedule, nbytes: int) -> str:
     """MSCCL's XML, in place where the collective can be; what an input in place holds afterwards is
     not defined.
 
@@ -151,34 +151,38 @@ def msccl(schedule: Schedule, nbytes: int) -> str:
     second = sent if row.in_place is None else schedule.width
     buffers = {first: 0, "o": second + 1} if row.in_place is None else {first: 0}
     buffers["s"] = schedule.width + 2
-    top = _top(schedule, sent, got)
+    top = _describe_algorithm(schedule, sent, got)
     used = set(buffers) if top["coll"] == "custom" else {"i", "o"}
     sizes = {
         "i_chunks": sent if "i" in used else 0,
         "o_chunks": got if "o" in used else 0,
     }
-    lines = [f"<algo {_attributes(top)}>"]
-    steps = (_runs(moves, second, schedule.width) for moves in staged(schedule).steps())
-    for rank, ops in enumerate(_operations(n, steps)):
-        blocks = _blocks(ops, buffers)
-        _limits(schedule, max(map(len, blocks.values()), default=0), len(blocks))
+    lines = [f"<algo {_write_attributes(top)}>"]
+    steps = (
+        _join_transfers(moves, second, schedule.width) for moves in remove_hazards(schedule).steps()
+    )
+    for rank, ops in enumerate(_list_operations(n, steps)):
+        blocks = _make_thread_blocks(ops, buffers)
+        _refuse_beyond_limits(schedule, max(map(len, blocks.values()), default=0), len(blocks))
         ends = [
             s["dstoff"] + s["cnt"] for block in blocks.values() for s in block if s["dstbuf"] == "s"
         ]
-        lines.append(f'  <gpu id="{rank}" {_attributes(sizes)} s_chunks="{max(ends, default=0)}">')
+        lines.append(
+            f'  <gpu id="{rank}" {_write_attributes(sizes)} s_chunks="{max(ends, default=0)}">'
+        )
         for number, ((send, recv), block) in enumerate(blocks.items()):
             apart = (send - rank if recv < 0 else rank - recv) % n if max(send, recv) >= 0 else 1
             lines.append(
                 f'    <tb id="{number}" send="{send}" recv="{recv}"'
                 f' chan="{(apart - 1) // MOST_PEERS}">'
             )
-            lines += [f"      <step {_attributes(step)}/>" for step in block]
+            lines += [f"      <step {_write_attributes(step)}/>" for step in block]
             lines.append("    </tb>")
         lines.append("  </gpu>")
     return "\n".join([*lines, "</algo>"]) + "\n"
 
 
-def _top(schedule: Schedule, sent: int, got: int) -> dict[str, Any]:
+def _describe_algorithm(schedule: Schedule, sent: int, got: int) -> dict[str, Any]:
     """Attributes of the whole algorithm."""
     row, n = schedule.row, schedule.n
     return {
@@ -195,16 +199,16 @@ def _top(schedule: Schedule, sent: int, got: int) -> dict[str, Any]:
     }
 
 
-def _attributes(values: dict[str, Any]) -> str:
+def _write_attributes(values: dict[str, Any]) -> str:
     return " ".join(f'{name}="{value}"' for name, value in values.items())
 
 
-def _runs(moves: Moves, second: int, width: int) -> list[_Transfer]:
+def _join_transfers(moves: Moves, second: int, width: int) -> list[_Transfer]:
     """Neighbouring cells as one transfer, up to MSCCL's limit. Cells become addresses, which leave
     a gap between buffers, so that no transfer crosses from one buffer into the next."""
     src, dst, chunk, into, reduce = moves.arrays()
     chunk, into = (cell + (cell >= second) + (cell >= width) for cell in (chunk, into))
-    joined = coalesce(Moves(src, dst, chunk, into, reduce))
+    joined = join_neighbours(Moves(src, dst, chunk, into, reduce))
     return [
         _Transfer(
             src,
@@ -220,7 +224,9 @@ def _runs(moves: Moves, second: int, width: int) -> list[_Transfer]:
     ]
 
 
-def _blocks(ops: list[_Op], buffers: dict[str, int]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def _make_thread_blocks(
+    ops: list[_Op], buffers: dict[str, int]
+) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Thread blocks by the peers that they (send to, receive from). A block's order is its steps'
     order; what else a step needs it waits for: one wait a step, more in steps before it that do
     nothing."""
@@ -243,7 +249,7 @@ def _blocks(ops: list[_Op], buffers: dict[str, int]) -> dict[tuple[int, int], li
         depends = [(numbers[other], step) for other, step in waits.items()] or [(-1, -1)]
         for depid, deps in depends:
             block.append({"s": len(block), **_NOP, "depid": depid, "deps": deps, "hasdep": 0})
-        block[-1] |= _body(op, buffers)
+        block[-1] |= _describe_step(op, buffers)
         at.append((mine, len(block) - 1))
     return blocks
 
@@ -251,7 +257,7 @@ def _blocks(ops: list[_Op], buffers: dict[str, int]) -> dict[tuple[int, int], li
 _NOP = {"type": "nop", "srcbuf": "i", "srcoff": -1, "dstbuf": "o", "dstoff": -1, "cnt": 0}
 
 
-def _body(op: _Op, buffers: dict[str, int]) -> dict[str, Any]:
+def _describe_step(op: _Op, buffers: dict[str, int]) -> dict[str, Any]:
     """What a step does. Only this rank's places count: MSCCL pairs messages by their order."""
     chunk, into, reduce = op.transfer.chunk[0], op.transfer.into[0], op.transfer.reduce
     if op.peer >= 0:
@@ -265,7 +271,9 @@ def _body(op: _Op, buffers: dict[str, int]) -> dict[str, Any]:
         if reduce
         else "r"
     )
-    (srcbuf, srcoff), (dstbuf, dstoff) = (_place(address, buffers) for address in (chunk, into))
+    (srcbuf, srcoff), (dstbuf, dstoff) = (
+        _locate_address(address, buffers) for address in (chunk, into)
+    )
     return {
         "type": kind,
         "srcbuf": srcbuf,
@@ -276,7 +284,7 @@ def _body(op: _Op, buffers: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _place(address: int, buffers: dict[str, int]) -> tuple[str, int]:
+def _locate_address(address: int, buffers: dict[str, int]) -> tuple[str, int]:
     name = max((name for name in buffers if buffers[name] <= address), key=buffers.__getitem__)
     return name, address - buffers[name]
 
@@ -287,12 +295,14 @@ def _refuse_too_large(schedule: Schedule) -> None:
     for moves in schedule.steps():
         src, dst = moves.arrays()[:2]
         messages.update(np.unique(src * schedule.n + dst).tolist())
-        _limits(schedule, max(messages.values(), default=0), 0)
+        _refuse_beyond_limits(schedule, max(messages.values(), default=0), 0)
     ends = [Counter(divmod(pair, schedule.n)[way] for pair in messages) for way in (0, 1)]
-    _limits(schedule, 0, max(ends[0][rank] + ends[1][rank] for rank in range(schedule.n)) - 1)
+    _refuse_beyond_limits(
+        schedule, 0, max(ends[0][rank] + ends[1][rank] for rank in range(schedule.n)) - 1
+    )
 
 
-def _limits(schedule: Schedule, longest: int, blocks: int) -> None:
+def _refuse_beyond_limits(schedule: Schedule, longest: int, blocks: int) -> None:
     """Raises CannotRun for more steps in a thread block, or more blocks on a GPU, than there may
     be."""
     what = f"{schedule.collective} {schedule.name}"
@@ -319,7 +329,7 @@ class Message(NamedTuple):
     needs: list[int]
 
 
-def messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
+def list_messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
     """Every rank's messages, for a collective of this size.
 
     A block's bytes are divided over its cells as evenly as whole bytes allow; a barrier's messages
@@ -339,13 +349,13 @@ def messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
         cells = [cell % schedule.cells for cell in op.transfer.into]
         return sum(bounds[cell + 1] - bounds[cell] for cell in cells)
 
-    ranks = _operations(schedule.n, map(_messages, staged(schedule).steps()))
+    ranks = _list_operations(schedule.n, map(_merge_moves, remove_hazards(schedule).steps()))
     return [
         [Message(op.peer, op.sends, size(op), op.step, op.needs) for op in ops] for ops in ranks
     ]
 
 
-def goal(schedule: Schedule, nbytes: int) -> str:
+def write_goal(schedule: Schedule, nbytes: int) -> str:
     """GOAL text for LogGOPSim: a message for all that a rank sends another in a step, tagged with
     the step's number.
 
@@ -353,7 +363,7 @@ def goal(schedule: Schedule, nbytes: int) -> str:
     Raises UsageError where a cell would be empty.
     """
     lines = [f"num_ranks {schedule.n}", ""]
-    for rank, ops in enumerate(messages(schedule, nbytes)):
+    for rank, ops in enumerate(list_messages(schedule, nbytes)):
         lines.append(f"rank {rank} {{")
         for number, op in enumerate(ops):
             way = f"send {op.nbytes}b to" if op.sends else f"recv {op.nbytes}b from"
@@ -365,7 +375,7 @@ def goal(schedule: Schedule, nbytes: int) -> str:
     return "\n".join(lines)
 
 
-def _messages(moves: Moves) -> list[_Transfer]:
+def _merge_moves(moves: Moves) -> list[_Transfer]:
     """All moves between the same two ranks as one transfer."""
     cells: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for src, dst, chunk, into, _ in moves:
@@ -375,14 +385,14 @@ def _messages(moves: Moves) -> list[_Transfer]:
     return [_Transfer(src, dst, *both, False) for (src, dst), both in cells.items()]
 
 
-def dot(schedule: Schedule, nbytes: int) -> str:
+def write_dot(schedule: Schedule, nbytes: int) -> str:
     """A graph for Graphviz: time runs down, node ``r2s3`` is rank 2 before step 3, arrows are
     labelled with cells.
 
     ``0-3 to 8-11`` says which cells go where (one range where they keep their places); dashed and
     ``+``: reduces.
     """
-    steps = [coalesce(moves) for moves in schedule.steps()]
+    steps = [join_neighbours(moves) for moves in schedule.steps()]
     lines = [
         f'digraph "{schedule.collective} {schedule.name}" {{',
         "  node [shape=point]; edge [fontsize=9];",
@@ -419,7 +429,7 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
     inputs, outputs = (
         [[cells(rank).start, cells(rank).stop] for rank in ranks] for cells in places
     )
-    defined = expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+    defined = expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     head = {
         "format": NAME,
         "version": VERSION,
@@ -433,7 +443,7 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
         "outputs": [None if defined[rank] is None else outputs[rank] for rank in ranks],
     }
     moves = (
-        zip(*(field.tolist() for field in coalesce(moves)), strict=True)
+        zip(*(field.tolist() for field in join_neighbours(moves)), strict=True)
         for moves in schedule.steps()
     )
     steps = ",\n".join(f"    {json.dumps(list(step))}" for step in moves)
@@ -442,10 +452,10 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
 
 
 FORMATS: dict[str, Callable[[Schedule, int], str]] = {
-    "msccl": msccl,
-    "msccl-executor": executor,
-    "goal": goal,
-    "dot": dot,
+    "msccl": write_msccl,
+    "msccl-executor": write_msccl_executor,
+    "goal": write_goal,
+    "dot": write_dot,
     "json": as_json,
 }
 

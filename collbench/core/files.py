@@ -38,7 +38,7 @@ def recognise_archive(start: bytes) -> tuple[str, str]:
     return next((what for magic, what in ARCHIVES.items() if start.startswith(magic)), ("", ""))
 
 
-def private(path: Path, how: int = 0) -> TextIO:
+def open_private(path: Path, how: int = 0) -> TextIO:
     """A text file to write that only its owner may read, as a run, whose description it may hold;
     one that is there keeps who may. ``how`` are further flags of open(2)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | how
@@ -58,7 +58,7 @@ def keep_traceback(text: str) -> str:
         return "there is no room to keep its traceback"
 
 
-def read(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
     """What a file holds. Raises OSError, and ValueError where it is more than ``most`` bytes, of
     which none is in memory beyond these."""
     with path.open("rb") as f:
@@ -67,16 +67,16 @@ def read(path: Path, most: int) -> bytes:
     return data
 
 
-def toml(path: Path, most: int) -> tuple[str, dict[str, Any]]:
-    """The text of a TOML file, and what it says. Raises as ``read``, and ValueError for what is
-    none."""
-    text = read(path, most).decode("utf-8-sig")
+def read_toml(path: Path, most: int) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and what it says. Raises as ``read_bytes``, and ValueError for what
+    is none."""
+    text = read_bytes(path, most).decode("utf-8-sig")
     if DEEP.search(text):
         raise ValueError("its keys are too deep")
     return text, tomllib.loads(text)
 
 
-def expand(text: str) -> Path:
+def expand_path(text: str) -> Path:
     """A path in which ``~`` is a home folder. Raises UsageError where that is not known."""
     try:
         return Path(text).expanduser()
@@ -87,14 +87,14 @@ def expand(text: str) -> Path:
         ) from None
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Makes a folder, and those above it that are missing, for their owner alone."""
     missing = takewhile(lambda each: not each.exists(), [folder, *folder.parents])
     for each in reversed([*missing]):
         each.mkdir(mode=0o700, exist_ok=True)
 
 
-def refuse(path: Path, mark: str, option: str = "-o") -> None:
+def refuse_foreign_file(path: Path, mark: str, option: str = "-o") -> None:
     """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning;
     CannotRun for a place that cannot be written to."""
     try:
@@ -133,16 +133,18 @@ def refuse_no_folder(path: Path, option: str) -> None:
     )
 
 
-def save(path: Path, text: str, mark: str = "", option: str = "-o", shared: bool = False) -> None:
+def save_text(
+    path: Path, text: str, mark: str = "", option: str = "-o", shared: bool = False
+) -> None:
     """Writes a text file whole or not at all; what was there before stays until then, and is
     replaced where it begins with ``mark``, by default the whole text. A new one only its owner may
     read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
-    refuse(path, mark or text, option)
+    refuse_foreign_file(path, mark or text, option)
     direct = _leads_on(path)
     beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
     try:
         if not direct and (path.exists() or not shared):
-            private(beside).close()
+            open_private(beside).close()
         if not direct and path.exists():
             with suppress(OSError):  # a file system without
                 beside.chmod(stat.S_IMODE(path.stat().st_mode))

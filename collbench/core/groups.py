@@ -76,7 +76,7 @@ class _Rule(NamedTuple):
     value: int | None
 
 
-def spelled(text: str, option: str = "--split") -> str:
+def normalise_rule(text: str, option: str = "--split") -> str:
     """A rule as this module writes it, also from nccl-tests' spellings: ``MOD 8``, ``%8``,
     ``&0b111``."""
     if (meeting := MEETING.fullmatch(text.strip().lower())) and meeting[4] is None:
@@ -97,7 +97,7 @@ def spelled(text: str, option: str = "--split") -> str:
     return f"{name}:{value:#x}" if name in ("and", "or") else f"{name}:{value}"
 
 
-def told(variables: Mapping[str, str]) -> tuple[str, str]:
+def rule_from_environment(variables: Mapping[str, str]) -> tuple[str, str]:
     """The rule that nccl-tests' variables ask for, and the setting that does; empty where none is
     set."""
     name = next((name for name in VARIABLES if variables.get(name, "").strip()), "")
@@ -108,23 +108,23 @@ def told(variables: Mapping[str, str]) -> tuple[str, str]:
     if re.fullmatch(r"(0x)?0+" if is_mask else r"(and|&)[\s:]*(0[xb])?0+", text.lower()):
         return "", ""  # all ranks have one colour
     return (
-        spelled(f"&0x{text.lower().removeprefix('0x')}" if is_mask else text, name),
+        normalise_rule(f"&0x{text.lower().removeprefix('0x')}" if is_mask else text, name),
         f"{name}={text}",
     )
 
 
-def placed(rule: str) -> int:
+def count_placed_ranks(rule: str) -> int:
     """How many ranks there are, of which some may be in no group; 0 for a rule that divides all of
     them."""
     found = MEETING.fullmatch(rule) or NAMED.fullmatch(rule)
     return int(found[found.re.groups] or 0) if found else 0
 
 
-def rounds(rule: str, n: int) -> list[str]:
+def list_rounds(rule: str, n: int) -> list[str]:
     """The rules of a sweep's cases, each of which has all its groups measured at once."""
     if not (found := MEETING.fullmatch(rule)) or found[4]:
         return [rule]
-    number, at_once = _size(found, n)
+    number, at_once = _count_rounds_and_pairs(found, n)
     if not number * at_once:
         raise UsageError(
             f"{n} ranks have no {rule}", "pairs are of two ranks; those on one host need two there"
@@ -136,18 +136,18 @@ def rounds(rule: str, n: int) -> list[str]:
 
 
 @functools.lru_cache(maxsize=128)
-def members(rule: str, n: int) -> Groups:
+def list_members(rule: str, n: int) -> Groups:
     """The ranks of each group of a world of n; without a rule, all in one. Raises UsageError where
     sizes differ."""
     if not rule:
         return (range(n),)
     if n > MOST_DIVIDED:
         raise UsageError(f"{n} ranks are too many for groups", f"{MOST_DIVIDED} ranks at most")
-    if placed(rule):
-        return _placed(rule, n)
+    if count_placed_ranks(rule):
+        return _list_placed(rule, n)
     import numpy as np
 
-    name, value = _read(rule)
+    name, value = _parse_rule(rule)
     every = np.arange(n)
     colours = COLOURS[name](every, value or n)
     each = np.unique(colours, return_counts=True)[1]
@@ -164,9 +164,9 @@ def members(rule: str, n: int) -> Groups:
     return tuple(map(tuple, grouped.tolist()))
 
 
-def _placed(rule: str, n: int) -> Groups:
+def _list_placed(rule: str, n: int) -> Groups:
     if found := MEETING.fullmatch(rule):
-        groups: Groups = _meeting(found, n)
+        groups: Groups = _list_pairs(found, n)
     else:
         groups = tuple(
             tuple(map(int, group.split(",")))
@@ -174,7 +174,7 @@ def _placed(rule: str, n: int) -> Groups:
         )
     ranks = [rank for group in groups for rank in group]
     if (
-        placed(rule) != n
+        count_placed_ranks(rule) != n
         or not ranks
         or len(set(ranks)) < len(ranks)
         or max(ranks) >= n
@@ -187,7 +187,7 @@ def _placed(rule: str, n: int) -> Groups:
     return groups
 
 
-def _size(found: re.Match[str], n: int) -> tuple[int, int]:
+def _count_rounds_and_pairs(found: re.Match[str], n: int) -> tuple[int, int]:
     """How many rounds the pairs of ``n`` ranks take, and how many pairs are in each."""
     each = int(found[3] or n)
     if n % each or n > MOST_MEETING:
@@ -205,10 +205,10 @@ def _size(found: re.Match[str], n: int) -> tuple[int, int]:
         )
     hosts = n // each
     turns = {
-        "": turning(n),
-        "node": turning(each),
-        "inter": turning(hosts) * each,
-        "rail": turning(hosts),
+        "": count_turns(n),
+        "node": count_turns(each),
+        "inter": count_turns(hosts) * each,
+        "rail": count_turns(hosts),
     }
     pairs = {
         "": n // 2,
@@ -219,9 +219,9 @@ def _size(found: re.Match[str], n: int) -> tuple[int, int]:
     return turns[found[2] or ""], pairs[found[2] or ""]
 
 
-def _meeting(found: re.Match[str], n: int) -> tuple[Pair, ...]:
+def _list_pairs(found: re.Match[str], n: int) -> tuple[Pair, ...]:
     """The pairs of a round, of ``n`` ranks of which so many are on a host."""
-    number, at_once = _size(found, n)
+    number, at_once = _count_rounds_and_pairs(found, n)
     place, only = (
         (int(found[4]), None) if found[1] == "pairs" else divmod(int(found[4]), max(1, at_once))
     )
@@ -230,41 +230,43 @@ def _meeting(found: re.Match[str], n: int) -> tuple[Pair, ...]:
     each = int(found[3] or n)
     if found[2] == "node":
         pairs = [
-            (h * each + a, h * each + b) for h in range(n // each) for a, b in turn(each, place)
+            (h * each + a, h * each + b)
+            for h in range(n // each)
+            for a, b in list_turn(each, place)
         ]
     elif found[2]:
         place, shift = divmod(place, each) if found[2] == "inter" else (place, 0)
-        met = turn(n // each, place)
+        met = list_turn(n // each, place)
         pairs = [
             (a * each + rail, b * each + (rail + shift) % each)
             for a, b in met
             for rail in range(each)
         ]
     else:
-        pairs = turn(n, place)
+        pairs = list_turn(n, place)
     return tuple(pairs if only is None else pairs[only : only + 1])
 
 
-def turning(n: int) -> int:
+def count_turns(n: int) -> int:
     """Rounds in which each of n meets every other."""
     return n - 1 + n % 2 if n > 1 else 0
 
 
-def turn(n: int, at: int) -> list[Pair]:
+def list_turn(n: int, at: int) -> list[Pair]:
     """Who meets in one of these rounds, by the circle method: one stays, or sits out, the others go
     round it."""
-    others = turning(n)
+    others = count_turns(n)
     pairs = [((at + k) % others, (at - k) % others) for k in range(1, others // 2 + 1)] + [
         (at, others)
     ] * (n % 2 == 0)
     return sorted((min(pair), max(pair)) for pair in pairs)
 
 
-def misplaced(rule: str, hosts: Sequence[str]) -> str:
+def describe_misplaced(rule: str, hosts: Sequence[str]) -> str:
     """Why ranks on ``hosts``, by rank, are not in the groups by host that ``rule`` takes them for;
     else nothing."""
     found = MEETING.fullmatch(rule)
-    named = ("", None) if placed(rule) or not rule else _read(rule)
+    named = ("", None) if count_placed_ranks(rule) or not rule else _parse_rule(rule)
     name, value = (found[2], int(found[3] or 0)) if found else named
     if name not in (*BY_HOST, "inter"):
         return ""
@@ -277,6 +279,6 @@ def misplaced(rule: str, hosts: Sequence[str]) -> str:
     return f"--split {rule} needs {each} consecutive ranks on each host; there are {counts}"
 
 
-def _read(rule: str) -> _Rule:
-    name, _, value = spelled(rule).partition(":")
+def _parse_rule(rule: str) -> _Rule:
+    name, _, value = normalise_rule(rule).partition(":")
     return _Rule(name, int(value, 0) if value else None)

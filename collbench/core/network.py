@@ -7,7 +7,7 @@ network that messages share takes ``alpha`` and the sum of their bytes; reducing
 waiting for it. A step ends when the last rank and wire are done.
 
 All this is linear in the length of a cell, so a step is a set of lines ``fixed + slope * cell`` of
-which the highest counts (``lines``): one pass over a schedule serves every size.
+which the highest counts (``list_cost_lines``): one pass over a schedule serves every size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from collbench.core.collectives import Bound
 from collbench.core.errors import UsageError
-from collbench.core.text import duration
+from collbench.core.text import format_duration
 
 Ints = NDArray[np.int64]
 
@@ -191,7 +191,7 @@ class FatTree(Network):
         )
 
 
-def lines(network: Network, n: int, messages: Messages) -> Floats:
+def list_cost_lines(network: Network, n: int, messages: Messages) -> Floats:
     """(k, 2): seconds and seconds per length of a cell, of every line that is the highest at some
     length."""
     src, dst, length, reduced = messages
@@ -202,13 +202,13 @@ def lines(network: Network, n: int, messages: Messages) -> Floats:
     wires = wires[wires > 0]
     fixed = [np.bincount(end, each, n) for end in (src, dst)]
     slope = [np.bincount(end, length * beta, n) + adding for end in (src, dst)]
-    return _highest(
+    return _select_highest(
         np.concatenate([*fixed, np.full(len(wires), network.link.alpha)]),
         np.concatenate([*slope, wires]),
     )
 
 
-def _highest(fixed: Floats, slope: Floats) -> Floats:
+def _select_highest(fixed: Floats, slope: Floats) -> Floats:
     if ((fixed == fixed.max()) & (slope == slope.max())).any():
         return np.array([[fixed.max(), slope.max()]])
     order = np.lexsort((-slope, -fixed))
@@ -217,7 +217,7 @@ def _highest(fixed: Floats, slope: Floats) -> Floats:
     return np.array([fixed[kept], slope[kept]]).T
 
 
-def parse(text: str, n: int, link: Link, inside: Link) -> Network:
+def parse_network(text: str, n: int, link: Link, inside: Link) -> Network:
     """The network that ``text`` describes (``flat``, ``two-level:8``, ``ring``, ``torus:4x8``,
     ``fat-tree:16:2``) for n ranks. Raises UsageError."""
     kind, *settings = text.split(":")
@@ -310,4 +310,4 @@ def describe_link(link: Link) -> str:
     """A link's three numbers, with units."""
     rates = [("GB/s on the wire", link.beta), ("GB/s for sums", link.gamma)]
     parts = [f"{1e-9 / seconds:.4g} {what}" for what, seconds in rates if seconds]
-    return ", ".join([f"{duration(link.alpha * 1e9)} a message", *parts])
+    return ", ".join([f"{format_duration(link.alpha * 1e9)} a message", *parts])

@@ -87,7 +87,7 @@ class Program(NamedTuple):
 Place = tuple[Bank, int]
 
 
-def lower(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
+def compile_program(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
     """Compile for out-of-place or in-place buffers; in place, input and output are the same places.
 
     Without ``waits`` steps have none, for executors whose messages say when data is there.
@@ -98,7 +98,7 @@ def lower(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
             schedule, in_place, chosen.copied
         )  # start in scratch what otherwise ends there
         chosen = again if len(again.copied) < len(chosen.copied) else chosen
-    return _program(schedule.n, chosen.steps, _Clocks(schedule.n) if waits else None)
+    return _make_program(schedule.n, chosen.steps, _Clocks(schedule.n) if waits else None)
 
 
 class _Lowering:
@@ -145,7 +145,7 @@ class _Lowering:
         for dst, into, place in placed:
             self._at[dst][into] = place
             self._written.add((dst, into))
-        return [self._turned(rank, _joined(mine)) for rank, mine in enumerate(actions)]
+        return [self._turned(rank, _join_actions(mine)) for rank, mine in enumerate(actions)]
 
     def _turned(self, rank: int, actions: list[Action]) -> list[Action]:
         """Copies from the next rank first, so that not all ranks ask the same one at once."""
@@ -172,22 +172,22 @@ class _Lowering:
         )
         for rank, cell in sorted(self.copied):
             actions[rank].append(Action(Bank.OUTPUT, cell, 1, (Term(rank, *self._at[rank][cell]),)))
-        return [_joined(mine) for mine in actions]
+        return [_join_actions(mine) for mine in actions]
 
 
-def _joined(actions: list[Action]) -> list[Action]:
+def _join_actions(actions: list[Action]) -> list[Action]:
     """Actions on neighbouring places joined where all their terms are neighbours too."""
     joined: list[Action] = []
     for action in sorted(actions, key=lambda a: ([t[:2] for t in a.terms], a.bank, a.cell)):
         last = joined[-1] if joined else None
-        if last and _follows(last, action):
+        if last and _is_neighbour(last, action):
             joined[-1] = last._replace(cells=last.cells + 1)
         else:
             joined.append(action)
     return joined
 
 
-def _follows(last: Action, action: Action) -> bool:
+def _is_neighbour(last: Action, action: Action) -> bool:
     if (last.bank, last.cell + last.cells, len(last.terms)) != (
         action.bank,
         action.cell,
@@ -238,9 +238,9 @@ class _Uses:
         read."""
         needs: dict[int, int] = {}
         for bank, cell, cells, terms in actions:
-            for place in (place for term in terms for place in _places(term, cells)):
+            for place in (place for term in terms for place in _list_terms(term, cells)):
                 needs[place.rank] = max(needs.get(place.rank, 0), self._written.get(place, 1))
-            for place in _places(Term(rank, bank, cell), cells):
+            for place in _list_terms(Term(rank, bank, cell), cells):
                 for reader, when in self._readers[place].items():
                     needs[reader] = max(needs.get(reader, 0), when)
         needs.pop(rank, None)
@@ -250,15 +250,15 @@ class _Uses:
         """A step has been taken."""
         for rank, mine in enumerate(actions):
             for _, _, cells, terms in mine:
-                for place in (place for term in terms for place in _places(term, cells)):
+                for place in (place for term in terms for place in _list_terms(term, cells)):
                     self._readers[place][rank] = progress
         for rank, mine in enumerate(actions):
             for bank, cell, cells, _ in mine:
-                for place in _places(Term(rank, bank, cell), cells):
+                for place in _list_terms(Term(rank, bank, cell), cells):
                     self._readers[place], self._written[place] = {}, progress
 
 
-def _program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
+def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
     uses = _Uses()
     last: list[dict[int, int]] = [
         {} for _ in range(n)
@@ -288,15 +288,17 @@ def _program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) ->
     awaited = clocks.awaited if clocks else set()
     banks = frozenset(action.bank for step in steps for mine in step for action in mine)
     return Program(
-        [_needed(mine, rank, awaited) for rank, mine in enumerate(ranks)], len(steps) + 1, banks
+        [_select_steps(mine, rank, awaited) for rank, mine in enumerate(ranks)],
+        len(steps) + 1,
+        banks,
     )
 
 
-def _places(first: Term, cells: int) -> list[Term]:
+def _list_terms(first: Term, cells: int) -> list[Term]:
     return [first._replace(cell=first.cell + k) for k in range(cells)]
 
 
-def _needed(steps: list[Step], rank: int, awaited: set[tuple[int, int]]) -> list[Step]:
+def _select_steps(steps: list[Step], rank: int, awaited: set[tuple[int, int]]) -> list[Step]:
     """Steps in which something happens, publishing only what somebody waits for."""
     steps = [
         step if (rank, step.publish) in awaited else step._replace(publish=0) for step in steps

@@ -5,7 +5,7 @@ Every rank has a row of cells. The collective's table says where its input lies 
 start and where its output must lie at the end (``Collective.overlay``: shared as in place; first
 input, then output, where there is no in-place form). A step is a set of moves; all its reads see
 the state before the step. What a cell holds, and how long it is, is the reader's business: symbols
-in ``prove``, numbers in ``run``, bytes on a wire elsewhere.
+in ``prove_schedule``, numbers in ``run_schedule``, bytes on a wire elsewhere.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Schedule(NamedTuple):
         return (moves.of(rank) for moves in self.steps())
 
 
-def run(
+def run_schedule(
     schedule: Schedule, inputs: Sequence[Sequence[Any]], op: Combine
 ) -> Iterator[NDArray[np.object_]]:
     """The state after 0, 1, … steps, as arrays of shape (ranks, cells) of any values; None where
@@ -164,7 +164,7 @@ class Fault(NamedTuple):
         )
 
 
-def expected(row: Collective, n: int, root: int, cells: int) -> list[Ints | None]:
+def expect_outputs(row: Collective, n: int, root: int, cells: int) -> list[Ints | None]:
     """What the table's ``result`` makes of symbols: for each rank's output cells, rows of (cell,
     count per source).
 
@@ -181,19 +181,19 @@ def expected(row: Collective, n: int, root: int, cells: int) -> list[Ints | None
         inputs.append(
             [symbols[i : i + cells] for i in range(0, sent, cells)] if row.uneven else symbols
         )
-    return row.result(inputs, _add, max(root, 0))
+    return row.result(inputs, _add_symbols, max(root, 0))
 
 
-def _add(a: Ints, b: Ints) -> Ints:
+def _add_symbols(a: Ints, b: Ints) -> Ints:
     both = a + b
     both[:, 0] = a[:, 0]
     return both
 
 
-def prove(schedule: Schedule) -> list[Fault]:
+def prove_schedule(schedule: Schedule) -> list[Fault]:
     """Everything wrong with a schedule, by running it over symbols that count contributions; empty
     if it is right."""
-    n, width, state = schedule.n, schedule.width, _symbols(schedule)
+    n, width, state = schedule.n, schedule.width, _start_symbols(schedule)
     limits = np.array([[n], [n], [width], [width]])
     parted: list[Fault] = []
     for number, moves in enumerate(schedule.steps()):
@@ -204,17 +204,17 @@ def prove(schedule: Schedule) -> list[Fault]:
             src, dst, chunk, into = table[:, bad].tolist()
             what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
             return [Fault("out of range", number, dst, into, what)]
-        parted = parted or _parted(schedule, table, number)
-        faults = _conflicts(table, reduce, width, number)
-        faults += _apply(state, table, reduce, number, schedule.has_data)
+        parted = parted or _find_uneven_moves(schedule, table, number)
+        faults = _find_conflicts(table, reduce, width, number)
+        faults += _apply_step(state, table, reduce, number, schedule.has_data)
         if faults:
             return faults
-    return _judge(schedule, state) or parted
+    return _judge_outputs(schedule, state) or parted
 
 
-def _symbols(schedule: Schedule) -> Ints:
-    """(ranks, cells, 1 + ranks): what each cell holds before the first step, as in ``expected``;
-    cell -1 is nothing."""
+def _start_symbols(schedule: Schedule) -> Ints:
+    """(ranks, cells, 1 + ranks): what each cell holds before the first step, as in
+    ``expect_outputs``; cell -1 is nothing."""
     state = np.zeros((schedule.n, schedule.width, schedule.n + 1), np.int64)
     state[:, :, 0] = -1
     for rank in range(schedule.n):
@@ -224,7 +224,7 @@ def _symbols(schedule: Schedule) -> Ints:
     return state
 
 
-def _parted(schedule: Schedule, table: Ints, number: int) -> list[Fault]:
+def _find_uneven_moves(schedule: Schedule, table: Ints, number: int) -> list[Fault]:
     """Moves between different parts of blocks, which differ in length where cells do not divide the
     elements."""
     src, dst, chunk, into = table
@@ -239,7 +239,7 @@ def _parted(schedule: Schedule, table: Ints, number: int) -> list[Fault]:
     return [Fault("misplaced", number, int(dst[bad]), int(into[bad]), what)]
 
 
-def _conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: int) -> list[Fault]:
+def _find_conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: int) -> list[Fault]:
     """Cells that several moves of one step write, other than by reducing."""
     targets = table[1] * width + table[3]
     copied = targets[~reduce]
@@ -259,7 +259,7 @@ def _conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: int) 
     ]
 
 
-def _apply(
+def _apply_step(
     state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has_data: bool
 ) -> list[Fault]:
     """One step over symbols; faults that no later step could mend."""
@@ -288,11 +288,11 @@ def _apply(
     return []
 
 
-def _judge(schedule: Schedule, state: Ints) -> list[Fault]:
+def _judge_outputs(schedule: Schedule, state: Ints) -> list[Fault]:
     """The first thing wrong with each rank's output."""
     faults = []
     for rank, wanted in enumerate(
-        expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+        expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     ):
         if wanted is None:
             continue
@@ -303,11 +303,11 @@ def _judge(schedule: Schedule, state: Ints) -> list[Fault]:
         wrong = (got != wanted).any(axis=1)
         if wrong.any():
             index = int(wrong.argmax())
-            faults.append(_explain(got[index], wanted[index], rank, places[index]))
+            faults.append(_explain_fault(got[index], wanted[index], rank, places[index]))
     return faults
 
 
-def _explain(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
+def _explain_fault(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
     less, more = (np.flatnonzero(d[1:] > 0) for d in (wanted - got, got - wanted))
     if got[0] < 0:
         return Fault("missing", None, rank, cell, "nothing has arrived")
@@ -317,8 +317,8 @@ def _explain(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
             None,
             rank,
             cell,
-            f"holds input cell {got[0]} of ranks {_ranks(got)} "
-            f"instead of cell {wanted[0]} of ranks {_ranks(wanted)}",
+            f"holds input cell {got[0]} of ranks {_name_ranks(got)} "
+            f"instead of cell {wanted[0]} of ranks {_name_ranks(wanted)}",
         )
     if len(less):
         return Fault("missing", None, rank, cell, f"lacks the contribution of rank {less[0]}")
@@ -327,7 +327,7 @@ def _explain(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
     )
 
 
-def _ranks(symbol: Ints) -> str:
+def _name_ranks(symbol: Ints) -> str:
     return ",".join(map(str, np.flatnonzero(symbol[1:])))
 
 
@@ -340,7 +340,7 @@ class Hazard(NamedTuple):
     cell: int
 
 
-def hazards(schedule: Schedule) -> list[Hazard]:
+def find_hazards(schedule: Schedule) -> list[Hazard]:
     """Every cell that some move of a step reads while another overwrites it, or that is written
     where it is read."""
     found = []
@@ -374,7 +374,7 @@ class Runs(NamedTuple):
     reduce: NDArray[np.bool_]
 
 
-def coalesce(moves: Moves) -> Runs:
+def join_neighbours(moves: Moves) -> Runs:
     """A step's moves with neighbouring cells joined, ordered by source, destination and first
     cell."""
     fields = moves.arrays()

@@ -17,7 +17,7 @@ import numpy as np
 from collbench.core.algorithms import Variant
 from collbench.core.collectives import Collective
 from collbench.core.errors import CannotRun
-from collbench.core.network import Floats, Messages, Network, lines
+from collbench.core.network import Floats, Messages, Network, list_cost_lines
 from collbench.core.schedule import Moves, Schedule
 
 
@@ -37,12 +37,12 @@ class Counts(NamedTuple):
     sent: Fraction
 
 
-def count(schedule: Schedule) -> Counts:
+def count_costs(schedule: Schedule) -> Counts:
     """A, B, G and the bytes sent, in one pass."""
-    n, unit = schedule.n, share(schedule)
+    n, unit = schedule.n, cell_share(schedule)
     rounds = most = reduced = 0
     sent = np.zeros(n)
-    for messages, times in steps(schedule):
+    for messages, times in list_step_messages(schedule):
         ends = messages.src, messages.dst
         out, into = (np.bincount(end, messages.length, n) for end in ends)
         rounds += times * max(int(np.bincount(end, minlength=n).max()) for end in ends)
@@ -52,18 +52,18 @@ def count(schedule: Schedule) -> Counts:
     return Counts(Fraction(rounds), most * unit, reduced * unit, int(sent.max()) * unit)
 
 
-def traffic(schedule: Schedule) -> Fraction:
+def count_traffic(schedule: Schedule) -> Fraction:
     """Bytes that all ranks send together, as a multiple of the size."""
-    sent = sum(times * round(float(m.length.sum())) for m, times in steps(schedule))
-    return sent * share(schedule)
+    sent = sum(times * round(float(m.length.sum())) for m, times in list_step_messages(schedule))
+    return sent * cell_share(schedule)
 
 
-def share(schedule: Schedule) -> Fraction:
+def cell_share(schedule: Schedule) -> Fraction:
     """A cell's part of the size; 0 where there is no data."""
     return Fraction(schedule.has_data, schedule.cells * (schedule.n if schedule.row.total else 1))
 
 
-def steps(schedule: Schedule, lengths: Any = None) -> Iterator[tuple[Messages, int]]:
+def list_step_messages(schedule: Schedule, lengths: Any = None) -> Iterator[tuple[Messages, int]]:
     """The messages of each step, with how many steps in a row have the same.
 
     All cells have length 1 unless ``lengths`` (ranks, cells) says otherwise. A step without
@@ -86,12 +86,12 @@ def steps(schedule: Schedule, lengths: Any = None) -> Iterator[tuple[Messages, i
         if current and len(current.src):
             yield current, times
         last = [np.array(field) for field in fields], size
-        current, times = _messages(schedule.n, moves, size, lengths), 1
+        current, times = _make_messages(schedule.n, moves, size, lengths), 1
     if current and len(current.src):
         yield current, times
 
 
-def _messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
+def _make_messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
     if lengths is None:
         src, dst, reduce = (
             f.ravel() for f in np.broadcast_arrays(moves.src, moves.dst, moves.reduce)
@@ -113,8 +113,8 @@ def _messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
 
 
 class Cost(NamedTuple):
-    """Time as a function of size: for each of ``pieces`` the highest of its ``lines``, times how
-    often it happens.
+    """Time as a function of size: for each of ``pieces`` the highest of its ``list_cost_lines``,
+    times how often it happens.
 
     ``share`` is the length of a cell for a size of 1.
     """
@@ -129,21 +129,21 @@ class Cost(NamedTuple):
         )
 
 
-def cost(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
+def cost_schedule(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
     """One pass over the schedule. With ``lengths`` (ranks, cells) of all cells, sizes are multiples
     of those."""
     found: dict[bytes, tuple[Floats, int]] = {}
-    for messages, times in steps(schedule, lengths):
-        here = lines(network, schedule.n, messages)
+    for messages, times in list_step_messages(schedule, lengths):
+        here = list_cost_lines(network, schedule.n, messages)
         key = here.tobytes()
         found[key] = here, found.get(key, (here, 0))[1] + times
-    return Cost(float(share(schedule)) if lengths is None else 1.0, list(found.values()))
+    return Cost(float(cell_share(schedule)) if lengths is None else 1.0, list(found.values()))
 
 
-def time(schedule: Schedule, network: Network, nbytes: float) -> float:
+def predict_seconds(schedule: Schedule, network: Network, nbytes: float) -> float:
     """Seconds that ``schedule`` takes for a size of ``nbytes``, of which each cell has an equal
     part."""
-    return cost(schedule, network).seconds(nbytes)
+    return cost_schedule(schedule, network).seconds(nbytes)
 
 
 class Predictor:
@@ -162,7 +162,7 @@ class Predictor:
     def seconds(self, nbytes: float) -> float:
         chosen = self._chosen(nbytes)
         if chosen not in self._costs:
-            self._costs[chosen] = cost(self.schedule(nbytes), self.network)
+            self._costs[chosen] = cost_schedule(self.schedule(nbytes), self.network)
         return self._costs[chosen].seconds(nbytes)
 
     def check(self, sizes: Sequence[float], most: float = 60.0) -> None:
@@ -177,7 +177,9 @@ class Predictor:
         passes = {self._chosen(nbytes): self._ratio(nbytes) for nbytes in sizes}
         guess = 0.0
         for ratio in passes.values():
-            before, after = (_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large))
+            before, after = (
+                _measure_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large)
+            )
             growth = math.log(self.n / large, large / small)
             number, moves, peak = (
                 b * (b / max(a, 1e-9)) ** growth for a, b in zip(before, after, strict=True)
@@ -201,7 +203,7 @@ class Predictor:
 MOST_MOVES = 3e7
 
 
-def _burden(schedule: Schedule) -> tuple[int, int, int]:
+def _measure_burden(schedule: Schedule) -> tuple[int, int, int]:
     """Steps, moves, and moves in the largest step."""
     sizes = [len(moves) for moves in schedule.steps()]
     return len(sizes), sum(sizes), max(sizes, default=0)
@@ -243,21 +245,21 @@ class Forecast(NamedTuple):
             if high - low == 1:
                 return [(high, before, after)]
             middle = max(low + 1, min(high - 1, round(math.sqrt(low * high))))
-            at = best(self.seconds(middle))
+            at = find_fastest(self.seconds(middle))
             return between(low, middle, before, at) + between(middle, high, at, after)
 
-        winners = [best(self.seconds(nbytes)) for nbytes in sizes]
+        winners = [find_fastest(self.seconds(nbytes)) for nbytes in sizes]
         pairs = zip(sizes[:-1], sizes[1:], winners[:-1], winners[1:], strict=True)
         return [crossing for pair in pairs for crossing in between(*pair)]
 
 
-def best(seconds: dict[str, float]) -> str:
+def find_fastest(seconds: dict[str, float]) -> str:
     """The fastest, or the first of those that are as fast but for rounding."""
     least = min(seconds.values())
     return next(name for name, taken in seconds.items() if taken <= least * (1 + 1e-9))
 
 
-def forecast(
+def forecast_variants(
     row: Collective, n: int, network: Network, variants: Sequence[Variant], sizes: Sequence[int]
 ) -> Forecast:
     """Sorts out what runs on n ranks and is predicted for ``sizes`` in reasonable time. Raises

@@ -25,7 +25,7 @@ MOST_RANKS = 4096  # of which a table still fits memory
 MOST_BYTES = 64 << 20  # of a file
 
 
-def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
+def split_matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     """Elements that rank i sends to rank j, as an (n, n) int64 array.
 
     ``uniform``: equal blocks. ``spread:S``: nccl-tests' linear pattern, ``(1-S)*T/n +
@@ -38,23 +38,23 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     """
     import numpy as np
 
-    if (given := _given(spec, n)) is not None:
-        return _whole(given, itemsize)
-    row = _whole(_first(spec, n, nbytes), itemsize)
+    if (given := _find_table(spec, n)) is not None:
+        return _round_to_elements(given, itemsize)
+    row = _round_to_elements(_first_row(spec, n, nbytes), itemsize)
     if spec.startswith("zipf"):
         return np.tile(row, (n, 1))
     table: np.ndarray = row[(np.arange(n) - np.arange(n)[:, None]) % n]
     return table
 
 
-def _whole(wanted: np.ndarray, itemsize: int) -> np.ndarray:
+def _round_to_elements(wanted: np.ndarray, itemsize: int) -> np.ndarray:
     import numpy as np
 
     counts: np.ndarray = np.floor(wanted / itemsize + 1e-9).astype(np.int64)
     return counts
 
 
-def _first(spec: str, n: int, nbytes: int) -> np.ndarray:
+def _first_row(spec: str, n: int, nbytes: int) -> np.ndarray:
     """Bytes that rank 0 sends to each."""
     import numpy as np
 
@@ -64,7 +64,7 @@ def _first(spec: str, n: int, nbytes: int) -> np.ndarray:
         )
 
     kind, _, argument = spec.partition(":")
-    share = _number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
+    share = _parse_number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
     if kind == "uniform" and not argument:
         return np.full(n, nbytes / n)
     if kind == "spread" and 0 <= share <= 1:
@@ -77,20 +77,20 @@ def _first(spec: str, n: int, nbytes: int) -> np.ndarray:
     raise UsageError(f"--splits does not know '{spec}'", GRAMMAR)
 
 
-def extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
+def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
     """The most elements of the matrix that any rank sends, that any receives, and that pass the
     busiest port. One row says it where rows are alike or each is the one before, turned by one.
     Raises UsageError."""
-    if (given := _given(spec, n)) is not None:
-        table = _whole(given, itemsize)
-        return int(table.sum(1).max()), int(table.sum(0).max()), busiest(table)
-    return _extent(spec, n, nbytes, itemsize)
+    if (given := _find_table(spec, n)) is not None:
+        table = _round_to_elements(given, itemsize)
+        return int(table.sum(1).max()), int(table.sum(0).max()), count_busiest(table)
+    return _pattern_extent(spec, n, nbytes, itemsize)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
+def _pattern_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
     """That of a pattern, by its first row."""
-    row = _whole(_first(spec, n, nbytes), itemsize)
+    row = _round_to_elements(_first_row(spec, n, nbytes), itemsize)
     sent, kept = int(row.sum()), int(row.min())
     if not spec.startswith("zipf"):
         return sent, sent, sent - int(row[0])
@@ -98,15 +98,15 @@ def _extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, in
     return sent, n * most, max(sent - kept, (n - 1) * most)
 
 
-def whole(spec: str, n: int) -> int | None:
+def table_bytes(spec: str, n: int) -> int | None:
     """Bytes of any rank's larger buffer as a table has them, None where ``spec`` is a pattern."""
-    table = _given(spec, n)
+    table = _find_table(spec, n)
     if table is None:
         return None
     return int(max(table.sum(0).max(), table.sum(1).max()))
 
 
-def rows(table: np.ndarray) -> np.ndarray:
+def block_lengths(table: np.ndarray) -> np.ndarray:
     """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets
     from each."""
     import numpy as np
@@ -114,19 +114,19 @@ def rows(table: np.ndarray) -> np.ndarray:
     return np.hstack([table, table.T])
 
 
-def _number(spec: str, text: str) -> float:
+def _parse_number(spec: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise UsageError(f"--splits {spec}: '{text}' is not a number", GRAMMAR) from None
 
 
-def written(table: Sequence[Sequence[int]]) -> str:
+def write_table(table: Sequence[Sequence[int]]) -> str:
     """The spec of a table of bytes."""
     return f"table:{'/'.join(' '.join(map(str, row)) for row in table)}"
 
 
-def _given(spec: str, n: int) -> np.ndarray | None:
+def _find_table(spec: str, n: int) -> np.ndarray | None:
     """Bytes among ``n`` ranks where a table gives them, in a file or written out; else None."""
     import numpy as np
 
@@ -145,7 +145,7 @@ def _given(spec: str, n: int) -> np.ndarray | None:
         raise UsageError(
             f"{what} {argument[:200]} holds a number that is not finite", "bytes, as in 4096"
         )
-    if table.shape[0] != table.shape[1] or table.shape[0] < n or not _counts(table):
+    if table.shape[0] != table.shape[1] or table.shape[0] < n or not _are_counts(table):
         raise UsageError(
             f"{what} {argument[:200]} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
             " play",
@@ -155,26 +155,26 @@ def _given(spec: str, n: int) -> np.ndarray | None:
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _listed(text: str) -> np.ndarray:
-    return _numbers(text.split("/"))
+def _parse_listed(text: str) -> np.ndarray:
+    return _parse_numbers(text.split("/"))
 
 
-def _read(path: str) -> np.ndarray:
-    file = files.expand(path).resolve()
+def _read_matrix(path: str) -> np.ndarray:
+    file = files.expand_path(path).resolve()
     if not file.is_file():
         raise ValueError("it is not a file" if file.exists() else "there is no such file")
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-    return _table(file, file.stat().st_mtime_ns, file.stat().st_size)
+    return _read_cached(file, file.stat().st_mtime_ns, file.stat().st_size)
 
 
 @functools.lru_cache(maxsize=1)
-def _table(file: Path, *_: int) -> np.ndarray:
+def _read_cached(file: Path, *_: int) -> np.ndarray:
     """What a file held at some time, so long and so old."""
-    return _numbers(file)
+    return _parse_numbers(file)
 
 
-def _numbers(source: Path | list[str]) -> np.ndarray:
+def _parse_numbers(source: Path | list[str]) -> np.ndarray:
     import numpy as np
 
     with warnings.catch_warnings():
@@ -182,21 +182,21 @@ def _numbers(source: Path | list[str]) -> np.ndarray:
         return np.asarray(np.loadtxt(source, ndmin=2))
 
 
-TABLES: dict[str, Callable[[str], np.ndarray]] = {"matrix": _read, "table": _listed}
+TABLES: dict[str, Callable[[str], np.ndarray]] = {"matrix": _read_matrix, "table": _parse_listed}
 
 
-def _counts(table: np.ndarray) -> bool:
+def _are_counts(table: np.ndarray) -> bool:
     return bool(((table >= 0) & (table < 1 << 62)).all())
 
 
-def busiest(counts: np.ndarray) -> int:
+def count_busiest(counts: np.ndarray) -> int:
     """Elements through the busiest port: the larger of what any rank sends to or receives from
     others."""
-    remote = counts * (1 - _eye(len(counts)))
+    remote = counts * (1 - _identity(len(counts)))
     return int(max(remote.sum(0).max(), remote.sum(1).max()))
 
 
-def _eye(n: int) -> np.ndarray:
+def _identity(n: int) -> np.ndarray:
     import numpy as np
 
     return np.eye(n, dtype=np.int64)

@@ -36,7 +36,7 @@ def spell_out(error: UnicodeError) -> tuple[str, int]:
     return "".join(SPELLED.get(character, "?") for character in lacking), error.end
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """8 B, 1.5 KiB, 64 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
@@ -45,7 +45,7 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.4g} TiB"
 
 
-def duration(ns: float | None) -> str:
+def format_duration(ns: float | None) -> str:
     """Three significant digits with the unit that suits: 28.4 µs, 812 µs, 1.00 ms, 0 ns."""
     if ns is None or not math.isfinite(ns):
         return "-"
@@ -56,7 +56,7 @@ def duration(ns: float | None) -> str:
     return f"{ns / 1e9:.{2 if ns < 9.995e9 else 1 if ns < 99.95e9 else 0}f} s"
 
 
-def bandwidth(value: float | None) -> str:
+def format_bandwidth(value: float | None) -> str:
     """GB/s with three or four digits; n/a where there is no such bandwidth, or it is not known."""
     if value is None or math.isnan(value):
         return "n/a"
@@ -73,32 +73,35 @@ def bandwidth(value: float | None) -> str:
     return f"{value:.{next(decimals for limit, decimals in limits if value <= limit)}f}"
 
 
-def settings(env: Iterable[tuple[str, str]]) -> str:
+def format_settings(env: Iterable[tuple[str, str]]) -> str:
     return " ".join(f"{name}={value}" for name, value in env)
 
 
-def plain(text: str) -> str:
+def plain_line(text: str) -> str:
     """``text`` on one line, without anything that could steer a terminal or break a line-based
     format."""
-    return printable(text).strip()
+    return printable_text(text).strip()
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """``text`` with a space for each character that is not printed."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
-def tell(message: str, hint: str = "") -> None:
+def print_message(message: str, hint: str = "") -> None:
     """Prints to standard error what a person is to know and may do: whatever files, hosts and
     libraries had to say in it steers no terminal. It is given up where nothing can be printed."""
-    lines = [f"collbench: {plain(message)}\n", *([f"  hint: {plain(hint)}\n"] if hint else [])]
+    lines = [
+        f"collbench: {plain_line(message)}\n",
+        *([f"  hint: {plain_line(hint)}\n"] if hint else []),
+    ]
     with suppress(OSError, ValueError):
         if sys.stderr:
             sys.stderr.write("".join(lines))
             sys.stderr.flush()
 
 
-def inert(value: Any) -> Any:
+def inert_cell(value: Any) -> Any:
     """A text as no spreadsheet takes it for a formula, wherever it cuts a line; all else as it
     is."""
     return (
@@ -106,26 +109,26 @@ def inert(value: Any) -> Any:
     )
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """``text`` as Markdown that shows it literally, in a table cell and on GitHub too: no entity,
     no formula, nobody mentioned."""
-    text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", plain(text)).replace("&", "&amp;")
+    text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", plain_line(text)).replace("&", "&amp;")
     return re.sub(r"(?<![\w.])@(?=\w)", "@\u200b", text)
 
 
-def near(word: Any, names: Iterable[str]) -> str:
+def suggest_name(word: Any, names: Iterable[str]) -> str:
     """A question with the one of ``names`` that ``word`` may have meant; empty where none is like
     it."""
     found = difflib.get_close_matches(str(word).lower(), list(names), 1)
     return f"did you mean {found[0]}?" if found else ""
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """1 row, 2 rows, 1,200 rows."""
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """1:05, or 2:00:00 from an hour up."""
     minutes, rest = divmod(round(seconds), 60)
     return (

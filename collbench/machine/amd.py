@@ -60,7 +60,7 @@ class Node(NamedTuple):
     cache: int
 
 
-def load() -> Any:
+def load_amdsmi() -> Any:
     """The amdsmi module, initialised. It counts no loads: who shut it down would take it, and all
     handles, from torch and whoever else has it in this process, so that nobody does. Raises
     CannotRun."""
@@ -72,97 +72,103 @@ def load() -> Any:
     return smi
 
 
-def ask(smi: Any, what: str, *arguments: Any) -> Any:
+def ask_amdsmi(smi: Any, what: str, *arguments: Any) -> Any:
     """AMD SMI's answer; None where this GPU, driver or version has none. An argument such as
     AmdSmiClkType.GFX is given as text."""
     try:
-        given = [_constant(smi, each) if isinstance(each, str) else each for each in arguments]
+        given = [_find_constant(smi, each) if isinstance(each, str) else each for each in arguments]
         return getattr(smi, f"amdsmi_{what}")(*given)
     except (smi.AmdSmiException, AttributeError):
         return None
 
 
-def handle(smi: Any, pci: str) -> Any:
+def find_handle(smi: Any, pci: str) -> Any:
     """The GPU at a PCI address, 0000:1b:00.0; None where AMD SMI knows none there."""
-    found = ask(smi, "get_processor_handles") or ()
-    return next((gpu for gpu in found if ask(smi, "get_gpu_device_bdf", gpu) == pci), None)
+    found = ask_amdsmi(smi, "get_processor_handles") or ()
+    return next((gpu for gpu in found if ask_amdsmi(smi, "get_gpu_device_bdf", gpu) == pci), None)
 
 
-def described(smi: Any, gpu: Any) -> dict[str, Any]:
+def describe_gpu(smi: Any, gpu: Any) -> dict[str, Any]:
     """What stays the same, by the names that NVML's facts have: clocks in MHz, memory in bytes,
     power in milliwatts. ``architecture`` is gfx942 or the like; partitions are SPX, NPS1 ..."""
-    asic, pcie = (ask(smi, f"get_{what}", gpu) for what in ("gpu_asic_info", "pcie_info"))
+    asic, pcie = (ask_amdsmi(smi, f"get_{what}", gpu) for what in ("gpu_asic_info", "pcie_info"))
     graphics, memory = (
-        ask(smi, "get_clock_info", gpu, f"AmdSmiClkType.{kind}") for kind in ("GFX", "MEM")
+        ask_amdsmi(smi, "get_clock_info", gpu, f"AmdSmiClkType.{kind}") for kind in ("GFX", "MEM")
     )
-    uuid, blocks = (ask(smi, f"get_gpu_{what}", gpu) for what in ("device_uuid", "ecc_enabled"))
-    cap = number(ask(smi, "get_power_cap_info", gpu), "power_cap")
+    uuid, blocks = (
+        ask_amdsmi(smi, f"get_gpu_{what}", gpu) for what in ("device_uuid", "ecc_enabled")
+    )
+    cap = read_number(ask_amdsmi(smi, "get_power_cap_info", gpu), "power_cap")
     return {
-        "uuid": uuid and sysfs.hashed(uuid),
-        "name": _text(asic, "market_name"),
-        "architecture": _text(asic, "target_graphics_version"),
-        "cores": number(asic, "num_compute_units"),
-        "memory": number(ask(smi, "get_gpu_memory_total", gpu, "AmdSmiMemoryType.VRAM")),
-        "pci": ask(smi, "get_gpu_device_bdf", gpu),
+        "uuid": uuid and sysfs.hash_identity(uuid),
+        "name": _read_text(asic, "market_name"),
+        "architecture": _read_text(asic, "target_graphics_version"),
+        "cores": read_number(asic, "num_compute_units"),
+        "memory": read_number(
+            ask_amdsmi(smi, "get_gpu_memory_total", gpu, "AmdSmiMemoryType.VRAM")
+        ),
+        "pci": ask_amdsmi(smi, "get_gpu_device_bdf", gpu),
         "ecc": None if blocks is None else [int(bool(blocks))],
         "power_limit": cap and cap // 1000,
-        "sm_mhz": number(graphics, "clk"),
-        "max_sm_mhz": number(graphics, "max_clk"),
-        "max_memory_mhz": number(memory, "max_clk"),
-        "pcie_lanes": number(pcie, "pcie_metric", "pcie_width"),
-        "max_pcie": number(pcie, "pcie_static", "pcie_interface_version"),
-        "max_pcie_lanes": number(pcie, "pcie_static", "max_pcie_width"),
+        "sm_mhz": read_number(graphics, "clk"),
+        "max_sm_mhz": read_number(graphics, "max_clk"),
+        "max_memory_mhz": read_number(memory, "max_clk"),
+        "pcie_lanes": read_number(pcie, "pcie_metric", "pcie_width"),
+        "max_pcie": read_number(pcie, "pcie_static", "pcie_interface_version"),
+        "max_pcie_lanes": read_number(pcie, "pcie_static", "max_pcie_width"),
         **{
-            f"{kind}_partition": ask(smi, f"get_gpu_{kind}_partition", gpu)
+            f"{kind}_partition": ask_amdsmi(smi, f"get_gpu_{kind}_partition", gpu)
             for kind in ("compute", "memory")
         },
     }
 
 
-def joined(smi: Any, one: Any, other: Any) -> bool:
+def are_joined(smi: Any, one: Any, other: Any) -> bool:
     """Whether xGMI joins two GPUs directly."""
-    link = ask(smi, "topo_get_link_type", one, other)
-    return number(link, "type") == XGMI and number(link, "hops") == 1
+    link = ask_amdsmi(smi, "topo_get_link_type", one, other)
+    return read_number(link, "type") == XGMI and read_number(link, "hops") == 1
 
 
-def read(smi: Any, gpu: Any) -> Reading:
+def read_state(smi: Any, gpu: Any) -> Reading:
     """The GPU's state in four calls. Of several dies' clocks the highest: one at rest holds nobody
     back. Violations are told by counters of the metrics, as amdsmi_get_violation_status takes
     100 ms."""
-    metrics = ask(smi, "get_gpu_metrics_info", gpu) or {}
+    metrics = ask_amdsmi(smi, "get_gpu_metrics_info", gpu) or {}
     dies = metrics.get("current_gfxclks")
-    clocks = [number(each) for each in dies] if isinstance(dies, list) else []
-    known = [clock for clock in (*clocks, number(metrics, "current_gfxclk")) if clock is not None]
-    links = ask(smi, "get_gpu_ecc_count", gpu, "AmdSmiGpuBlock.XGMI_WAFL")
-    errors = [number(links, f"{kind}_count") for kind in ("correctable", "uncorrectable")]
-    replays = number(metrics, "pcie_replay_count_acc")
+    clocks = [read_number(each) for each in dies] if isinstance(dies, list) else []
+    known = [
+        clock for clock in (*clocks, read_number(metrics, "current_gfxclk")) if clock is not None
+    ]
+    links = ask_amdsmi(smi, "get_gpu_ecc_count", gpu, "AmdSmiGpuBlock.XGMI_WAFL")
+    errors = [read_number(links, f"{kind}_count") for kind in ("correctable", "uncorrectable")]
+    replays = read_number(metrics, "pcie_replay_count_acc")
     return Reading(
         sm_mhz=max(known, default=None),
-        memory_mhz=number(metrics, "current_uclk"),
-        celsius=_first(metrics, "temperature_hotspot", "temperature_edge"),
-        watts=_first(metrics, "current_socket_power", "average_socket_power"),
+        memory_mhz=read_number(metrics, "current_uclk"),
+        celsius=_first_number(metrics, "temperature_hotspot", "temperature_edge"),
+        watts=_first_number(metrics, "current_socket_power", "average_socket_power"),
         held={
             name: count
             for field, name in HELD.items()
-            if (count := number(metrics, field)) is not None
+            if (count := read_number(metrics, field)) is not None
         },
         throttled=metrics.get("throttle_status") is True,
-        ecc=number(ask(smi, "get_gpu_total_ecc_count", gpu), "uncorrectable_count"),
+        ecc=read_number(ask_amdsmi(smi, "get_gpu_total_ecc_count", gpu), "uncorrectable_count"),
         xgmi_errors=None if None in errors else sum(filter(None, errors)),
-        pcie_replays=number(ask(smi, "get_gpu_pci_replay_counter", gpu))
+        pcie_replays=read_number(ask_amdsmi(smi, "get_gpu_pci_replay_counter", gpu))
         if replays is None
         else replays,
     )
 
 
-def number(answer: Any, *keys: str) -> int | None:
+def read_number(answer: Any, *keys: str) -> int | None:
     """The number at these keys of an answer; None where it has none, for which amdsmi says N/A."""
     for key in keys:
         answer = answer.get(key) if isinstance(answer, Mapping) else None
     return answer if isinstance(answer, int) and not isinstance(answer, bool) else None
 
 
-def nodes(root: Path) -> list[Node]:
+def list_gpu_nodes(root: Path) -> list[Node]:
     """The GPUs that this process may compute on, if its torch is built for ROCm; loads no
     library. A machine's graphics alone, beside another torch, are none."""
     places = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*"))
@@ -172,13 +178,13 @@ def nodes(root: Path) -> list[Node]:
     found = []
     for place in places:
         facts = {
-            name: sysfs.integer(place / "properties", rf"^{name} (\d+)$") or 0
+            name: sysfs.read_integer(place / "properties", rf"^{name} (\d+)$") or 0
             for name in ("simd_count", "domain", "location_id")
         }
         if facts["simd_count"]:
             bus, device = facts["location_id"] >> 8 & 0xFF, facts["location_id"] >> 3 & 0x1F
             sizes = (
-                sysfs.integer(cache / "properties", r"^size (\d+)$") or 0
+                sysfs.read_integer(cache / "properties", r"^size (\d+)$") or 0
                 for cache in (place / "caches").glob("[0-9]*")
             )
             pci = f"{facts['domain']:04x}:{bus:02x}:{device:02x}.0"
@@ -189,7 +195,7 @@ def nodes(root: Path) -> list[Node]:
 ROCM_PART = "lib/libtorch_hip.so"  # of a torch that is built for ROCm
 
 
-def visible(found: int, environ: Mapping[str, str]) -> int:
+def count_visible(found: int, environ: Mapping[str, str]) -> int:
     """How many of so many GPUs the environment leaves; a list ends at -1, or where it is empty."""
     lists = [environ[name].split(",") for name in VISIBLE if name in environ]
     return (
@@ -202,15 +208,15 @@ def visible(found: int, environ: Mapping[str, str]) -> int:
     )
 
 
-def _constant(smi: Any, name: str) -> Any:
+def _find_constant(smi: Any, name: str) -> Any:
     kind, _, member = name.partition(".")
     return getattr(getattr(smi, kind), member)
 
 
-def _text(answer: Any, key: str) -> str | None:
+def _read_text(answer: Any, key: str) -> str | None:
     found = answer.get(key) if isinstance(answer, Mapping) else None
     return found if isinstance(found, str) and found not in ("", "N/A") else None
 
 
-def _first(answer: Any, *keys: str) -> int | None:
-    return next((n for key in keys if (n := number(answer, key)) is not None), None)
+def _first_number(answer: Any, *keys: str) -> int | None:
+    return next((n for key in keys if (n := read_number(answer, key)) is not None), None)

@@ -22,10 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from collbench.core.backend_info import backend_info, backend_names
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 from collbench.core.version import __version__
 from collbench.machine import amd, secrets, topology
-from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
+from collbench.machine.sysfs import (
+    cpu_list,
+    find_in_file,
+    hash_identity,
+    read_integer,
+    read_kib,
+    read_text,
+)
 
 # key path, value in one environment, value in another; None where absent
 Difference = tuple[str, Any, Any]
@@ -94,45 +101,48 @@ RELEVANT = re.compile(
 )
 
 
-def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
+def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
     """Everything known, as JSON: of the git repository around ``command_cwd``, of files under
     ``root``, of NVML."""
-    gpus = topology.gpus(root)
+    gpus = topology.gpu_facts(root)
     return {
-        "host": host(),
+        "host": host_name(),
         "boot_id": boot_id(root),
-        "os": find(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)') or platform.system(),
-        "kernel": text(root / "proc/sys/kernel/osrelease"),
+        "os": find_in_file(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)')
+        or platform.system(),
+        "kernel": read_text(root / "proc/sys/kernel/osrelease"),
         "machine": platform.machine(),
-        "product": text(root / "sys/class/dmi/id/product_name"),
-        "cpu": _cpu(root),
+        "product": read_text(root / "sys/class/dmi/id/product_name"),
+        "cpu": _cpu_facts(root),
         "numa": {
             node.name[4:]: {
-                "cpus": text(node / "cpulist"),
-                "memory": kib(node / "meminfo", "MemTotal"),
+                "cpus": read_text(node / "cpulist"),
+                "memory": read_kib(node / "meminfo", "MemTotal"),
             }
             for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
         },
         "memory": {
-            "total": kib(root / "proc/meminfo", "MemTotal"),
-            "available": kib(root / "proc/meminfo", "MemAvailable"),
-            "swap": kib(root / "proc/meminfo", "SwapTotal"),
+            "total": read_kib(root / "proc/meminfo", "MemTotal"),
+            "available": read_kib(root / "proc/meminfo", "MemAvailable"),
+            "swap": read_kib(root / "proc/meminfo", "SwapTotal"),
             "limit": min((limit for limit, _, _ in _memory_cgroups(root)), default=None),
-            "huge_pages": find(root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
+            "huge_pages": find_in_file(
+                root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"
+            ),
         },
         "container": {
             "cpu_quota": cpu_quota(root),
             "marks": [m for m in CONTAINER_MARKS if (root / m).exists()],
         },
         "gpus": gpus,
-        "nics": _nics(root),
-        "rdma": topology.rdma(root, gpus["devices"]),
-        "git": _git(command_cwd),
-        **software(os.environ),
+        "nics": _nic_facts(root),
+        "rdma": topology.rdma_facts(root, gpus["devices"]),
+        "git": _git_facts(command_cwd),
+        **gather_software(os.environ),
     }
 
 
-def software(environ: Mapping[str, str]) -> dict[str, Any]:
+def gather_software(environ: Mapping[str, str]) -> dict[str, Any]:
     """What an interpreter (its version, and those of installed packages by their metadata) and
     settings contribute."""
     packages = dict.fromkeys(
@@ -148,11 +158,11 @@ def software(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "libraries": libraries,
-        "variables": variables(environ),
+        "variables": select_variables(environ),
     }
 
 
-def decides(fact: str, backends: Collection[str] | None) -> bool:
+def fact_decides(fact: str, backends: Collection[str] | None) -> bool:
     """Whether what stands at a key path may change times of one of ``backends``: all but versions
     of libraries that none of them uses. None stands for all backends."""
     package = fact.removeprefix("libraries.")
@@ -160,17 +170,19 @@ def decides(fact: str, backends: Collection[str] | None) -> bool:
     return backends is None or not users or not users.isdisjoint(backends)
 
 
-def fingerprint(environment: Mapping[str, Any], backends: Collection[str] | None = None) -> str:
+def make_fingerprint(
+    environment: Mapping[str, Any], backends: Collection[str] | None = None
+) -> str:
     """Twelve hexadecimal digits, equal where everything that decides performance of ``backends``
     is (None: of all)."""
-    return digest(_relevant(environment, backends))
+    return digest_facts(_select_relevant(environment, backends))
 
 
-def differences(
+def find_differences(
     a: Mapping[str, Any], b: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> list[Difference]:
     """Every fact by which the fingerprints for ``backends`` differ, in order of key paths."""
-    left, right = _relevant(a, backends), _relevant(b, backends)
+    left, right = _select_relevant(a, backends), _select_relevant(b, backends)
     return [
         (k, left.get(k), right.get(k))
         for k in sorted({*left, *right})
@@ -178,14 +190,17 @@ def differences(
     ]
 
 
-def listed(differences: Sequence[Difference]) -> str:
+def list_facts(differences: Sequence[Difference]) -> str:
     """The first facts on one line: libraries.torch 2.12.0 -> 2.13.0, python 3.11 -> 3.12."""
-    facts = [f"{fact} {_brief(old)} -> {_brief(new)}" for fact, old, new in differences[:NAMED]]
+    facts = [
+        f"{fact} {_shorten_value(old)} -> {_shorten_value(new)}"
+        for fact, old, new in differences[:NAMED]
+    ]
     more = len(differences) - NAMED
     return ", ".join(facts) + f" and {more} more" * (more > 0)
 
 
-def explained(differences: Sequence[Difference]) -> str:
+def explain_differences(differences: Sequence[Difference]) -> str:
     """What differs, and the first facts, on one line; empty where nothing does."""
     kinds = {
         "the software differs"
@@ -195,25 +210,25 @@ def explained(differences: Sequence[Difference]) -> str:
         else "the machines differ"
         for fact, _, _ in differences
     }
-    return f"{' and '.join(sorted(kinds))}: {listed(differences)}" if kinds else ""
+    return f"{' and '.join(sorted(kinds))}: {list_facts(differences)}" if kinds else ""
 
 
-def _brief(value: Any) -> str:
-    return "absent" if value is None else plain(str(value))[:40]
+def _shorten_value(value: Any) -> str:
+    return "absent" if value is None else plain_line(str(value))[:40]
 
 
 def host_facts(root: Path = ROOT) -> dict[str, Any]:
     """Facts by key path that hosts of one world are compared by: all that decides performance, and
     what keeps the time."""
-    source = text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
-    return {**_relevant(gather(None, root)), "clock_source": source}
+    source = read_text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    return {**_select_relevant(gather_facts(None, root)), "clock_source": source}
 
 
-def digest(of_host: Mapping[str, Any]) -> str:
-    return hashed(json.dumps(of_host, sort_keys=True))[:12]
+def digest_facts(of_host: Mapping[str, Any]) -> str:
+    return hash_identity(json.dumps(of_host, sort_keys=True))[:12]
 
 
-def apart(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The facts in which hosts differ, for each host in order; None where the host lacks the
     fact."""
     keys = sorted({key for of_host in hosts for key in of_host})
@@ -223,13 +238,17 @@ def apart(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: of_host.get(key) for key in differing} for of_host in hosts]
 
 
-def host() -> str:
+def host_name() -> str:
     return socket.gethostname()
 
 
 def boot_id(root: Path = ROOT) -> str | None:
     """A hash that is equal for all containers on one kernel, and new after each boot."""
-    return hashed(boot) if (boot := text(root / "proc/sys/kernel/random/boot_id")) else None
+    return (
+        hash_identity(boot)
+        if (boot := read_text(root / "proc/sys/kernel/random/boot_id"))
+        else None
+    )
 
 
 def same_clock_domain_key(root: Path = ROOT) -> str:
@@ -243,7 +262,7 @@ def usable_cpus(root: Path = ROOT) -> list[int]:
     as the quota."""
     ordered = [
         c
-        for thread in itertools.zip_longest(*by_core(affinity(root), root))
+        for thread in itertools.zip_longest(*by_core(list_affinity(root), root))
         for c in thread
         if c is not None
     ]
@@ -271,20 +290,22 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
     seen, total = set[int](), 0
-    for cpu in affinity(root):
+    for cpu in list_affinity(root):
         indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
-        for _, last in sorted((integer(index / "level") or 0, index) for index in indices)[-1:]:
-            total += (integer(last / "size", r"(\d+)K") or 0) << 10
+        for _, last in sorted((read_integer(index / "level") or 0, index) for index in indices)[
+            -1:
+        ]:
+            total += (read_integer(last / "size", r"(\d+)K") or 0) << 10
             seen |= {cpu, *cpu_list(last / "shared_cpu_list")}
     return total or None
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; AMD's as amd.nodes
-    has them. Loads no library."""
+    """GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; AMD's as
+    amd.list_gpu_nodes has them. Loads no library."""
     nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
     if not nodes:
-        return amd.visible(len(amd.nodes(root)), os.environ)
+        return amd.count_visible(len(amd.list_gpu_nodes(root)), os.environ)
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     return min(
         nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named)))
@@ -295,7 +316,8 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time the tightest cgroup grants, None for no limit."""
     files = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
     texts = (
-        " ".join(text(group / file) or "" for file in files) for group in _cgroups("cpu", root)
+        " ".join(read_text(group / file) or "" for file in files)
+        for group in _list_cgroups("cpu", root)
     )
     grants = (re.fullmatch(r" ?(\d+) (\d+) *", text) for text in texts)
     return min((int(grant[1]) / int(grant[2]) for grant in grants if grant), default=None)
@@ -307,16 +329,16 @@ def memory_limit(root: Path = ROOT) -> tuple[int, str]:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [
         (
-            kib(root / "proc/meminfo", "MemAvailable") or free,
+            read_kib(root / "proc/meminfo", "MemAvailable") or free,
             "memory available on this machine",
         )
     ]
     limits += [(left, name) for _, left, name in _memory_cgroups(root)]
-    space = integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
+    space = read_integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
     if space is not None:
         limits.append(
             (
-                space - (kib(root / "proc/self/status", "VmSize") or 0),
+                space - (read_kib(root / "proc/self/status", "VmSize") or 0),
                 "address space limit (ulimit -v)",
             )
         )
@@ -324,27 +346,29 @@ def memory_limit(root: Path = ROOT) -> tuple[int, str]:
     return max(0, left - max(512 << 20, left * 3 // 100)), why
 
 
-def variables(environ: Mapping[str, str]) -> dict[str, str]:
+def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Allow-listed variables whose names do not smell of secrets, values masked."""
     return {
-        k: mask(environ[k]) if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL) else "***"
+        k: mask_text(environ[k])
+        if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL)
+        else "***"
         for k in sorted(environ)
         if ALLOWED.fullmatch(k) and not secrets.is_name_of_one(k)
     }
 
 
-def foreign(names: Iterable[str]) -> list[str]:
+def list_foreign_variables(names: Iterable[str]) -> list[str]:
     """Those that are no settings of the libraries that are measured: such may run anything."""
     return sorted({name for name in names if not ALLOWED.fullmatch(name)})
 
 
-def mask(text: str) -> str:
-    """``text`` without what looks like a secret (secrets.mask); GPU UUIDs are hashed."""
-    hidden = DEVICE_UUID.sub(lambda m: hashed(m[0]), text)
-    return secrets.mask(hidden)
+def mask_text(text: str) -> str:
+    """``text`` without what looks like a secret (secrets.mask_secrets); GPU UUIDs are hashed."""
+    hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), text)
+    return secrets.mask_secrets(hidden)
 
 
-def _relevant(
+def _select_relevant(
     environment: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Key paths and values that go into the fingerprint for ``backends``. Null equals absent; a NIC
@@ -353,38 +377,42 @@ def _relevant(
     nics = {name: nic for name, nic in known if isinstance(nic, Mapping) and nic.get("driver")}
     return {
         k: v
-        for k, v in _flat({**environment, "nics": nics}).items()
-        if v is not None and RELEVANT.fullmatch(k) and decides(k, backends)
+        for k, v in _flatten({**environment, "nics": nics}).items()
+        if v is not None and RELEVANT.fullmatch(k) and fact_decides(k, backends)
     }
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(value, Mapping | list | tuple):
         return {path: value}
     deep = path.count(".") > 20  # as no fact of ours, but maybe one by another hand
     items = () if deep else value.items() if isinstance(value, Mapping) else enumerate(value)
     return {
-        k: v for key, inner in items for k, v in _flat(inner, f"{path}.{key}".lstrip(".")).items()
+        k: v
+        for key, inner in items
+        for k, v in _flatten(inner, f"{path}.{key}".lstrip(".")).items()
     }
 
 
-def _cpu(root: Path) -> dict[str, Any]:
-    """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is the
-    whole machine's."""
-    at, allowed = root / CPUS, affinity(root)
+def _cpu_facts(root: Path) -> dict[str, Any]:
+    """``cores`` may be busy at once, ``list_affinity`` is where this thread may run; the rest is
+    the whole machine's."""
+    at, allowed = root / CPUS, list_affinity(root)
     cpus = cpu_list(at / "online") or allowed
     cores = by_core(cpus, root)
-    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in allowed} - {""}
+    governors = {read_text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in allowed} - {
+        ""
+    }
     turbo = (
         (at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
     )
     return {
-        "model": find(
+        "model": find_in_file(
             root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"
         ),  # Arm's have but a number
         "sockets": (
             len(
-                {integer(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores}
+                {read_integer(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores}
                 - {None}
             )
             or None
@@ -397,13 +425,13 @@ def _cpu(root: Path) -> dict[str, Any]:
         "llc_bytes": llc_bytes(root),
         "governor": ",".join(sorted(governors)) or None,
         "max_mhz": (
-            (integer(at / f"cpu{allowed[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
+            (read_integer(at / f"cpu{allowed[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
         ),
-        "turbo": next((text(file) == on for file, on in turbo if file.exists()), None),
+        "turbo": next((read_text(file) == on for file, on in turbo if file.exists()), None),
     }
 
 
-def affinity(root: Path = ROOT) -> list[int]:
+def list_affinity(root: Path = ROOT) -> list[int]:
     """CPUs the calling thread may run on, ascending."""
     allowed = set(
         cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
@@ -425,22 +453,22 @@ def _memory_cgroups(root: Path) -> Iterator[tuple[int, int, str]]:
     """(limit, bytes left under it, name) of every memory limit that holds for this process, its own
     and inherited."""
     for group, (limit_file, used_file, cache) in itertools.product(
-        _cgroups("memory", root), CGROUP_MEMORY
+        _list_cgroups("memory", root), CGROUP_MEMORY
     ):
-        limit, used = integer(group / limit_file), integer(group / used_file) or 0
+        limit, used = read_integer(group / limit_file), read_integer(group / used_file) or 0
         if (
             limit is not None and limit < 1 << 60
         ):  # version 1 writes "no limit" as the largest multiple of a page
-            droppable = min(used, integer(group / "memory.stat", rf"^{cache} (\d+)") or 0)
+            droppable = min(used, read_integer(group / "memory.stat", rf"^{cache} (\d+)") or 0)
             yield limit, limit - used + droppable, f"{limit_file} of /{group.relative_to(root)}"
 
 
-def _cgroups(controller: str, root: Path) -> list[Path]:
+def _list_cgroups(controller: str, root: Path) -> list[Path]:
     """This process's groups and all above them, versions 1 and 2; in a container, as far as they
     are mounted."""
     groups: list[Path] = []
     for controllers, path in re.findall(
-        r"^\d+:(.*?):/(.*)", text(root / "proc/self/cgroup") or "", re.MULTILINE
+        r"^\d+:(.*?):/(.*)", read_text(root / "proc/self/cgroup") or "", re.MULTILINE
     ):
         if not controllers or controller in controllers.split(","):
             top = root / "sys/fs/cgroup" / (controller if controllers else "")
@@ -450,21 +478,21 @@ def _cgroups(controller: str, root: Path) -> list[Path]:
     return groups
 
 
-def _nics(root: Path) -> dict[str, dict[str, Any]]:
+def _nic_facts(root: Path) -> dict[str, dict[str, Any]]:
     """Network interfaces; ``mbps`` as negotiated, None where the driver does not tell."""
     return {
         nic.name: {
             "driver": driver.resolve().name if (driver := nic / "device/driver").exists() else None,
-            "mbps": integer(nic / "speed", r"^(\d+)"),
-            "mtu": integer(nic / "mtu"),
-            "up": text(nic / "operstate") in ("up", "unknown"),
-            "loopback": integer(nic / "type") == 772,  # ARPHRD_LOOPBACK
+            "mbps": read_integer(nic / "speed", r"^(\d+)"),
+            "mtu": read_integer(nic / "mtu"),
+            "up": read_text(nic / "operstate") in ("up", "unknown"),
+            "loopback": read_integer(nic / "type") == 772,  # ARPHRD_LOOPBACK
         }
         for nic in sorted((root / "sys/class/net").glob("*"))
     }
 
 
-def _git(cwd: Path | None) -> dict[str, Any]:
+def _git_facts(cwd: Path | None) -> dict[str, Any]:
     """Commit of the repository around ``cwd`` and whether tracked files differ from it; given up
     after one second."""
     command = (

@@ -52,20 +52,20 @@ def driver_cuda() -> str | None:
 def refuse_cuda(built: str, driver: str | None) -> tuple[str, str]:
     """Why a driver of one CUDA cannot run what is built for another, and what to do; two empty
     strings where it can: any minor version of its own major one, and older ones."""
-    if driver is None or _major(built) <= _major(driver):
+    if driver is None or _major_version(built) <= _major_version(driver):
         return "", ""
-    other = TORCH_FOR.get(_major(driver))
+    other = TORCH_FOR.get(_major_version(driver))
     return (
         f"built for CUDA {built}, the driver runs {driver}",
         f"update the driver, or pip install '{other}'" if other else "update the driver",
     )
 
 
-def _major(version: str) -> int:
+def _major_version(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def load() -> Any:
+def load_nvml() -> Any:
     """The pynvml module, initialised: each load is undone by ``ask(nvml, "Shutdown")``. Raises
     CannotRun."""
     try:
@@ -82,7 +82,7 @@ def load() -> Any:
     return nvml
 
 
-def ask(nvml: Any, what: str, *arguments: Any) -> Any:
+def ask_nvml(nvml: Any, what: str, *arguments: Any) -> Any:
     """NVML's answer; None where this GPU, driver or binding has none."""
     try:
         return getattr(nvml, f"nvml{what}")(*arguments)
@@ -90,9 +90,9 @@ def ask(nvml: Any, what: str, *arguments: Any) -> Any:
         return None
 
 
-def fields(nvml: Any, gpu: Any, ids: Sequence[int | tuple[int, int]]) -> list[int | None]:
+def read_fields(nvml: Any, gpu: Any, ids: Sequence[int | tuple[int, int]]) -> list[int | None]:
     """Field values in one call, in the order of ``ids``, each a field or a (field, scope)."""
-    found = (ask(nvml, "DeviceGetFieldValues", gpu, list(ids)) if ids else None) or ()
+    found = (ask_nvml(nvml, "DeviceGetFieldValues", gpu, list(ids)) if ids else None) or ()
     values = [
         getattr(f.value, VALUE_KINDS[f.valueType], None) if f.nvmlReturn == 0 else None
         for f in found

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from collbench.machine import environment
-from collbench.machine.sysfs import text
+from collbench.machine.sysfs import read_text
 
 LOOK_SECONDS = 0.2  # of a look while nothing of ours runs: 20 of the kernel's ticks for each CPU
 
@@ -35,30 +35,30 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.others > max(LEAST, SHARE * self.cpus)
 
 
-def worked(cpus: Collection[int], root: Path = environment.ROOT) -> float:
+def cpu_seconds(cpus: Collection[int], root: Path = environment.ROOT) -> float:
     """Seconds that these CPUs have worked since they were started: for any process or the kernel,
     and for other virtual machines (stolen); without interrupts, which a run's own messages raise.
     nan where the kernel does not tell."""
-    return _seconds(cpus, (*range(1, 4), 8), root) or math.nan  # user nice system, steal
+    return _sum_columns(cpus, (*range(1, 4), 8), root) or math.nan  # user nice system, steal
 
 
-def delayed(root: Path = environment.ROOT) -> float:
+def delayed_seconds(root: Path = environment.ROOT) -> float:
     """Seconds for which this thread was ready to run and had no CPU; nan where nobody can tell."""
-    return float((text(root / "proc/thread-self/schedstat") or "0 nan").split()[1]) / 1e9
+    return float((read_text(root / "proc/thread-self/schedstat") or "0 nan").split()[1]) / 1e9
 
 
-def _seconds(cpus: Collection[int], columns: Collection[int], root: Path) -> float:
+def _sum_columns(cpus: Collection[int], columns: Collection[int], root: Path) -> float:
     """The sum of these columns of the kernel's table; nan where it has none of these CPUs."""
     names = {f"cpu{cpu}" for cpu in cpus}
     ticks = [
         sum(int(fields[column]) for column in columns if column < len(fields))
-        for line in (text(root / "proc/stat") or "").splitlines()
+        for line in (read_text(root / "proc/stat") or "").splitlines()
         if (fields := line.split()) and fields[0] in names
     ]
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
 
-def look(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
+def measure_load(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
     """Others' load on this host, while this process waits and has no other at work; empty where it
     cannot be told."""
     others = Others(0, lambda mine: [mine], root)
@@ -81,7 +81,9 @@ class Others:
     ) -> None:
         self._collect, self._root = collect, root
         mine = sorted(os.sched_getaffinity(0))
-        told = collect([environment.boot_id(root) or environment.host(), environment.host(), mine])
+        told = collect(
+            [environment.boot_id(root) or environment.host_name(), environment.host_name(), mine]
+        )
         self._machines = [machine for machine, _, _ in told]
         self._cpus: dict[str, set[int]] = {}
         self._hosts: dict[str, str] = {}
@@ -121,7 +123,8 @@ class Others:
         """Seconds so far for which the hypervisor gave a CPU of this machine to others, on average;
         nan at all but the machine's first rank, and where nobody can tell."""
         return (
-            _seconds(self._cpus[self._machine], (8,), self._root) / len(self._cpus[self._machine])
+            _sum_columns(self._cpus[self._machine], (8,), self._root)
+            / len(self._cpus[self._machine])
             if self._leads
             else math.nan
         )
@@ -135,4 +138,4 @@ class Others:
                 times = parent.cpu_times()
                 own += times.user + times.system
         cpus = self._cpus[self._machine] if self._leads else ()
-        return time.perf_counter(), worked(cpus, self._root), own
+        return time.perf_counter(), cpu_seconds(cpus, self._root), own

@@ -67,7 +67,7 @@ def is_name_of_one(name: str) -> bool:
     return bool(re.search(NAMES, name.upper()))
 
 
-def mask(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """``text`` with *** for what looks like a secret."""
     for pattern, instead in (
         (SHAPES, "***"),

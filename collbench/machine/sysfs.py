@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 
-def text(path: Path, most: int = -1) -> str | None:
+def read_text(path: Path, most: int = -1) -> str | None:
     """A file's text, stripped; None where it cannot be read or is empty."""
     try:
         with path.open(errors="replace") as f:
@@ -16,29 +16,29 @@ def text(path: Path, most: int = -1) -> str | None:
         return None
 
 
-def find(path: Path, pattern: str) -> str | None:
+def find_in_file(path: Path, pattern: str) -> str | None:
     """What the first group of ``pattern`` matches in the first 8 KiB of a file."""
-    found = re.search(pattern, text(path, 8192) or "", re.MULTILINE)
+    found = re.search(pattern, read_text(path, 8192) or "", re.MULTILINE)
     return found[1].strip() if found else None
 
 
-def integer(path: Path, pattern: str = r"^(-?\d+)$") -> int | None:
-    found = find(path, pattern)
+def read_integer(path: Path, pattern: str = r"^(-?\d+)$") -> int | None:
+    found = find_in_file(path, pattern)
     return int(found) if found else None
 
 
-def kib(path: Path, key: str) -> int | None:
+def read_kib(path: Path, key: str) -> int | None:
     """Bytes in a line ``key: 1234 kB``."""
-    found = integer(path, rf"\b{key}:\s+(\d+) kB")
+    found = read_integer(path, rf"\b{key}:\s+(\d+) kB")
     return found and found << 10
 
 
 def cpu_list(path: Path, pattern: str = "(.*)") -> list[int]:
     """CPUs a file names in the kernel's notation: 0-3,8."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", find(path, pattern) or "")
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", find_in_file(path, pattern) or "")
     return [cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)]
 
 
-def hashed(identity: str) -> str:
+def hash_identity(identity: str) -> str:
     """Sixteen hexadecimal digits that are equal for equal identities and do not tell them."""
     return hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ import msgspec
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import amd, sysfs
-from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, load
+from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask_nvml, load_nvml
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 
@@ -106,32 +106,34 @@ class _Gpu(NamedTuple):
     ends: Counter[str]
 
 
-def gpus(root: Path) -> dict[str, Any]:
+def gpu_facts(root: Path) -> dict[str, Any]:
     """What NVML says, or AMD SMI where AMD's compute driver is there and NVIDIA's is not:
     ``links[i][j]`` is the path from device i to j. Without it, what the driver puts in files, and
     ``why_not``."""
     if (root / AMD_DRIVER).exists() and not (root / "sys/module/nvidia").exists():
-        return _amd(root)
+        return _amd_facts(root)
     try:
-        nvml = load()
+        nvml = load_nvml()
     except CannotRun as e:
         files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-        devices = [{"name": sysfs.find(f, r"^Model:\s*(.+)"), "pci": f.parent.name} for f in files]
+        devices = [
+            {"name": sysfs.find_in_file(f, r"^Model:\s*(.+)"), "pci": f.parent.name} for f in files
+        ]
         return {
             "why_not": e.message,
-            "driver": sysfs.text(root / "sys/module/nvidia/version"),
+            "driver": sysfs.read_text(root / "sys/module/nvidia/version"),
             "devices": devices,
         }
     driver, cuda = (
-        ask(nvml, f"SystemGet{what}") for what in ("DriverVersion", "CudaDriverVersion")
+        ask_nvml(nvml, f"SystemGet{what}") for what in ("DriverVersion", "CudaDriverVersion")
     )
     found = [
-        _gpu(nvml, ask(nvml, "DeviceGetHandleByIndex", i), root)
-        for i in range(ask(nvml, "DeviceGetCount") or 0)
+        _find_gpu(nvml, ask_nvml(nvml, "DeviceGetHandleByIndex", i), root)
+        for i in range(ask_nvml(nvml, "DeviceGetCount") or 0)
     ]
-    devices = [_described(nvml, gpu) for gpu in found]
-    links = [[_link(nvml, one, other) for other in found] for one in found]
-    ask(nvml, "Shutdown")
+    devices = [_describe_gpu(nvml, gpu) for gpu in found]
+    links = [[_find_link(nvml, one, other) for other in found] for one in found]
+    ask_nvml(nvml, "Shutdown")
     return {
         "driver": driver,
         "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -143,23 +145,23 @@ def gpus(root: Path) -> dict[str, Any]:
 def cpus_near(pci: str, root: Path) -> list[int]:
     """The CPUs on the node of a device, by its PCI address as NVML or sysfs writes it; empty where
     the kernel does not tell."""
-    return sysfs.cpu_list(_place(pci, root) / "local_cpulist")
+    return sysfs.cpu_list(_device_folder(pci, root) / "local_cpulist")
 
 
-def rdma(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Ports of adapters as InfiniBand and RoCE name them; ``gpus`` are the indices of the nearest,
-    ``path`` the way."""
+def rdma_facts(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Ports of adapters as InfiniBand and RoCE name them; ``gpu_facts`` are the indices of the
+    nearest, ``path`` the way."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     return {
         f"{port.parts[-3]}:{port.name}": (
-            {fact: sysfs.text(port / file) for fact, file in PORT_FACTS.items()}
-            | _surroundings(port.parents[1] / "device", devices, root)
+            {fact: sysfs.read_text(port / file) for fact, file in PORT_FACTS.items()}
+            | _find_surroundings(port.parents[1] / "device", devices, root)
         )
         for port in ports
     }
 
 
-def counters(root: Path) -> dict[str, int]:
+def read_counters(root: Path) -> dict[str, int]:
     """What the network ports of this host have counted of errors since they came up: by port and
     counter, which are sysfs's. A host's own and virtual ones have none."""
     real = [path for path in (root / "sys/class/net").glob("*") if (path / "device").exists()]
@@ -176,26 +178,32 @@ def counters(root: Path) -> dict[str, int]:
         found |= {
             f"{port.parts[-3]}:{port.name} {path.name}": path for paths in places for path in paths
         }
-    texts = {name: sysfs.text(path) for name, path in sorted(found.items())}
+    texts = {name: sysfs.read_text(path) for name, path in sorted(found.items())}
     return {name: int(text) for name, text in texts.items() if text and text.isdecimal()}
 
 
-def _amd(root: Path) -> dict[str, Any]:
-    version = sysfs.text(root / "sys/module/amdgpu/version")  # none where it is the kernel's own
+def _amd_facts(root: Path) -> dict[str, Any]:
+    version = sysfs.read_text(
+        root / "sys/module/amdgpu/version"
+    )  # none where it is the kernel's own
     try:
-        smi = amd.load()
+        smi = amd.load_amdsmi()
     except CannotRun as e:
         places = sorted((root / "sys/bus/pci/drivers/amdgpu").glob("*:*"))
-        known = [{"name": sysfs.text(at / "product_name"), "pci": at.name} for at in places]
+        known = [{"name": sysfs.read_text(at / "product_name"), "pci": at.name} for at in places]
         return {"vendor": AMD, "why_not": e.message, "driver": version, "devices": known}
-    handles = amd.ask(smi, "get_processor_handles") or []
-    devices = [amd.described(smi, gpu) for gpu in handles]
-    places = [_place(device["pci"], root) for device in devices]
+    handles = amd.ask_amdsmi(smi, "get_processor_handles") or []
+    devices = [amd.describe_gpu(smi, gpu) for gpu in handles]
+    places = [_device_folder(device["pci"], root) for device in devices]
     for device, place in zip(devices, places, strict=True):
-        device |= {"numa": _numa(place), "cpus": sysfs.text(place / "local_cpulist")}
+        device |= {"numa": _numa_node(place), "cpus": sysfs.read_text(place / "local_cpulist")}
     links = [
         [
-            "X" if one is other else "XGMI" if amd.joined(smi, one, other) else _path(here, there)
+            "X"
+            if one is other
+            else "XGMI"
+            if amd.are_joined(smi, one, other)
+            else _find_path(here, there)
             for other, there in zip(handles, places, strict=True)
         ]
         for one, here in zip(handles, places, strict=True)
@@ -208,80 +216,87 @@ def _amd(root: Path) -> dict[str, Any]:
     }
 
 
-def _gpu(nvml: Any, handle: Any, root: Path) -> _Gpu:
-    pci = ask(nvml, "DeviceGetPciInfo", handle)
-    return _Gpu(handle, pci and pci.busId, _place(pci and pci.busId, root), _ends(nvml, handle))
+def _find_gpu(nvml: Any, handle: Any, root: Path) -> _Gpu:
+    pci = ask_nvml(nvml, "DeviceGetPciInfo", handle)
+    return _Gpu(
+        handle,
+        pci and pci.busId,
+        _device_folder(pci and pci.busId, root),
+        _nvlink_ends(nvml, handle),
+    )
 
 
-def _described(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+def _describe_gpu(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
     """Clocks in MHz, memory in bytes, power in milliwatts; ``nvlinks`` are those that are up;
     ``mig`` and ``ecc`` are modes now and after a reset."""
-    uuid, memory = (ask(nvml, f"DeviceGet{fact}", gpu.handle) for fact in ("UUID", "MemoryInfo"))
+    uuid, memory = (
+        ask_nvml(nvml, f"DeviceGet{fact}", gpu.handle) for fact in ("UUID", "MemoryInfo")
+    )
     return {
-        "uuid": uuid and sysfs.hashed(uuid),
+        "uuid": uuid and sysfs.hash_identity(uuid),
         "memory": memory and memory.total,
         "pci": gpu.pci,
-        "numa": _numa(gpu.place),
-        "cpus": sysfs.text(gpu.place / "local_cpulist"),
+        "numa": _numa_node(gpu.place),
+        "cpus": sysfs.read_text(gpu.place / "local_cpulist"),
         "nvlinks": gpu.ends.total(),
         **{
-            name: ask(nvml, f"DeviceGet{fact}", gpu.handle, *which)
+            name: ask_nvml(nvml, f"DeviceGet{fact}", gpu.handle, *which)
             for name, (fact, *which) in GPU_FACTS.items()
         },
     }
 
 
-def _ends(nvml: Any, gpu: Any) -> Counter[str]:
+def _nvlink_ends(nvml: Any, gpu: Any) -> Counter[str]:
     """Where the GPU's active NVLinks end: PCI addresses as in sysfs, "switch" or "unknown". A
     switch that a virtual machine does not see has an empty address (NCCL, graph/xml.cc)."""
     ends = Counter[str]()
     for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
-        if ask(nvml, "DeviceGetNvLinkState", gpu, link) == 1:
-            pci = ask(nvml, "DeviceGetNvLinkRemotePciInfo", gpu, link)
-            switched = ask(nvml, "DeviceGetNvLinkRemoteDeviceType", gpu, link) == SWITCH or (
+        if ask_nvml(nvml, "DeviceGetNvLinkState", gpu, link) == 1:
+            pci = ask_nvml(nvml, "DeviceGetNvLinkRemotePciInfo", gpu, link)
+            switched = ask_nvml(nvml, "DeviceGetNvLinkRemoteDeviceType", gpu, link) == SWITCH or (
                 pci and not pci.busId
             )
-            ends["switch" if switched else address(pci.busId) if pci else "unknown"] += 1
+            ends["switch" if switched else format_pci_address(pci.busId) if pci else "unknown"] += 1
     return ends
 
 
-def _link(nvml: Any, one: _Gpu, other: _Gpu) -> str | None:
+def _find_link(nvml: Any, one: _Gpu, other: _Gpu) -> str | None:
     """The path between two GPUs, None where nothing tells it."""
     if one is other:
         return "X"
-    direct = one.ends[address(other.pci)] if other.pci else 0
+    direct = one.ends[format_pci_address(other.pci)] if other.pci else 0
     if bonded := direct or min(one.ends["switch"], other.ends["switch"]):
         return f"NV{bonded}"
-    level = ask(nvml, "DeviceGetTopologyCommonAncestor", one.handle, other.handle)
-    return LEVELS.get(level) or _path(one.place, other.place)
+    level = ask_nvml(nvml, "DeviceGetTopologyCommonAncestor", one.handle, other.handle)
+    return LEVELS.get(level) or _find_path(one.place, other.place)
 
 
-def _surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> dict[str, Any]:
-    paths = [_path(adapter, _place(device.get("pci"), root)) for device in devices]
+def _find_surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+    paths = [_find_path(adapter, _device_folder(device.get("pci"), root)) for device in devices]
     nearest = min(filter(None, paths), key=PATHS.index, default=None)
     near = [index for index, path in enumerate(paths) if path and path == nearest]
-    return {"numa": _numa(adapter), "path": nearest, "gpus": near}
+    return {"numa": _numa_node(adapter), "path": nearest, "gpus": near}
 
 
-def address(pci: str) -> str:
+def format_pci_address(pci: str) -> str:
     """NVML's 00000000:1B:00.0 as sysfs writes it, 0000:1b:00.0."""
     domain, _, rest = pci.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _place(pci: str | None, root: Path) -> Path:
-    return root / "sys/bus/pci/devices" / (address(pci) if pci else "unknown")
+def _device_folder(pci: str | None, root: Path) -> Path:
+    return root / "sys/bus/pci/devices" / (format_pci_address(pci) if pci else "unknown")
 
 
-def _numa(place: Path) -> int | None:
-    node = sysfs.integer(place / "numa_node")
+def _numa_node(place: Path) -> int | None:
+    node = sysfs.read_integer(place / "numa_node")
     return None if node == -1 else node
 
 
-def _path(one: Path, other: Path) -> str | None:
+def _find_path(one: Path, other: Path) -> str | None:
     """The path between two PCI devices by the bridges above each, None where the kernel shows none
     for one of them."""
-    above = [_bridges(one), _bridges(other)]
+    above = [_list_bridges(one), _list_bridges(other)]
     if not all(above):
         return None
     shared = sum(
@@ -293,10 +308,10 @@ def _path(one: Path, other: Path) -> str | None:
         return "PIX" if max(map(len, above)) - shared <= 2 else "PXB"
     if shared == 1:
         return "PHB"
-    return "NODE" if _numa(one) == _numa(other) else "SYS"
+    return "NODE" if _numa_node(one) == _numa_node(other) else "SYS"
 
 
-def _bridges(place: Path) -> tuple[str, ...]:
+def _list_bridges(place: Path) -> tuple[str, ...]:
     """A device's way from the host bridge: pci0000:16, 0000:16:01.0 and so on, itself last; empty
     if not known."""
     parts = place.resolve().parts
@@ -318,13 +333,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: dict[str, str]
 
 
-def read(path: Path, option: str = "--topology") -> dict[str, str]:
+def read_racks(path: Path, option: str = "--topology") -> dict[str, str]:
     """Raises UsageError where the file is none, too large, or says something else."""
     try:
         if path.suffix == ".json":
-            found = msgspec.json.decode(files.read(path, MOST_BYTES), type=_File)
+            found = msgspec.json.decode(files.read_bytes(path, MOST_BYTES), type=_File)
         else:
-            found = msgspec.convert(files.toml(path, MOST_BYTES)[1], _File)
+            found = msgspec.convert(files.read_toml(path, MOST_BYTES)[1], _File)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as e:
         raise UsageError(f"{option}: cannot read {path}: {e}", HINT) from e
     if not found.hosts or not all(
@@ -334,6 +349,6 @@ def read(path: Path, option: str = "--topology") -> dict[str, str]:
     return found.hosts
 
 
-def missing(racks: dict[str, str], hosts: Iterable[str]) -> list[str]:
+def list_missing_hosts(racks: dict[str, str], hosts: Iterable[str]) -> list[str]:
     """Hosts of which the file says nothing; without a file none is missed."""
     return sorted(set(hosts) - racks.keys()) if racks else []

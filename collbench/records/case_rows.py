@@ -55,7 +55,7 @@ TOO_BROKEN = {
 
 
 class CaseRows(NamedTuple):
-    """A case on one side: all its rows, and by place those that judge it (rows.deciding).
+    """A case on one side: all its rows, and by place those that judge it (rows.select_deciding).
 
     ``manner`` is by what sides must agree to be compared: a name, and the values that occurred.
     """
@@ -109,39 +109,39 @@ class CaseRows(NamedTuple):
         return next((r.note or status for r in records if r.status == status), "")
 
 
-def gather(
+def gather_case_rows(
     files: Sequence[RunFile], paired: bool, key: Callable[[Run, Case], str]
 ) -> dict[str, CaseRows]:
     """The cases of one side by ``key``, which says what they are joined on."""
-    table = rows.by(rows.table(files), lambda row: key(row.run, row.case))
+    table = rows.group_rows(rows.make_rows(files), lambda row: key(row.run, row.case))
     return {name: _case_rows(found, paired) for name, found in table.items()}
 
 
 def _case_rows(found: Sequence[Row], paired: bool) -> CaseRows:
     placed = [row for row in found if row.world] if paired else found
     manner: dict[str, set[str]] = {}
-    for row in rows.fit(found):
+    for row in rows.select_fit(found):
         for cycle in row.fit:
-            for name, value in _manner(row, cycle.record).items():
+            for name, value in _describe_manner(row, cycle.record).items():
                 manner.setdefault(name, set()).add(value)
     launches: dict[Place, Row] = {}
-    for stage in rows.by(placed, lambda row: row.launch.stage).values():
-        launches |= {_place(row, paired): row for row in rows.deciding(stage)}
+    for stage in rows.group_rows(placed, lambda row: row.launch.stage).values():
+        launches |= {_launch_index(row, paired): row for row in rows.select_deciding(stage)}
     return CaseRows(found[0].case, found, launches, manner)
 
 
-def _place(row: Row, paired: bool) -> Place:
+def _launch_index(row: Row, paired: bool) -> Place:
     return (row.launch.stage, row.launch.round) if paired else (row.file, row.launch.world)
 
 
-def _manner(row: Row, record: Record) -> dict[str, str]:
+def _describe_manner(row: Row, record: Record) -> dict[str, str]:
     """How a record was made; what an imported run does not tell is left out, and then is no
     difference."""
     run = row.run
     manner = {
         "times": "predicted" if record.status == "predicted" else "measured",
         "start": record.sync,
-        "stream": _stream(row),
+        "stream": _find_stream(row),
     }
     if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
         manner["algorithm"] = record.note.removeprefix("ran ").partition("; ")[0]
@@ -152,7 +152,7 @@ def _manner(row: Row, record: Record) -> dict[str, str]:
     return {name: value for name, value in manner.items() if value}
 
 
-def _stream(row: Row) -> str:
+def _find_stream(row: Row) -> str:
     """The stream that torch runs NCCL's collectives on; empty for others, and where no torch is
     named."""
     version = TORCH.search(row.world.library) if row.world else None
@@ -166,10 +166,10 @@ def smallest_change(row: CaseRows, facts: Mapping[str, Any]) -> float:
     on CPUs that nobody else uses, 10 % elsewhere."""
     if row.on_gpu:
         return TAU_LARGE if row.case.size >= LARGE else TAU_DEDICATED
-    return TAU_SHARED if row.oversubscribed or shared(facts) else TAU_DEDICATED
+    return TAU_SHARED if row.oversubscribed or is_shared_machine(facts) else TAU_DEDICATED
 
 
-def shared(facts: Mapping[str, Any]) -> bool:
+def is_shared_machine(facts: Mapping[str, Any]) -> bool:
     """Whether others may use the same CPUs: in a virtual machine, under a quota, or with fewer
     cores than there are.
 

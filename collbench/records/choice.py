@@ -25,7 +25,7 @@ TUNED = r"OMPI_MCA_coll_tuned_\w+_algorithm"
 RULES = "OMPI_MCA_coll_tuned_use_dynamic_rules"
 
 
-def worded(choice: Choice | None) -> str:
+def describe_choice(choice: Choice | None) -> str:
     """Algorithm, protocol, channels and transport, as in Ring/LL128 x24 P2P; empty where nothing is
     known."""
     if choice is None:
@@ -65,7 +65,7 @@ def wire_factor(collective: str, n: int, choice: Choice | None) -> float | None:
     return {"all_reduce": 1 + 1 / n, "all_gather": 1.0, "reduce_scatter": 1.0}.get(collective)
 
 
-def _allowed(value: str, collective: str, ran: str) -> bool:
+def _is_allowed(value: str, collective: str, ran: str) -> bool:
     """Whether NCCL_ALGO or NCCL_PROTO admits what ran: ``ring,tree``, ``^tree``, since 2.24 also
     lists by function (``ring;allreduce:tree,collnetdirect``), of which the last that fits counts
     (ncclTopoTuneModel, parseList).
@@ -80,12 +80,12 @@ def _allowed(value: str, collective: str, ran: str) -> bool:
     return fits
 
 
-def _algorithm(value: str, collective: str, choice: Choice) -> str:
-    return "" if _allowed(value, collective, choice.algorithm) else choice.algorithm
+def _check_algorithm(value: str, collective: str, choice: Choice) -> str:
+    return "" if _is_allowed(value, collective, choice.algorithm) else choice.algorithm
 
 
-def _protocol(value: str, collective: str, choice: Choice) -> str:
-    return "" if _allowed(value, collective, choice.protocol) else choice.protocol
+def _check_protocol(value: str, collective: str, choice: Choice) -> str:
+    return "" if _is_allowed(value, collective, choice.protocol) else choice.protocol
 
 
 def _at_least(value: str, collective: str, choice: Choice) -> str:
@@ -103,8 +103,8 @@ def _at_most(value: str, collective: str, choice: Choice) -> str:
 
 # each says what ran instead, in words, or nothing
 SETTINGS: dict[str, Callable[[str, str, Choice], str]] = {
-    "NCCL_ALGO": _algorithm,
-    "NCCL_PROTO": _protocol,
+    "NCCL_ALGO": _check_algorithm,
+    "NCCL_PROTO": _check_protocol,
     "NCCL_MIN_NCHANNELS": _at_least,
     "NCCL_MAX_NCHANNELS": _at_most,
     "NCCL_MIN_CTAS": _at_least,

@@ -206,6 +206,6 @@ COLUMNS = (
 )
 
 
-def documented() -> str:
+def document_columns() -> str:
     """A line for each column: its name and what it means."""
     return "\n".join(f"    {column.name}: {column.told}" for column in COLUMNS)

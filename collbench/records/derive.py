@@ -12,7 +12,7 @@ import numpy as np
 
 from collbench.core.errors import UsageError
 from collbench.records import stats, traffic
-from collbench.records.choice import wire_factor, worded
+from collbench.records.choice import describe_choice, wire_factor
 from collbench.records.flags import EXCLUDED, FEW, UNGATED, FlagInputs, find_flags
 from collbench.records.time_summary import Modes, TimeSummary
 from collbench.records.types import (
@@ -55,7 +55,7 @@ __all__ = [
     "Time",
     "ToolTime",
     "World",
-    "derive",
+    "derive_row",
 ]
 
 
@@ -112,26 +112,26 @@ class Digested(Record, frozen=True, kw_only=True, tag="record"):
     row: Derived | None
 
 
-def derive(record: Record, world: World | None = None) -> Derived | None:
+def derive_row(record: Record, world: World | None = None) -> Derived | None:
     """Everything shown of a record that was measured or predicted; None for one that was not."""
     if isinstance(record, Digested):
         return record.row
     if record.told:
-        return _told(record, record.told, world)
+        return _derive_imported(record, record.told, world)
     if not record.times_ns or record.status == "failed":
         return None
-    return _derived(record, world)
+    return _derive_timed(record, world)
 
 
-def _derived(record: Record, world: World | None, imported: bool = False) -> Derived:
+def _derive_timed(record: Record, world: World | None, imported: bool = False) -> Derived:
     """The row of a record with times."""
     times = np.asarray(record.times_ns, dtype=float) / record.inner
     summary = TimeSummary.of(times)
     median = summary.median
     skew = stats.median(record.skew_ns) if record.skew_ns else None
-    late, slow, lateness = _ranks(record, world)
-    control, sensitive = _control(record, summary)
-    algbw, counted = _algbw(record.case, median), traffic.traffic(record, world)
+    late, slow, lateness = _derive_ranks(record, world)
+    control, sensitive = _derive_control(record, summary)
+    algbw, counted = _compute_algbw(record.case, median), traffic.derive_traffic(record, world)
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
     repeated = sum(record.invalid.values())
@@ -143,7 +143,7 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
             overhead=record.overhead_ns / record.inner / least,
             discarded=repeated / (repeated + len(record.times_ns)),
             late_rank=late,
-            **_changing(record, times, summary),
+            **_find_changes(record, times, summary),
             is_arrival_sensitive=sensitive,
             algbw=algbw,
             traffic_factor=counted.carried,
@@ -153,23 +153,23 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
     return Derived(
         times=summary,
         t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
-        **_clocks(record, median),
+        **_derive_clocks(record, median),
         skew=skew,
         overhead=record.overhead_ns / record.inner,
         algbw=algbw,
-        busbw=_busbw(record.case, algbw),
+        busbw=_compute_busbw(record.case, algbw),
         late_rank=late,
         flags=flags,
         lateness=lateness,
         gateable=not {*EXCLUDED, *UNGATED} & set(flags),
-        chose=worded(record.chose),
-        wirebw=_wirebw(record, world, algbw),
+        chose=describe_choice(record.chose),
+        wirebw=_compute_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
         slow_rank=slow,
         late_share=_late_share(record, late, lateness, least),
         control=control,
         sensitive=sensitive,
-        absorbed=_absorbed(record, summary.modes),
+        absorbed=_derive_absorbed(record, summary.modes),
         **counted._asdict(),
     )
 
@@ -177,14 +177,14 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
 def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived | None:
     """What is derived of a record of a run of ``suite``. Where a case's time is divided among
     launches, no launch is asked to converge: what they come to together is judged."""
-    row = derive(record, world)
+    row = derive_row(record, world)
     if row is None or not suite.in_launches or "unconverged" not in row.flags:
         return row
     flags = tuple(flag for flag in row.flags if flag != "unconverged")
     return msgspec.structs.replace(row, flags=flags)
 
 
-def _control(record: Record, summary: TimeSummary) -> tuple[float | None, bool]:
+def _derive_control(record: Record, summary: TimeSummary) -> tuple[float | None, bool]:
     """The median in the other cadence, and whether it is another time: far from that of the
     ``summary``, and with an interval of its own that does not touch that one."""
     if not record.control_ns:
@@ -197,7 +197,7 @@ def _control(record: Record, summary: TimeSummary) -> tuple[float | None, bool]:
     return control, arrives and far and (least > hi or most < lo)
 
 
-def _absorbed(record: Record, modes: Modes | None) -> float | None:
+def _derive_absorbed(record: Record, modes: Modes | None) -> float | None:
     """1 - (T - T0) / spread, where T is from the first arrival to the last end and T0 the time of
     calls whose ranks arrive together. None where T - T0 is not known to a quarter of the spread,
     nor where a call would have to be quicker for coming apart: T0 is of another mode then."""
@@ -214,13 +214,13 @@ def _absorbed(record: Record, modes: Modes | None) -> float | None:
     return absorbed if unsure <= spread / 4 and absorbed <= 1 + 1 / 4 else None
 
 
-def _changing(record: Record, times: stats.Floats, summary: TimeSummary) -> dict[str, bool]:
+def _find_changes(record: Record, times: stats.Floats, summary: TimeSummary) -> dict[str, bool]:
     """The flags of times that are not of one kind. Those that had not settled when warm-up ended
     are unsteady where samples went on changing: by halves farther apart than the interval is wide,
     or so much that there is none. Where the interval is as narrow as asked for, two modes within it
     do not matter."""
     lo, hi, modes = summary.lo, summary.hi, summary.modes
-    wandered = not (math.isfinite(hi - lo) and stats.moved(times) <= hi - lo)
+    wandered = not (math.isfinite(hi - lo) and stats.measure_drift(times) <= hi - lo)
     unsteady = not record.steady and wandered
     bimodal = False
     if modes is not None:
@@ -229,18 +229,20 @@ def _changing(record: Record, times: stats.Floats, summary: TimeSummary) -> dict
     return {"unsteady": unsteady, "bimodal": bimodal}
 
 
-def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None, tuple[float, ...]]:
+def _derive_ranks(
+    record: Record, world: World | None
+) -> tuple[int | None, int | None, tuple[float, ...]]:
     """The rank that comes late, the one that leaves last though nobody is late, both as the world
     counts them, and how late each rank is."""
     per_rank = np.asarray(record.per_rank, dtype=float)
     starts = np.asarray(record.starts_ns, dtype=float)
     timed = bool(record.starts_ns)
     told = record.case.row.synchronising or timed
-    lateness = tuple(stats.lateness(per_rank, starts)) if told else ()
+    lateness = tuple(stats.measure_lateness(per_rank, starts)) if told else ()
     late = slow = None
     if names_ranks(record, world, lateness):
-        late = stats.straggler(per_rank, starts)
-        slow = stats.dawdler(per_rank, starts) if late is None and timed else None
+        late = stats.find_straggler(per_rank, starts)
+        slow = stats.find_dawdler(per_rank, starts) if late is None and timed else None
     late, slow = (place if place is None else record.case.members[place] for place in (late, slow))
     return late, slow, lateness
 
@@ -262,7 +264,7 @@ def names_ranks(record: Record, world: World | None, lateness: Sequence[float]) 
     return waits and enough and world is not None and not world.oversubscribed
 
 
-def _clocks(record: Record, median: float) -> dict[str, Any]:
+def _derive_clocks(record: Record, median: float) -> dict[str, Any]:
     """Medians by the host's clock and by the device's, where there is a device."""
     host, device = (
         stats.median(other) if other else None for other in (record.host_ns, record.device_ns)
@@ -274,7 +276,7 @@ def _clocks(record: Record, median: float) -> dict[str, Any]:
     return {"host": median, "device": device / record.inner}
 
 
-def _algbw(case: Case, median: float) -> float:
+def _compute_algbw(case: Case, median: float) -> float:
     """nan where the file that says how data is split cannot be read any more."""
     try:
         return case.moved / median if median else 0.0
@@ -282,32 +284,32 @@ def _algbw(case: Case, median: float) -> float:
         return math.nan
 
 
-def _busbw(case: Case, algbw: float) -> float | None:
+def _compute_busbw(case: Case, algbw: float) -> float | None:
     if case.n == 1 or not case.row.moves_data or math.isnan(algbw):
         return None
     return algbw * case.row.busbw(case.n)
 
 
-def _wirebw(record: Record, world: World | None, algbw: float) -> float | None:
+def _compute_wirebw(record: Record, world: World | None, algbw: float) -> float | None:
     """Known only of GPUs behind one switch, which those of one host are."""
     alone = world is not None and len({info.host for info in world.ranks}) == 1
     factor = wire_factor(record.case.collective, record.case.n, record.chose) if alone else None
     return None if factor is None else factor * algbw
 
 
-def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:
+def _derive_imported(record: Record, told: ToolTime, world: World | None) -> Derived | None:
     """The row of an imported record, which never gates: of its samples if it has any, else with nan
     for what the tool did not tell. Its quantiles stand only where as many samples could bound them.
     """
     if record.status == "failed":
         return None
     if record.times_ns:
-        return _derived(msgspec.structs.replace(record, told=None), world, imported=True)
+        return _derive_timed(msgspec.structs.replace(record, told=None), world, imported=True)
     scale = 1000  # so that whole numbers keep fractions of a nanosecond
     one = msgspec.structs.replace(
         record, told=None, times_ns=[round(told.time * scale)], inner=scale
     )
-    row = _derived(one, world, imported=True)
+    row = _derive_timed(one, world, imported=True)
     times = msgspec.structs.replace(
         row.times,
         samples=told.samples,
@@ -316,14 +318,14 @@ def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None
         mean=told.time if told.over == "mean" else math.nan,
         min=math.nan if told.min is None else told.min,
         max=math.nan if told.max is None else told.max,
-        p95=_bounded(told.p95, told.samples, 0.95),
-        p99=_bounded(told.p99, told.samples, 0.99),
+        p95=_bound_quantile(told.p95, told.samples, 0.95),
+        p99=_bound_quantile(told.p99, told.samples, 0.99),
     )
     flags = tuple(flag for flag in row.flags if flag != FEW)
     return msgspec.structs.replace(row, times=times, flags=flags)
 
 
-def _bounded(value: float | None, samples: int, q: float) -> float | None:
+def _bound_quantile(value: float | None, samples: int, q: float) -> float | None:
     """``value`` where so many samples bound their quantile ``q``."""
     enough = value is not None and samples and stats.interval_ranks(min(samples, 1000), q)
     return value if enough else None

@@ -58,11 +58,11 @@ def is_wide(time: FlaggedTime) -> bool:
     return not time.half_width <= WIDE
 
 
-def always(flag: str, time: FlaggedTime) -> bool:
+def is_always(flag: str, time: FlaggedTime) -> bool:
     return True
 
 
-def never(flag: str, time: FlaggedTime) -> bool:
+def is_never(flag: str, time: FlaggedTime) -> bool:
     return False
 
 
@@ -118,7 +118,7 @@ def _is_launch_bound(inputs: FlagInputs) -> bool:
     return streams and record.waited is not None and record.waited < LAUNCH_BOUND
 
 
-def _origin(
+def _make_origin_flag(
     name: str, meaning: str, remedy: str, *, is_doubt: Callable[[str, FlaggedTime], bool]
 ) -> Flag:
     """The row of where times come from (origins.py)."""
@@ -140,7 +140,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "imported",
         lambda inputs: inputs.imported,
-        never,
+        is_never,
         "read from another tool's log, which tells less than samples do: never decides a"
         " comparison",
         "nothing to do, or measure again with collbench",
@@ -154,7 +154,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
             and inputs.record.case.mode == "streaming"
             and inputs.record.sync == "barrier"
         ),
-        never,
+        is_never,
         "each call's time includes a wait for all ranks (-z 1)",
         "leave -z out for the call alone",
         of_group=True,
@@ -162,42 +162,42 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "injected",
         lambda inputs: bool(inputs.record.injected),
-        always,
+        is_always,
         "a fault was planted on purpose (--inject): shows that an alarm fires, and nothing of the"
         " machine",
         "leave --inject out to measure",
         effect="ungates",
         of_group=True,
     ),
-    _origin(
+    _make_origin_flag(
         "predicted",
         "computed from a model of the network, not measured",
         "measure it to know",
-        is_doubt=never,
+        is_doubt=is_never,
     ),
-    _origin(
+    _make_origin_flag(
         "fake",
         "measured on a fake GPU, whose times mean nothing: nothing compares, ranks or keeps them",
         "measure on a GPU",
-        is_doubt=always,
+        is_doubt=is_always,
     ),
-    _origin(
+    _make_origin_flag(
         "interpreted",
         "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
         "measure on a GPU",
-        is_doubt=always,
+        is_doubt=is_always,
     ),
-    _origin(
+    _make_origin_flag(
         "virtual",
         "all ranks are virtual ones on one GPU: what an algorithm costs there, not what links"
         " between GPUs do",
         "leave --virtual-ranks out where there are several GPUs",
-        is_doubt=always,
+        is_doubt=is_always,
     ),
     Flag(
         "shared-gpu",
         lambda inputs: bool(inputs.world and inputs.world.shared_gpu),
-        always,
+        is_always,
         "ranks share a GPU: shows that it runs, not what a machine can do",
         "take no more ranks than GPUs (-g)",
         effect="ungates",
@@ -206,14 +206,14 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "launch-bound",
         _is_launch_bound,
-        never,
+        is_never,
         "a host issued calls more slowly than its device does them: the time is the host's",
         "measure what the device takes, too (--mode isolated,graph)",
     ),
     Flag(
         "throttled",
         lambda inputs: any(state.is_held_back for state in inputs.record.gpus),
-        always,
+        is_always,
         "a GPU was held back meanwhile (heat, power brake, low clock); samples that end so are"
         " measured again",
         "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power supply",
@@ -226,7 +226,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
                 inputs.record.case.env, inputs.record.case.collective, inputs.record.chose
             )
         ),
-        always,
+        is_always,
         "the library did not follow a setting that was asked for; the record's note says which",
         "leave the setting out, or ask for one that the library has here",
         letter="E",
@@ -234,7 +234,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "oversubscribed",
         lambda inputs: bool(inputs.world and inputs.world.oversubscribed),
-        always,
+        is_always,
         "more ranks than physical cores: times include waiting for a core",
         "take no more ranks than cores (-g) for times to rely on",
         effect="ungates",
@@ -246,7 +246,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         lambda inputs: (
             len(inputs.record.times_ns) < FEWEST_SAMPLES and inputs.record.status == "ok"
         ),
-        always,
+        is_always,
         "fewer than 6 samples: too few for an interval",
         "{enough}",
         effect="ungates",
@@ -255,7 +255,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "cut-short",
         lambda inputs: inputs.record.stop == "cut",
-        always,
+        is_always,
         "the run ended while this was measured: what was finished is shown, its data was not"
         " checked afterwards, and no verdict rests on it",
         "collbench run --resume measures it again",
@@ -265,7 +265,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "unconverged",
         lambda inputs: inputs.record.stop in ("budget", "max_n"),
-        never,
+        is_never,
         "{ran_out} before reaching {precision}",
         "allow more ({more}) or ask for less ({less}){why}",
     ),
@@ -280,7 +280,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "skewed",
         lambda inputs: inputs.skew,
-        always,
+        is_always,
         "ranks started apart by more than 5 % of the time (with !: 20 %)",
         "leave a core to each rank and stop other processes; larger sizes are less affected",
         severe=SEVERE,
@@ -300,7 +300,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "invalid",
         lambda inputs: inputs.discarded,
-        always,
+        is_always,
         "more than 5 % of the samples were discarded and measured again (with !: 25 %)",
         "stop other processes; --sync barrier where ranks cannot start in time",
         severe=0.25,
@@ -312,7 +312,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "bimodal",
         lambda inputs: inputs.bimodal,
-        always,
+        is_always,
         "times cluster at two values",
         "use those instead of the median",
         stays=True,
@@ -321,7 +321,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "preempted",
         _is_preempted,
-        never,
+        is_never,
         "other processes took a rank's core in more than 5 % of the samples",
         "stop them or use an idle machine",
     ),
@@ -336,7 +336,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "apart",
         lambda inputs: bool(inputs.record.case.arrival),
-        never,
+        is_never,
         "ranks came apart on purpose (--arrival): times count from the last one's arrival",
         "nothing: compare with --arrival aligned",
         effect="ungates",
@@ -345,14 +345,14 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "+copy",
         lambda inputs: inputs.record.copies_first,
-        never,
+        is_never,
         "the library works in place only, so this includes a copy; in-place rows do not",
         "read rows in place for the call alone",
     ),
     Flag(
         "few-buffers",
         lambda inputs: inputs.record.cache == "shrunk",
-        always,
+        is_always,
         "too little memory for enough buffers: some data may still be in a cache",
         "take smaller sizes (-e) or fewer ranks, or measure with data in the caches (--cache hot)",
         letter="F",
@@ -360,7 +360,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "arrival-sensitive",
         lambda inputs: inputs.is_arrival_sensitive and inputs.record.case.mode != "host",
-        never,
+        is_never,
         "results differ when ranks are not aligned, as in a real program: see the column"
         " `as called`",
         "measure what a program sees (--mode host)",
@@ -369,7 +369,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "no-splits",
         lambda inputs: math.isnan(inputs.algbw),
-        always,
+        is_always,
         "the file that said how data is split cannot be read any more: bandwidth is unknown",
         "put the file back where it was",
         letter="X",
@@ -377,7 +377,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "wire",
         lambda inputs: inputs.traffic_factor > 1,
-        always,
+        is_always,
         "more bytes were sent than busbw assumes: counted, or known of this library; `wire` is the"
         " ratio",
         "judge links by what they carried; another algorithm (--algo) may send less",
@@ -390,7 +390,7 @@ if len(FLAGS_BY_NAME) < len(FLAGS):
     raise ValueError("two rows of FLAGS have one name")
 
 UNKNOWN = Flag(
-    "", lambda inputs: False, always, "a flag that this version does not know", "update it"
+    "", lambda inputs: False, is_always, "a flag that this version does not know", "update it"
 )
 
 
@@ -435,12 +435,12 @@ def look_up(flag: str) -> Flag:
     return FLAGS_BY_NAME.get(flag_kind(flag), UNKNOWN)
 
 
-def doubts(time: FlaggedTime) -> list[str]:
+def list_doubts(time: FlaggedTime) -> list[str]:
     """The flags for which a time may not be what its name says."""
     return [flag for flag in time.flags if look_up(flag).is_doubt(flag, time)]
 
 
-def remarks(time: FlaggedTime) -> list[str]:
+def list_remarks(time: FlaggedTime) -> list[str]:
     """The flags of a time that are no doubts."""
     return [flag for flag in time.flags if not look_up(flag).is_doubt(flag, time)]
 

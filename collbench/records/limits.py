@@ -17,9 +17,9 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import bandwidth, counted, plain, size
-from collbench.records.origins import having
-from collbench.records.rows import Row, by, case_time, deciding, table
+from collbench.core.text import format_bandwidth, format_count, format_size, plain_line
+from collbench.records.origins import reasons_by_flag
+from collbench.records.rows import Row, case_time, group_rows, make_rows, select_deciding
 from collbench.records.types import RunFile
 from collbench.suite.case import Case, Limit
 from collbench.suite.case_words import describe_case
@@ -43,7 +43,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def judge(file: RunFile) -> list[Held]:
+def judge_limits(file: RunFile) -> list[Held]:
     """Every row of a run that has a limit, against each of its limits; a wanted size that has no
     row, and the averages. Rows without a busbw by their nature, such as a barrier's, have none."""
     wanted = [
@@ -51,49 +51,55 @@ def judge(file: RunFile) -> list[Held]:
         for threshold in file.run.suite.thresholds
         for limit in threshold.min_busbw
     ]
-    rows = by(table([file]), lambda row: row.case) if wanted else {}
+    rows = group_rows(make_rows([file]), lambda row: row.case) if wanted else {}
     return [
         held
         for match, limit in wanted
-        for held in _limited(limit, {c: rows[c] for c in rows if c.row.moves_data and c in match})
+        for held in _hold_rows(limit, {c: rows[c] for c in rows if c.row.moves_data and c in match})
     ]
 
 
-def _limited(limit: Limit, cases: Launches) -> list[Held]:
+def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
     tables: dict[tuple[Any, ...], dict[Case, Sequence[Row]]] = defaultdict(dict)
     for case, launches in cases.items():
-        tables[_table(case)][case] = launches
+        tables[_table_key(case)][case] = launches
     if limit.average:
-        averages = [_average(limit, members) for members in tables.values()]
-        return averages or [_absent(limit, "average")]
+        averages = [_hold_average(limit, members) for members in tables.values()]
+        return averages or [_hold_absent(limit, "average")]
     found: list[Held] = []
     for members in tables.values():
         wanted = max(c.nbytes for c in members) if limit.size is None else limit.size
-        mine = [case for case in members if case.nbytes == wanted and not _formless(case, members)]
-        found += [_row(limit, case, members[case]) for case in mine]
+        mine = [
+            case
+            for case in members
+            if case.nbytes == wanted and not _is_form_skipped(case, members)
+        ]
+        found += [_hold_row(limit, case, members[case]) for case in mine]
         if not mine:
             first = next(iter(members))
             found.append(
-                _absent(limit, describe_case(msgspec.structs.replace(first, nbytes=wanted)))
+                _hold_absent(limit, describe_case(msgspec.structs.replace(first, nbytes=wanted)))
             )
-    return found or [_absent(limit, "largest size" if limit.size is None else size(limit.size))]
+    return found or [
+        _hold_absent(limit, "largest size" if limit.size is None else format_size(limit.size))
+    ]
 
 
-def _table(case: Case) -> tuple[Any, ...]:
+def _table_key(case: Case) -> tuple[Any, ...]:
     """What the rows have in common among which a size is the largest, and over which nccl-tests
     averages."""
     apart = (case.splits, case.groups, case.group, case.arrival, case.background)
     return (case.collective, case.label, case.n, case.mode, case.env, *apart)
 
 
-def _formless(case: Case, cases: Launches) -> bool:
+def _is_form_skipped(case: Case, cases: Launches) -> bool:
     """Whether it is only the form in place that was skipped, and the one out of place ran."""
     other = cases.get(msgspec.structs.replace(case, in_place=False), ())
     skipped = all(row.unfit == ("skipped",) for row in cases[case])
     return case.in_place and case.row.in_place is None and skipped and any(r.ran for r in other)
 
 
-def _absent(limit: Limit, row: str) -> Held:
+def _hold_absent(limit: Limit, row: str) -> Held:
     return Held(
         row=row,
         wanted=limit.busbw,
@@ -105,16 +111,16 @@ def _absent(limit: Limit, row: str) -> Held:
     )
 
 
-def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
+def _hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
-    fit = deciding(launches)
+    fit = select_deciding(launches)
     left_out = [cycle for row in launches for cycle in row.left_out]
     broken = [cycle for cycle in left_out if cycle.unfit in ("wrong", "failed")]
     if broken or not fit:
         first = (broken or left_out)[0]
-        reason = having("excluded").get(first.unfit, first.unfit)
+        reason = reasons_by_flag("excluded").get(first.unfit, first.unfit)
         why = f"{reason}: {first.record.note}" if first.record.note else reason
-        return Held(**about, answer="no answer", why=plain(why))
+        return Held(**about, answer="no answer", why=plain_line(why))
     derived, time = fit[0].derived, case_time(fit)
     if derived is None or derived.busbw is None or math.isnan(derived.busbw):
         return Held(**about, answer="no answer", why="there is no busbw")
@@ -124,52 +130,54 @@ def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     flags = sorted({flag for row in fit for flag in row.ungated})
     flags += ["predicted"] * any(row.predicted for row in fit)
     why = f"the row cannot be relied on ({', '.join(flags)})" if flags else ""
-    return Held(**about, **_against(limit, busbw, lo, hi, why))
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why))
 
 
-def _average(limit: Limit, cases: Launches) -> Held:
+def _hold_average(limit: Limit, cases: Launches) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
-    each = [_row(limit, case, launches) for case, launches in ran.items()]
+    each = [_hold_row(limit, case, launches) for case, launches in ran.items()]
     first = next(iter(cases))
-    name = f"average of {first.collective} on {counted(first.n, 'rank')}, {first.label}"
-    about: dict[str, Any] = {"row": plain(name), "wanted": limit.busbw, "average": True}
+    name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"
+    about: dict[str, Any] = {"row": plain_line(name), "wanted": limit.busbw, "average": True}
     unsure = [held for held in each if held.answer == "no answer"]
     if unsure or not each:
         why = unsure[0].why if unsure else "nothing was measured"
-        many = f"{len(unsure)} of {counted(len(each), 'row')}: " if unsure else ""
+        many = f"{len(unsure)} of {format_count(len(each), 'row')}: " if unsure else ""
         return Held(**about, answer="no answer", why=many + why)
     busbw, lo, hi = (
         fmean(math.inf if value is None else value for value in values)
         for values in zip(*((held.busbw, held.lo, held.hi) for held in each), strict=True)
     )
-    return Held(**about, **_against(limit, busbw, lo, hi, ""))
+    return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""))
 
 
-def _against(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> dict[str, Any]:
+def _hold_busbw(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> dict[str, Any]:
     answer = "met" if lo >= limit.busbw else "short" if hi < limit.busbw else "not shown"
     bounds = {"lo": lo, "hi": hi if math.isfinite(hi) else None}
     return {"answer": "no answer" if why else answer, "busbw": busbw, **bounds, "why": why}
 
 
-def told(held: Held) -> str:
+def describe_held(held: Held) -> str:
     """A line about a row that does not meet its limit."""
     wanted = f"{held.wanted:g}" + " (90 % of NCCL_TESTS_MIN_BW)" * held.average
     if held.busbw is None:
         return f"{held.row}: {wanted} GB/s of busbw wanted, no answer: {held.why}"
     bounded = held.hi is not None
-    interval = f"{bandwidth(held.lo)} to {bandwidth(held.hi)}" if bounded else "no interval"
+    interval = (
+        f"{format_bandwidth(held.lo)} to {format_bandwidth(held.hi)}" if bounded else "no interval"
+    )
     ends = {
         "short": "too little",
         "not shown": "not shown, as the 95 % interval reaches over it",
         "met": "met",
     }
-    got = f"{bandwidth(held.busbw)} GB/s of busbw [{interval}], {wanted} wanted"
+    got = f"{format_bandwidth(held.busbw)} GB/s of busbw [{interval}], {wanted} wanted"
     return f"{held.row}: {got}: {ends.get(held.answer, f'no answer, {held.why}')}"
 
 
-def close(found: Sequence[Held]) -> Exit:
+def find_limits_exit(found: Sequence[Held]) -> Exit:
     """1 where a row falls short; else 3 where one has no answer, or none is shown; else 0."""
     answers = {held.answer for held in found}
     if "short" in answers:

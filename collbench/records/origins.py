@@ -42,17 +42,17 @@ ORIGINS: dict[str, Origin] = {
 }
 
 
-def having(effect: Effect) -> dict[str, str]:
+def reasons_by_flag(effect: Effect) -> dict[str, str]:
     """The reasons of the origins with this effect, by their flags."""
     return {flag: origin.reason for flag, origin in ORIGINS.items() if origin.effect == effect}
 
 
-def flags(record: Record, world: World | None) -> dict[str, bool]:
+def find_origins(record: Record, world: World | None) -> dict[str, bool]:
     """By its flag, whether each origin is the record's."""
     return {flag: origin.holds(record, world) for flag, origin in ORIGINS.items()}
 
 
-def unmeasured(file: RunFile) -> str:
+def explain_unmeasured(file: RunFile) -> str:
     """The reason why a run, or a part of it, is no measurement of a machine; empty where it is."""
     worlds = {world.index: world for world in file.worlds}
     for origin in ORIGINS.values():
@@ -68,10 +68,10 @@ def is_fake(file: RunFile) -> bool:
     return any(world.fake for world in file.worlds)
 
 
-def counting(file: RunFile) -> list[Record]:
+def select_counting(file: RunFile) -> list[Record]:
     """The records of a run but for those of excluded origins."""
     worlds = {world.index: world for world in file.worlds}
-    excluded = having("excluded")
+    excluded = reasons_by_flag("excluded")
     return [
         record
         for record in file.records

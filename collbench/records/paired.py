@@ -2,10 +2,10 @@
 time.
 
 Everything is exact for small numbers of launches and assumes no normal distribution, but for
-``mde``; ``shift`` wants changes that lie symmetrically about their median, as they do between two
-sides that scatter alike. Changes are differences of natural logarithms, so that exp(change) is a
-ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander & Wolfe, Nonparametric Statistical
-Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann & Whitney 1947.
+``estimate_mde``; ``estimate_shift`` wants changes that lie symmetrically about their median, as
+they do between two sides that scatter alike. Changes are differences of natural logarithms, so that
+exp(change) is a ratio. Sources: Hodges & Lehmann 1963 (estimates); Hollander & Wolfe, Nonparametric
+Statistical Methods, §3 and §4 (their intervals, ties); Wilcoxon 1945; Mann & Whitney 1947.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ class Shift(NamedTuple):
     coverage: float
 
 
-def shift(changes: Values, level: float = 0.95) -> Shift:
+def estimate_shift(changes: Values, level: float = 0.95) -> Shift:
     """Hodges-Lehmann estimate of the changes' centre: the median of all averages of two (Walsh
     averages).
 
     The interval reaches from sorted average K to the K-th from the end, K as the signed-rank
     distribution gives it.
     """
-    return _bounded(
-        _walsh(np.asarray(changes, dtype=float)), _signed_ranks(_doubled(len(changes))), level
+    return _bound_shift(
+        _walsh_averages(np.asarray(changes, dtype=float)),
+        _signed_ranks(_rank_sum_counts(len(changes))),
+        level,
     )
 
 
@@ -64,10 +66,10 @@ def unpaired_shift(base: Values, head: Values, level: float = 0.95) -> Shift:
     differences = np.sort(
         np.subtract.outer(np.asarray(head, dtype=float), np.asarray(base, dtype=float)), axis=None
     )
-    return _bounded(differences, _mann_whitney(len(base), len(head)), level)
+    return _bound_shift(differences, _mann_whitney(len(base), len(head)), level)
 
 
-def _bounded(ordered: Floats, cumulated: Floats, level: float) -> Shift:
+def _bound_shift(ordered: Floats, cumulated: Floats, level: float) -> Shift:
     """Median of ``ordered`` and the interval from its K-th to its K-th last, K the largest that
     keeps ``level``.
 
@@ -80,14 +82,14 @@ def _bounded(ordered: Floats, cumulated: Floats, level: float) -> Shift:
     return Shift(estimate, float(ordered[k]), float(ordered[-1 - k]), 1 - 2 * float(cumulated[k]))
 
 
-def _walsh(changes: Floats) -> Floats:
+def _walsh_averages(changes: Floats) -> Floats:
     """All averages of two changes and of each with itself, ascending."""
-    rows, columns = _upper(len(changes))
+    rows, columns = _upper_indices(len(changes))
     return np.sort((changes[rows] + changes[columns]) / 2)
 
 
 @lru_cache(maxsize=64)
-def _upper(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _upper_indices(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     return np.triu_indices(n)
 
 
@@ -107,7 +109,7 @@ def signed_rank_p(changes: Values) -> float:
     return min(1.0, 2 * float(cumulated[min(positive, len(cumulated) - 1 - positive)]))
 
 
-def _doubled(n: int) -> tuple[int, ...]:
+def _rank_sum_counts(n: int) -> tuple[int, ...]:
     return tuple(range(2, 2 * n + 1, 2))
 
 
@@ -171,7 +173,7 @@ def mann_whitney_p(base: Values, head: Values) -> float:
     return float(mannwhitneyu(head, base, method="asymptotic" if tied else "exact").pvalue)
 
 
-def scatter(changes: Values) -> float:
+def estimate_scatter(changes: Values) -> float:
     """Standard deviation of the changes of pairs; infinite for one."""
     return float(np.std(changes, ddof=1)) if len(changes) > 1 else np.inf
 
@@ -186,10 +188,10 @@ def unpaired_scatter(base: Values, head: Values) -> float:
     return float(np.sqrt(squares / (m + n - 2)))
 
 
-def mde(changes: Values) -> float:
+def estimate_mde(changes: Values) -> float:
     """The smallest change that as many pairs as these, scattering as they do, find at 95 % with a
     chance of 80 %; infinite for one. See ``smallest_change``."""
-    return smallest_change(scatter(changes), len(changes))
+    return smallest_change(estimate_scatter(changes), len(changes))
 
 
 def unpaired_mde(base: Values, head: Values) -> float:
@@ -202,44 +204,49 @@ def smallest_change(scatter: float, pairs: int) -> float:
 
     1.1 (t_.975 + t_.8) s/√R, from R = 8 pairs on.
     """
-    return _mde(scatter, pairs - 1, 1 / pairs) if pairs > 1 else np.inf
+    return _mde_factor(scatter, pairs - 1, 1 / pairs) if pairs > 1 else np.inf
 
 
 def smallest_unpaired_change(scatter: float, base: int, head: int) -> float:
     """The same for so many launches a side that form no pairs."""
-    return _mde(scatter, base + head - 2, 1 / base + 1 / head) if min(base, head) > 1 else np.inf
+    return (
+        _mde_factor(scatter, base + head - 2, 1 / base + 1 / head)
+        if min(base, head) > 1
+        else np.inf
+    )
 
 
-def _mde(deviation: float, freedom: int, per: float) -> float:
-    return 1.1 * _found(freedom) * deviation * float(np.sqrt(per))
+def _mde_factor(deviation: float, freedom: int, per: float) -> float:
+    return 1.1 * _power_quantile(freedom) * deviation * float(np.sqrt(per))
 
 
 @lru_cache(maxsize=256)
-def _found(freedom: int) -> float:
+def _power_quantile(freedom: int) -> float:
     from scipy.special import stdtrit  # loads four times sooner than scipy.stats
 
     return float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))
 
 
-def enough(changes: Values, tau: float, level: float = 0.95) -> float:
+def count_enough_pairs(changes: Values, tau: float, level: float = 0.95) -> float:
     """How many pairs, scattering as these do, bound a change within WIDE of what matters (``tau``,
     relative), so that a row without one is as good as always found the same, and one with twice
     that much changed. inf where these bound nothing yet."""
-    _, lo, hi, _ = shift(changes, level) if len(changes) else (0.0, -np.inf, np.inf, 1.0)
+    _, lo, hi, _ = estimate_shift(changes, level) if len(changes) else (0.0, -np.inf, np.inf, 1.0)
     half, n = (hi - lo) / 2, len(changes)
     wanted = WIDE * math.log1p(tau)
     return n if half <= wanted else math.ceil(n * (half / wanted) ** 2) if half < np.inf else np.inf
 
 
-def lacking(changes: Values, tau: float, level: float = 0.95) -> float:
-    """How many more pairs are ``enough``; where these bound nothing yet, how many more can."""
-    wanted = enough(changes, tau, level)
+def count_lacking_pairs(changes: Values, tau: float, level: float = 0.95) -> float:
+    """How many more pairs are ``count_enough_pairs``; where these bound nothing yet, how many more
+    can."""
+    wanted = count_enough_pairs(changes, tau, level)
     if math.isinf(wanted):
         wanted = fewest_rounds(round(0.05 / (1 - level)))
     return max(0.0, wanted - len(changes))
 
 
-def bonferroni(tests: int) -> float:
+def bonferroni_level(tests: int) -> float:
     """The level at which each of so many intervals must hold so that all do with 95 %."""
     return 1 - 0.05 / max(1, tests)
 
@@ -255,7 +262,7 @@ def most_tests(rounds: int) -> int:
     return max(1, int(0.05 * 2.0 ** min(rounds, 60) / 2))
 
 
-def geomean(sums: Values, counts: Values) -> tuple[float, float, float]:
+def estimate_geomean(sums: Values, counts: Values) -> tuple[float, float, float]:
     """Mean change over rows and rounds, and its 95 % interval: Student's, of a ratio's estimate.
 
     ``sums[r]`` adds up the changes of the ``counts[r]`` rows that round r has; rounds stay whole,

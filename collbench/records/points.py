@@ -63,7 +63,7 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
     """A case of one run by its launches, of which at least one is fit. The flags are those of any,
     the unfit too."""
     time = rows_.case_time(rows)
-    home = rows_.fit(rows)[0]
+    home = rows_.select_fit(rows)[0]
     first = home.first.derived
     assert first is not None  # what is fit has a time
     moved = first.algbw * first.times.median
@@ -118,7 +118,7 @@ COMMON = (
 )
 
 
-def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
+def comparison_key(point: Point, *, sized: bool = True) -> tuple[object, ...]:
     """Equal for what differs in nothing but implementation (and size, unless ``sized``): these, and
     only these, are set against each other; never what a model says against what was measured."""
     return (
@@ -129,15 +129,15 @@ def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
     )
 
 
-def best(points: Iterable[Point]) -> list[Best]:
+def find_best(points: Iterable[Point]) -> list[Best]:
     """The best implementation of each case that has two or more."""
     groups: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
-        groups[alike(point)].append(point)
-    return [_best(group) for group in groups.values() if len(group) > 1]
+        groups[comparison_key(point)].append(point)
+    return [_rank_group(group) for group in groups.values() if len(group) > 1]
 
 
-def _best(group: list[Point]) -> Best:
+def _rank_group(group: list[Point]) -> Best:
     winner, *others = sorted(group, key=lambda point: point.median)
     known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
     libraries = [point for point in (winner, *others) if point.case.algorithm == "native"]

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from collbench.core.text import settings
+from collbench.core.text import format_settings
 from collbench.records import derive, paired, stats
 from collbench.records.columns import COLUMNS, Kind
 from collbench.records.flags import EXCLUDED, FEW, FEWEST_SAMPLES, UNGATED
-from collbench.records.time_summary import pool
+from collbench.records.time_summary import pool_summaries
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.suite.case import Case
 
@@ -122,12 +122,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> str:
-        return settings(self.case.env)
+        return format_settings(self.case.env)
 
     @property
     def times(self) -> stats.Floats:
         """Every sample of the cycles that count, in the order measured."""
-        return _times(self.fit)
+        return _join_times(self.fit)
 
     def has(self, flag: str) -> bool:
         """Whether at least half of the cycles that count have a flag."""
@@ -155,12 +155,12 @@ class CaseTime(NamedTuple):
     n_eff: float
 
 
-def table(files: Sequence[RunFile]) -> list[Row]:
+def make_rows(files: Sequence[RunFile]) -> list[Row]:
     """Every run's rows, in the order in which their first records were made."""
     rows: list[Row] = []
     for number, file in enumerate(files):
         worlds = {world.index: world for world in file.worlds}
-        launches = _launches(file.worlds)
+        launches = _find_launches(file.worlds)
         together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
         begun: dict[tuple[Case, int, int], int] = {}
         for place, record in enumerate(file.records):
@@ -174,16 +174,16 @@ def table(files: Sequence[RunFile]) -> list[Row]:
                 first = begun.setdefault((case, world.stage, world.round), record.world)
                 launch = Launch(file.run.id, first, world.stage, world.round)
             key = case, launch, record.status == "predicted"
-            cycle = Cycle(place, record, derived, _unfit(record, derived))
+            cycle = Cycle(place, record, derived, _explain_unfit(record, derived))
             together.setdefault(key, []).append(cycle)
         rows += [
-            _row(number, file.run, case, launch, worlds.get(launch.world), cycles)
+            _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
             for (case, launch, _), cycles in together.items()
         ]
     return rows
 
 
-def _launches(worlds: Sequence[World]) -> dict[int, int]:
+def _find_launches(worlds: Sequence[World]) -> dict[int, int]:
     """By a world's index that of the first with the same processes: a launcher's ranks, which make
     worlds anew, are not newly started, and have the same addresses in memory."""
     first: dict[object, int] = {}
@@ -195,7 +195,7 @@ def _launches(worlds: Sequence[World]) -> dict[int, int]:
     }
 
 
-def _unfit(record: Record, derived: derive.Derived | None) -> str:
+def _explain_unfit(record: Record, derived: derive.Derived | None) -> str:
     """Why the time of a record does not count, or an empty string."""
     if record.status not in MEASURED:
         return record.status
@@ -204,12 +204,12 @@ def _unfit(record: Record, derived: derive.Derived | None) -> str:
     return next((flag for flag in EXCLUDED if flag in derived.flags), "")
 
 
-def _row(
+def _make_row(
     file: int, run: Run, case: Case, launch: Launch, world: World | None, cycles: list[Cycle]
 ) -> Row:
     fit = [cycle for cycle in cycles if not cycle.unfit]
     timed = [c.derived for c in cycles if c.derived and c.record.status in MEASURED]
-    derived = _pooled(fit)
+    derived = _pool_cycles(fit)
     return Row(
         file=file,
         run=run,
@@ -220,19 +220,19 @@ def _row(
         derived=derived,
         flags=tuple(dict.fromkeys(flag for each in timed for flag in each.flags)),
         unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
-        ungated=_ungated(derived, fit),
+        ungated=_find_ungated(derived, fit),
     )
 
 
-def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
-    """What is derived of the samples of these cycles together (time_summary.pool); the rest is the
-    first's. Imported means have no samples."""
+def _pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
+    """What is derived of the samples of these cycles together (time_summary.pool_summaries); the
+    rest is the first's. Imported means have no samples."""
     each = [cycle.derived for cycle in fit if cycle.derived]
     if len(each) < 2:
         return each[0] if each else None
     first = each[0]
     sampled = all(cycle.record.times_ns for cycle in fit)
-    times = pool([row.times for row in each], _times(fit) if sampled else None)
+    times = pool_summaries([row.times for row in each], _join_times(fit) if sampled else None)
     factor = first.times.median / times.median
     clock = {} if first.device is None else {fit[0].record.clock: times.median}
     controls = [row.control for row in each if row.control is not None]
@@ -249,12 +249,12 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
     )
 
 
-def _times(cycles: Sequence[Cycle]) -> stats.Floats:
+def _join_times(cycles: Sequence[Cycle]) -> stats.Floats:
     each = [np.asarray(c.record.times_ns, float) / c.record.inner for c in cycles]
     return np.concatenate(each) if each else np.array([])
 
 
-def _ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
+def _find_ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
     """The flags of at least half the cycles for which a row decides nothing; that there are too few
     samples is a matter of all cycles together."""
     own = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
@@ -265,7 +265,7 @@ def _ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str,
     return tuple(flag for flag in common if not (flag == FEW and enough))
 
 
-def by(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:
+def group_rows(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:
     """Rows by what ``key`` says of them, in their order."""
     together: dict[_K, list[Row]] = {}
     for row in rows:
@@ -273,21 +273,21 @@ def by(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:
     return together
 
 
-def fit(rows: Iterable[Row]) -> list[Row]:
+def select_fit(rows: Iterable[Row]) -> list[Row]:
     """The rows whose times may be shown."""
     return [row for row in rows if not row.unfit]
 
 
-def gateable(rows: Iterable[Row], despite: Collection[str] = ()) -> list[Row]:
+def select_gateable(rows: Iterable[Row], despite: Collection[str] = ()) -> list[Row]:
     """The rows on which a judgement may rest; ``despite`` are flags that do not forbid it."""
-    return [row for row in fit(rows) if not set(row.ungated) - set(despite)]
+    return [row for row in select_fit(rows) if not set(row.ungated) - set(despite)]
 
 
-def deciding(rows: Iterable[Row]) -> list[Row]:
+def select_deciding(rows: Iterable[Row]) -> list[Row]:
     """The rows that a case is judged by: the gateable ones where these are most of the fit; else
     all that are fit, and then the judgement is shown and nothing follows from it."""
-    shown = fit(rows)
-    grounds = gateable(shown)
+    shown = select_fit(rows)
+    grounds = select_gateable(shown)
     return grounds if 2 * len(grounds) > len(shown) else shown
 
 
@@ -305,7 +305,7 @@ def case_time(rows: Sequence[Row]) -> CaseTime:
     median = float(np.median(medians))
     lo, hi = min(row.lo for row in each), max(row.hi for row in each)
     if len(each) >= FEWEST_LAUNCHES:
-        shift = paired.shift(np.log(medians))
+        shift = paired.estimate_shift(np.log(medians))
         lo, hi = min(median, math.exp(shift.lo)), max(median, math.exp(shift.hi))
     samples, n_eff = sum(row.samples for row in each), sum(row.n_eff for row in each)
     return CaseTime(median, lo, hi, len(each), samples, n_eff)
@@ -325,21 +325,22 @@ def sort_rows(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.file, row.case.reading_order))
 
 
-def frame(files: Sequence[RunFile]) -> pd.DataFrame:
+def make_frame(files: Sequence[RunFile]) -> pd.DataFrame:
     """The table as a DataFrame with the columns of columns.py; see collbench.frame."""
     import pandas as pd
 
-    found = sort_rows(table(files))
+    found = sort_rows(make_rows(files))
     series = {
         column.name: pd.Series(
-            [_value(row, column.source, column.kind) for row in found], dtype=DTYPES[column.kind]
+            [_read_path(row, column.source, column.kind) for row in found],
+            dtype=DTYPES[column.kind],
         )
         for column in COLUMNS
     }
     return pd.DataFrame(series)
 
 
-def _value(row: Row, source: str, kind: Kind) -> Any:
+def _read_path(row: Row, source: str, kind: Kind) -> Any:
     """What a row has by a path of attributes; None where one of them is None."""
     value: Any = row
     for name in source.split("."):

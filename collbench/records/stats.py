@@ -37,26 +37,26 @@ TINY = float(np.finfo(float).tiny)
 def median(samples: Samples) -> float:
     """The median of at least one sample, none missing; np.median takes twenty times as long over
     the few samples of a case."""
-    return _middle(_sorted(samples))
+    return _middle_value(_sort_samples(samples))
 
 
-def _sorted(samples: Samples) -> Floats:
+def _sort_samples(samples: Samples) -> Floats:
     ordered = np.array(samples, dtype=float)
     ordered.sort()
     return ordered
 
 
-def _middle(ordered: Floats) -> float:
+def _middle_value(ordered: Floats) -> float:
     return (ordered.item((len(ordered) - 1) // 2) + ordered.item(len(ordered) // 2)) / 2
 
 
 def n_eff(samples: Samples) -> float:
-    """How many independent samples would bound the median as well as these times: ``independent``
-    of their logs."""
-    return independent(np.log(np.maximum(np.asarray(samples, dtype=float), TINY)))
+    """How many independent samples would bound the median as well as these times:
+    ``count_independent`` of their logs."""
+    return count_independent(np.log(np.maximum(np.asarray(samples, dtype=float), TINY)))
 
 
-def independent(values: Floats) -> float:
+def count_independent(values: Floats) -> float:
     """How many independent values tell as much as these, which may have any sign: N(1-ρ)/(1+ρ),
     never more than N.
 
@@ -67,12 +67,12 @@ def independent(values: Floats) -> float:
     n = len(values)
     if n < 3:
         return float(n)
-    ordered = _sorted(values)
-    spread = 5 * 1.4826 * _apart(ordered)
+    ordered = _sort_samples(values)
+    spread = 5 * 1.4826 * _index_deviation(ordered)
     if ordered[0] == ordered[-1]:
         return float(n)
     if spread > 0:
-        values = values.clip(_middle(ordered) - spread, _middle(ordered) + spread)
+        values = values.clip(_middle_value(ordered) - spread, _middle_value(ordered) + spread)
     off = values - values.sum() / n
     rho = min(max(float(off[:-1] @ off[1:] / (off @ off)), 0.0), 0.95)
     return n * (1 - rho) / (1 + rho)
@@ -88,13 +88,13 @@ def interval_ranks(n: int, q: float = 0.5, confidence: float = 0.95) -> tuple[in
     below 72, p99 below 368).
     """
     tail = (1 - confidence) / 2 * (1 + 1e-9)
-    mass = _binomial(n, q)
+    mass = _binomial_density(n, q)
     j = int(np.searchsorted(np.cumsum(mass), tail, side="right"))
     k = n + 1 - int(np.searchsorted(np.cumsum(mass[::-1]), tail, side="right"))
     return (j, k) if j >= 1 and k <= n else None
 
 
-def _binomial(n: int, q: float) -> Floats:
+def _binomial_density(n: int, q: float) -> Floats:
     """Probability of 0..n successes in n trials. numpy alone: importing scipy costs more than a
     table of rows."""
     hits = np.arange(n + 1)
@@ -116,13 +116,13 @@ def median_interval(samples: Samples, n_eff: float) -> tuple[float, float, float
     The ranks for ⌊n_eff⌋ samples are taken at their expected levels, r/(⌊n_eff⌋+1), among all,
     rounded outwards.
     """
-    ordered = _sorted(samples)
+    ordered = _sort_samples(samples)
     n, m = len(ordered), min(int(n_eff), len(ordered))
     ranks = interval_ranks(m)
     if ranks is None:
-        return _middle(ordered), -math.inf, math.inf
+        return _middle_value(ordered), -math.inf, math.inf
     j, k = ranks[0] * (n + 1) // (m + 1), -(-ranks[1] * (n + 1) // (m + 1))
-    return _middle(ordered), ordered.item(j - 1), ordered.item(k - 1)
+    return _middle_value(ordered), ordered.item(j - 1), ordered.item(k - 1)
 
 
 def quantile(samples: Samples, q: float) -> float | None:
@@ -131,37 +131,37 @@ def quantile(samples: Samples, q: float) -> float | None:
     n = len(samples)
     if n == 0 or interval_ranks(n, q) is None:
         return None
-    return _sorted(samples).item(max(0, math.ceil(n * q - 1)))
+    return _sort_samples(samples).item(max(0, math.ceil(n * q - 1)))
 
 
 def mad(samples: Samples) -> float:
     """Median absolute deviation from the median, not scaled to a standard deviation. Zero if most
     samples tie."""
-    return _apart(_sorted(samples))
+    return _index_deviation(_sort_samples(samples))
 
 
-def _apart(ordered: Floats) -> float:
-    return median(np.abs(ordered - _middle(ordered)))
+def _index_deviation(ordered: Floats) -> float:
+    return median(np.abs(ordered - _middle_value(ordered)))
 
 
-def outliers(samples: Samples) -> tuple[int, int]:
+def count_outliers(samples: Samples) -> tuple[int, int]:
     """How many samples lie beyond Tukey's fences: mild (1.5 to 3 interquartile ranges out), and
     severe (farther)."""
-    ordered = _sorted(samples)
-    low, high = _between(ordered, 0.25), _between(ordered, 0.75)
+    ordered = _sort_samples(samples)
+    low, high = _interpolate_quantile(ordered, 0.25), _interpolate_quantile(ordered, 0.75)
     out = np.maximum(low - ordered, ordered - high)
     severe = int(np.count_nonzero(out > 3 * (high - low)))
     return int(np.count_nonzero(out > 1.5 * (high - low))) - severe, severe
 
 
-def _between(ordered: Floats, q: float) -> float:
+def _interpolate_quantile(ordered: Floats, q: float) -> float:
     """Quantile ``q`` on the line between the two samples that it lies between."""
     place = q * (len(ordered) - 1)
     below, above = ordered.item(int(place)), ordered.item(math.ceil(place))
     return below + (above - below) * (place % 1)
 
 
-def modes(samples: Samples) -> tuple[float, float] | None:
+def find_modes(samples: Samples) -> tuple[float, float] | None:
     """Medians of the two groups that the samples fall into, or None if they do not clearly.
 
     Clearly: the widest gap in log time, leaving a tenth (and 4) of the samples on each side and at
@@ -170,7 +170,7 @@ def modes(samples: Samples) -> tuple[float, float] | None:
     one-mode data (skewed, spiky, autocorrelated) is called two. Steps of a coarse timer are no
     modes: the gap must exceed two steps and each group hold three distinct values.
     """
-    ordered = _sorted(samples)
+    ordered = _sort_samples(samples)
     n = len(ordered)
     if n < 20 or ordered[0] <= 0:
         return None
@@ -194,7 +194,7 @@ def modes(samples: Samples) -> tuple[float, float] | None:
     coarse = ordered.item(high + best) - ordered.item(low + best) < 3 * step * (1 - 1e-9)
     if coarse or any(np.count_nonzero(np.diff(g)) < 2 for g in groups):
         return None
-    return _middle(ordered[:split]), _middle(ordered[split:])
+    return _middle_value(ordered[:split]), _middle_value(ordered[split:])
 
 
 def in_stretches(above: npt.NDArray[np.bool_]) -> bool:
@@ -205,14 +205,14 @@ def in_stretches(above: npt.NDArray[np.bool_]) -> bool:
     return bool(changes < share * (1 - share) * (len(above) - 1))
 
 
-def moved(samples: Samples) -> float:
+def measure_drift(samples: Samples) -> float:
     """How much the median of the second half of the samples, in the order measured, differs from
     that of the first. Of at least two samples."""
     half = len(samples) // 2
     return abs(median(samples[half:]) - median(samples[:half]))
 
 
-def converged(
+def is_converged(
     samples: Samples, precision: float, min_iters: int, seconds: float, min_seconds: float
 ) -> bool:
     """Whether the median's 95 % interval is within ± ``precision`` (a share of it), after enough
@@ -237,7 +237,7 @@ def next_block(n: int) -> int:
     return max(BLOCK, math.ceil(n / 4))
 
 
-def steady(times: Samples) -> bool:
+def is_steady(times: Samples) -> bool:
     """Whether warm-up may end: the last two blocks' medians agree within 2 %, and the last three
     show no trend.
 
@@ -248,10 +248,10 @@ def steady(times: Samples) -> bool:
         return False
     last = np.asarray(times[-3 * BLOCK :], dtype=float)
     before, after = median(last[BLOCK : 2 * BLOCK]), median(last[2 * BLOCK :])
-    return abs(after - before) <= 0.02 * min(before, after) and _trend(last) > 0.05
+    return abs(after - before) <= 0.02 * min(before, after) and _trend_pvalue(last) > 0.05
 
 
-def _trend(values: Floats) -> float:
+def _trend_pvalue(values: Floats) -> float:
     """Two-sided p of the Mann-Kendall test: normal form, corrected for ties and continuity."""
     n = len(values)
     score = float(np.triu(np.sign(values[None, :] - values[:, None])).sum())
@@ -268,7 +268,7 @@ def inner_repeats(t_ns: float, shortest_ns: float) -> int:
     return max(1, math.ceil(shortest_ns / max(t_ns, 1.0)))
 
 
-def lateness(per_rank: PerRank, starts: PerRank = ()) -> list[float]:
+def measure_lateness(per_rank: PerRank, starts: PerRank = ()) -> list[float]:
     """Per rank, the median time by which it came after the first arriver; [] without samples.
 
     Read off ``starts`` (``starts[r][i]``: start of sample i on rank r after the earliest rank's,
@@ -277,13 +277,13 @@ def lateness(per_rank: PerRank, starts: PerRank = ()) -> list[float]:
     with the shortest time came last: synchronising collectives, not rooted ones.
     """
     return (
-        [median(rank) for rank in _late(per_rank, starts)]
+        [median(rank) for rank in _late_times(per_rank, starts)]
         if len(per_rank) and len(per_rank[0])
         else []
     )
 
 
-def _late(per_rank: PerRank, starts: PerRank) -> Floats:
+def _late_times(per_rank: PerRank, starts: PerRank) -> Floats:
     """How late each rank came to each sample."""
     if len(starts):
         return np.asarray(starts, dtype=float)
@@ -291,7 +291,7 @@ def _late(per_rank: PerRank, starts: PerRank) -> Floats:
     return np.asarray(durations.max(axis=0) - durations)
 
 
-def straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
+def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     """The rank that comes last too often for chance (binomial against 1/p, Holm over ranks, p <
     .001) and by too much.
 
@@ -305,37 +305,37 @@ def straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     n = len(per_rank[0]) if ranks else 0
     if ranks < 2 or n < NAMING:
         return None
-    late = _late(per_rank, starts)
+    late = _late_times(per_rank, starts)
     latest = late == late.max(axis=0)
     came_last = latest & (latest.sum(axis=0) == 1)
     last = came_last.sum(axis=1).tolist()
-    if _beyond(n, 1 / ranks, max(last)) * ranks >= 0.001:
+    if _binomial_tail(n, 1 / ranks, max(last)) * ranks >= 0.001:
         return None  # what Holm allows whoever came last most often
-    chance = holm([_beyond(n, 1 / ranks, count) for count in last])
+    chance = adjust_holm([_binomial_tail(n, 1 / ranks, count) for count in last])
     limit = 0.05 * median(np.max(per_rank, axis=0))
     found = []
     for r in (r for r in range(ranks) if chance[r] < 0.001):
         share = n_eff(np.exp(came_last[r])) / n
-        surely = _beyond(int(n * share), 1 / ranks, int(last[r] * share)) * ranks < 0.001
+        surely = _binomial_tail(int(n * share), 1 / ranks, int(last[r] * share)) * ranks < 0.001
         if surely and median(late[r]) > limit:
             found.append((last[r], r))
     return max(found, default=(0, None))[1]
 
 
-def dawdler(per_rank: PerRank, starts: PerRank) -> int | None:
+def find_dawdler(per_rank: PerRank, starts: PerRank) -> int | None:
     """The rank that leaves last, as surely and by as much as a straggler comes last. Where nobody
     is one, its own transfers take longer, or the algorithm ends there."""
     ends = np.asarray(starts, dtype=float) + np.asarray(per_rank, dtype=float)
-    return straggler(per_rank, ends - ends.min(axis=0))
+    return find_straggler(per_rank, ends - ends.min(axis=0))
 
 
 @lru_cache(maxsize=4096)
-def _beyond(n: int, p: float, count: int) -> float:
+def _binomial_tail(n: int, p: float, count: int) -> float:
     """Probability of ``count`` or more out of ``n``."""
-    return float(_binomial(n, p)[count:].sum())
+    return float(_binomial_density(n, p)[count:].sum())
 
 
-def holm(pvalues: Sequence[float]) -> list[float]:
+def adjust_holm(pvalues: Sequence[float]) -> list[float]:
     """Adjusted p-values, in the order given: reject those at most α to err anywhere with a chance
     of at most α."""
     adjusted = [1.0] * len(pvalues)

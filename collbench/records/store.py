@@ -27,8 +27,8 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, CollbenchError, NoVerdict, UsageError
-from collbench.core.text import counted, tell
-from collbench.records.derive import Digested, derive
+from collbench.core.text import format_count, print_message
+from collbench.records.derive import Digested, derive_row
 from collbench.records.types import End, Record, Run, RunFile, World
 
 Line = Run | World | Record | End
@@ -120,7 +120,7 @@ class Writer:
         self._good = 0
         self._written, self._changed = hashlib.blake2b(), -1  # what is written, and when
         try:
-            files.make(path.parent)
+            files.make_folder(path.parent)
             self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
         except OSError as e:
             raise CannotRun(
@@ -156,7 +156,7 @@ class Writer:
         kinds = b'{"line":"run"', b'{"line":"world"'
         last = b""
         with self.path.open("rb") as f:
-            for _, last in _bounded(self.path, f):
+            for _, last in _read_bounded(self.path, f):
                 self._heads += [last] if last.startswith(kinds) else []
                 if last.endswith(b"\n"):
                     self._good += len(last)
@@ -226,7 +226,7 @@ class Writer:
     def _go_on_elsewhere(self, held: bytes) -> None:
         """Begin a new file with what the run holds, at the path of the old one if that is free,
         else beside it."""
-        files.make(self.path.parent)
+        files.make_folder(self.path.parent)
         old, names = self._fd, (f"{self.path.stem}-{i}{self.path.suffix}" for i in count(1))
         for path in chain([self.path], map(self.path.with_name, names)):
             with suppress(FileExistsError):
@@ -253,10 +253,10 @@ class Writer:
         os.close(self._fd)
 
 
-def opened(run: Run, output: Path | None) -> Writer:
+def open_writer(run: Run, output: Path | None) -> Writer:
     """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError
     and CannotRun."""
-    path = output or home() / "runs" / f"{run.id}.jsonl"
+    path = output or home_folder() / "runs" / f"{run.id}.jsonl"
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises for a name that is too long
         path = path / f"{run.id}.jsonl"
     elif output:
@@ -277,10 +277,10 @@ def opened(run: Run, output: Path | None) -> Writer:
     return writer
 
 
-def home() -> Path:
+def home_folder() -> Path:
     """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
     if os.environ.get("COLLBENCH_HOME"):
-        return files.expand(os.environ["COLLBENCH_HOME"])
+        return files.expand_path(os.environ["COLLBENCH_HOME"])
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:
@@ -298,9 +298,9 @@ def new_id(name: str) -> str:
     return f"{at:%Y%m%d-%H%M%S}{at.microsecond // 1000:03d}-{name}-{secrets.token_hex(2)}"
 
 
-def saved() -> list[Path]:
+def list_saved() -> list[Path]:
     """All saved runs, oldest first. Raises CannotRun where their folder cannot be read."""
-    folder = home() / "runs"
+    folder = home_folder() / "runs"
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.name.endswith(".jsonl") and e.is_file()]
@@ -329,13 +329,13 @@ def is_running(path: Path) -> bool:
 
 def describe_running(path: Path) -> str:
     """That a run is still running, in which process, and since when."""
-    facts = [f"pid {pid}"] if (pid := _holder(path)) else []
+    facts = [f"pid {pid}"] if (pid := _lock_holder(path)) else []
     with suppress(CollbenchError):
         facts.append(f"since {read_run(path).started}")
     return f"{path.stem} is still running ({', '.join(facts)})"
 
 
-def _holder(path: Path) -> int:
+def _lock_holder(path: Path) -> int:
     """The process that holds the lock of a file, as Linux says; 0 where it does not."""
     with suppress(OSError):
         found = path.stat()
@@ -347,26 +347,26 @@ def _holder(path: Path) -> int:
     return 0
 
 
-def find(name: str, running: bool = False) -> Path:
+def find_run(name: str, running: bool = False) -> Path:
     """The file a person means by a path, ``@last``, a run's id (its beginning or end), or a tag;
     of several the last, or with ``~1`` … the one so many before it. ``@last`` has ended, or may be
     ``running``. Raises UsageError and NoVerdict."""
     if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
-    runs = saved()
+    runs = list_saved()
     if not runs:
         hint = "a collective's command saves one, collbench import makes one of a log"
-        raise UsageError(f"no run called '{name}': none is saved yet under {home()}", hint)
+        raise UsageError(f"no run called '{name}': none is saved yet under {home_folder()}", hint)
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, place in tries:
-        found = runs if called == "@last" else _called(called, runs)
+        found = runs if called == "@last" else _match_names(called, runs)
         if called == "@last" and not running:
             found = _without_running(name, place, runs)
         if place < len(found):
             return found[-1 - place]
         if found:
-            only = counted(len(found), "run")
+            only = format_count(len(found), "run")
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
     raise UsageError(
         f"no run called '{name}'",
@@ -384,21 +384,21 @@ def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
         raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
     for path in active:
         if back < len(left) and left[-1 - back] < path:
-            tell(f"{describe_running(path)}: {name} is {left[-1 - back].stem}")
+            print_message(f"{describe_running(path)}: {name} is {left[-1 - back].stem}")
     return left
 
 
-def _called(name: str, runs: Sequence[Path]) -> list[Path]:
+def _match_names(name: str, runs: Sequence[Path]) -> list[Path]:
     """Those whose ids begin so; else those with such a tag; else the only one whose id ends so."""
     if not name:
         return []
     by_id = [path for path in runs if path.stem.startswith(name)]
     by_end = [path for path in runs if path.stem.endswith(name)]
-    by_tag = [] if by_id else [path for path in runs if _tag(path) == name]
+    by_tag = [] if by_id else [path for path in runs if _read_tag(path) == name]
     return by_id or by_tag or (by_end if len(by_end) == 1 else [])
 
 
-def _tag(path: Path) -> str:
+def _read_tag(path: Path) -> str:
     try:
         return read_run(path).tag
     except CollbenchError:
@@ -406,7 +406,7 @@ def _tag(path: Path) -> str:
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def _guard_reading() -> Iterator[None]:
     """What cannot be read is said as CannotRun. Reading makes millions of objects and no cycles: to
     keep looking for some takes longer than to read."""
     was = gc.isenabled()
@@ -422,7 +422,7 @@ def _reading() -> Iterator[None]:
             gc.enable()
 
 
-@_reading()
+@_guard_reading()
 def read_run(path: Path) -> Run:
     """The first line of a run's file."""
     with path.open("rb") as f:
@@ -430,10 +430,10 @@ def read_run(path: Path) -> Run:
     try:
         return msgspec.json.decode(line, type=Run)
     except (msgspec.DecodeError, RecursionError) as e:
-        raise _unread(path, 1, line, e) from e
+        raise _unreadable_error(path, 1, line, e) from e
 
 
-def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
+def _unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     """What is said of a line that cannot be read; of a file's first, what the file may be."""
     if number > 1 or line.startswith(b'{"line":'):
         return UsageError(f"{path}, line {number}: {e}", EDITED)
@@ -443,49 +443,51 @@ def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     return UsageError(f"{path} is not a run of collbench", hint)
 
 
-@_reading()
-def read(path: Path) -> RunFile:
+@_guard_reading()
+def read_file(path: Path) -> RunFile:
     """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is
     a UsageError. Of a resumed run only the last attempt at a case is left, and an End is the end
     only where nothing follows. A file of too much is refused before any record is in memory.
     """
-    _survey(path)
-    return _sorted(path, _lines(path))
+    _survey_file(path)
+    return _sort_lines(path, _decode_lines(path))
 
 
-@_reading()
-def outline(path: Path) -> Outline:
+@_guard_reading()
+def read_outline(path: Path) -> Outline:
     """What a list of runs says of one, without reading what its records hold. Raises UsageError."""
     run, last, fake = read_run(path), None, False
     found: list[_Brief] = []
     decoder = msgspec.json.Decoder(Run | World | _Read | End)
     with path.open("rb") as f:
-        for number, line in _bounded(path, f):
+        for number, line in _read_bounded(path, f):
             try:
                 last = decoder.decode(line)
             except (msgspec.DecodeError, RecursionError) as e:
                 if line == b"\n" or not line.endswith(b"\n"):
                     continue
-                raise _unread(path, number, line, e) from e
+                raise _unreadable_error(path, number, line, e) from e
             if isinstance(last, Run) and number > 1:
-                raise _several(path, run, last)
+                raise _several_runs_error(path, run, last)
             fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
                 found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
     end = last if isinstance(last, End) else None
-    cases, nbytes = len(_standing(run, found)), path.stat().st_size
+    cases, nbytes = len(_select_standing(run, found)), path.stat().st_size
     return Outline(run, cases, end, fake, is_running(path), nbytes)
 
 
-@_reading()
-def digest(path: Path) -> RunFile:
-    """A run for showing it: as ``read``, but its records are Digested, of which 100,000 take some
-    hundred MiB. Large files are read by several processes."""
-    worlds, parts = _survey(path)
-    return _sorted(path, chain.from_iterable(_each(parts, partial(_digested, path, worlds))))
+@_guard_reading()
+def read_digest(path: Path) -> RunFile:
+    """A run for showing it: as ``read_file``, but its records are Digested, of which 100,000 take
+    some hundred MiB. Large files are read by several processes."""
+    worlds, parts = _survey_file(path)
+    return _sort_lines(
+        path, chain.from_iterable(_map_parts(parts, partial(_digest_part, path, worlds)))
+    )
 
 
-def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
+def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
     """The lines of a run's file by kind."""
     worlds: list[World] = []
     records: list[Record] = []
@@ -495,7 +497,7 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
         end = None
         match line:
             case Run() if run is not None:
-                raise _several(path, run, line)
+                raise _several_runs_error(path, run, line)
             case Run():
                 run = line
             case World():
@@ -511,27 +513,29 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
         raise UsageError(
             f"{path} is not a collbench run", "a run's first line describes it; see collbench runs"
         )
-    return RunFile(run=run, worlds=worlds, records=_standing(run, records), end=end, path=path)
+    return RunFile(
+        run=run, worlds=worlds, records=_select_standing(run, records), end=end, path=path
+    )
 
 
-def _several(path: Path, first: Run, second: Run) -> UsageError:
+def _several_runs_error(path: Path, first: Run, second: Run) -> UsageError:
     return UsageError(
         f"{path} holds several runs, {first.id} and {second.id}",
         'cut it before the second line that begins with {"line":"run"',
     )
 
 
-def unfinished(record: Record | _Brief) -> bool:
+def is_unfinished(record: Record | _Brief) -> bool:
     """Whether its case is measured again where the run is resumed: it failed, or was cut short."""
     return record.status == "failed" or record.stop == "cut"
 
 
-def _standing(run: Run, records: list[R]) -> list[R]:
+def _select_standing(run: Run, records: list[R]) -> list[R]:
     """All but unfinished and skipped records whose case was measured again, and those in whose
     place another stands; of an interleaved comparison, where every launch counts, all."""
 
     def gives_way(record: R) -> bool:
-        return unfinished(record) or record.status == "skipped"
+        return is_unfinished(record) or record.status == "skipped"
 
     open_ = {record.case for record in records if gives_way(record) and run.pairing is None}
     latest = {record.case: record for record in records if record.case in open_}
@@ -541,11 +545,11 @@ def _standing(run: Run, records: list[R]) -> list[R]:
     return [r for r in records if not gives_way(r) or latest.get(r.case, r) is r]
 
 
-def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
+def _decode_lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     with path.open("rb") as f:
         f.seek(part.begin)
-        for number, line in islice(_bounded(path, f, part.number), part.lines):
+        for number, line in islice(_read_bounded(path, f, part.number), part.lines):
             if line == b"\n":
                 continue
             try:
@@ -554,10 +558,10 @@ def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
                 ours = number > 1 or line.startswith(b'{"line":')
                 if ours and not line.endswith(b"\n"):
                     return
-                raise _unread(path, number, line, e) from e
+                raise _unreadable_error(path, number, line, e) from e
 
 
-def _bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
+def _read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
     """The lines from here on with their numbers. Raises UsageError where one is longer, or they are
     more, than any run's."""
     for number, line in enumerate(iter(partial(file.readline, MOST_LINE + 1), b""), first):
@@ -570,17 +574,17 @@ def _bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, 
         yield number, line
 
 
-def _survey(path: Path) -> tuple[dict[int, World], list[_Part]]:
+def _survey_file(path: Path) -> tuple[dict[int, World], list[_Part]]:
     """All worlds by index, and parts of the file of some MiB each."""
     worlds: dict[int, World] = {}
     begins: list[tuple[int, int]] = []
     at, number = 0, 0
     with path.open("rb") as f:
-        for number, line in _bounded(path, f):
+        for number, line in _read_bounded(path, f):
             if not begins or at - begins[-1][0] > PART_BYTES:
                 begins.append((at, number))
             if not line.startswith(RECORD):
-                for found in _lines(path, _Part(at, number, 1)):
+                for found in _decode_lines(path, _Part(at, number, 1)):
                     if isinstance(found, World):
                         worlds[found.index] = found
             at += len(line)
@@ -590,22 +594,22 @@ def _survey(path: Path) -> tuple[dict[int, World], list[_Part]]:
     ]
 
 
-def _digested(path: Path, worlds: dict[int, World], part: _Part) -> list[Digest]:
+def _digest_part(path: Path, worlds: dict[int, World], part: _Part) -> list[Digest]:
     """The lines of a part of the file."""
     return [
         (
             Digested(
                 **(msgspec.structs.asdict(line) | LEFT_OUT),
-                row=derive(line, worlds.get(line.world)),
+                row=derive_row(line, worlds.get(line.world)),
             )
             if isinstance(line, Record)
             else line
         )
-        for line in _lines(path, part)
+        for line in _decode_lines(path, part)
     ]
 
 
-def _each(parts: list[_Part], work: Callable[[_Part], list[Digest]]) -> Iterator[list[Digest]]:
+def _map_parts(parts: list[_Part], work: Callable[[_Part], list[Digest]]) -> Iterator[list[Digest]]:
     """``work`` on each of the parts, in their order: on all cores if that is worth starting
     processes for."""
     workers = min(len(parts) // 4, len(os.sched_getaffinity(0)))
@@ -616,14 +620,14 @@ def _each(parts: list[_Part], work: Callable[[_Part], list[Digest]]) -> Iterator
     quiet = (signal.SIGINT, signal.SIG_IGN)  # whoever interrupts wants to hear it once
     try:
         with ProcessPoolExecutor(workers, get_context("fork"), signal.signal, quiet) as pool:
-            yield from map(decoder.decode, pool.map(partial(_packed, work), parts))
+            yield from map(decoder.decode, pool.map(partial(_pack_digest, work), parts))
     except BrokenProcessPool as e:
         raise CannotRun(
             "a process that read the run was killed", "it may have lacked memory; try again"
         ) from e
 
 
-def _packed(work: Callable[[_Part], list[Digest]], part: _Part) -> bytes:
+def _pack_digest(work: Callable[[_Part], list[Digest]], part: _Part) -> bytes:
     """The digest as MessagePack, which takes a tenth of the time of pickling."""
     return msgspec.msgpack.encode(work(part))
 

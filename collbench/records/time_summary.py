@@ -42,8 +42,8 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, times: stats.Floats) -> TimeSummary:
         """The summary of samples in the order measured."""
         ordered = np.sort(times)
-        outliers = stats.outliers(ordered)[1]
-        return _summarize(ordered, stats.n_eff(times), outliers, _find_modes(times, ordered))
+        outliers = stats.count_outliers(ordered)[1]
+        return _summarize_sorted(ordered, stats.n_eff(times), outliers, _find_modes(times, ordered))
 
     @property
     def half_width(self) -> float:
@@ -51,7 +51,7 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
         return stats.half_width(self.median, self.lo, self.hi)
 
 
-def pool(summaries: Sequence[TimeSummary], times: stats.Floats | None) -> TimeSummary:
+def pool_summaries(summaries: Sequence[TimeSummary], times: stats.Floats | None) -> TimeSummary:
     """The summary of ``times``, which are the samples of all ``summaries``; None if some have none.
 
     Samples of one that differ from the others' are not independent, which ``n_eff`` sees. Where it
@@ -75,14 +75,14 @@ def pool(summaries: Sequence[TimeSummary], times: stats.Floats | None) -> TimeSu
             severe_outliers=outliers,
             modes=modes,
         )
-    pooled = _summarize(np.sort(times), min(n_eff, stats.n_eff(times)), outliers, modes)
+    pooled = _summarize_sorted(np.sort(times), min(n_eff, stats.n_eff(times)), outliers, modes)
     if math.isfinite(pooled.hi - pooled.lo):
         return pooled
     lo, hi = min(each.lo for each in summaries), max(each.hi for each in summaries)
     return msgspec.structs.replace(pooled, lo=lo, hi=hi)
 
 
-def _summarize(
+def _summarize_sorted(
     ordered: stats.Floats, n_eff: float, outliers: int, modes: Modes | None
 ) -> TimeSummary:
     """The summary of sorted times of which the rest is known."""
@@ -106,7 +106,7 @@ def _summarize(
 
 def _find_modes(times: stats.Floats, ordered: stats.Floats) -> Modes | None:
     """The modes of times, in the order measured and sorted."""
-    modes = stats.modes(ordered)
+    modes = stats.find_modes(ordered)
     if modes is None:
         return None
     is_second = times > math.sqrt(modes[0] * modes[1])

@@ -51,80 +51,82 @@ class Traffic(NamedTuple):
     moves: str = ""
 
 
-def needed(case: Case) -> float:
+def needed_bytes(case: Case) -> float:
     """Bytes that the ranks of a group send together in one call, by the table; nan where that is
     unknown. Raises UsageError where a file that says how data is split cannot be read."""
     if case.splits:
         table = case.matrix
         return float(table.sum() - table.trace()) * case.type.size
-    return _share(case.collective, case.algorithm, case.n, case.root) * case.size
+    return _needed_share(case.collective, case.algorithm, case.n, case.root) * case.size
 
 
 @functools.lru_cache(maxsize=1024)
-def _share(collective: str, algorithm: str, n: int, root: int) -> float:
+def _needed_share(collective: str, algorithm: str, n: int, root: int) -> float:
     """The same for one byte of the size."""
     if algorithm == "native":
         return COLLECTIVES[collective].traffic(n)
     try:
-        variant = algorithms.find(collective, algorithm)
-        return float(simulate.traffic(variant.schedule(n, root)))
+        variant = algorithms.find_variant(collective, algorithm)
+        return float(simulate.count_traffic(variant.schedule(n, root)))
     except UsageError:  # an algorithm of another version
         return math.nan
 
 
-def silent(share: float) -> bool:
+def is_silent(share: float) -> bool:
     return SILENT[0] <= share <= SILENT[1]
 
 
-def settled(case: Case, sent: Sequence[Sent]) -> float | None:
+def settle_counts(case: Case, sent: Sequence[Sent]) -> float | None:
     """What was counted over what is needed, less what left without calls: of the last count during
     which little else did, if that is as much as is needed, or next to nothing, or the one before
     says the same; else None."""
-    quiet = [share for share, noise in (_shares(case, each) for each in sent) if noise <= NOISE]
+    quiet = [
+        share for share, noise in (_count_shares(case, each) for each in sent) if noise <= NOISE
+    ]
     if not quiet:
         return None
     last = quiet[-1]
-    same = len(quiet) > 1 and _close(quiet[-2], last, APART)
-    return last if same or silent(last) or last < UNSEEN else None
+    same = len(quiet) > 1 and _is_close(quiet[-2], last, APART)
+    return last if same or is_silent(last) or last < UNSEEN else None
 
 
-def _shares(case: Case, sent: Sent) -> tuple[float, float]:
+def _count_shares(case: Case, sent: Sent) -> tuple[float, float]:
     """What the calls sent over what is needed, and by how much other traffic may have changed
     that."""
-    whole = needed(case) * case.of * sent.calls or math.nan
+    whole = needed_bytes(case) * case.of * sent.calls or math.nan
     apart = sum(sent.idle.values())
     lasted = max(1.0, sent.ns / max(1, sent.idle_ns))
     return (sum(sent.bytes.values()) - apart) / whole, apart * lasted / whole
 
 
-def traffic(record: Record, world: World | None) -> Traffic:
+def derive_traffic(record: Record, world: World | None) -> Traffic:
     """What the counts of a record come to; where there are none, what is known of the library."""
     try:
-        found = _counted(record) if record.sent and not record.case.subject else Traffic()
+        found = _derive_counted(record) if record.sent and not record.case.subject else Traffic()
     except UsageError:
         found = Traffic()
-    return found if found.wire is not None else _known(record.case, world, found)
+    return found if found.wire is not None else _derive_known(record.case, world, found)
 
 
-def _counted(record: Record) -> Traffic:
+def _derive_counted(record: Record) -> Traffic:
     case = record.case
-    wire = settled(case, record.sent)
+    wire = settle_counts(case, record.sent)
     if wire is None:
-        shares = [_shares(case, each) for each in record.sent]
+        shares = [_count_shares(case, each) for each in record.sent]
         told = ", ".join(f"{share:.2f} (others {noise:.2f})" for share, noise in shares)
         return Traffic(moves=f"not counted, for other traffic: {told} of what is needed")
     if wire < UNSEEN:
         return Traffic(moves="not counted: no counter saw the data, as in shared memory")
-    if silent(wire):
+    if is_silent(wire):
         return Traffic(wire)
     if wire < 1:
         rest = "the rest went through memory, or a switch added up"
-        return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_table(case)}: {rest}")
-    why = likely(case, wire) or "messages sent again, other traffic, or another algorithm"
-    return Traffic(wire, wire, f"sends {wire:.2f}x what {_table(case)}: {why}")
+        return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_name_table(case)}: {rest}")
+    why = guess_algorithm(case, wire) or "messages sent again, other traffic, or another algorithm"
+    return Traffic(wire, wire, f"sends {wire:.2f}x what {_name_table(case)}: {why}")
 
 
-def _table(case: Case) -> str:
+def _name_table(case: Case) -> str:
     """The table whose bytes are needed, in words."""
     if case.algorithm == "native":
         return f"{case.collective} needs"
@@ -145,32 +147,32 @@ def sent_ratio(other: str, collective: str, n: int) -> float:
     return COLLECTIVES[other].traffic(n) / COLLECTIVES[collective].traffic(n)
 
 
-def likely(case: Case, wire: float) -> str:
+def guess_algorithm(case: Case, wire: float) -> str:
     """What a library's own choice probably is, by what it sends; empty where nothing fits."""
     if case.algorithm != "native" or case.splits:
         return ""
-    least = _share(case.collective, "native", case.n, case.root)
+    least = _needed_share(case.collective, "native", case.n, case.root)
     for parts in MADE_OF.get(case.collective, ()):
-        if _close(sum(COLLECTIVES[name].traffic(case.n) for name in parts) / least, wire):
+        if _is_close(sum(COLLECTIVES[name].traffic(case.n) for name in parts) / least, wire):
             return f"the library seems to run it as {' and '.join(parts)}"
     names = [
         each.name
-        for each in algorithms.of(case.collective)
+        for each in algorithms.list_algorithms(case.collective)
         if case.n <= MOST_RANKS
-        and _close(_share(case.collective, each.name, case.n, case.root) / least, wire)
+        and _is_close(_needed_share(case.collective, each.name, case.n, case.root) / least, wire)
     ]
     return f"as much as {' or '.join(names[:2])}" if names else ""
 
 
-def _close(one: float, other: float, share: float = ALIKE) -> bool:
+def _is_close(one: float, other: float, share: float = ALIKE) -> bool:
     return abs(one - other) <= share * max(one, other, UNSEEN)
 
 
-def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
+def _derive_known(case: Case, world: World | None, found: Traffic) -> Traffic:
     """What links carried where it was not counted, by KNOWN."""
     other = replaced_collective(world.library if world else "", case.backend, case.collective)
     if not other or case.algorithm != "native" or case.n < 2:
         return found
     carried = sent_ratio(other, case.collective, case.n)
-    words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "
+    words = f"sends {carried:.2f}x what {_name_table(case)}, not counted here: "
     return Traffic(None, carried, f"{words}the library runs it as {other}")

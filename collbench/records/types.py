@@ -75,11 +75,10 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Run(_Line, frozen=True, tag="run"):
-    """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed
-    description. ``imported`` names the tool whose output the run was read from, and then what is
-    not known of it is left empty. ``load`` is others' load by host just
-    before ranks were started (machine/load.py); empty where nobody could tell.
-    """
+    """What was asked for, when and where. ``environment`` is the allow-listed description of
+    environment.gather_facts(). ``imported`` names the tool whose output the run was read from, and
+    then what is not known of it is left empty. ``load`` is others' load by host just before ranks
+    were started (machine/load.py); empty where nobody could tell."""
 
     id: str
     started: str
@@ -395,13 +394,13 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 ONE_SIDED = "the other side cannot run it"
 
 
-def joined(run: Run, case: Case) -> str:
+def row_key(run: Run, case: Case) -> str:
     """What a row of this run is joined on: Case.key, less what the variants of a pairing are
     about."""
-    return stripped(case, run.pairing.differs if run.pairing else ())
+    return strip_case(case, run.pairing.differs if run.pairing else ())
 
 
-def stripped(case: Case, differs: Iterable[str]) -> str:
+def strip_case(case: Case, differs: Iterable[str]) -> str:
     """Case.key without the fields that the two sides of an experiment set."""
     plain = {"backend": "", "algorithm": "native"}
     return msgspec.structs.replace(case, **{name: plain[name] for name in differs}).key

@@ -12,7 +12,7 @@ import msgspec
 from collbench.core import algorithms
 from collbench.core.backend_info import backend_info
 from collbench.core.schedule import fan_in
-from collbench.core.text import counted, size
+from collbench.core.text import format_count, format_size
 from collbench.machine import environment
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
@@ -64,7 +64,7 @@ def scratch_bytes(case: Case) -> int:
     if case.algorithm == "native" and backend_info(case.backend).gpu:
         return 8 << 20  # NCCL's own buffers do not grow with the size (room.GPU_RANK_BYTES)
     if case.algorithm != "native":
-        cells, landing = _landed(case.collective, case.algorithm, case.n)
+        cells, landing = _count_landed(case.collective, case.algorithm, case.n)
         block = case.size // (case.n if case.row.total else 1)
         return 2 * case.size + block * landing // cells + (8 << 20)
     copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(
@@ -74,9 +74,9 @@ def scratch_bytes(case: Case) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
+def _count_landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
     """Cells of a block, and the most that land at once."""
-    schedule = algorithms.find(collective, algorithm).schedule(n)
+    schedule = algorithms.find_variant(collective, algorithm).schedule(n)
     return schedule.cells, fan_in(schedule)
 
 
@@ -130,11 +130,11 @@ class CollectiveRunner:
     def _find_other(self, case: Case) -> Case | None:
         """The collective that runs in the background, on the case's ranks as the backend has
         them."""
-        other = backgrounds.beside(case)
+        other = backgrounds.background_case(case)
         return msgspec.structs.replace(other, n=case.n) if other else None
 
     def list_dtypes(self, job: Job) -> list[str]:
-        moves_data = job.case.size or backgrounds.beside(job.case)
+        moves_data = job.case.size or backgrounds.background_case(job.case)
         return [job.case.dtype] if moves_data else []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: None) -> Job | Skip:
@@ -147,7 +147,8 @@ class CollectiveRunner:
             need = fixed + sharers * pair * policy.agg_iters
             return Skip(
                 case,
-                f"{size(case.size)} on {counted(sharers, 'rank')} needs {need >> 20:,} MiB"
+                f"{format_size(case.size)} on {format_count(sharers, 'rank')} needs"
+                f" {need >> 20:,} MiB"
                 f" {where}, {available >> 20:,} MiB are available",
             )
         rotation = min(wanted, possible)
@@ -160,7 +161,7 @@ class CollectiveRunner:
         return Job(case, rotation, cache)
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
-        other = backgrounds.beside(job.case)
+        other = backgrounds.background_case(job.case)
         more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
         mine = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
         return RANK_BYTES + mine + more
@@ -177,10 +178,10 @@ class CollectiveRunner:
         return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> Trial:
-        from collbench.run.rank.background import background
+        from collbench.run.rank.background import make_background
         from collbench.run.rank.trial import Trial
 
-        return Trial(bench, job, background(bench, job.case, sites))
+        return Trial(bench, job, make_background(bench, job.case, sites))
 
 
 RUNNER = CollectiveRunner()

@@ -57,8 +57,8 @@ class Gpu(NamedTuple):
     l2: int
 
 
-def room(backend: str, n: int, policy: Policy) -> Room:
-    found = gpus() if backend_info(backend).gpu else ()
+def measure_room(backend: str, n: int, policy: Policy) -> Room:
+    found = list_gpus() if backend_info(backend).gpu else ()
     if not found:
         available, _ = environment.memory_limit()
         return Room("on this host", available, environment.llc_bytes() or 32 << 20, n, RANK_BYTES)
@@ -69,19 +69,19 @@ def room(backend: str, n: int, policy: Policy) -> Room:
 
 
 @functools.cache
-def gpus() -> Sequence[Gpu]:
+def list_gpus() -> Sequence[Gpu]:
     """Those that CUDA shows this process, else AMD's; none without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return _amds(environment.ROOT)
+        return _list_amd_gpus(environment.ROOT)
     count = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()
-    return tuple(_gpu(cuda, index) for index in range(count.value))
+    return tuple(_describe_gpu(cuda, index) for index in range(count.value))
 
 
-def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
+def _describe_gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     device, l2, total, uuid = (
         ctypes.c_int(),
         ctypes.c_int(),
@@ -92,32 +92,33 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     cuda.cuDeviceGetAttribute(ctypes.byref(l2), L2_BYTES, device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
     cuda.cuDeviceGetUuid(ctypes.byref(uuid), device)
-    return Gpu(_free(bytes(uuid).hex(), total.value), l2.value)
+    return Gpu(_free_bytes(bytes(uuid).hex(), total.value), l2.value)
 
 
-def _amds(root: Path) -> Sequence[Gpu]:
+def _list_amd_gpus(root: Path) -> Sequence[Gpu]:
     """AMD's GPUs by the kernel's files, as many as the environment leaves."""
-    nodes = amd.nodes(root)
+    nodes = amd.list_gpu_nodes(root)
     sizes = [
         [
-            sysfs.integer(root / "sys/bus/pci/devices" / node.pci / f"mem_info_vram_{what}") or 0
+            sysfs.read_integer(root / "sys/bus/pci/devices" / node.pci / f"mem_info_vram_{what}")
+            or 0
             for what in ("total", "used")
         ]
-        for node in nodes[: amd.visible(len(nodes), os.environ)]
+        for node in nodes[: amd.count_visible(len(nodes), os.environ)]
     ]
     return tuple(
         Gpu(total - used, node.cache) for node, (total, used) in zip(nodes, sizes, strict=False)
     )
 
 
-def _free(uuid: str, total: int) -> int:
+def _free_bytes(uuid: str, total: int) -> int:
     """What NVML says is free on that GPU; where it does not, what is left after a tenth."""
     named = f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
     try:
-        library = nvml.load()
+        library = nvml.load_nvml()
     except CannotRun:
         return total * 9 // 10
-    handle = nvml.ask(library, "DeviceGetHandleByUUID", named)
-    memory = handle and nvml.ask(library, "DeviceGetMemoryInfo", handle)
-    nvml.ask(library, "Shutdown")
+    handle = nvml.ask_nvml(library, "DeviceGetHandleByUUID", named)
+    memory = handle and nvml.ask_nvml(library, "DeviceGetMemoryInfo", handle)
+    nvml.ask_nvml(library, "Shutdown")
     return min(int(memory.free), total) if memory else total * 9 // 10

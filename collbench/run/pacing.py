@@ -81,7 +81,7 @@ class Passes:
                 self._coarse[record.case] = record
             return record
         if record.status == "ok":
-            return together(first, record, self._enough)
+            return merge_visits(first, record, self._enough)
         return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
 
     def further(self) -> list[Job]:
@@ -90,7 +90,9 @@ class Passes:
         wide = {
             case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
         }
-        leading = sorted((case for case in wide if case.is_leader), key=lambda c: -width(wide[c]))
+        leading = sorted(
+            (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
+        )
         self._coarse = wide
         return [self._second(wide[case]) for case in leading]
 
@@ -139,7 +141,7 @@ def is_without_samples(record: Record) -> bool:
     return record.status == "failed" and record.note.startswith(NO_SAMPLE)
 
 
-def width(record: Record) -> float:
+def interval_width(record: Record) -> float:
     """Half of the median's interval, relative to it; infinite where there is none."""
     if not record.times_ns:
         return math.inf
@@ -147,7 +149,7 @@ def width(record: Record) -> float:
     return stats.half_width(*stats.median_interval(np.sort(times), stats.n_eff(times)))
 
 
-def together(first: Record, second: Record, enough: float) -> Record:
+def merge_visits(first: Record, second: Record, enough: float) -> Record:
     """One record of both visits' samples, converged where its interval is narrow ``enough``. Where
     warm-up had not settled by the first, ranks were aligned in another way, or it had no valid
     sample, its samples only warmed up; what GPUs did meanwhile, and which samples were invalid, is
@@ -180,7 +182,9 @@ def together(first: Record, second: Record, enough: float) -> Record:
         fields[name] = [(mine + more)[:PER_RANK_SAMPLES] for mine, more in pairs]
     fields["preempted"] = first.preempted + second.preempted
     both = msgspec.structs.replace(second, **fields)
-    return msgspec.structs.replace(both, stop="converged") if width(both) <= enough else both
+    return (
+        msgspec.structs.replace(both, stop="converged") if interval_width(both) <= enough else both
+    )
 
 
 class Cost(NamedTuple):
@@ -218,9 +222,9 @@ class Budget:
         jobs = list(current.jobs)
         if not self._ahead:  # what is learned of the cheapest of a kind goes for the others
             cheapest = {
-                _large(job): job for job in sorted(jobs, key=lambda job: -self._guess(job).least)
+                _is_large(job): job for job in sorted(jobs, key=lambda job: -self._guess(job).least)
             }
-            jobs.sort(key=lambda job: job is not cheapest[_large(job)])
+            jobs.sort(key=lambda job: job is not cheapest[_is_large(job)])
         self._ahead.append(jobs)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
@@ -241,7 +245,7 @@ class Budget:
             call = float(np.median(times))
             seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._seen[record.case.key] = seen
-            self._known[_large(job)].append((seen, self._guess(job)))
+            self._known[_is_large(job)].append((seen, self._guess(job)))
             self._correct()
         return record
 
@@ -296,7 +300,7 @@ class Budget:
         if seen is not None:
             return seen
         guess = self._guess(job)
-        each, factor, call = self._corrections[_large(job)]
+        each, factor, call = self._corrections[_is_large(job)]
         return Cost(each + factor * guess.fixed, call * guess.call)
 
     def _guess(self, job: Job) -> Cost:
@@ -318,5 +322,5 @@ class Budget:
             self._corrections[large] = each, factor, call
 
 
-def _large(job: Job) -> bool:
+def _is_large(job: Job) -> bool:
     return job.case.nbytes >= LARGE

@@ -13,7 +13,7 @@ from typing import Any
 from collbench.core import groups
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.run.collectives import measure_crowding
 from collbench.run.jobs import Job, Plan
@@ -34,7 +34,7 @@ GUESS_WORLD = 0.1
 GUESS_ALIGN = 300e-6
 
 
-def fit(
+def fit_jobs(
     cases: Sequence[Case],
     policy: Policy,
     room: Callable[[Case], Room],
@@ -53,7 +53,7 @@ def fit(
     return jobs, skips
 
 
-def seconds(job: Job, policy: Policy, most: bool = False) -> float:
+def estimate_seconds(job: Job, policy: Policy, most: bool = False) -> float:
     """A rough guess of what a job takes, as --dry-run shows it; measuring corrects it. At ``most``:
     where times scatter so much that all the time allowed is spent."""
     if backend_info(job.case.backend).predicts:
@@ -69,48 +69,50 @@ def seconds(job: Job, policy: Policy, most: bool = False) -> float:
     return runner.guess_fixed(job, policy) + warming + measuring
 
 
-def loading(jobs: Sequence[Job], policy: Policy) -> float:
+def estimate_loading(jobs: Sequence[Job], policy: Policy) -> float:
     """A rough guess of what it takes to load torch before ranks are forked: for each setting of the
     environment, and in each launch."""
     forked = [job.case for job in jobs if backend_info(job.case.backend).launch == "fork"]
     return GUESS_LOAD * len({(case.env, policy.fresh and case.cycle) for case in forked})
 
 
-def meeting(jobs: Sequence[Job], policy: Policy) -> float:
+def estimate_meeting(jobs: Sequence[Job], policy: Policy) -> float:
     """A rough guess of what it takes until the ranks of these jobs' worlds have met: forked ones,
     and those that mpirun starts, which load torch themselves."""
     measured = [job for job in jobs if not backend_info(job.case.backend).predicts]
     return sum(
         (GUESS_WORLD + GUESS_LOAD * (backend_info(world.backend).launch == "mpirun"))
         * measure_crowding(world.jobs[0].case)
-        for world in worlds(measured, policy)
+        for world in plan_worlds(measured, policy)
     )
 
 
 Needs = tuple[str, int, tuple[tuple[str, str], ...], str, int]
 
 
-def needs(case: Case, policy: Policy) -> Needs:
+def list_needs(case: Case, policy: Policy) -> Needs:
     """What a case needs of its world: (backend, ranks, env, groups), and the cycle where each is to
     be fresh. Groups that are placed among ranks need no world of their own."""
-    divided = "" if groups.placed(case.groups) else case.groups
+    divided = "" if groups.count_placed_ranks(case.groups) else case.groups
     return case.backend, case.world, case.env, divided, case.cycle if policy.fresh else 0
 
 
-def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
     """One plan for all that need the same, in the order the sweep names them; jobs in the order
     they run."""
     plans = []
     alike: dict[Needs, list[Job]] = {}
     for job in jobs:
-        alike.setdefault(needs(job.case, policy), []).append(job)
+        alike.setdefault(list_needs(job.case, policy), []).append(job)
     for index, ((backend, n, env, divided, _), members) in enumerate(alike.items()):
-        ordered = ordering(members, policy, index)
-        plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy), divided))
+        ordered = order_jobs(members, policy, index)
+        plans.append(
+            Plan(index, backend, n, env, policy, ordered, choose_timeout(ordered, policy), divided)
+        )
     return plans
 
 
-def ordering(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
+def order_jobs(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
     """Shuffled by the recorded seed, so that drift does not pose as an effect of size; by size
     where asked.
 
@@ -130,18 +132,21 @@ def ordering(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
     return ordered
 
 
-def limit(jobs: Sequence[Job], policy: Policy) -> float:
+def choose_timeout(jobs: Sequence[Job], policy: Policy) -> float:
     """Seconds without any rank's progress after which a run is called hung: -T, else ample for the
     largest case."""
     if policy.timeout is not None:
         return policy.timeout
-    slowest = max((j.case.moved * j.case.world * _between(j.case, policy) for j in jobs), default=0)
+    slowest = max(
+        (j.case.moved * j.case.world * _calls_between_signs(j.case, policy) for j in jobs),
+        default=0,
+    )
     if any(backend_info(job.case.backend).gpu for job in jobs):
         return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6
 
 
-def _between(case: Case, policy: Policy) -> int:
+def _calls_between_signs(case: Case, policy: Policy) -> int:
     """Calls between two signs of life."""
     return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
 
@@ -162,7 +167,7 @@ REMEDIES = {  # by words of the reason
 
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
-    more = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
+    more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     return CannotRun(
         f"no case can run here: {reasons[0]}{more}",
         next(

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from collbench.core import algorithms
 from collbench.core.backend_info import BackendInfo, backend_info, backend_names
 from collbench.core.errors import UsageError
-from collbench.core.groups import placed
-from collbench.core.text import near
+from collbench.core.groups import count_placed_ranks
+from collbench.core.text import suggest_name
 from collbench.machine import environment
-from collbench.suite.backgrounds import beside
+from collbench.suite.backgrounds import background_case
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -30,13 +30,13 @@ class Place(NamedTuple):
 ANYWHERE = Place()
 
 
-def here(backends: Iterable[str]) -> Place:
+def this_machine(backends: Iterable[str]) -> Place:
     """This machine, for these backends."""
     absent = {name: backend_info(name).here() for name in backends}
     return Place(environment.gpu_count(), absent)
 
 
-def refuse(case: Case, policy: Policy, place: Place = ANYWHERE) -> str:
+def refuse_case(case: Case, policy: Policy, place: Place = ANYWHERE) -> str:
     """Why a case cannot run: what the first rule says that refuses it, else an empty string."""
     info = backend_info(case.backend)
     return next(filter(None, (rule(case, info, policy, place) for rule in RULES)), "")
@@ -51,7 +51,7 @@ def refuse_anywhere(case: Case) -> str:
         return reason
     if case.background and info.background == "none":
         return f"{case.backend} does nothing in the background; gloo, nccl, shm and mpi do"
-    if beside(case) and info.background == "computation":
+    if background_case(case) and info.background == "computation":
         return f"{case.backend} has no collective in the background; gloo and nccl have"
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
@@ -68,7 +68,10 @@ def _ask_for_algorithm(case: Case, info: BackendInfo) -> str:
         if info.native
         else f"{case.backend} has no choice of its own"
     )
-    found = [algorithms.find(case.collective, a.name) for a in algorithms.of(case.collective)]
+    found = [
+        algorithms.find_variant(case.collective, a.name)
+        for a in algorithms.list_algorithms(case.collective)
+    ]
     fit = [variant.name for variant in found if not variant.why_not(case.n)]
     likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
     return f"{lack}: name an algorithm (--algo {likely[0]})"
@@ -89,7 +92,7 @@ def _refuse_registration(case: Case, info: BackendInfo, policy: Policy, place: P
 
 
 def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
-    pairs = placed(case.groups)
+    pairs = count_placed_ranks(case.groups)
     if case.groups and (info.groups == "none" or policy.virtual):
         return f"{case.backend} measures no groups (--split)"
     if pairs and info.groups == "partition":
@@ -171,7 +174,7 @@ def refuse_unknown_backends(names: Iterable[str]) -> None:
     for name in names:
         if name not in known and name.lower() not in torch_plugins():
             alike = [other for other in known if other[:1] == name[:1]]  # oneccl is no nccl
-            hint = ALIASES.get(name, "") or near(name, alike)
+            hint = ALIASES.get(name, "") or suggest_name(name, alike)
             raise UsageError(f"unknown backend '{name}'", hint or f"one of {', '.join(known)}")
 
 

@@ -19,21 +19,23 @@ from collbench.run.jobs import Job, Plan
 from collbench.suite.policy import Policy
 
 
-def find(name: str) -> RunFile:
+def find_resumable(name: str) -> RunFile:
     """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
     it."""
-    path = store.find(name, running=True)
+    path = store.find_run(name, running=True)
     run = store.read_run(path)
     reasons = {
         f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,
         f"it was read from the output of {run.imported}": bool(run.imported),
         "it is one side of an interleaved comparison": run.pairing is not None,
     }
-    foreign = environment.foreign(name for env in run.suite.values("envs") for name, _ in env)
+    foreign = environment.list_foreign_variables(
+        name for env in run.suite.values("envs") for name, _ in env
+    )
     reasons[f"it would set {', '.join(foreign)}, which a file must not"] = bool(foreign)
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
-    return store.read(path)
+    return store.read_file(path)
 
 
 def load_algorithms(run: Run, words: str) -> None:
@@ -41,7 +43,9 @@ def load_algorithms(run: Run, words: str) -> None:
     run's file runs nothing by itself. Raises UsageError where words are missing or too many."""
     labels = {name for name in run.suite.axes.algorithms if algorithm_files.WORD.fullmatch(name)}
     wanted = {algorithm_files.list_words([name])[0] for name in labels}
-    given = {algorithm_files.label(word): word for word in algorithm_files.list_words([words])}
+    given = {
+        algorithm_files.name_of_file(word): word for word in algorithm_files.list_words([words])
+    }
     if strange := [word for word in words.split(",") if word and word not in given.values()]:
         raise UsageError(f"--algo {strange[0]} names no file", "as in ./line.py:line")
     if unknown := sorted(given.keys() - wanted):
@@ -51,7 +55,7 @@ def load_algorithms(run: Run, words: str) -> None:
         before = [
             word
             for word in algorithm_files.list_words(run.command)
-            if algorithm_files.label(word) in missing
+            if algorithm_files.name_of_file(word) in missing
         ]
         raise UsageError(
             f"the run's algorithm {min(missing)} is in a file that --algo must name",
@@ -61,11 +65,11 @@ def load_algorithms(run: Run, words: str) -> None:
     algorithms.add_file(",".join(given.values()), collectives[0] if len(collectives) == 1 else "")
 
 
-def writer(resumed: RunFile) -> store.Writer:
+def reopen_writer(resumed: RunFile) -> store.Writer:
     """Goes on with the run's file. Raises UsageError where another process has done so since it was
     read, before the file was locked."""
     found = store.Writer(resumed.path)
-    if store.read(resumed.path) != resumed:
+    if store.read_file(resumed.path) != resumed:
         found.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",
@@ -78,21 +82,21 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
     """Raises UsageError where the fingerprint is not that of the run, for the backends of what it
     has measured and of the ``jobs`` to come, with the first facts that differ."""
     backends = resumed.backends | {job.case.backend for job in jobs}
-    if differing := environment.differences(resumed.run.environment, now, backends):
+    if differing := environment.find_differences(resumed.run.environment, now, backends):
         raise UsageError(
-            f"{resumed.path} cannot be resumed: {environment.explained(differing)}",
+            f"{resumed.path} cannot be resumed: {environment.explain_differences(differing)}",
             "a run is of one machine and its software: measure anew, and compare the two",
         )
 
 
-def standing(resumed: RunFile | None) -> list[Record]:
+def list_standing(resumed: RunFile | None) -> list[Record]:
     """What need not be measured again: all but what failed or was cut short, what a budget left no
     time for, and what could not be opened. Wrong data stays: it is a finding."""
     missed = {record.case for record in missed_second_passes(resumed)}
     return [
         record
         for record in (resumed.records if resumed else ())
-        if not store.unfinished(record)
+        if not store.is_unfinished(record)
         and record.case not in missed
         and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
     ]
@@ -111,12 +115,12 @@ def is_budgeted(run: Run) -> bool:
     return any(word.partition("=")[0] == "--budget" for word in run.command)
 
 
-def unplanned(record: Record) -> bool:
+def is_unplanned(record: Record) -> bool:
     """Whether the case was left out before any rank was asked."""
     return record.status == "skipped" and record.world < 0
 
 
-def worlds(
+def plan_remaining(
     resumed: RunFile | None, jobs: Sequence[Job], policy: Policy, going_on: bool = False
 ) -> list[Plan]:
     """One plan per world to come, counting on from those there were. What failed before is tried
@@ -131,7 +135,7 @@ def worlds(
         *(world.index for world in (resumed.worlds if resumed else ())),
         *(record.world for record in before),
     ]
-    plans = plan.worlds(fresh, policy) + plan.worlds(again, policy)
+    plans = plan.plan_worlds(fresh, policy) + plan.plan_worlds(again, policy)
     return [
         msgspec.structs.replace(p, index=index, open=going_on)
         for index, p in enumerate(plans, max(used, default=-1) + 1)

@@ -23,7 +23,7 @@ from collbench.core.errors import (
     UsageError,
     first_line,
 )
-from collbench.core.text import clock, counted, size, tell
+from collbench.core.text import format_clock, format_count, format_size, print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
@@ -85,13 +85,13 @@ class Prepared(msgspec.Struct, frozen=True):
     cases: list[Case]
 
 
-def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
+def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
     suite = order.suite.settled()
     every, skips = suite.expand()
-    faults.refuse(every, suite.policy)
-    elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
-    place = refusal.Place() if elsewhere else refusal.here(suite.values("backends"))
+    faults.refuse_faults(every, suite.policy)
+    elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
+    place = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
     if order.ray:
         place = place._replace(launcher="Ray")
     find_subject = suite.subject_finder
@@ -99,13 +99,13 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     def find_refusal(case: Case) -> str:
         subject = find_subject(case)
         own = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
-        return own or refusal.refuse(case, suite.policy, place)
+        return own or refusal.refuse_case(case, suite.policy, place)
 
     never = {case: reason for case in every if (reason := find_refusal(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
-    done = {record.case for record in resume.standing(order.resumed)}
+    done = {record.case for record in resume.list_standing(order.resumed)}
     leading = [case for case in every if case.is_leader]  # and stands for its siblings
-    jobs, no_room = fitted(
+    jobs, no_room = fit_to_host(
         [case for case in leading if case not in never and case not in done],
         suite.policy,
         at,
@@ -114,12 +114,14 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
     shown = {case for job in jobs for case in job.case.siblings} | {
-        record.case for record in resume.standing(order.resumed) if not resume.unplanned(record)
+        record.case
+        for record in resume.list_standing(order.resumed)
+        if not resume.is_unplanned(record)
     }
     return Prepared(suite, jobs, left_out, [case for case in every if case in shown])
 
 
-def fitted(
+def fit_to_host(
     cases: Sequence[Case],
     policy: Policy,
     at: memory.Rooms | None = None,
@@ -128,8 +130,8 @@ def fitted(
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
     for the rest."""
     measured = [c for c in cases if not backend_info(c.backend).predicts]
-    found = cache(lambda backend, n: (at or memory.room)(backend, n, policy))
-    jobs, no_room = plan.fit(
+    found = cache(lambda backend, n: (at or memory.measure_room)(backend, n, policy))
+    jobs, no_room = plan.fit_jobs(
         measured, policy, lambda case: found(case.backend, case.world), find_subject
     )
     fitting = {id(job.case): job for job in jobs}
@@ -147,8 +149,8 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
         PlanRow(
             case=case,
             rotation=job.rotation,
-            seconds=plan.seconds(job, policy) if case.is_leader else 0.0,
-            most=plan.seconds(job, policy, most=True) if case.is_leader else 0.0,
+            seconds=plan.estimate_seconds(job, policy) if case.is_leader else 0.0,
+            most=plan.estimate_seconds(job, policy, most=True) if case.is_leader else 0.0,
             bytes_per_rank=runner_of(case).measure_memory(job, policy),
             moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
@@ -158,13 +160,13 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
     return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
 
 
-def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
+def execute_order(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     """Run an order to its end, whatever happens on the way, and say how it went."""
-    member = join.detect(order.launcher)
+    member = join.detect_launcher(order.launcher)
     follows = member is not None and member.rank > 0
     resumed = order.resumed
     ended = resumed and resumed.end and resumed.end.exit != Exit.INTERRUPTED
-    if ended and not ((complete := prepare(order)).jobs or complete.skips):
+    if ended and not ((complete := prepare_order(order)).jobs or complete.skips):
         return Exit.OK if follows else _tell_again(order, complete, make_reporter())
     if any(backend_info(name).predicts for name in order.suite.values("backends")):
         if follows:
@@ -175,14 +177,14 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            return join.follow(member, order.join_seconds)
-    world = choose(order, member)
+            return join.follow_rank_0(member, order.join_seconds)
+    world = choose_world(order, member)
     before: dict[str, Load] = {}
     try:
         if resumed is None:
             before = world.load()
             world.warm(order.suite.values("backends"), order.suite.axes.envs[0])
-        prepared = prepare(order, world.room)
+        prepared = prepare_order(order, world.room)
         if resumed is not None:
             resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
         else:
@@ -205,17 +207,17 @@ def _tell_of_long_calls(jobs: Sequence[Job]) -> None:
     if longest is None or guesses[longest] < LONG_CALL:
         return
     runner, seconds = runner_of(longest), guesses[longest]
-    what = longest.subject or f"{longest.collective} of {size(longest.size)}"
-    took = clock(seconds) + " min" * (seconds < 3600)
+    what = longest.subject or f"{longest.collective} of {format_size(longest.size)}"
+    took = format_clock(seconds) + " min" * (seconds < 3600)
     parts = f" (its {runner.parts} parts, one after the other)" if runner.parts > 1 else ""
-    tell(
+    print_message(
         f"{what}: a call may take about {took} here{parts}, by a rough guess; nothing is said"
         " before it has ended",
         runner.remedy,
     )
 
 
-def choose(order: Order, member: Membership | None) -> worlds.World:
+def choose_world(order: Order, member: Membership | None) -> worlds.World:
     """Where the plans of an order run: with the ranks of the launcher that has started this process
     as one of them, by prediction alone, on Ray, or on this machine."""
     if member is not None:
@@ -234,7 +236,7 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
     if set(ranks) != {member.n}:
         asked = ",".join(map(str, ranks))
         raise UsageError(
-            f"-g {asked}: {environments.describe(member)}",
+            f"-g {asked}: {environments.describe_member(member)}",
             "leave -g out, or --launcher local starts that many ranks on this host",
         )
     if suite.policy.virtual:
@@ -254,7 +256,7 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     path = order.resumed.path
     measured = any(record.status != "skipped" for record in order.resumed.records)
     left = "nothing is left to measure" if measured else "all its cases were left out"
-    tell(f"{path} is complete: {left}")
+    print_message(f"{path} is complete: {left}")
     session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
@@ -281,9 +283,11 @@ class _Session:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
         self._resumed = order.resumed
-        self._stand = {record.case for record in resume.standing(order.resumed)}
+        self._stand = {record.case for record in resume.list_standing(order.resumed)}
         self._run = (
-            order.resumed.run if order.resumed else _describe(order, prepared.suite, world, before)
+            order.resumed.run
+            if order.resumed
+            else _describe_run(order, prepared.suite, world, before)
         )
         self._writer: store.Writer | None = None
         self._begun = False
@@ -307,15 +311,17 @@ class _Session:
     def begin(self) -> None:
         """What there is before anything is measured: the plan, and what a run to be resumed has
         done."""
-        earlier = resume.standing(self._resumed)
-        skipped = [Skip(record.case, record.note) for record in earlier if resume.unplanned(record)]
+        earlier = resume.list_standing(self._resumed)
+        skipped = [
+            Skip(record.case, record.note) for record in earlier if resume.is_unplanned(record)
+        ]
         self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
         for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
-            if isinstance(line, World) or not resume.unplanned(line):
+            if isinstance(line, World) or not resume.is_unplanned(line):
                 self._tell(line)
 
     def run(self) -> Exit:
-        plans = resume.worlds(
+        plans = resume.plan_remaining(
             self._resumed,
             self._prepared.jobs,
             self._prepared.suite.policy,
@@ -342,13 +348,13 @@ class _Session:
         except (Exception, KeyboardInterrupt) as e:
             if not self._begun:
                 raise
-            problem, code, note = told(e)
+            problem, code, note = classify_ending(e)
         try:
             self._finish(code, note)
         except CollbenchError as e:
             if problem is None:
                 raise
-            tell(e.message)
+            print_message(e.message)
         if problem is not None:
             raise problem
         return code
@@ -357,9 +363,9 @@ class _Session:
         """The run's file, and what there is before anything is measured: from then on the file gets
         its end whatever happens."""
         if self._resumed:
-            self._writer = resume.writer(self._resumed)
+            self._writer = resume.reopen_writer(self._resumed)
         elif self._order.save or self._order.output is not None:
-            self._writer = store.opened(self._run, self._order.output)
+            self._writer = store.open_writer(self._run, self._order.output)
         for record in resume.missed_second_passes(self._resumed):
             self._keep(without_second_pass(record))
         self.begin()
@@ -383,7 +389,7 @@ class _Session:
         if "wrong" in statuses:
             return Exit.WRONG_DATA
         if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:
-            cases = f"{len(unverified):,} of {counted(len(self._outcomes), 'case')}"
+            cases = f"{len(unverified):,} of {format_count(len(self._outcomes), 'case')}"
             raise CannotRun(f"{cases} {unverified[0]}")
         return Exit.OK
 
@@ -413,13 +419,15 @@ class _Session:
             self._keep(record)
             self._tell(record)
         for record in list(self._so_far.values()):
-            rounds = counted(len(record.times_ns), "round")
+            rounds = format_count(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
                 kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
                 self._keep(kept)
                 self._tell(kept)
             elif record.times_ns and record.case.is_leader:
-                tell(f"{record.case.subject}: cut short after {rounds}, which are too few to keep")
+                print_message(
+                    f"{record.case.subject}: cut short after {rounds}, which are too few to keep"
+                )
 
     def _tell(self, line: World | Record) -> None:
         if isinstance(line, World):
@@ -445,7 +453,9 @@ class _Session:
         if self._pace:
             return self._pace.further()
         cases = self._order.further() if self._order.further else ()
-        return fitted([case for case in cases if case.is_leader], self._prepared.suite.policy)[0]
+        return fit_to_host([case for case in cases if case.is_leader], self._prepared.suite.policy)[
+            0
+        ]
 
     def _unopened(self, current: Plan, error: CollbenchError) -> None:
         """Record all cases of a world that did not open: as skipped where it cannot be; as failed
@@ -475,12 +485,12 @@ class _Session:
 
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
-        tell(error.message)
+        print_message(error.message)
         self._finish(error.exit, error.message)
 
     def _keep(self, line: World | Record) -> None:
         if self._writer is not None:
-            write(self._writer, line)
+            write_line(self._writer, line)
 
     def _finish(self, code: Exit, note: str) -> None:
         """Write what is left and the last line, and have the reporter close. Raises CannotRun if
@@ -488,9 +498,9 @@ class _Session:
         path = None
         with interrupts.shielded():
             self._keep_what_was_cut(note)
-            end = End(exit=code, ended=now(), note=note, load=self._after)
+            end = End(exit=code, ended=time_now(), note=note, load=self._after)
             if self._writer is not None:
-                write(self._writer, end)
+                write_line(self._writer, end)
                 self._writer.close()
                 path = self._writer.path
         self._reporter.end(end, path)
@@ -502,44 +512,44 @@ class _Session:
             raise CannotRun(trouble, f"{what}; not all that is shown above is saved: {again}")
 
 
-def write(writer: store.Writer, line: World | Record | End) -> None:
+def write_line(writer: store.Writer, line: World | Record | End) -> None:
     """Save a line; where that fails for the first time, or others changed the file, say so."""
     lost, moved, troubled = writer.lost, writer.moved, bool(writer.trouble)
     writer.write(line)
     if writer.moved != moved:
-        tell(writer.moved)
+        print_message(writer.moved)
     if isinstance(line, End):
         return  # what is not saved then is an error
     if writer.lost != lost:
-        tell(f"{writer.lost}; measuring goes on")
+        print_message(f"{writer.lost}; measuring goes on")
     if writer.trouble and not troubled:
-        tell(f"{writer.trouble}; measuring goes on")
+        print_message(f"{writer.trouble}; measuring goes on")
 
 
-def now() -> str:
+def time_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def spoken(command: Sequence[str]) -> list[str]:
+def clean_command(command: Sequence[str]) -> list[str]:
     """A command line to keep: without secrets, and without the place where collbench is
     installed."""
-    return ["collbench", *map(environment.mask, command[1:])]
+    return ["collbench", *map(environment.mask_text, command[1:])]
 
 
-def _describe(order: Order, suite: Suite, world: worlds.World, before: dict[str, Load]) -> Run:
+def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[str, Load]) -> Run:
     return Run(
         id=store.new_id(suite.name),
-        started=now(),
-        command=spoken(order.command),
+        started=time_now(),
+        command=clean_command(order.command),
         suite=suite,
         policy=suite.policy,
         environment=world.environment(),
-        tag=environment.mask(order.tag),
+        tag=environment.mask_text(order.tag),
         load=before,
     )
 
 
-def told(error: BaseException) -> tuple[Exception | None, Exit, str]:
+def classify_ending(error: BaseException) -> tuple[Exception | None, Exit, str]:
     """What ended a run: the error that is to be raised again, if any, the exit code and the file's
     note."""
     match error:

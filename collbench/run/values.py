@@ -51,7 +51,7 @@ def run_collective(
 
     case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
-    with folders.private() as folder:
+    with folders.make_private() as folder:
         arguments = (folder, case, values)
         try:
             spawn(_run_rank, arguments, case.n)  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Num
     """One rank's process, which leaves what it found in its file of ``folder``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        told = _RankResult(_call(rank, folder, case, values))
+        told = _RankResult(_call_on_rank(rank, folder, case, values))
     except CollbenchError as e:
         told = _RankResult(refused=(e.message, e.hint))
     except (RuntimeError, ValueError, OSError) as e:
@@ -116,7 +116,9 @@ def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Num
     (folder / f"{rank}.result").write_bytes(msgspec.msgpack.encode(told))
 
 
-def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> Buffers:
+def _call_on_rank(
+    rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]
+) -> Buffers:
     from torch import distributed, tensor
 
     from collbench.machine import environment
@@ -125,14 +127,14 @@ def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]
 
     place = worker.Place(rank, case.n, rank, case.n, "")
     store = distributed.FileStore(str(folder / "store"), case.n)  # type: ignore[attr-defined]
-    control = worker.connect(place, store)
-    backend = backends.find(case.backend)
-    backend.policy, backend.hosts = Policy(), control.collect(environment.host())
+    control = worker.connect_control(place, store)
+    backend = backends.find_backend(case.backend)
+    backend.policy, backend.hosts = Policy(), control.collect(environment.host_name())
     backend.open(rank, case.n, rank)
     try:
         if why := refusal.refuse_anywhere(case) or backend.refuse(case):
             raise CannotRun(why)
-        ((buffers,),) = calls.allocate(backend, [case], [rank])
+        ((buffers,),) = calls.allocate_slots(backend, [case], [rank])
         buffers.written.zero_()
         mine = tensor(values[rank], dtype=buffers.send.dtype)
         buffers.send.copy_(mine)

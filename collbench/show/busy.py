@@ -6,46 +6,49 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 from collbench.machine.load import Load
 from collbench.records.types import End, Record, Run, RunFile
 
 REMEDY = "stop them or use an idle machine"
 
 
-def now(load: Mapping[str, Load]) -> str:
+def describe_now(load: Mapping[str, Load]) -> str:
     """What is to be expected of numbers, by a load at this moment."""
-    busy = _busiest(load)
+    busy = _find_busiest(load)
     if busy is None:
         return ""
-    return f"other processes use {_used(load, busy)}: expect noisy results; {REMEDY}"
+    return f"other processes use {_describe_used(load, busy)}: expect noisy results; {REMEDY}"
 
 
-def sentence(run: Run, records: Iterable[Record], end: End | None) -> str:
+def describe_run_load(run: Run, records: Iterable[Record], end: End | None) -> str:
     """About the busiest host of a run; how busy while measuring decides, where that is known."""
     moments = {
-        "while measuring": meanwhile(records),
+        "while measuring": mean_load(records),
         "before": run.load,
         "after": end.load if end else {},
     }
     known = [(when, load) for when, load in moments.items() if load]
-    busy = _busiest(known[0][1]) if known else None
+    busy = _find_busiest(known[0][1]) if known else None
     if busy is None:
         return ""
     (when, load), *rest = known
-    told = [f"{_amount(other[busy])} {at}" for at, other in rest if busy in other]
+    told = [f"{_format_amount(other[busy])} {at}" for at, other in rest if busy in other]
     beside = f" ({', '.join(told)})" if told else ""
-    return f"other processes used {_used(load, busy)} {when}{beside}: results are noisy; {REMEDY}"
+    return (
+        f"other processes used {_describe_used(load, busy)} {when}{beside}: results are noisy;"
+        f" {REMEDY}"
+    )
 
 
 def of_files(files: Iterable[RunFile]) -> str:
     """The sentence about the first busy run, and how many others are."""
-    found = [told for f in files if (told := sentence(f.run, f.records, f.end))]
+    found = [told for f in files if (told := describe_run_load(f.run, f.records, f.end))]
     more = f" (and in {len(found) - 1} more of the runs)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else ""
 
 
-def meanwhile(records: Iterable[Record]) -> dict[str, Load]:
+def mean_load(records: Iterable[Record]) -> dict[str, Load]:
     """Mean load by host, over the time that cases took."""
     seconds: defaultdict[str, float] = defaultdict(float)
     used: defaultdict[str, float] = defaultdict(float)
@@ -58,20 +61,20 @@ def meanwhile(records: Iterable[Record]) -> dict[str, Load]:
     return {host: Load(used[host] / s, cpus[host]) for host, s in seconds.items() if s}
 
 
-def _busiest(load: Mapping[str, Load]) -> str | None:
+def _find_busiest(load: Mapping[str, Load]) -> str | None:
     """The host with the largest share of its CPUs taken, of those that are busy."""
     busy = [host for host, one in load.items() if one.busy]
     return max(busy, key=lambda host: load[host].others / load[host].cpus, default=None)
 
 
-def _used(load: Mapping[str, Load], host: str) -> str:
+def _describe_used(load: Mapping[str, Load], host: str) -> str:
     """1.3 of 2 CPUs; of several hosts also on which, and how many more are busy."""
     more = sum(one.busy for one in load.values()) - 1
-    place = f" on {plain(host)}" if len(load) > 1 else ""
-    return f"{_amount(load[host])} of {load[host].cpus} CPUs{place}" + (
-        f" (and on {counted(more, 'more host')})" if more else ""
+    place = f" on {plain_line(host)}" if len(load) > 1 else ""
+    return f"{_format_amount(load[host])} of {load[host].cpus} CPUs{place}" + (
+        f" (and on {format_count(more, 'more host')})" if more else ""
     )
 
 
-def _amount(load: Load) -> str:
+def _format_amount(load: Load) -> str:
     return f"{min(max(0.0, load.others), load.cpus):.1f}"

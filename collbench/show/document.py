@@ -50,7 +50,7 @@ class Words(msgspec.Struct, frozen=True):
         return Words(self.spans + (other.spans if isinstance(other, Words) else (Span(other),)))
 
 
-def toned(text: str, tone: Tone = "", strong: bool = False) -> Words:
+def tone_text(text: str, tone: Tone = "", strong: bool = False) -> Words:
     """``text`` in one colour; more is added to it with +."""
     return Words((Span(text, tone, strong),))
 

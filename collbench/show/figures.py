@@ -1,5 +1,5 @@
 """Figures of a report as plain plotly JSON. plotly reads HTML in what it writes, so all text passes
-through ``safe``.
+through ``escape_plotly``.
 
 Values that are not finite become None, which JSON can say and plotly leaves out.
 """
@@ -14,8 +14,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.text import bandwidth, counted, duration, plain, size
-from collbench.records.flags import doubts
+from collbench.core.text import (
+    format_bandwidth,
+    format_count,
+    format_duration,
+    format_size,
+    plain_line,
+)
+from collbench.records.flags import list_doubts
 from collbench.records.points import Point
 from collbench.records.types import Record
 from collbench.show.document import Figure, Meta
@@ -70,40 +76,40 @@ TICKS = 7
 LABELLED = "<b>%{fullData.name}</b><br>%{text}<extra></extra>"
 
 
-def safe(text: str) -> str:
+def escape_plotly(text: str) -> str:
     """``text`` on one line, so that plotly shows it literally."""
-    return html.escape(plain(text), quote=False)
+    return html.escape(plain_line(text), quote=False)
 
 
-def hover(lines: Iterable[str]) -> str:
-    return "<br>".join(safe(line) for line in lines if line)
+def join_hover(lines: Iterable[str]) -> str:
+    return "<br>".join(escape_plotly(line) for line in lines if line)
 
 
-def finite(value: float | None, digits: int = 6) -> float | None:
+def round_finite(value: float | None, digits: int = 6) -> float | None:
     """``value`` to a few significant digits, all that a figure shows; None for infinity and NaN."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-def rate(value: float) -> str:
+def format_rate(value: float) -> str:
     """GB/s in the unit that suits: 5 kB/s, 20 GB/s."""
     units = {1.0: "GB/s", 1e-3: "MB/s", 1e-6: "kB/s"}
     scale = next((scale for scale in units if value >= 0.999 * scale), 1e-6)
-    return f"{number(float(f'{value / scale:.3g}'))} {units[scale]}"
+    return f"{format_number(float(f'{value / scale:.3g}'))} {units[scale]}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number without an exponent, however small."""
     return np.format_float_positional(value, trim="-")
 
 
-def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
+def thin_points(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
     """Points evenly spaced, at most ``most``, the first and the last among them."""
     if len(points) <= most:
         return list(points)
     return [points[int(i)] for i in np.linspace(0, len(points) - 1, most).round()]
 
 
-def dropped(series: Sequence[Series]) -> list[str]:
+def describe_thinning(series: Sequence[Series]) -> list[str]:
     """The sentence that says at how many of its sizes each line is drawn, where not at all of
     them."""
     most = max((len(one.points) for one in series), default=0)
@@ -114,37 +120,40 @@ def dropped(series: Sequence[Series]) -> list[str]:
     )
 
 
-def told(point: Point) -> list[str]:
+def hover_lines(point: Point) -> list[str]:
     """Lines of text with all that is known of a point, shown where the pointer rests on it."""
     row, case = point.first, point.case
     bounds = (
-        f" [{duration(point.lo)}, {duration(point.hi)}]"
+        f" [{format_duration(point.lo)}, {format_duration(point.hi)}]"
         if math.isfinite(point.lo) and math.isfinite(point.hi)
         else ""
     )
     tails = {"p95": row.times.p95, "p99": row.times.p99, "max": row.times.max}
     known = [
-        f"{name} {duration(value)}" for name, value in tails.items() if finite(value) is not None
+        f"{name} {format_duration(value)}"
+        for name, value in tails.items()
+        if round_finite(value) is not None
     ]
     samples = f"N {point.samples:,}" + (
         f", N_eff {point.n_eff:,.0f}" if math.isfinite(point.n_eff) else ""
     )
     launches = f", {point.launches} launches" if point.launches > 1 else ""
     return [
-        f"{size(point.size)}"
+        f"{format_size(point.size)}"
         + (f", count {case.count:,}" if point.size and not case.splits else ""),
-        f"{point.over or 'median'} {duration(point.median)}{bounds}"
+        f"{point.over or 'median'} {format_duration(point.median)}{bounds}"
         + ("" if bounds or point.predicted else ", no interval"),
         "predicted" if point.predicted else ", ".join(known),
         (
-            f"busbw {bandwidth(point.busbw)} GB/s, algbw {bandwidth(point.algbw)} GB/s"
+            f"busbw {format_bandwidth(point.busbw)} GB/s, algbw {format_bandwidth(point.algbw)}"
+            " GB/s"
             if point.size
             else ""
         ),
         f"ran {row.chose}" if row.chose else "",
         row.moves if row.carried > 1 else "",
         (
-            f"wirebw {bandwidth(row.wirebw * row.times.median / point.median)} GB/s"
+            f"wirebw {format_bandwidth(row.wirebw * row.times.median / point.median)} GB/s"
             if row.wirebw is not None
             else ""
         ),
@@ -153,11 +162,11 @@ def told(point: Point) -> list[str]:
     ]
 
 
-def palette(series: Iterable[Series]) -> dict[str, str]:
+def choose_colours(series: Iterable[Series]) -> dict[str, str]:
     """A colour for each series of a figure, by its name. In and out of place share one; where there
     are more than colours, so do all of an implementation."""
     every = list(series)
-    kinds: list[tuple[Any, ...]] = [_kind(one) for one in every]
+    kinds: list[tuple[Any, ...]] = [_colour_key(one) for one in every]
     if len(set(kinds)) > len(COLOURS):
         kinds = [(one.case.label,) for one in every]
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
@@ -167,7 +176,7 @@ def palette(series: Iterable[Series]) -> dict[str, str]:
     }
 
 
-def _kind(one: Series) -> tuple[Any, ...]:
+def _colour_key(one: Series) -> tuple[Any, ...]:
     return one.run, one.points[0].predicted, msgspec.structs.replace(one.case, in_place=False)
 
 
@@ -183,7 +192,7 @@ def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
         "type": "log",
         "title": {"text": "size"},
         "tickvals": ticks,
-        "ticktext": [size(tick) for tick in ticks],
+        "ticktext": [format_size(tick) for tick in ticks],
     }
 
 
@@ -204,7 +213,7 @@ def log_axis(
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(part * unit for part in (1, 2, 5, 10) if part * unit >= rough)
         places = range(math.floor(least / step), math.ceil(most / step) + 1)
-        ticks = [tick for place in places if (tick := finite(place * step))]
+        ticks = [tick for place in places if (tick := round_finite(place * step))]
     return {
         "type": "log",
         "title": {"text": title},
@@ -213,13 +222,15 @@ def log_axis(
     }
 
 
-def line(one: Series, x: list[Any], y: list[Any], colour: str, place: int, **more: Any) -> Trace:
+def draw_line(
+    one: Series, x: list[Any], y: list[Any], colour: str, place: int, **more: Any
+) -> Trace:
     """A series' line: colour by implementation, dashes in place, symbols to tell the rest apart."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": safe(one.name),
-        "legendgroup": safe(one.name),
+        "name": escape_plotly(one.name),
+        "legendgroup": escape_plotly(one.name),
         "x": x,
         "y": y,
         "meta": one.meta,
@@ -229,7 +240,7 @@ def line(one: Series, x: list[Any], y: list[Any], colour: str, place: int, **mor
     }
 
 
-def band(
+def draw_band(
     one: Series,
     sides: Sequence[tuple[Any, float | None, float | None]],
     colour: str,
@@ -254,28 +265,28 @@ def band(
         "y": y[:-1],
         "fill": "toself",
         "hoverinfo": "skip",
-        "fillcolor": _faint(colour, opacity),
+        "fillcolor": _fade_colour(colour, opacity),
         "line": {"width": 0},
         "showlegend": False,
-        "legendgroup": safe(one.name),
+        "legendgroup": escape_plotly(one.name),
         "meta": one.meta,
     }
 
 
-def _faint(colour: str, opacity: float) -> str:
+def _fade_colour(colour: str, opacity: float) -> str:
     return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{opacity})"
 
 
-def curves(
+def draw_curves(
     name: str, title: str, words: Mapping[str, str], series: Sequence[Series]
 ) -> list[Figure]:
     """busbw and time against size, each with its interval as a band; ``words`` are those of each. A
     figure without a value is left out."""
-    figures, colours = [], palette(series)
-    for measure, show in (("busbw", rate), ("time", duration)):
+    figures, colours = [], choose_colours(series)
+    for measure, show in (("busbw", format_rate), ("time", format_duration)):
         data: list[Trace] = []
         for place, one in enumerate(series):
-            data += _curve(one, measure, colours[one.name], place)
+            data += _draw_curve(one, measure, colours[one.name], place)
         values = [y for trace in data for y in trace["y"] if y]
         if not values:
             continue
@@ -297,71 +308,75 @@ def _against_size(
     return Figure(name=name, title=title, words=words, data=data, layout=layout)
 
 
-def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
+def _draw_curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
     """A series' line, hollow where a point is in doubt, and its band; a rate's bounds are computed
     from those of the time."""
     points = [
-        p for p in thinned(one.points) if p.size > 0 and _value(p, measure, p.median) is not None
+        p
+        for p in thin_points(one.points)
+        if p.size > 0 and _point_value(p, measure, p.median) is not None
     ]
     if not points:
         return []
     x = [point.size for point in points]
-    sides = [(p.size, _value(p, measure, p.lo), _value(p, measure, p.hi)) for p in points]
-    text = [hover(told(point)) for point in points]
-    drawn = line(
+    sides = [
+        (p.size, _point_value(p, measure, p.lo), _point_value(p, measure, p.hi)) for p in points
+    ]
+    text = [join_hover(hover_lines(point)) for point in points]
+    drawn = draw_line(
         one,
         x,
-        [_value(p, measure, p.median) for p in points],
+        [_point_value(p, measure, p.median) for p in points],
         colour,
         place,
         text=text,
         hovertemplate=LABELLED,
     )
-    if any(map(doubts, points)):
+    if any(map(list_doubts, points)):
         symbol = drawn["marker"]["symbol"]
-        symbols = [f"{symbol}-open" if doubts(point) else symbol for point in points]
+        symbols = [f"{symbol}-open" if list_doubts(point) else symbol for point in points]
         drawn["marker"] = {**drawn["marker"], "symbol": symbols, "size": 8}
-    area = band(one, sides, colour, 0.18)
+    area = draw_band(one, sides, colour, 0.18)
     return [area, drawn] if area["x"] else [drawn]
 
 
-def _value(point: Point, measure: str, time: float) -> float | None:
+def _point_value(point: Point, measure: str, time: float) -> float | None:
     """``measure`` for a call that takes ``time``; None where it is unknown or zero."""
     reached = None if measure == "time" else point.busbw
     if not math.isfinite(time) or time <= 0 or (measure != "time" and not reached):
         return None
-    return finite(time if reached is None else reached * point.median / time)
+    return round_finite(time if reached is None else reached * point.median / time)
 
 
-def distribution(
+def draw_distribution(
     name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
 ) -> Figure:
     """The share of samples that took no longer, of one size each: at most 100 steps a line. Dashes
     by size."""
-    data, colours = [], palette(one for one, *_ in cases)
+    data, colours = [], choose_colours(one for one, *_ in cases)
     sizes = sorted({point.size for _, point, _ in cases})
     for place, (one, point, record) in enumerate(cases):
         ordered = np.sort(np.asarray(record.times_ns, float) / record.inner)
         levels = np.arange(1, len(ordered) + 1) / len(ordered)
-        keep = thinned(range(len(ordered)), 100)
-        label = f"{one.name}, {size(point.size)}" if point.size else one.name
+        keep = thin_points(range(len(ordered)), 100)
+        label = f"{one.name}, {format_size(point.size)}" if point.size else one.name
         data.append(
-            line(
+            draw_line(
                 one,
-                [finite(ordered[i]) for i in keep],
-                [finite(levels[i], 4) for i in keep],
+                [round_finite(ordered[i]) for i in keep],
+                [round_finite(levels[i], 4) for i in keep],
                 colours[one.name],
                 place,
-                text=[f"{levels[i]:.1%} within {duration(ordered[i])}" for i in keep],
+                text=[f"{levels[i]:.1%} within {format_duration(ordered[i])}" for i in keep],
                 mode="lines",
                 hovertemplate=LABELLED,
             )
-            | {"name": safe(label), "legendgroup": safe(label)}
+            | {"name": escape_plotly(label), "legendgroup": escape_plotly(label)}
         )
         dash = ("solid", "dash", "dot")[sizes.index(point.size) % 3]
         data[-1]["line"] |= {"shape": "hv", "dash": dash}
     upward = {"title": {"text": "share of samples"}, "range": [0, 1.02], "tickformat": ".0%"}
-    axis = log_axis("time of a sample", [x for trace in data for x in trace["x"]], duration)
+    axis = log_axis("time of a sample", [x for trace in data for x in trace["x"]], format_duration)
     return Figure(
         name=name,
         title=title,
@@ -371,7 +386,7 @@ def distribution(
     )
 
 
-def shares(
+def draw_shares(
     name: str,
     title: str,
     words: str,
@@ -380,19 +395,21 @@ def shares(
 ) -> Figure:
     """A share against size, each series a line; a thin line marks 100 %. What lies above MOST_SHARE
     is left out, as its words then say."""
-    colours = palette(one for one, _ in lines)
+    colours = choose_colours(one for one, _ in lines)
     above = sum(share > MOST_SHARE for _, values in lines for _, share in values)
-    words += f" {counted(above, 'point')} above {MOST_SHARE:.0%} left out." if above else ""
+    words += f" {format_count(above, 'point')} above {MOST_SHARE:.0%} left out." if above else ""
     lines = [(one, [(p, v) for p, v in values if v <= MOST_SHARE]) for one, values in lines]
     data = [
-        line(
+        draw_line(
             one,
             [p.size for p, _ in values],
-            [finite(share) for _, share in values],
+            [round_finite(share) for _, share in values],
             colours[one.name],
             place,
             text=[
-                hover([f"{size(p.size)}: {share:.1%}", f"time {duration(p.median)}"])
+                join_hover(
+                    [f"{format_size(p.size)}: {share:.1%}", f"time {format_duration(p.median)}"]
+                )
                 for p, share in values
             ],
             hovertemplate=LABELLED,
@@ -428,22 +445,24 @@ class Matrix(NamedTuple):
     least: float = 0.0
 
 
-def heat(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figure:
+def draw_heatmap(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figure:
     """A matrix as colours; its texts show where one points and, where more is better, in the
     cells."""
     written = matrix.good and max(len(matrix.x), len(matrix.y)) <= WRITTEN
     trace = {
         "type": "heatmap",
-        "x": [safe(label) for label in matrix.x],
-        "y": [safe(label) for label in matrix.y],
-        "z": [[finite(value, 4) for value in row] for row in matrix.z],
-        "text": [[safe(cell) for cell in row] for row in matrix.text],
+        "x": [escape_plotly(label) for label in matrix.x],
+        "y": [escape_plotly(label) for label in matrix.y],
+        "z": [[round_finite(value, 4) for value in row] for row in matrix.z],
+        "text": [[escape_plotly(cell) for cell in row] for row in matrix.text],
         "meta": meta,
         "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
         "xgap": 2,
         "ygap": 2,
         "zmin": 0,
-        "zmax": finite(max(matrix.least, *(value or 0.0 for row in matrix.z for value in row)), 4),
+        "zmax": round_finite(
+            max(matrix.least, *(value or 0.0 for row in matrix.z for value in row)), 4
+        ),
         "colorscale": GOOD if matrix.good else [list(stop) for stop in LATE],
         **({"texttemplate": "%{text}"} if written else {}),
         "colorbar": {
@@ -460,7 +479,7 @@ def heat(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figur
     return Figure(name=name, title=title, words=words, data=[trace], layout=layout, height=height)
 
 
-def strip(
+def draw_samples(
     name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
 ) -> Figure:
     """Each sample over the median, in the order measured. Of long cases, ordinary samples are shown
@@ -471,16 +490,18 @@ def strip(
         low, high = np.quantile(ratios, (0.25, 0.75))
         odd = np.flatnonzero((ratios > 2.5 * high - 1.5 * low) | (ratios < 2.5 * low - 1.5 * high))
         half = MOST_DOTS // 2
-        chosen = np.union1d(thinned(odd.tolist(), half), thinned(range(len(ratios)), half)).astype(
-            int
-        )
+        chosen = np.union1d(
+            thin_points(odd.tolist(), half), thin_points(range(len(ratios)), half)
+        ).astype(int)
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": safe(f"{one.case.collective} {one.name}, {size(point.size)}"),
+                "name": escape_plotly(
+                    f"{one.case.collective} {one.name}, {format_size(point.size)}"
+                ),
                 "x": chosen.tolist(),
-                "y": [finite(value, 4) for value in ratios[chosen]],
+                "y": [round_finite(value, 4) for value in ratios[chosen]],
                 "meta": one.meta,
                 "marker": {
                     "color": COLOURS[place % len(COLOURS)],
@@ -493,7 +514,7 @@ def strip(
                 ),
             }
         )
-    upward = log_axis("time / median", [y for trace in data for y in trace["y"]], number)
+    upward = log_axis("time / median", [y for trace in data for y in trace["y"]], format_number)
     layout = {
         "xaxis": {"title": {"text": "sample, in the order measured"}},
         "yaxis": upward,

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from collbench.core.text import counted, duration
+from collbench.core.text import format_count, format_duration
 from collbench.records.derive import Derived
 from collbench.records.flags import (
     BIMODAL,
@@ -17,10 +17,10 @@ from collbench.records.flags import (
     WIRE,
     Flag,
     FlaggedTime,
-    doubts,
     flag_kind,
+    list_doubts,
+    list_remarks,
     look_up,
-    remarks,
 )
 from collbench.run.reporter import Outcome
 from collbench.suite.policy import Policy
@@ -40,7 +40,7 @@ BUDGET = {
 }
 
 
-def figures(
+def fill_limits(
     policy: Policy,
     crowded: Collection[bool],
     stops: Collection[str] = (),
@@ -52,47 +52,51 @@ def figures(
     limits = policy.resolved(any(crowded))
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
-    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}{' without -n' * bool(policy.iters)}"
+    more_time = (
+        "--max-time"
+        f" {_format_seconds(_round_up_step(2 * seconds))}{' without -n' * bool(policy.iters)}"
+    )
     ways = [f"allow more time ({more_time})"] * (not policy.iters or bool(stops))
     ways += ["ask for more samples (-n 20)"] * (not policy.iters or not stops)
     return {
         "ran_out": f"reached the limit of {limits.max_iters:,} samples"
         if samples
-        else f"ran out of --max-time {_seconds(seconds)}",
-        "precision": precision(policy, crowded, " %"),
-        "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
+        else f"ran out of --max-time {_format_seconds(seconds)}",
+        "precision": format_precision(policy, crowded, " %"),
+        "more": f"max_iters = {round(_round_up_step(2 * limits.max_iters))} in a suite"
         if samples
         else more_time,
         "enough": " or ".join(ways),
-        "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
+        "less": f"--precision {100 * _round_up_step(2 * limits.precision):.2g}%",
         "why": "; more busy threads than cores" if crowded and all(crowded) else "",
         **(BUDGET if "--budget" in command else {}),
     }
 
 
-def precision(policy: Policy, crowded: Collection[bool], percent: str) -> str:
-    """The precision asked for; both where groups of ranks of both kinds (see ``figures``) ran."""
+def format_precision(policy: Policy, crowded: Collection[bool], percent: str) -> str:
+    """The precision asked for; both where groups of ranks of both kinds (see ``fill_limits``)
+    ran."""
     each = {policy.resolved(kind).precision or 0.0 for kind in crowded or (False,)}
     return " or ".join(f"±{100 * wanted:.2g}{percent}" for wanted in sorted(each))
 
 
-def _stepped(least: float) -> float:
+def _round_up_step(least: float) -> float:
     """The smallest of 1, 2, 5, 10, 20 ... that is at least ``least``."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}s"
 
 
-def explained(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
+def explain_flag(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
     """What a flag means and what to do, with figures of the run where these are ``known``."""
     row = look_up(flag)
     return row._replace(meaning=row.meaning.format_map(known), remedy=row.remedy.format_map(known))
 
 
-def legend(
+def explain_doubts(
     outcomes: Sequence[Outcome],
     policy: Policy,
     crowded: Collection[bool],
@@ -102,25 +106,25 @@ def legend(
     """A line for each doubt that occurred, most frequent first: how often, its meaning, and what to
     do; one for all remarks together. Flags ``besides`` these are said elsewhere."""
     rows = [row for _, row in outcomes if row]
-    doubted = Counter(flag_kind(flag) for row in rows for flag in doubts(row))
+    doubted = Counter(flag_kind(flag) for row in rows for flag in list_doubts(row))
     for flag in besides:
         del doubted[flag]
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    known = figures(policy, crowded, stops, command)
-    lines = [(flag, times, explained(flag, known)) for flag, times in doubted.most_common()]
+    known = fill_limits(policy, crowded, stops, command)
+    lines = [(flag, times, explain_flag(flag, known)) for flag, times in doubted.most_common()]
     told = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
-    return [*told, *remarked(rows, known, besides)]
+    return [*told, *explain_remarks(rows, known, besides)]
 
 
 MARK = "·"  # of a row of which there is a remark
 
 
-def remarked(
+def explain_remarks(
     rows: Iterable[Derived], known: Mapping[str, str], besides: Collection[str] = ()
 ) -> list[str]:
     """One line with all remarks and in how many rows each is, most frequent first; the only one is
     explained."""
-    found = Counter(flag_kind(flag) for row in rows for flag in remarks(row))
+    found = Counter(flag_kind(flag) for row in rows for flag in list_remarks(row))
     for flag in besides:
         del found[flag]
     if not found:
@@ -130,7 +134,7 @@ def remarked(
         return [
             f"{MARK} remarks, no doubts: {', '.join(names)}; collbench help flags explains them"
         ]
-    row = explained(next(iter(found)), known)
+    row = explain_flag(next(iter(found)), known)
     return [f"{MARK} {names[0]}: {row.meaning}; {row.remedy}"]
 
 
@@ -169,24 +173,24 @@ def common_lines(
 ) -> list[str]:
     """A sentence for each of common_flags; that intervals are wide they show themselves."""
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    known = figures(policy, crowded, stops)
+    known = fill_limits(policy, crowded, stops)
     return [
-        f"{words}: {name}, {explained(name, known).meaning}"
+        f"{words}: {name}, {explain_flag(name, known).meaning}"
         for name, words in common_flags(outcomes).items()
         if name != UNCONVERGED
     ]
 
 
-def named(row: Derived, among: Iterable[str] | None = None) -> list[str]:
+def name_flags(row: Derived, among: Iterable[str] | None = None) -> list[str]:
     """A row's flags as its line shows them, or those of them ``among`` which it is asked: bimodal
     with both modes' times, wire with its factor."""
     modes = row.times.modes.times if row.times.modes else ()
-    both = "|".join(duration(mode).replace(" ", "") for mode in modes)
+    both = "|".join(format_duration(mode).replace(" ", "") for mode in modes)
     more = {BIMODAL: f"bimodal:{both}", WIRE: f"wire:{row.carried:.2f}x"}
     return [more.get(flag, flag) for flag in (row.flags if among is None else among)]
 
 
-def lettered(flags: Iterable[str]) -> list[str]:
+def letter_flags(flags: Iterable[str]) -> list[str]:
     """Flags by their letters: B for bimodal, L1 for late:1, S! for skewed!. One without a letter
     keeps its name."""
     return [
@@ -207,4 +211,4 @@ def why_unknown(times: Sequence[FlaggedTime]) -> str:
         else "wider than ±50 %"
         for time in times
     )
-    return ", ".join(f"{reason}: {counted(number, 'row')}" for reason, number in found.items())
+    return ", ".join(f"{reason}: {format_count(number, 'row')}" for reason, number in found.items())

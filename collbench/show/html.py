@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from collbench.core.errors import CannotRun, first_line
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.core.version import __version__
 from collbench.show.document import FILTERS, MARKER, Document, Figure, Section
 from collbench.show.markdown import MARKS
@@ -56,14 +56,14 @@ LEGEND = 150  # letters in the legend of a figure that needs no more than half o
 WIDTH, SCALE = 1000, 2  # of images: pixels as laid out, and pixels drawn for each
 
 
-def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
+def render_page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     """The page's text. With ``directory`` the page loads LIBRARY from its own folder, where the
-    caller must write it (``library``)."""
+    caller must write it (``load_plotly``)."""
     from markupsafe import Markup
 
-    script, style = (_source(f"report.{kind}") for kind in ("js", "css"))
+    script, style = (_read_asset(f"report.{kind}") for kind in ("js", "css"))
     tag, sources = _library_tag(plotlyjs)
-    values = {name: found for name, found in _values(document).items() if len(found) > 1}
+    values = {name: found for name, found in _filter_values(document).items() if len(found) > 1}
     figures = [
         {"data": figure.data, "layout": figure.layout, "height": figure.height}
         for section in document.sections
@@ -71,24 +71,24 @@ def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     ]
     content = {
         "figures": figures,
-        "themes": {mode: theme(mode) for mode in ("light", "dark")},
+        "themes": {mode: make_theme(mode) for mode in ("light", "dark")},
         "filters": [*values],
     }
-    return template("report").render(
+    return load_template("report").render(
         document=document,
         version=__version__,
         colours=COLOURS,
         marks=MARKS,
         names=FILTERS,
         filters=values,
-        wide=_wide,
-        counted=counted,
+        wide=_is_wide,
+        counted=format_count,
         policy=(
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data: blob:; "
-            f"style-src 'unsafe-inline'; script-src {_digest(script)} {sources}"
+            f"style-src 'unsafe-inline'; script-src {_script_digest(script)} {sources}"
         ),
-        content=Markup(_json(content)),
-        raw=_packed(document.data),
+        content=Markup(_script_json(content)),
+        raw=_pack_rows(document.data),
         marker=Markup(MARKER),
         style=Markup(style),
         script=Markup(script),
@@ -96,7 +96,7 @@ def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     )
 
 
-def template(name: str) -> jinja2.Template:
+def load_template(name: str) -> jinja2.Template:
     """The Jinja template of this name."""
     import jinja2
 
@@ -105,14 +105,14 @@ def template(name: str) -> jinja2.Template:
     return templates.get_template(f"{name}.html.j2")
 
 
-def library() -> str:
+def load_plotly() -> str:
     """plotly.js, minified."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     return str(get_plotlyjs())
 
 
-def theme(mode: str) -> dict[str, Any]:
+def make_theme(mode: str) -> dict[str, Any]:
     """A plotly template in the page's colours, for everything a figure does not set itself."""
     colour = {name: pair[mode == "dark"] for name, pair in COLOURS.items()}
     axis = {
@@ -173,7 +173,7 @@ def find_browser() -> str:
     return browser
 
 
-def images(document: Document, folder: Path) -> list[Path]:
+def render_images(document: Document, folder: Path) -> list[Path]:
     """Every figure as a PNG of twice WIDTH pixels, on light paper. Needs kaleido and a Chromium;
     raises CannotRun."""
     browser = os.environ["BROWSER_PATH"] = find_browser()
@@ -186,7 +186,7 @@ def images(document: Document, folder: Path) -> list[Path]:
             f"cannot write {folder}: {e.strerror}", "choose another folder with --png"
         ) from e
     wanted = [
-        _image(section, figure, folder)
+        _image_layout(section, figure, folder)
         for section in document.sections
         for figure in section.figures
     ]
@@ -209,7 +209,7 @@ def images(document: Document, folder: Path) -> list[Path]:
     return [figure["path"] for figure in wanted]
 
 
-def _image(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
+def _image_layout(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
     title = {
         "text": html.escape(figure.title, quote=False),
         "x": 0,
@@ -222,7 +222,7 @@ def _image(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
         **figure.layout,
     }
     return {
-        "fig": {"data": figure.data, "layout": {**own, "template": theme("light")}},
+        "fig": {"data": figure.data, "layout": {**own, "template": make_theme("light")}},
         "path": (
             folder / (re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}") + ".png")
         ),
@@ -230,7 +230,7 @@ def _image(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
     }
 
 
-def _source(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("collbench.show").joinpath("templates", name).read_text(encoding="utf-8")
 
 
@@ -238,25 +238,25 @@ def _library_tag(plotlyjs: Plotlyjs) -> tuple[str, str]:
     """The element that brings plotly.js, and what the page's policy must allow for it."""
     if plotlyjs == "directory":
         return f'<script src="{LIBRARY}"></script>', "'self' file:"
-    text = library()
+    text = load_plotly()
     if plotlyjs == "inline":
-        return f"<script>{text}</script>", _digest(text)
+        return f"<script>{text}</script>", _script_digest(text)
     from plotly.offline import get_plotlyjs_version
 
     address = f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"
-    integrity = _digest(text).strip("'")
+    integrity = _script_digest(text).strip("'")
     return (
         f'<script src="{address}" integrity="{integrity}" crossorigin="anonymous"></script>',
         address,
     )
 
 
-def _digest(script: str) -> str:
+def _script_digest(script: str) -> str:
     """A script's hash in the form that a Content-Security-Policy takes."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _values(document: Document) -> dict[str, list[str]]:
+def _filter_values(document: Document) -> dict[str, list[str]]:
     metas = [
         line.meta
         for section in document.sections
@@ -278,13 +278,13 @@ def _values(document: Document) -> dict[str, list[str]]:
     }
 
 
-def _wide(figure: Figure) -> bool:
+def _is_wide(figure: Figure) -> bool:
     """Whether it needs the page's width; others stand in pairs where there is room."""
     letters = sum(len(str(trace.get("name", ""))) for trace in figure.data)
     return letters > LEGEND or any(trace.get("type") == "heatmap" for trace in figure.data)
 
 
-def _json(value: Any) -> str:
+def _script_json(value: Any) -> str:
     """``value`` as JSON that may stand inside a script element. msgspec writes infinities and NaN
     as null."""
     text = msgspec.json.encode(value).decode()
@@ -293,15 +293,15 @@ def _json(value: Any) -> str:
     return text
 
 
-def _packed(rows: list[dict[str, Any]]) -> str:
+def _pack_rows(rows: list[dict[str, Any]]) -> str:
     """Rows as base64 of compressed JSON, {name: values}: names stand once. Derived figures keep 6
     digits."""
     if not rows:
         return ""
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [_short(row.get(name)) for row in rows] for name in names}
+    columns = {name: [_shorten_number(row.get(name)) for row in rows] for name in names}
     return base64.b64encode(gzip.compress(msgspec.json.encode(columns), 6, mtime=0)).decode()
 
 
-def _short(value: Any) -> Any:
+def _shorten_number(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -37,15 +37,15 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from collbench.core.text import clock, plain, size, tell
+from collbench.core.text import format_clock, format_size, plain_line, print_message
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
 from collbench.show import busy, terminal
-from collbench.show.document import toned
+from collbench.show.document import tone_text
 from collbench.show.views import cases as views
-from collbench.show.words import axes, by_mode, caveats
+from collbench.show.words import by_mode, list_caveats, split_axes
 from collbench.suite.case import Case, Skip
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
@@ -74,7 +74,9 @@ class Frame(Live):
             return drawn
         room = self.console.width
         more = sum(math.ceil(width / room) - 1 for width in self._widths if width > room)
-        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * (more * _rewraps())
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * (
+            more * _is_rewrapping()
+        )
         *before, view = drawn
         return [Control(*up), *before, _Trimmed(view, self)]
 
@@ -90,21 +92,21 @@ class _Trimmed(NamedTuple):
     frame: Frame
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [*map(_trimmed, Segment.split_lines(console.render(self.view, options)))]
+        lines = [*map(_trim_line, Segment.split_lines(console.render(self.view, options)))]
         self.frame.written(lines)
         for number, line in enumerate(lines):
             yield from [Segment.line()] * (number > 0)
             yield from line
 
 
-def _trimmed(line: list[Segment]) -> list[Segment]:
+def _trim_line(line: list[Segment]) -> list[Segment]:
     """A line without spaces at its end."""
     while line and not line[-1].text.rstrip():
         line = line[:-1]
     return [*line[:-1], *(Segment(last.text.rstrip(), last.style) for last in line[-1:])]
 
 
-def _rewraps() -> bool:
+def _is_rewrapping() -> bool:
     """Whether this terminal is known to; variables may be those of another that it started in."""
     term, known = os.environ.get("TERM", ""), os.environ.keys()
     if term.startswith("screen"):
@@ -147,7 +149,7 @@ class Status(Gathered):
         self._began = time.monotonic()
         self._header = self._heading()
         if not (self.footer and self._watched):
-            _warn(busy.now(run.load))
+            _print_warning(busy.describe_now(run.load))
         if self._watched:
             self._live = Frame(
                 get_renderable=self._view,
@@ -186,7 +188,7 @@ class Status(Gathered):
             return
         if seen.most > LONG:
             several = len(self.run.suite.subjects) > 1
-            tell(f"{case.subject}: {seen.words}" if several else seen.words, seen.hint)
+            print_message(f"{case.subject}: {seen.words}" if several else seen.words, seen.hint)
         if len(self.cases) == launches * len(case.siblings):
             self._until = time.monotonic() + (seen.least + seen.most) / 2
 
@@ -199,18 +201,22 @@ class Status(Gathered):
         super().end(end, path)
         self.close()
         if not self.footer:
-            busy_told = [views.busy(self)] * self._says_busy
-            for text in (*caveats(self.run, self.worlds.values()), *busy_told):
-                _warn(text)
-            for line in views.kept(self) if path else ():
-                print(plain(line), file=sys.stderr)
+            busy_told = [views.describe_busy(self)] * self._says_busy
+            for text in (*list_caveats(self.run, self.worlds.values()), *busy_told):
+                _print_warning(text)
+            for line in views.describe_saved(self) if path else ():
+                print(plain_line(line), file=sys.stderr)
 
     def _heading(self, running: bool = True) -> Text:
         """The header's lines, with a warning while the run goes on; the first is cut where it is
         too long, so that the live view fits."""
-        words = views.header(self.run, self.cases, self.worlds)
-        words += [views.noticed(told)] if running and (told := busy.now(self.run.load)) else []
-        lines = [terminal.inline(line) for line in words]
+        words = views.make_header(self.run, self.cases, self.worlds)
+        words += (
+            [views.tone_notice(told)]
+            if running and (told := busy.describe_now(self.run.load))
+            else []
+        )
+        lines = [terminal.render_inline(line) for line in words]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
     def close(self) -> None:
@@ -223,7 +229,7 @@ class Status(Gathered):
     def _view(self) -> RenderableType:
         now = time.monotonic()
         left = max(0.0, self._until - now) if self._until else None
-        return progress(
+        return render_progress(
             len(self.arrived),
             len(self.cases),
             now - self._began,
@@ -248,16 +254,21 @@ class LiveTable(Status):
         self._console.print(self._heading(running=False))
         for mode, outcomes in by_mode(self.outcomes):
             self._console.print("", *self._common(outcomes), self._table(mode, outcomes), sep="\n")
-        for best in views.best(self):
-            self._console.print("", terminal.rendered(best, self._console.width), sep="\n")
+        for best in views.best_tables(self):
+            self._console.print("", terminal.render_block(best, self._console.width), sep="\n")
         self._console.print()
-        for line in views.summary(self):  # a long path is not broken, so that it can be copied
+        for line in views.summarise_run(
+            self
+        ):  # a long path is not broken, so that it can be copied
             wrap = textwrap.TextWrapper(
                 max(20, self._console.width - 1), subsequent_indent="    ", break_long_words=False
             )
-            lines = toned("\n".join(wrap.wrap(str(line))), line.spans[0].tone)
+            lines = tone_text("\n".join(wrap.wrap(str(line))), line.spans[0].tone)
             self._console.print(
-                terminal.inline(lines, kept="\n"), no_wrap=True, overflow="ignore", crop=False
+                terminal.render_inline(lines, kept="\n"),
+                no_wrap=True,
+                overflow="ignore",
+                crop=False,
             )
 
     def _view(self) -> RenderableType:
@@ -275,19 +286,22 @@ class LiveTable(Status):
 
     def _common(self, outcomes: Sequence[Outcome], live: bool = False) -> list[RenderableType]:
         """What most rows have; in a line each while the view is ``live``."""
-        return [terminal.inline(line, single=live) for line in views.common(self, outcomes)]
+        return [
+            terminal.render_inline(line, single=live)
+            for line in views.describe_common(self, outcomes)
+        ]
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
-        table = views.table(mode, outcomes, self.cases, live, self.run.policy.fresh)
-        return terminal.rendered(table, self._console.width)
+        table = views.make_table(mode, outcomes, self.cases, live, self.run.policy.fresh)
+        return terminal.render_block(table, self._console.width)
 
 
-def _warn(text: str) -> None:
+def _print_warning(text: str) -> None:
     if text:
-        tell(text)
+        print_message(text)
 
 
-def progress(
+def render_progress(
     done: int,
     total: int,
     elapsed: float,
@@ -301,16 +315,16 @@ def progress(
     own = achieved - earlier
     if left is None and own >= 0.5 and done < total:  # how long a second pass takes, is not known
         left = elapsed * (total - achieved) / own
-    yet = f"{clock(left)} left" if left is not None else ""
+    yet = f"{format_clock(left)} left" if left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, total), completed=achieved, width=24, complete_style="cyan")
-    grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", yet)
+    grid.add_row(bar, f"{done}/{total}", f"{format_clock(elapsed)} elapsed", yet)
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
     case, phase, fraction = now
     share = f" {fraction:.0%}" if fraction else ""
-    doing = f"{phase}{share}: {size(case.size)}, {axes([case])[1]}"
-    return Group(grid, Text(plain(doing), "dim", no_wrap=True, overflow="ellipsis"))
+    doing = f"{phase}{share}: {format_size(case.size)}, {split_axes([case])[1]}"
+    return Group(grid, Text(plain_line(doing), "dim", no_wrap=True, overflow="ellipsis"))
 
 
 class Watch:
@@ -348,7 +362,7 @@ class Watch:
                 self._bar.remove_task(earlier)
             self._tasks = {step.stage: self._bar.add_task(name, total=step.launches, doing="")}
         case = step.case
-        what = f": {case.collective} {case.label} {size(case.nbytes)}" if case else ""
+        what = f": {case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
         self._bar.update(self._tasks[step.stage], completed=step.launch, doing=f"{step.side}{what}")
         if self._bar.disable and self._told != (step.stage, step.round):
             self._told = (step.stage, step.round)

@@ -29,26 +29,38 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from collbench.core.text import plain, settings
+from collbench.core.text import format_settings, plain_line
 from collbench.core.version import __version__
 from collbench.records import limits
 from collbench.records.derive import NO_SAMPLE, Derived
 from collbench.records.flags import (
     COPY,
     UNCONVERGED,
-    doubts,
     flag_kind,
     is_wide,
     is_without_interval,
+    list_doubts,
     look_up,
 )
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import resume
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show import busy
-from collbench.show.flags import legend, named
-from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
-from collbench.show.words import PLACES, caveats, interval, movements, notes, reasons
+from collbench.show.flags import explain_doubts, name_flags
+from collbench.show.nccl_settings import (
+    describe_configuration,
+    headers_number,
+    library_number,
+    local_time,
+)
+from collbench.show.words import (
+    PLACES,
+    count_notes,
+    count_reasons,
+    format_interval,
+    list_caveats,
+    list_movements,
+)
 from collbench.suite.case import Case, Skip
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
@@ -113,7 +125,7 @@ class Half(NamedTuple):
     measured: bool = True
 
 
-def half(outcome: Outcome | None, options: Options) -> Half:
+def make_half(outcome: Outcome | None, options: Options) -> Half:
     """The time is the median over samples of what ``-a`` makes of the ranks' times; -a 0..2 see the
     samples of which every rank's time was kept. With ``-C`` it is that of handing a call over;
     bandwidths stay those of the wall time.
@@ -173,13 +185,13 @@ def per_iteration(record: Record, skip: int = 0) -> dict[str, Any]:
     }
 
 
-def told(outcome: Outcome) -> bool:
+def has_line(outcome: Outcome) -> bool:
     """Whether a line has anything to show: a time, or wrong data."""
     record, row = outcome
     return row is not None or record.wrong is not None
 
 
-def number(value: float, width: int) -> str:
+def format_number(value: float, width: int) -> str:
     """Two decimals, else one, else none, else an exponent: the first that is not wider than
     ``width``."""
     texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]
@@ -188,7 +200,7 @@ def number(value: float, width: int) -> str:
     )
 
 
-def pairs(cases: Iterable[Case]) -> list[dict[bool, Case]]:
+def pair_cases(cases: Iterable[Case]) -> list[dict[bool, Case]]:
     """Lines of the table, in order: a case out of place (False), in place (True), or both."""
     lines: dict[Case, dict[bool, Case]] = {}
     for case in cases:
@@ -196,16 +208,16 @@ def pairs(cases: Iterable[Case]) -> list[dict[bool, Case]]:
     return list(lines.values())
 
 
-def block(case: Case) -> str:
+def describe_block(case: Case) -> str:
     """What nccl-tests has no column for, in words; a table never mixes two of these."""
     extra = [f"splits {case.splits}"] if case.splits else []
     extra += [f"background {case.background}"] if case.background else []
     extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
-    extra += [f"env {settings(case.env)}"] if case.env else []
-    return plain(", ".join([f"{case.label}, ranks {case.n}, mode {case.mode}", *extra]))
+    extra += [f"env {format_settings(case.env)}"] if case.env else []
+    return plain_line(", ".join([f"{case.label}, ranks {case.n}, mode {case.mode}", *extra]))
 
 
-def program(case: Case) -> str:
+def name_program(case: Case) -> str:
     """The name of nccl-tests' program for a collective; a training step has none."""
     return "workload" if case.subject else PROGRAMS.get(case.collective, case.collective) + "_perf"
 
@@ -225,7 +237,7 @@ class Text(Reporter):
         self._out, self._options, self._beside = out, options, beside
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
-        self._run, self._skips, self._lines, self._next = run, skips, pairs(cases), 0
+        self._run, self._skips, self._lines, self._next = run, skips, pair_cases(cases), 0
         self._why = {skip.case: skip.reason for skip in skips}
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
@@ -253,7 +265,7 @@ class Text(Reporter):
         return not unconverged and not record.note.startswith(NO_SAMPLE)
 
     def end(self, end: End, path: Path | None) -> None:
-        told = busy.sentence(self._run, (record for record, _ in self._done.values()), end)
+        told = busy.describe_run_load(self._run, (record for record, _ in self._done.values()), end)
         missing = sum(case not in self._done for line in self._lines for case in line.values())
         while self._next < len(self._lines):
             self._write()
@@ -261,8 +273,8 @@ class Text(Reporter):
         self._conclude()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {told}"] * bool(told))
-        self._remark(*caveats(self._run, self._worlds))
-        self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
+        self._remark(*list_caveats(self._run, self._worlds))
+        self._say(f"# error: {plain_line(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
     def _say(self, *lines: str) -> None:
@@ -270,7 +282,7 @@ class Text(Reporter):
             self._out.write(f"{line}\n")
 
     def _remark(self, *texts: str) -> None:
-        self._say(*(f"# {harmless(text)}" for text in texts))
+        self._say(*(f"# {escape_remark(text)}" for text in texts))
 
     def _introduce(self) -> None:
         if not self._introduced:
@@ -280,8 +292,8 @@ class Text(Reporter):
                 f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            self._remark(*caveats(self._run, self._worlds))
-            left_out = reasons(self._skips)
+            self._remark(*list_caveats(self._run, self._worlds))
+            left_out = count_reasons(self._skips)
             self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 
     def _write(self) -> None:
@@ -298,11 +310,11 @@ class Text(Reporter):
                 list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
             )
         self._next += 1
-        if any(map(told, known)):
+        if any(map(has_line, known)):
             outcomes = [
                 self._done.get(line[place]) if place in line else None for place in (False, True)
             ]
-            halves = [half(outcome, self._options) for outcome in outcomes]
+            halves = [make_half(outcome, self._options) for outcome in outcomes]
             self._busbw += [
                 h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
             ]
@@ -312,10 +324,10 @@ class Text(Reporter):
                 if self._options.timestamps
                 else ""
             )
-            self._say(_row(known[0][0].case, halves) + stamp)
+            self._say(_format_row(known[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += known
-            self._remark(*_isolated(known), *_doubted(known))
+            self._remark(*_describe_isolated(known), *_describe_doubted(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -353,11 +365,11 @@ class Text(Reporter):
             for w in self._worlds
             if (w.backend, w.n, w.env) == (first.backend, first.world, first.env)
         ]
-        config = configuration(self._run, cases, mine[-1] if mine else None)
-        self._say(f"# Collective test starting: {program(first)}", _settings(config))
+        config = describe_configuration(self._run, cases, mine[-1] if mine else None)
+        self._say(f"# Collective test starting: {name_program(first)}", _format_settings(config))
         self._say(
-            f"# implementation: {block(first)}"
-            + (f", library {harmless(mine[-1].library)}" if mine else "")
+            f"# implementation: {describe_block(first)}"
+            + (f", library {escape_remark(mine[-1].library)}" if mine else "")
         )
         average = AVERAGES[self._options.average][0]
         self._remark(f"time: median over samples, each that of {average}")
@@ -371,11 +383,15 @@ class Text(Reporter):
                 "note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
         self._say(
-            "#", "# Using devices", *map(_device, config["devices"]), "#", *header(self._options)
+            "#",
+            "# Using devices",
+            *map(_format_device, config["devices"]),
+            "#",
+            *write_header(self._options),
         )
 
     def _conclude(self) -> None:
-        if self._table and not any(map(told, self._shown)):
+        if self._table and not any(map(has_line, self._shown)):
             self._say("# nothing of this table ran: there is no result", "#")
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
@@ -383,11 +399,11 @@ class Text(Reporter):
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
-            self._remark(*(f"note: {line}" for line in notes(self._shown)))
+            self._remark(*(f"note: {line}" for line in count_notes(self._shown)))
             crowded = {world.cramped for world in self._worlds}
-            meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
+            meanings = explain_doubts(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))
-            self._remark(*(f"counted: {line}" for line in movements(self._shown)))
+            self._remark(*(f"counted: {line}" for line in list_movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
     def _averaged(self) -> str:
@@ -395,16 +411,16 @@ class Text(Reporter):
         nccl-tests has it; else nothing."""
         records = [record for record, _ in self._shown]
         file = RunFile(run=self._run, worlds=self._worlds, records=records, end=None, path=Path())
-        answers = {held.answer for held in limits.judge(file) if held.average}
+        answers = {held.answer for held in limits.judge_limits(file) if held.average}
         return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""
 
 
 def table_of(line: Mapping[bool, Case]) -> tuple[str, str]:
     case = next(iter(line.values()))
-    return program(case), block(case)
+    return name_program(case), describe_block(case)
 
 
-def _settings(config: Mapping[str, Any]) -> str:
+def _format_settings(config: Mapping[str, Any]) -> str:
     step = (
         f"{config['step_factor']}(factor)"
         if "step_factor" in config
@@ -418,14 +434,14 @@ def _settings(config: Mapping[str, Any]) -> str:
     )
 
 
-def _device(device: Mapping[str, Any]) -> str:
+def _format_device(device: Mapping[str, Any]) -> str:
     return (
         "#  Rank {rank:>2} Group {group:>2} Pid {pid:>6} on {hostname:>10} device {device:>2} "
         "[{device_hex}] {device_info}".format(**device)
     )
 
 
-def header(options: Options) -> Iterator[str]:
+def write_header(options: Options) -> Iterator[str]:
     """Three lines. With -I there are four columns more a half, with -S one at the end."""
     more = options.per_iter
     names = ["cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"]
@@ -440,12 +456,12 @@ def header(options: Options) -> Iterator[str]:
         yield f"{lead}{columns.format(*texts) * 2} {wide}"
 
 
-def harmless(text: str) -> str:
+def escape_remark(text: str) -> str:
     """A remark's text, changed where nccl-tests' parsers would take it for a header or a footer."""
-    return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
+    return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain_line(text))
 
 
-def _isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What calls of a stream take a device each, aligned: of small ones, whose time back to back
     may be that of a host that issues them."""
     took = [
@@ -458,7 +474,7 @@ def _isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"isolated: {size} B: {' · '.join(took)} us by the device's clock"
 
 
-def _doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _describe_doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """The intervals and flags of both halves where one of them is in doubt, or is wide; no fields
     on the line itself, which parsers count. What all lines have stands at the end."""
     rows = [(record, row) for record, row in outcomes if row]
@@ -467,17 +483,19 @@ def _doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
     words = []
     for record, row in rows:
         own = [flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY]
-        sure = [] if is_without_interval(row) else [interval(row.half_width)]
-        words.append(" ".join(["in" if record.case.in_place else "out", *sure, *named(row, own)]))
+        sure = [] if is_without_interval(row) else [format_interval(row.half_width)]
+        words.append(
+            " ".join(["in" if record.case.in_place else "out", *sure, *name_flags(row, own)])
+        )
     yield f"{rows[0][0].case.nbytes} B: {' · '.join(words)}"
 
 
 def _is_doubtful(row: Derived) -> bool:
-    own = [flag for flag in doubts(row) if not look_up(flag).of_group]
+    own = [flag for flag in list_doubts(row) if not look_up(flag).of_group]
     return bool(own) or (is_wide(row) and not is_without_interval(row))
 
 
-def _row(case: Case, halves: Iterable[Half]) -> str:
+def _format_row(case: Case, halves: Iterable[Half]) -> str:
     text = (
         f"{case.size:>12}  {case.count:>12}  {case.dtype:>8}  {OPS.get(case.op, case.op):>6} "
         f" {case.root:>6}"
@@ -487,6 +505,9 @@ def _row(case: Case, halves: Iterable[Half]) -> str:
             text += "      N/A     N/A     N/A    N/A" + "      N/A" * len(h.samples)
             continue
         wrong = "    N/A" if h.wrong is None else f"  {h.wrong:>6g}"
-        text += f"  {number(h.time, 7)}  {number(h.algbw, 6)}  {number(h.busbw or 0.0, 6)}{wrong}"
-        text += "".join(f"  {number(value, 7)}" for value in h.samples)
+        text += (
+            f"  {format_number(h.time, 7)}  {format_number(h.algbw, 6)} "
+            f" {format_number(h.busbw or 0.0, 6)}{wrong}"
+        )
+        text += "".join(f"  {format_number(value, 7)}" for value in h.samples)
     return text

@@ -15,7 +15,7 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import plain, tell
+from collbench.core.text import plain_line, print_message
 from collbench.core.version import __version__
 from collbench.records import limits
 from collbench.records.origins import FAKE, ORIGINS, is_fake
@@ -26,13 +26,18 @@ from collbench.show.nccl import (
     DEFAULTS,
     OPS,
     Options,
-    half,
-    pairs,
+    has_line,
+    make_half,
+    pair_cases,
     per_iteration,
     table_of,
-    told,
 )
-from collbench.show.nccl_settings import configuration, library_number, local_time, words
+from collbench.show.nccl_settings import (
+    describe_configuration,
+    describe_truth,
+    library_number,
+    local_time,
+)
 from collbench.suite.case import Case, Skip
 
 
@@ -53,21 +58,21 @@ class Document(Gathered):
         """``written`` then holds the name the file gets. Raises CannotRun where there can be
         none."""
         super().begin(run, cases, skips)
-        self.written = claimed(self._wanted)
+        self.written = claim_path(self._wanted)
 
     def end(self, end: End, path: Path | None) -> None:
         """Raises CannotRun where the file cannot be written."""
         worlds = list(self.worlds.values())
-        write(self.written, document(self.run, worlds, self.outcomes, end, self._options))
+        write_json(self.written, make_json(self.run, worlds, self.outcomes, end, self._options))
         if self.written != self._wanted:
-            tell(f"{self._wanted} exists: wrote {self.written}")
+            print_message(f"{self._wanted} exists: wrote {self.written}")
 
 
-def claimed(path: Path) -> Path:
+def claim_path(path: Path) -> Path:
     """The first of path, path.0, path.1 … that did not exist, created empty."""
     for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
         try:
-            files.private(path.with_name(name), os.O_EXCL).close()
+            files.open_private(path.with_name(name), os.O_EXCL).close()
             return path.with_name(name)
         except FileExistsError:
             continue
@@ -76,7 +81,7 @@ def claimed(path: Path) -> Path:
     raise AssertionError("endless")
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes one line of JSON."""
     try:
         path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -84,7 +89,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
 
 
-def document(
+def make_json(
     run: Run,
     worlds: Sequence[World],
     outcomes: Sequence[Outcome],
@@ -98,18 +103,20 @@ def document(
     the schema has no place for.
     """
     done = {record.case: (record, row) for record, row in outcomes}
-    lines = [line for line in pairs(done) if any(told(done[case]) for case in line.values())]
+    lines = [
+        line for line in pair_cases(done) if any(has_line(done[case]) for case in line.values())
+    ]
     blocks = {table_of(line) for line in lines}
-    halves = [half(done[case], options) for line in lines for case in line.values()]
+    halves = [make_half(done[case], options) for line in lines for case in line.values()]
     bandwidths = [h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)]
     bad = sum(bool(h.wrong) for h in halves)
-    config = configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
+    config = describe_configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
     records = [record for record, _ in outcomes]
     file = RunFile(run=run, worlds=[*worlds], records=records, end=end, path=Path())
-    held = limits.judge(file)
+    held = limits.judge_limits(file)
     config["per_iter_skip"] = options.per_iter_skip
     failed = [
-        f"{record.case.key}: {plain(record.note) or record.status}"
+        f"{record.case.key}: {plain_line(record.note) or record.status}"
         for record in records
         if record.status in ("failed", "wrong")
     ]
@@ -120,10 +127,10 @@ def document(
         "env": [f"{name}={value}" for name, value in run.environment.get("variables", {}).items()],
         "nccl_version": library_number(worlds),
         "config": {key: config[key] for key in config if key != "unalign"},
-        "results": [_result(line, done, options, len(blocks) > 1) for line in lines],
-        "out_of_bounds": {"count": bad, "okay": words(not bad)},
-        "average_bus_bandwidth": _averaged(bandwidths, held),
-        "errors": failed + ([plain(end.note)] if end and end.exit and end.note else []),
+        "results": [_result_json(line, done, options, len(blocks) > 1) for line in lines],
+        "out_of_bounds": {"count": bad, "okay": describe_truth(not bad)},
+        "average_bus_bandwidth": _average_json(bandwidths, held),
+        "errors": failed + ([plain_line(end.note)] if end and end.exit and end.note else []),
         "end_time": local_time(end.ended if end else ""),
         "collbench": {
             **({"injected": run.policy.inject} if run.policy.inject else {}),
@@ -132,20 +139,23 @@ def document(
             "version": __version__,
             "run": run.id,
             "time": f"median over samples of {AVERAGES[options.average][0]}",
-            "results": [_extra(line, done) for line in lines],
+            "results": [_extra_json(line, done) for line in lines],
         },
     }
 
 
-def _averaged(bandwidths: Sequence[float], held: Sequence[limits.Held]) -> dict[str, Any]:
+def _average_json(bandwidths: Sequence[float], held: Sequence[limits.Held]) -> dict[str, Any]:
     """What nccl-tests says of the average, and whether it is as wanted, where that is known."""
     answers = {one.answer for one in held if one.average}
     known = answers and answers <= {"met", "short"}
-    okay = words(answers == {"met"}) if known else "unchecked"
-    return {"bandwidth": _double(statistics.fmean(bandwidths) if bandwidths else 0.0), "okay": okay}
+    okay = describe_truth(answers == {"met"}) if known else "unchecked"
+    return {
+        "bandwidth": _finite_double(statistics.fmean(bandwidths) if bandwidths else 0.0),
+        "okay": okay,
+    }
 
 
-def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
+def _extra_json(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
     """What the schema has no place for, of a line: flags that occurred; medians in the other
     cadence (ns); ``wire``, times as many bytes counted as needed; ``samples``, of which lists of
     times hold those of which every rank's was kept. Of out of place and in place, null where
@@ -166,7 +176,7 @@ def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str,
     }
 
 
-def _result(
+def _result_json(
     line: Mapping[bool, Case], done: Mapping[Case, Outcome], options: Options, named: bool
 ) -> dict[str, Any]:
     case = next(iter(line.values()))
@@ -180,11 +190,11 @@ def _result(
     performed = 0
     for placement, name in ((False, "out_of_place"), (True, "in_place")):
         outcome = done.get(line[placement]) if placement in line else None
-        h = half(outcome, options)
+        h = make_half(outcome, options)
         result[name] = {
-            "cpu_time" if options.cpu_time else "time": _double(h.time),
-            "alg_bw": _double(h.algbw),
-            "bus_bw": _double(h.busbw or 0.0),
+            "cpu_time" if options.cpu_time else "time": _finite_double(h.time),
+            "alg_bw": _finite_double(h.algbw),
+            "bus_bw": _finite_double(h.busbw or 0.0),
             "nwrong": None if h.wrong is None else float(h.wrong),
         }
         if outcome and outcome[0].times_ns:
@@ -197,5 +207,5 @@ def _result(
     }
 
 
-def _double(value: float) -> float | None:
+def _finite_double(value: float) -> float | None:
     return round(float(value), 6) if math.isfinite(value) else None

@@ -12,14 +12,14 @@ from typing import Any
 
 from collbench.core import groups
 from collbench.core.groups import Groups
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 from collbench.records.types import RankInfo, Run, World
 from collbench.suite.case import Case
 
 DEVICE = re.compile(r"\w+:(?P<index>\d+)(?: \[(?P<bus>[0-9a-fA-F:.]+)\])?(?: (?P<name>.+))?")
 
 
-def devices(
+def list_devices(
     ranks: Sequence[RankInfo], product: str = "", divided: Groups = ()
 ) -> list[dict[str, Any]]:
     """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as
@@ -27,10 +27,10 @@ def devices(
     numbers = {rank: number for number, members in enumerate(divided) for rank in members}
     found = []
     for info in ranks:
-        match = DEVICE.fullmatch(plain(info.device))
+        match = DEVICE.fullmatch(plain_line(info.device))
         index, bus, name = match.groups() if match else (info.rank, None, None)
         name = (
-            f"CPU cores {_spans(info.cpus)}"
+            f"CPU cores {_format_spans(info.cpus)}"
             if info.device == "cpu"
             else name or product or info.device
         )
@@ -39,16 +39,16 @@ def devices(
                 "rank": info.rank,
                 "group": numbers.get(info.rank, 0),
                 "pid": info.pid,
-                "hostname": plain(info.host).split(".")[0],
+                "hostname": plain_line(info.host).split(".")[0],
                 "device": int(index),
                 "device_hex": bus or "0000:00:00",
-                "device_info": plain(name),
+                "device_info": plain_line(name),
             }
         )
     return found
 
 
-def _spans(cpus: Sequence[int]) -> str:
+def _format_spans(cpus: Sequence[int]) -> str:
     """0-3,8 for 0, 1, 2, 3, 8."""
     runs = [
         list(g)
@@ -57,7 +57,7 @@ def _spans(cpus: Sequence[int]) -> str:
     return ",".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs) or "any"
 
 
-def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[str, Any]:
+def describe_configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[str, Any]:
     """nccl-tests' settings, under its JSON names. With adaptive sampling the iterations are lower
     bounds.
 
@@ -73,7 +73,7 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
     factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
     steps = {b - a for a, b in itertools.pairwise(sizes)}
     by_factor = len(factors) == 1 and min(factors).is_integer()
-    divided = groups.members(cases[0].groups, cases[0].world) if cases else ()
+    divided = groups.list_members(cases[0].groups, cases[0].world) if cases else ()
     kinds = {
         str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])
     }
@@ -94,17 +94,17 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
         "validation": policy.check,
         "unalign": policy.unalign,
         "graph": int(any(case.mode == "graph" for case in cases)),
-        "blocking_collectives": words(policy.blocking != 0),
+        "blocking_collectives": describe_truth(policy.blocking != 0),
         "per_iter_timing": "true",
         "per_iter_skip": 0,
         "parallel_init": "false",
-        "devices": devices(
+        "devices": list_devices(
             world.ranks if world else [], kinds.pop() if len(kinds) == 1 else "", divided
         ),
     }
 
 
-def words(truth: bool) -> str:
+def describe_truth(truth: bool) -> str:
     return "true" if truth else "false"
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from collbench.core.text import inert, plain, settings, tell
+from collbench.core.text import format_settings, inert_cell, plain_line, print_message
 from collbench.core.version import __version__
 from collbench.machine import environment
 from collbench.records import limits
@@ -31,19 +31,19 @@ from collbench.show.document import (
     Line,
     Points,
     Table,
-    toned,
+    tone_text,
 )
 from collbench.show.views import cases as views
 from collbench.show.words import (
     COLUMNS,
     LEFT,
-    axes,
     by_mode,
-    caveats,
-    cells,
-    columns,
-    flat,
-    reasons,
+    choose_columns,
+    count_reasons,
+    flatten_record,
+    format_cells,
+    list_caveats,
+    split_axes,
 )
 
 SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
@@ -62,33 +62,37 @@ def as_csv(document: Document) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, [*document.rows[0]] if document.rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: inert(value) for k, value in row.items()} for row in document.rows)
+    writer.writerows({k: inert_cell(value) for k, value in row.items()} for row in document.rows)
     return out.getvalue()
 
 
-def line(document: Document) -> str:
+def render_line(document: Document) -> str:
     """The document's line for a chat or a plugin."""
     return document.line
 
 
-def junit(document: Document) -> str:
+def render_junit(document: Document) -> str:
     """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas; the
     verdict is a property of the suite, and messages of passed cases are its output."""
     outcomes = [case.outcome for case in document.cases]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    suite = ElementTree.Element("testsuite", name=plain(document.suite), package="collbench")
-    suite.attrib |= {"id": "0", "timestamp": now, "hostname": environment.host() or "localhost"}
+    suite = ElementTree.Element("testsuite", name=plain_line(document.suite), package="collbench")
+    suite.attrib |= {
+        "id": "0",
+        "timestamp": now,
+        "hostname": environment.host_name() or "localhost",
+    }
     told = ElementTree.SubElement(suite, "properties")
-    about = {"verdict": plain(document.verdict), "collbench": __version__}
+    about = {"verdict": plain_line(document.verdict), "collbench": __version__}
     for name, value in about.items():
         ElementTree.SubElement(told, "property", name=name, value=value)
     for case in document.cases:
-        own = {"classname": plain(case.group), "name": plain(case.name)}
+        own = {"classname": plain_line(case.group), "name": plain_line(case.name)}
         element = ElementTree.SubElement(suite, "testcase", own, time=f"{case.seconds:.9f}")
         if case.outcome != "passed":
-            _outcome(element, case)
+            _add_outcome(element, case)
     passed = [case for case in document.cases if case.outcome == "passed"]
-    words = "\n".join(plain(f"{case.name}: {case.message}") for case in passed)
+    words = "\n".join(plain_line(f"{case.name}: {case.message}") for case in passed)
     ElementTree.SubElement(suite, "system-out").text = words
     ElementTree.SubElement(suite, "system-err")
     counts = {
@@ -105,29 +109,29 @@ def junit(document: Document) -> str:
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _outcome(element: ElementTree.Element, case: JunitCase) -> None:
+def _add_outcome(element: ElementTree.Element, case: JunitCase) -> None:
     """Adds why a test case did not pass."""
     tag = {"failed": "failure", "error": "error"}.get(case.outcome, "skipped")
     kind = {"type": case.kind or tag} if case.kind or tag != "skipped" else {}
-    inside = ElementTree.SubElement(element, tag, {**kind, "message": plain(case.message)})
-    inside.text = "\n".join(map(plain, case.text.splitlines())) or None
+    inside = ElementTree.SubElement(element, tag, {**kind, "message": plain_line(case.message)})
+    inside.text = "\n".join(map(plain_line, case.text.splitlines())) or None
 
 
-def prometheus(document: Document) -> str:
+def render_prometheus(document: Document) -> str:
     """The document's gauges in Prometheus' text format 0.0.4, for node_exporter's textfile
     collector."""
-    return "".join(_family(gauge) for gauge in document.gauges if gauge.values)
+    return "".join(_metric_family(gauge) for gauge in document.gauges if gauge.values)
 
 
-def _family(gauge: Gauge) -> str:
+def _metric_family(gauge: Gauge) -> str:
     lines = [f"# HELP {gauge.name} {gauge.about}", f"# TYPE {gauge.name} gauge"]
     for labels, value in gauge.values:
-        told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        told = ",".join(f'{name}="{_escape_label(text)}"' for name, text in labels.items())
         lines.append(f"{gauge.name}{f'{{{told}}}' if told else ''} {float(value):.15g}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -135,7 +139,7 @@ def in_github(document: Document, environ: Mapping[str, str]) -> None:
     """Leaves what a step of GitHub Actions shows: annotations (on standard error, which is read
     too) and a summary."""
     if environ.get("GITHUB_ACTIONS") == "true":
-        for command in commands(document.cases):
+        for command in list_commands(document.cases):
             print(command, file=sys.stderr)
     summary = environ.get("GITHUB_STEP_SUMMARY")
     if not summary:
@@ -144,36 +148,36 @@ def in_github(document: Document, environ: Mapping[str, str]) -> None:
         with Path(summary).open("a", encoding="utf-8") as file:
             room = SUMMARY - file.tell()
             if room < markdown.COMMENT:
-                tell(f"{summary} is full, nothing added to it")
+                print_message(f"{summary} is full, nothing added to it")
             else:
-                file.write(markdown.text(document, room) + "\n")
+                file.write(markdown.render_markdown(document, room) + "\n")
     except OSError as e:  # the verdict matters more than where it is shown
-        tell(f"cannot write {summary}: {e.strerror}")
+        print_message(f"cannot write {summary}: {e.strerror}")
 
 
-def commands(cases: Iterable[JunitCase]) -> list[str]:
+def list_commands(cases: Iterable[JunitCase]) -> list[str]:
     """GitHub's commands for failed, broken and warned cases, at most as many as GitHub shows."""
     levels: dict[str, list[JunitCase]] = {"error": [], "failed": [], "warned": []}
     for case in cases:
         levels.get(case.outcome, []).append(case)
-    broken = [_command("error", "collbench", case.message) for case in levels["error"]]
+    broken = [_format_command("error", "collbench", case.message) for case in levels["error"]]
     return [
         *broken,
-        *_commands("error", levels["failed"], ANNOTATIONS - len(broken)),
-        *_commands("warning", levels["warned"], ANNOTATIONS),
+        *_list_level_commands("error", levels["failed"], ANNOTATIONS - len(broken)),
+        *_list_level_commands("warning", levels["warned"], ANNOTATIONS),
     ]
 
 
-def _commands(level: str, cases: Sequence[JunitCase], most: int) -> list[str]:
+def _list_level_commands(level: str, cases: Sequence[JunitCase], most: int) -> list[str]:
     most -= len(cases) > most
-    lines = [_command(level, f"collbench: {one.label}", one.message) for one in cases[:most]]
-    more = [_command(level, "collbench", f"{len(cases) - most:,} more rows like these")]
+    lines = [_format_command(level, f"collbench: {one.label}", one.message) for one in cases[:most]]
+    more = [_format_command(level, "collbench", f"{len(cases) - most:,} more rows like these")]
     return lines + (more if len(cases) > most else [])
 
 
-def _command(level: str, title: str, message: str) -> str:
-    """A workflow command, with GitHub's escapes; ``plain`` has left no line ends to escape."""
-    title, message = (plain(text).replace("%", "%25") for text in (title, message))
+def _format_command(level: str, title: str, message: str) -> str:
+    """A workflow command, with GitHub's escapes; ``plain_line`` has left no line ends to escape."""
+    title, message = (plain_line(text).replace("%", "%25") for text in (title, message))
     return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"
 
 
@@ -189,10 +193,10 @@ class Csv(Gathered):
         writer = csv.DictWriter(self._out, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for values in flat_records(self):
-            values |= {"env": settings(values["env"]), "note": plain(values["note"])}
+            values |= {"env": format_settings(values["env"]), "note": plain_line(values["note"])}
             writer.writerow(
                 {
-                    k: " ".join(map(str, v)) if isinstance(v, tuple) else inert(v)
+                    k: " ".join(map(str, v)) if isinstance(v, tuple) else inert_cell(v)
                     for k, v in values.items()
                 }
             )
@@ -202,7 +206,7 @@ class Csv(Gathered):
 def flat_records(run: Gathered) -> list[dict[str, Any]]:
     """Records under the names of COLUMNS, sorted by collective, implementation and size."""
     numbered = sorted(enumerate(run.arrived), key=lambda one: one[1][0].case.reading_order)
-    return [flat(record, row, order) for order, (record, row) in numbered]
+    return [flatten_record(record, row, order) for order, (record, row) in numbered]
 
 
 class Json(Gathered):
@@ -217,7 +221,7 @@ class Json(Gathered):
             **({FAKE: True} if is_fake(self.file) else {}),
             "records": flat_records(self),
             "skips": self.skips,
-            "limits": limits.judge(self.file),
+            "limits": limits.judge_limits(self.file),
             "end": end,
         }
         self._out.write(
@@ -234,23 +238,23 @@ class Markdown(Gathered):
 
     def end(self, end: End, path: Path | None) -> None:
         blocks: list[Block] = [
-            toned(text, strong=True) for text in caveats(self.run, self.worlds.values())
+            tone_text(text, strong=True) for text in list_caveats(self.run, self.worlds.values())
         ]
         for mode, outcomes in by_mode(self.outcomes):
-            varying, constant = axes([record.case for record, _ in outcomes])
-            rows = [cells(*outcome) for outcome in outcomes]
-            names = columns(rows, varying)
+            varying, constant = split_axes([record.case for record, _ in outcomes])
+            rows = [format_cells(*outcome) for outcome in outcomes]
+            names = choose_columns(rows, varying)
             table = Table(
                 heads=tuple(f"{name} GB/s" if name.endswith("bw") else name for name in names),
                 lines=[Line([row[name] for name in names]) for row in rows],
                 align="".join("l" if name in LEFT else "r" for name in names),
             )
             blocks += [Heading(f"{constant}, {mode}"), table]
-        left_out = reasons(self.skips, self.arrived)
+        left_out = count_reasons(self.skips, self.arrived)
         blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
-        blocks += views.dropped(self)
-        blocks += [Points(told)] if (told := views.explained(self)) else []
-        blocks += [busy] if (busy := views.busy(self)) else []
+        blocks += views.describe_dropped(self)
+        blocks += [Points(told)] if (told := views.explain_flags(self)) else []
+        blocks += [busy] if (busy := views.describe_busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []
-        self._out.write(markdown.text(Document(title="", comment=blocks), sys.maxsize))
+        self._out.write(markdown.render_markdown(Document(title="", comment=blocks), sys.maxsize))
         self._out.flush()

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 from collbench.show.document import (
     Block,
     Cell,
@@ -26,7 +26,7 @@ from collbench.show.document import (
     Table,
     Tone,
     Words,
-    toned,
+    tone_text,
 )
 
 STYLES: dict[Tone, str] = {
@@ -54,28 +54,28 @@ LEAST = 20  # columns that a stacked table's first and last need at least beside
 LAST = 12  # columns that the last needs at least where others can be given up
 
 
-def text(document: Document, columns: int = 0) -> str:
+def render_text(document: Document, columns: int = 0) -> str:
     """A document's short form for standard output, coloured if that is a terminal, in so many
     columns (0: as many as ``width`` says)."""
     view = Console(highlight=False)
-    view.width = columns or width()
+    view.width = columns or text_width()
     with view.capture() as captured:
-        view.print(*(rendered(block, view.width) for block in document.brief), sep="\n")
+        view.print(*(render_block(block, view.width) for block in document.brief), sep="\n")
     return captured.get()
 
 
-def width() -> int:
+def text_width() -> int:
     """Columns that ``text`` fills: a terminal's, or those in COLUMNS, but never more than WIDE."""
     view = Console()
     return min(WIDE, view.width) if view.is_terminal or "COLUMNS" in os.environ else WIDE
 
 
-def screen() -> int:
+def screen_width() -> int:
     """Columns of the terminal, all of them."""
     return Console().width
 
 
-def page(text: str) -> None:
+def print_page(text: str) -> None:
     """Prints Markdown: as it is to a pipe or a file, laid out on a terminal, a screen at a time."""
     console = Console()
     if not console.is_terminal:
@@ -86,10 +86,10 @@ def page(text: str) -> None:
     os.environ.setdefault("LESS", "FRX")  # as git has it: colours, and a short page is only shown
     console.width = min(console.width, PROSE)
     with console.pager(styles=console.color_system is not None):
-        console.print(Markdown(narrowed(text, console.width - 2)))
+        console.print(Markdown(narrow_comments(text, console.width - 2)))
 
 
-def narrowed(text: str, width: int) -> str:
+def narrow_comments(text: str, width: int) -> str:
     """Markdown in whose code a comment stands above its line where ``width`` is not enough for
     both."""
     lines, code = [], False
@@ -101,54 +101,58 @@ def narrowed(text: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(*things: Block | RenderableType) -> None:
+def print_blocks(*things: Block | RenderableType) -> None:
     """Prints to standard output, as wide as the terminal; to a pipe without colour, and without
     breaking or cutting anything."""
     console = Console(highlight=False)
     screen, piped = console.width, not console.is_terminal
     for thing in things:
-        console.width = max(screen, _least(thing, piped)) if isinstance(thing, Table) else screen
-        one = rendered(thing, console.width)
+        console.width = (
+            max(screen, _least_width(thing, piped)) if isinstance(thing, Table) else screen
+        )
+        one = render_block(thing, console.width)
         console.print(one, soft_wrap=isinstance(one, Text) and piped)
 
 
-def _least(table: Table, piped: bool) -> int:
+def _least_width(table: Table, piped: bool) -> int:
     """Columns without which something would be cut that must not be: all of it in a pipe."""
     whole = [piped or head in table.whole for head in table.heads]
-    needed = [room if kept else 1 for room, kept in zip(_widths(table), whole, strict=True)]
+    needed = [room if kept else 1 for room, kept in zip(_column_widths(table), whole, strict=True)]
     return sum(needed) + GAP * (len(needed) - 1) if any(whole) else 0
 
 
-def rendered(block: Block | RenderableType, width: int) -> RenderableType:
+def render_block(block: Block | RenderableType, width: int) -> RenderableType:
     """A block of a document as rich prints it in ``width`` columns."""
     if isinstance(block, Table):
-        above = [Text(plain(block.title), "bold")] if block.title else []
+        above = [Text(plain_line(block.title), "bold")] if block.title else []
         below = [Text(block.note, "dim")] if block.note else []
-        parts = _split(block, width) if block.split else [block]
-        return Group(*above, *(grid(part, width) for part in parts), *below)
+        parts = _split_table(block, width) if block.split else [block]
+        return Group(*above, *(make_grid(part, width) for part in parts), *below)
     if isinstance(block, Heading):
-        return Text(plain(block.text), "bold")
+        return Text(plain_line(block.text), "bold")
     if isinstance(block, Points):
-        return Text("\n".join(f"- {plain(line)}" for line in block.lines))
-    return inline(block) if isinstance(block, str | Words) else block
+        return Text("\n".join(f"- {plain_line(line)}" for line in block.lines))
+    return render_inline(block) if isinstance(block, str | Words) else block
 
 
-def listing(
+def make_listing(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], single: bool = False
 ) -> Table:
     """A table of words, broken over lines where a terminal is narrow; of a ``single`` line each the
     last column is cut."""
-    lines = [Line(tuple(map(plain, row)), single=single) for row in rows]
+    lines = [Line(tuple(map(plain_line, row)), single=single) for row in rows]
     align = ("l" * (len(head) - 1) + "c") if single else "w" * len(head)
     return Table(title=title, heads=tuple(head), lines=lines, align=align)
 
 
-def finding(what: str, state: str, detail: str) -> None:
+def print_finding(what: str, state: str, detail: str) -> None:
     """Prints a line of the doctor's: ``state`` is yes, no or note, on a terminal a mark."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
     mark = MARKS[state] if _shows_marks() else state
-    show(
-        toned(f"{plain(what):<20}") + toned(f"{mark:<6}", tones.get(state, "quiet")) + plain(detail)
+    print_blocks(
+        tone_text(f"{plain_line(what):<20}")
+        + tone_text(f"{mark:<6}", tones.get(state, "quiet"))
+        + plain_line(detail)
     )
 
 
@@ -166,19 +170,19 @@ def _shows_marks() -> bool:
     return True
 
 
-def grid(table: Table, width: int) -> Grid:
+def make_grid(table: Table, width: int) -> Grid:
     """The one place that makes a rich table, of at most ``width`` columns where that can be."""
-    if table.stacked and not _beside(table, width):
-        table = _stacked(table)
+    if table.stacked and not _fits_beside(table, width):
+        table = _stack_table(table)
     elif table.stacked:
-        table = msgspec.structs.replace(table, widths=(_widths(table, closing=False)[0],))
+        table = msgspec.structs.replace(table, widths=(_column_widths(table, closing=False)[0],))
     every = table.heads
     notes = []
-    if table.brief and _natural(table) > width:
-        table = _shortened(table)
+    if table.brief and _natural_width(table) > width:
+        table = _shorten_table(table)
         notes += [f"flags: {table.key}"] * bool(table.key)
     if table.dropped:
-        table = _fitting(table, width)
+        table = _fit_table(table, width)
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
     notes += [f"hidden at {width} columns: {', '.join(gone)}"] * bool(gone)
     view = Grid(
@@ -203,23 +207,23 @@ def grid(table: Table, width: int) -> Grid:
     for place, line in enumerate((*table.lines, *table.closing)):
         if line.ruled or (table.lines and place == len(table.lines)):
             view.add_section()
-        cells = [inline(cell, line.single, kept="\n") for cell in line.cells]
+        cells = [render_inline(cell, line.single, kept="\n") for cell in line.cells]
         view.add_row(*cells, style=STYLES[line.weight])
 
     return view
 
 
-def _natural(table: Table) -> int:
+def _natural_width(table: Table) -> int:
     """Columns that a table needs to show all of its own, without those that may be dropped."""
     kept = [
         room
-        for head, room in zip(table.heads, _widths(table), strict=True)
+        for head, room in zip(table.heads, _column_widths(table), strict=True)
         if head not in table.dropped
     ]
     return sum(kept) + GAP * (len(kept) - 1)
 
 
-def _shortened(table: Table) -> Table:
+def _shorten_table(table: Table) -> Table:
     """A table with the brief cells in its last column, but for a line that has none."""
     lines = [
         msgspec.structs.replace(line, cells=(*line.cells[:-1], brief or line.cells[-1]))
@@ -228,19 +232,19 @@ def _shortened(table: Table) -> Table:
     return msgspec.structs.replace(table, lines=lines)
 
 
-def _split(table: Table, width: int) -> list[Table]:
+def _split_table(table: Table, width: int) -> list[Table]:
     """Tables of as many columns as fit beside the first one, at least one each."""
-    widths = _widths(table)
+    widths = _column_widths(table)
     blocks: list[list[int]] = [[]]
     for place in range(1, len(widths)):
         taken = widths[0] + sum(GAP + widths[other] for other in [*blocks[-1], place])
         if blocks[-1] and taken > width:
             blocks.append([])
         blocks[-1].append(place)
-    return [_part(table, [0, *block]) for block in blocks]
+    return [_select_columns(table, [0, *block]) for block in blocks]
 
 
-def _part(table: Table, places: Sequence[int]) -> Table:
+def _select_columns(table: Table, places: Sequence[int]) -> Table:
     """Some of a table's columns."""
 
     def chosen(cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -254,7 +258,7 @@ def _part(table: Table, places: Sequence[int]) -> Table:
     )
 
 
-def _widths(table: Table, closing: bool = True) -> list[int]:
+def _column_widths(table: Table, closing: bool = True) -> list[int]:
     """Columns that each column's cells need; without those of ``closing`` lines in the first, which
     needs LEAST."""
     rows = [table.heads, *(line.cells for line in table.lines)]
@@ -266,22 +270,22 @@ def _widths(table: Table, closing: bool = True) -> list[int]:
     return found if closing else [max(found[0], LEAST), *found[1:]]
 
 
-def _beside(table: Table, width: int) -> bool:
+def _fits_beside(table: Table, width: int) -> bool:
     """Whether all columns of a stacked table fit side by side, the last broken over lines."""
-    widths = _widths(table, closing=False)
+    widths = _column_widths(table, closing=False)
     return sum(widths[:-1]) + GAP * len(widths[:-1]) + LEAST <= width
 
 
-def _stacked(table: Table) -> Table:
+def _stack_table(table: Table) -> Table:
     """A table whose last column stands below the first, and whose figures take two lines."""
 
     def stack(line: Line) -> Line:
         first, *others, last = line.cells
-        below = toned(f"\n{last}", "quiet") if str(last) else ""
+        below = tone_text(f"\n{last}", "quiet") if str(last) else ""
         middle = [
             re.sub(r" (?=[±\[])", "\n", cell) if isinstance(cell, str) else cell for cell in others
         ]
-        return msgspec.structs.replace(line, cells=(toned(str(first)) + below, *middle))
+        return msgspec.structs.replace(line, cells=(tone_text(str(first)) + below, *middle))
 
     return msgspec.structs.replace(
         table,
@@ -292,10 +296,10 @@ def _stacked(table: Table) -> Table:
     )
 
 
-def _fitting(table: Table, width: int) -> Table:
+def _fit_table(table: Table, width: int) -> Table:
     """A table without the columns that ``width`` has no room for; the last takes what is left, and
     of those that may be broken the widest gives what is still lacking."""
-    widths = _widths(table)
+    widths = _column_widths(table)
     last = len(widths) - 1
     natural, widths[last] = widths[last], min(widths[last], LAST)
     kept = list(range(len(widths)))
@@ -324,15 +328,17 @@ def _fitting(table: Table, width: int) -> Table:
     )
 
 
-def inline(cell: Cell, single: bool = False, kept: str = "") -> Text:
+def render_inline(cell: Cell, single: bool = False, kept: str = "") -> Text:
     """A line or a cell; nothing in it can steer a terminal, and of control characters only those
     ``kept`` remain. A ``single`` one is cut rather than broken."""
     spans = cell.spans if isinstance(cell, Words) else (Span(cell),)
     found = Text(no_wrap=single or None, overflow="ellipsis" if single else None)
     for text, tone, strong in spans:
-        found.append(_safe(text, kept), f"{'bold ' if strong else ''}{STYLES[tone]}".strip())
+        found.append(
+            _strip_controls(text, kept), f"{'bold ' if strong else ''}{STYLES[tone]}".strip()
+        )
     return found
 
 
-def _safe(text: str, kept: str) -> str:
+def _strip_controls(text: str, kept: str) -> str:
     return "".join(c if c.isprintable() or c in kept else " " for c in text)

@@ -9,16 +9,23 @@ from typing import Any
 
 import msgspec
 
-from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.core.text import (
+    format_bandwidth,
+    format_count,
+    format_duration,
+    format_settings,
+    format_size,
+    plain_line,
+)
 from collbench.records.derive import Derived
 from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
-from collbench.records.traffic import silent
+from collbench.records.traffic import is_silent
 from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Outcome
-from collbench.show.flags import named
+from collbench.show.flags import name_flags
 from collbench.suite.case import KEYS, MODES, Case, Skip
-from collbench.suite.faults import planted
+from collbench.suite.faults import describe_planted
 
 AXES = (
     "collective",
@@ -84,12 +91,12 @@ COLUMNS = (
 MODAL = 3  # of the rows with two modes, this many are told in full
 
 
-def caveats(run: Run, worlds: Iterable[World]) -> list[str]:
+def list_caveats(run: Run, worlds: Iterable[World]) -> list[str]:
     """What every output of a run says before all else: that faults were planted, or that GPUs were
     fake."""
     fake = any(world.fake for world in worlds)
     about = f"FAKE: {ORIGINS[FAKE].reason}, whose times mean nothing (flag {FAKE})"
-    return [*filter(None, [planted(run.policy.inject)]), *[about] * fake]
+    return [*filter(None, [describe_planted(run.policy.inject)]), *[about] * fake]
 
 
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
@@ -97,15 +104,15 @@ def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
     are beside; with each row how many calls made a sample."""
     found = [one for one in rows if one[1].times.modes and BIMODAL in one[1].flags]
     found.sort(key=lambda one: -_ratio_of_modes(one[1]))
-    varying = axes([case for case, _, _ in found])[0] if found else []
+    varying = split_axes([case for case, _, _ in found])[0] if found else []
     lines = []
     for case, row, inner in found[:MODAL]:
-        words = worded(case)
+        words = word_axes(case)
         named = [words[name] for name in varying if name != "collective" and words[name]]
-        what = f"{size(case.size)} {case.collective}" if case.size else case.collective
-        lines.append(plain(f"{', '.join([what, *named])}: {modal(row, inner)}"))
+        what = f"{format_size(case.size)} {case.collective}" if case.size else case.collective
+        lines.append(plain_line(f"{', '.join([what, *named])}: {describe_modes(row, inner)}"))
     more = len(found) - MODAL
-    return lines + ([f"… and {counted(more, 'more row')} with two modes"] if more > 0 else [])
+    return lines + ([f"… and {format_count(more, 'more row')} with two modes"] if more > 0 else [])
 
 
 def _ratio_of_modes(row: Derived) -> float:
@@ -113,17 +120,17 @@ def _ratio_of_modes(row: Derived) -> float:
     return second / first
 
 
-def modal(row: Derived, inner: int) -> str:
+def describe_modes(row: Derived, inner: int) -> str:
     """How calls divide between two modes."""
     modes = row.times.modes
     assert modes
-    first, (low, high) = modes.share, map(duration, modes.times)
+    first, (low, high) = modes.share, map(format_duration, modes.times)
     calls = "calls" if inner == 1 else f"samples of {inner} calls"
     how = ", in stretches" if modes.in_stretches else ""
     return f"two speeds: {low} ({first:.0%} of {calls}) and {high} ({1 - first:.0%}){how}"
 
 
-def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[str, Any]:
+def flatten_record(record: Record, row: Derived | None, order: int | None = None) -> dict[str, Any]:
     """A record under the names of COLUMNS, the one measured after ``order`` others; derived values
     are None where nothing is known."""
     case = record.case
@@ -152,7 +159,7 @@ def _derived_values(row: Derived) -> dict[str, Any]:
 CONTROLS = {"isolated": "as called", "host": "aligned"}  # the column of the other cadence, by mode
 
 
-def reserved(outcomes: Iterable[Outcome]) -> set[str]:
+def reserved_columns(outcomes: Iterable[Outcome]) -> set[str]:
     """The columns that a table keeps for what later rows may say: it does not move while it
     grows."""
     return {
@@ -162,7 +169,7 @@ def reserved(outcomes: Iterable[Outcome]) -> set[str]:
     }
 
 
-def columns(
+def choose_columns(
     lines: Sequence[Mapping[str, str]], varying: Sequence[str], kept: Collection[str] = ()
 ) -> list[str]:
     """Names of the columns that a table of ``lines`` (see cells) has, where cases differ along the
@@ -181,28 +188,28 @@ def by_mode(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
     return [(mode, members) for mode, members in chosen if members]
 
 
-def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
+def split_axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     """Names of the axes along which ``cases`` differ, and what they have in common, in words."""
-    values = [along(case) for case in cases]
+    values = [axis_values(case) for case in cases]
     varying = [name for name in AXES if len({v[name] for v in values}) > 1]
-    words = worded(cases[0])
+    words = word_axes(cases[0])
     return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
 
 
-def worded(case: Case) -> dict[str, str]:
-    """Values of ``along`` in words that name their axis; none for the cycle."""
+def word_axes(case: Case) -> dict[str, str]:
+    """Values of ``axis_values`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
-    words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": ""}
+    words = {"ranks": format_count(case.n, "rank"), "root": root, "cycle": ""}
     words |= {} if case.subject else {"place": PLACES["in" if case.in_place else "out"]}
     if case.groups:
         words |= {
-            "groups": f"{counted(case.of, 'group')} by {case.groups}",
+            "groups": f"{format_count(case.of, 'group')} by {case.groups}",
             "group": f"group {case.group}",
         }
-    return along(case) | words
+    return axis_values(case) | words
 
 
-def along(case: Case) -> dict[str, str]:
+def axis_values(case: Case) -> dict[str, str]:
     """Where ``case`` stands on each of AXES."""
     return {
         "collective": case.collective,
@@ -210,7 +217,7 @@ def along(case: Case) -> dict[str, str]:
         "ranks": str(case.n),
         "groups": case.groups,
         "group": str(case.group) if case.groups else "",
-        "env": settings(case.env),
+        "env": format_settings(case.env),
         "implementation": case.label,
         "type": "" if case.subject else case.dtype,
         "op": "" if case.op == "none" else case.op,
@@ -223,17 +230,17 @@ def along(case: Case) -> dict[str, str]:
     }
 
 
-def cells(record: Record, row: Derived | None) -> dict[str, str]:
+def format_cells(record: Record, row: Derived | None) -> dict[str, str]:
     """A line of a table for people, by column. Times of wrong data are not shown: they measure
     something else."""
     note = (
-        [f"{record.status}: {plain(record.note)}"]
+        [f"{record.status}: {plain_line(record.note)}"]
         if record.status in ("failed", "wrong") and record.note
         else []
     )
-    flags = named(row) if row else []
+    flags = name_flags(row) if row else []
     shown = row if record.status != "wrong" else None
-    place, more = along(record.case), optional(shown, record.case.mode)
+    place, more = axis_values(record.case), format_optional(shown, record.case.mode)
     exact = shown is not None and is_without_interval(shown)
     unknown = (
         shown.clock_error
@@ -242,102 +249,108 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     )
     return {
         **{name: place[name] for name in AXES[:-1]},
-        "size": size(record.case.size),
+        "size": format_size(record.case.size),
         "place": place["place"],
-        "median": duration(shown.times.median) if shown else "-",
-        "±": interval(shown.half_width) if shown and not exact else "-",
+        "median": format_duration(shown.times.median) if shown else "-",
+        "±": format_interval(shown.half_width) if shown and not exact else "-",
         "device": more["device"],
         "host": more["host"],
         "isolated": more["isolated"],
         "as called": more["as called"],
         "aligned": more["aligned"],
         "absorbed": more["absorbed"],
-        "tail": tail(shown) if shown else "-",
+        "tail": format_tail(shown) if shown else "-",
         "N": str(shown.times.samples or "-") if shown else "-",
-        "min": duration(shown.times.min) if shown else "-",
-        "algbw": bandwidth(shown.algbw) if shown else "-",
-        "busbw": bandwidth(shown.busbw) if shown else "-",
+        "min": format_duration(shown.times.min) if shown else "-",
+        "algbw": format_bandwidth(shown.algbw) if shown else "-",
+        "busbw": format_bandwidth(shown.busbw) if shown else "-",
         "wirebw": more["wirebw"],
         "wire": more["wire"],
-        "skew": (unknown and f"<{duration(unknown)}") or duration(shown.skew) if shown else "-",
+        "skew": (unknown and f"<{format_duration(unknown)}") or format_duration(shown.skew)
+        if shown
+        else "-",
         "wrong": "-" if record.wrong is None else str(record.wrong),
         "ran": more["ran"],
         "flags": " ".join([*note, *flags]) or ("" if row else record.status),
     }
 
 
-def optional(row: Derived | None, mode: str) -> dict[str, str]:
+def format_optional(row: Derived | None, mode: str) -> dict[str, str]:
     """Cells of OPTIONAL columns, empty where a row has no such value; ``host`` and ``device`` are
     times by the clock that the median does not use."""
     times = {"device": row.device, "host": row.host} if row else {}
     said = {
-        name: duration(time)
+        name: format_duration(time)
         for name, time in times.items()
         if time is not None and row and time != row.times.median
     }
     if row and row.control is not None and mode == "streaming":
-        said["isolated"] = duration(row.control)
+        said["isolated"] = format_duration(row.control)
     if row and row.sensitive:
-        said[CONTROLS.get(mode, "aligned")] = duration(row.control)
+        said[CONTROLS.get(mode, "aligned")] = format_duration(row.control)
     if row and row.absorbed is not None:
         said["absorbed"] = f"{row.absorbed:.0%}"
     if row and row.wirebw is not None:
-        said["wirebw"] = bandwidth(row.wirebw)
-    if row and row.wire is not None and not silent(row.wire):
+        said["wirebw"] = format_bandwidth(row.wirebw)
+    if row and row.wire is not None and not is_silent(row.wire):
         said["wire"] = f"{row.wire:.2f}"
     return {name: said.get(name, "") for name in OPTIONAL} | {
-        "ran": plain(row.chose) if row else ""
+        "ran": plain_line(row.chose) if row else ""
     }
 
 
-def movements(outcomes: Iterable[Outcome]) -> list[str]:
+def list_movements(outcomes: Iterable[Outcome]) -> list[str]:
     """A line for each collective and implementation that sends more bytes than busbw assumes, with
     the reason at its last size."""
     found = {
-        (record.case.collective, record.case.label, record.case.n): plain(row.moves)
+        (record.case.collective, record.case.label, record.case.n): plain_line(row.moves)
         for record, row in outcomes
         if row and WIRE in row.flags
     }
-    return [f"{label}, {counted(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()]
+    return [
+        f"{label}, {format_count(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()
+    ]
 
 
 MAX_NOTES = 8
 
 
-def notes(outcomes: Iterable[Outcome]) -> list[str]:
+def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
     """What is noted of cases that went well, each note once, most frequent first, and in how many
     cases; at most MAX_NOTES lines, and one that counts the rest."""
     noted = Counter(note for record, _ in outcomes for note in notes_of(record))
-    lines = [f"{note} ({counted(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)]
+    lines = [
+        f"{note} ({format_count(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)
+    ]
     rest = len(noted) - len(lines)
-    return [*lines, *[f"{counted(rest, 'note')} more, which --format csv shows"] * (rest > 0)]
+    return [*lines, *[f"{format_count(rest, 'note')} more, which --format csv shows"] * (rest > 0)]
 
 
 def notes_of(record: Record) -> list[str]:
     """What is noted of a case that went well; nothing of an imported one, whose notes are the
     importer's."""
     good = record.status == "ok" and record.told is None
-    return plain(record.note).split("; ") if good and record.note else []
+    return plain_line(record.note).split("; ") if good and record.note else []
 
 
-def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:
+def count_reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:
     """Why cases did not run, most frequent first, with how many; planned skips and those found out
     on the way."""
     late = (
-        plain(record.note) or "no reason given"
+        plain_line(record.note) or "no reason given"
         for record, _ in outcomes
         if record.status == "skipped"
     )
-    return Counter([*(plain(skip.reason) for skip in skips), *late]).most_common()
+    return Counter([*(plain_line(skip.reason) for skip in skips), *late]).most_common()
 
 
-def interval(half: float) -> str:
+def format_interval(half: float) -> str:
     """The larger half of the median's 95 % interval, relative to it: ±0.8 %; ±∞ with too few
     samples."""
     return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
 
 
-def tail(row: Derived) -> str:
+def format_tail(row: Derived) -> str:
     """The highest quantile that the samples bound, with its name; else the maximum."""
     named = {
         "p99": row.times.p99,
@@ -345,13 +358,14 @@ def tail(row: Derived) -> str:
         "max": None if math.isnan(row.times.max) else row.times.max,
     }
     return next(
-        (f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-"
+        (f"{name} {format_duration(value)}" for name, value in named.items() if value is not None),
+        "-",
     )
 
 
-def story(record: Record) -> str:
+def tell_story(record: Record) -> str:
     case = record.case
-    parts = [f"{size(case.size)}, {axes([case])[1]}, {case.mode}", record.note]
+    parts = [f"{format_size(case.size)}, {split_axes([case])[1]}, {case.mode}", record.note]
     if record.wrong:
         of = f" of {record.checked:,}" if record.checked else ""
         parts.append(f"{record.wrong:,}{of} elements wrong")
@@ -363,17 +377,17 @@ def story(record: Record) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def signed(share: float | None) -> str:
+def format_signed(share: float | None) -> str:
     if share is None or math.isnan(share):
         return "-"
     return f"{share:+.1%}" if math.isfinite(share) else ("-∞" if share < 0 else "+∞")
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{share:.{1 if share < 0.0995 else 0}%}" if math.isfinite(share) else "∞"
 
 
-def short(text: str, most: int) -> str:
-    return plain(text) if len(text) <= most else plain(text[: most - 1]) + "…"
+def shorten_text(text: str, most: int) -> str:
+    return plain_line(text) if len(text) <= most else plain_line(text[: most - 1]) + "…"

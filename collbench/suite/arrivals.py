@@ -20,7 +20,7 @@ MODES: dict[str, Mode] = {"aligned": "isolated", "natural": "host"}
 MOST = 1.0  # second
 
 
-def parsed(text: str) -> tuple[str, float]:
+def parse_arrival(text: str) -> tuple[str, float]:
     """Kind and seconds of a pattern. Raises UsageError."""
     kind, _, amount = text.partition(":")
     if kind not in KINDS or not amount:
@@ -36,15 +36,15 @@ def parsed(text: str) -> tuple[str, float]:
     return kind, seconds
 
 
-def spelled(text: str, option: str = "--arrival") -> str:
+def normalise_arrival(text: str, option: str = "--arrival") -> str:
     """``text``, where it names a pattern or a mode. Raises UsageError."""
-    cadence(text)
+    parse_cadence(text)
     return text
 
 
-def cadence(text: str) -> tuple[Mode, str]:
+def parse_cadence(text: str) -> tuple[Mode, str]:
     """Mode and pattern of a case whose ranks arrive so. Raises UsageError."""
     if text in MODES:
         return MODES[text], ""
-    parsed(text)
+    parse_arrival(text)
     return "isolated", text

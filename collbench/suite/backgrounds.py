@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from collbench.core import groups
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 from collbench.suite import grammar
 from collbench.suite.case import Case
 
@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
     def family(self, world: int) -> groups.Groups:
         """The groups of a world's ranks in which it is done. Raises UsageError."""
-        found = tuple(tuple(each) for each in groups.members(self.rule, world))
+        found = tuple(tuple(each) for each in groups.list_members(self.rule, world))
         if self.only is None:
             return found
         if self.only >= len(found):
@@ -47,50 +47,52 @@ class Task(NamedTuple):
         return (found[self.only],)
 
 
-def parsed(text: str, option: str = "--background") -> Task:
+def parse_background(text: str, option: str = "--background") -> Task:
     """What a text asks for. Raises UsageError."""
     what, at, where = text.partition("@")
     kind, colon, amount = what.partition(":")
     if kind not in PLACES or ((colon or at) and kind in COMPUTING):
         raise UsageError(
             f"{option}: nothing like '{text[:80]}' can be done in the background",
-            near(kind, PLACES)
+            suggest_name(kind, PLACES)
             or f"none, {', '.join(COMPUTING)}, or a collective: all_to_all:4M, all_to_all@mod:2",
         )
     nbytes = grammar.parse_size(amount, option) if colon else None
     found = WHERE.fullmatch(where) if at else None
-    rule = groups.spelled(found[1] if found else "", option) if at else ""
+    rule = groups.normalise_rule(found[1] if found else "", option) if at else ""
     if groups.MEETING.fullmatch(rule):
         raise UsageError(f"{option}: '{rule}' leaves ranks out", "mod:8, div:8, node or rail")
     return Task(kind, nbytes, rule, int(found[2]) if found and found[2] else None)
 
 
-def spelled(text: str, option: str = "--background") -> str:
+def normalise_background(text: str, option: str = "--background") -> str:
     """``text`` as cases have it: empty where it names nothing. Raises UsageError."""
     if text in ("", NOTHING):
         return ""
-    task, (what, _, _) = parsed(text, option), text.partition("@")
+    task, (what, _, _) = parse_background(text, option), text.partition("@")
     only = "" if task.only is None else f"#{task.only}"
     return f"{what}@{task.rule}{only}" if task.rule else what
 
 
-def rule(case: Case) -> str:
+def group_rule(case: Case) -> str:
     """By which ranks are divided for what is in the background."""
-    return parsed(case.background).rule if case.background else ""
+    return parse_background(case.background).rule if case.background else ""
 
 
-def shared(case: Case) -> int:
+def count_ranks(case: Case) -> int:
     """How many of a case's ranks do what is in its background."""
     if not case.background:
         return 0
     members = {*case.members}
-    return sum(len(members.intersection(g)) for g in parsed(case.background).family(case.world))
+    return sum(
+        len(members.intersection(g)) for g in parse_background(case.background).family(case.world)
+    )
 
 
-def beside(case: Case) -> Case | None:
+def background_case(case: Case) -> Case | None:
     """The collective in the background of a case, if there is one, of one of its groups: the
     library's own. Raises UsageError where ranks cannot be divided so."""
-    if not case.background or (task := parsed(case.background)).kind in COMPUTING:
+    if not case.background or (task := parse_background(case.background)).kind in COMPUTING:
         return None
     row = COLLECTIVES[task.kind]
     return replace(
@@ -112,14 +114,14 @@ def beside(case: Case) -> Case | None:
     )
 
 
-def refuse(case: Case) -> str:
+def refuse_background(case: Case) -> str:
     """Why a case can have no such background, or an empty string."""
     if case.background and case.mode == "graph":
         return "a CUDA graph is captured while nothing else is done (--background)"
     try:
-        other = beside(case)
+        other = background_case(case)
     except UsageError as e:
         return f"{case.background} in the background: {e.message}"
-    if other and (other.n < 2 or groups.placed(case.groups)):
+    if other and (other.n < 2 or groups.count_placed_ranks(case.groups)):
         return f"{case.background} in the background takes two ranks or more, and no pairs"
     return ""

@@ -82,7 +82,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if (
             self.group >= self.of
             or self.n * self.of > MOST_RANKS
-            or (self.groups and len(groups.members(self.groups, self.world)) != self.of)
+            or (self.groups and len(groups.list_members(self.groups, self.world)) != self.of)
         ):
             raise ValueError(
                 f"group {self.group} of {self.of} is none of {self.world} ranks by"
@@ -127,13 +127,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def matrix(self) -> np.ndarray:
         """Elements that each rank sends to each, where blocks are uneven (``splits``)."""
-        return splits.matrix(self.splits, self.n, self.nbytes, self.type.size)
+        return splits.split_matrix(self.splits, self.n, self.nbytes, self.type.size)
 
     @property
     def counts(self) -> tuple[int, int]:
         """Largest number of elements any rank sends and receives."""
         if self.splits:
-            return splits.extent(self.splits, self.n, self.nbytes, self.type.size)[:2]
+            return splits.measure_extent(self.splits, self.n, self.nbytes, self.type.size)[:2]
         return self.row.counts(self.n, self.count)
 
     @property
@@ -151,17 +151,20 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         busiest port."""
         if not self.splits:
             return self.size
-        return splits.extent(self.splits, self.n, self.nbytes, self.type.size)[2] * self.type.size
+        return (
+            splits.measure_extent(self.splits, self.n, self.nbytes, self.type.size)[2]
+            * self.type.size
+        )
 
     @property
     def world(self) -> int:
         """Ranks of all groups, and those in none."""
-        return groups.placed(self.groups) or self.n * self.of
+        return groups.count_placed_ranks(self.groups) or self.n * self.of
 
     @property
     def members(self) -> Sequence[int]:
         """The group's ranks, as the world counts them."""
-        return groups.members(self.groups, self.world)[self.group]
+        return groups.list_members(self.groups, self.world)[self.group]
 
     @property
     def pair(self) -> tuple[int, int]:

@@ -42,18 +42,18 @@ class Fault(NamedTuple):
     amount: float = 0.0
 
 
-def faults(text: str, option: str = "--inject") -> list[Fault]:
+def parse_faults(text: str, option: str = "--inject") -> list[Fault]:
     """What ``text`` plants. Raises UsageError."""
-    return [_fault(part.strip(), option) for part in text.split(",")] if text.strip() else []
+    return [_parse_fault(part.strip(), option) for part in text.split(",")] if text.strip() else []
 
 
-def planted(text: str) -> str:
+def describe_planted(text: str) -> str:
     """What must be said of a run in which so much was planted; nothing where nothing was."""
     shown = "".join(c for c in text if c.isprintable())
     return f"PLANTED: {shown} (--inject), so that nothing here is the machine's" if shown else ""
 
 
-def _fault(text: str, option: str) -> Fault:
+def _parse_fault(text: str, option: str) -> Fault:
     kind, rank, amount = [*text.split(":", 2), "", ""][:3]
     unit = KINDS.get(kind)
     if unit is None or not rank.isdecimal() or bool(amount) is not bool(unit):
@@ -68,10 +68,10 @@ def _fault(text: str, option: str) -> Fault:
     return Fault(kind, int(rank), grammar.parse_duration(amount, option) if unit else 0.0)
 
 
-def refuse(cases: Sequence[Case], policy: Policy) -> None:
+def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:
     """Raises UsageError where a policy's faults cannot be planted among the ranks of a case, or in
     calls so made."""
-    for fault in faults(policy.inject):
+    for fault in parse_faults(policy.inject):
         if fault.rank >= (ranks := min((case.world for case in cases), default=0)):
             raise UsageError(
                 f"--inject: there is no rank {fault.rank} among {ranks}", "ranks count from 0"

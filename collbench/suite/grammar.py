@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
 from collbench.core.text import UNITS
-from collbench.machine.environment import mask
+from collbench.machine.environment import mask_text
 from collbench.suite.case import Limit, Setting
 
 MOST_SIZES = 10_000  # in one sweep
@@ -110,7 +110,7 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             raise UsageError(
                 f"{what}: '{setting}' is not NAME=VALUE[,VALUE…]", "for example NCCL_ALGO=Ring,Tree"
             )
-        if mask(setting) != setting:
+        if mask_text(setting) != setting:
             raise UsageError(
                 f"{what}: {name}: settings are kept in the run's file",
                 "export what is secret instead",
@@ -139,7 +139,7 @@ def choose_sizes(
         largest = max(smallest, DEFAULT_SIZE) if largest is None else largest
         if factor is not None and step is not None:  # as in nccl-tests -f counts, and 1 is none
             factor, step = (None, step) if factor == 1 else (factor, None)
-        return sweep(smallest, largest, factor, step)
+        return sweep_sizes(smallest, largest, factor, step)
     if smallest is not None or largest is not None:
         raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
     if len(listed) > MOST_SIZES:
@@ -147,7 +147,7 @@ def choose_sizes(
     return listed
 
 
-def sweep(
+def sweep_sizes(
     smallest: int, largest: int, factor: float | None = None, step: int | None = None
 ) -> tuple[int, ...]:
     """Sizes from ``smallest`` to ``largest`` inclusive, times ``factor`` (2 unless told) or plus
@@ -199,19 +199,19 @@ def refuse_tag(tag: str) -> None:
         )
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The parts of a list with commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def integer(option: str, text: str, least: int = 0) -> int:
+def parse_integer(option: str, text: str, least: int = 0) -> int:
     """A whole number from ``least`` up. Raises UsageError."""
     if not text.isdigit() or int(text) < least:
         raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
     return int(text)
 
 
-def choice(option: str, text: str, allowed: Collection[str]) -> str:
+def parse_choice(option: str, text: str, allowed: Collection[str]) -> str:
     """``text`` if it is among ``allowed``. Raises UsageError."""
     if text not in allowed:
         raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")

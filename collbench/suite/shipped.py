@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 
 
-def suites() -> dict[str, Path]:
+def list_suites() -> dict[str, Path]:
     """Files of suites by name: a wheel has them within the package, a checkout beside it, where
     files of any other package may lie too."""
     beside = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []

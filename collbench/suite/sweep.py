@@ -13,7 +13,7 @@ import msgspec
 
 from collbench.core import algorithms, groups, splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import Collective, collective
+from collbench.core.collectives import Collective, find_collective
 from collbench.core.dtypes import OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
@@ -80,7 +80,7 @@ class Part(_Part, frozen=True):
         return (
             small
             and case.nbytes >= self.min_size
-            and all(_among(case, *axis) for axis in self.given.items())
+            and all(_is_among(case, *axis) for axis in self.given.items())
         )
 
 
@@ -146,7 +146,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def cadences(self, backend: str, n: int) -> list[tuple[Mode, str]]:
         """Modes, each with the pattern of arrival, of cases among n ranks."""
         if self.arrivals:
-            return [arrivals.cadence(name) for name in self.arrivals]
+            return [arrivals.parse_cadence(name) for name in self.arrivals]
         modes = self.modes or (default_mode(backend, self.per_host or n),)
         return [(mode, "") for mode in modes]
 
@@ -234,12 +234,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         skips: list[Skip] = []
         tables = len(self.overrides) + len(self.excludes)
         most = min(MOST_CASES, MOST_QUESTIONS // max(1, tables))
-        every = list(itertools.islice(_swept(self.settled()), most + 1))
+        every = list(itertools.islice(_list_swept(self.settled()), most + 1))
         if len(every) > most:
             raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
-            reason = excludes[0].reason if excludes else "" if case.subject else refuse(case)
+            reason = excludes[0].reason if excludes else "" if case.subject else refuse_case(case)
             if reason:
                 skips.append(Skip(case, reason))
             elif not excludes:
@@ -272,26 +272,26 @@ def default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
     return (gpus or max(2, environment.core_count()),)
 
 
-def expand(axes: Axes) -> tuple[list[Case], list[Skip]]:
+def expand_axes(axes: Axes) -> tuple[list[Case], list[Skip]]:
     return Suite(name="", axes=axes).expand()
 
 
-def _swept(suite: Suite) -> Iterator[Case]:
-    for case in _product(suite.axes):
+def _list_swept(suite: Suite) -> Iterator[Case]:
+    for case in _expand_product(suite.axes):
         changes = {
             axis: values
             for o in suite.overrides
             if case in o.match
             for axis, values in o.axes.given.items()
         }
-        yield from _instead(suite.axes, case, changes) if changes else (case,)
+        yield from _replace_axes(suite.axes, case, changes) if changes else (case,)
     for further in suite.includes:
-        yield from _product(further)
+        yield from _expand_product(further)
     for subject in suite.subjects:
-        yield from _expanded(subject, suite.axes)
+        yield from _expand_subject(subject, suite.axes)
 
 
-def _expanded(subject: Subject, axes: Axes) -> Iterator[Case]:
+def _expand_subject(subject: Subject, axes: Axes) -> Iterator[Case]:
     """The cases of a subject. Raises UsageError for one that cannot be."""
     row, nbytes = measurable.find_kind(subject).measure(subject)
     ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
@@ -310,7 +310,7 @@ def _expanded(subject: Subject, axes: Axes) -> Iterator[Case]:
         yield from case.siblings[::-1]
 
 
-def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
+def _replace_axes(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
     """The product of ``changes`` with what else this case of the sweep is."""
     kept: dict[str, Any] = {
         axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"
@@ -320,7 +320,7 @@ def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Ite
         "modes": (axes.modes or axes.arrivals) and kept["modes"],
         "arrivals": (case.arrival,) if case.arrival else (),
     }
-    for other in _product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
+    for other in _expand_product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
         if (other.collective, other.groups, other.group) == (
             case.collective,
             case.groups,
@@ -332,7 +332,7 @@ def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Ite
 Divided = list[tuple[str, Groups]]  # rules, with the groups that each makes
 
 
-def _bounded(axes: Axes) -> tuple[list[Collective], Divided]:
+def _bound_sweep(axes: Axes) -> tuple[list[Collective], Divided]:
     """The collectives and groups of a sweep. Raises UsageError where it would be too much."""
     if max(axes.ranks, default=1) > MOST_RANKS:
         raise UsageError(
@@ -340,16 +340,16 @@ def _bounded(axes: Axes) -> tuple[list[Collective], Divided]:
         )
     if axes.align < 1:
         raise UsageError(f"--align {axes.align}: nothing is rounded to that", "1 leaves sizes be")
-    rows = [collective(name) for name in axes.collectives]
+    rows = [find_collective(name) for name in axes.collectives]
     divided: Divided = []
     number = 0
     for n in axes.ranks:
-        for rule in groups.rounds(axes.groups, n):
-            divided.append((rule, groups.members(rule, n)))
+        for rule in groups.list_rounds(axes.groups, n):
+            divided.append((rule, groups.list_members(rule, n)))
             if (number := number + len(divided[-1][1])) > MOST_CASES:
                 raise _too_many()
     each = (
-        _within(axes, row, found, axes.cadences("model", len(found)))
+        _list_varying(axes, row, found, axes.cadences("model", len(found)))
         for row, (_, found) in itertools.product(rows, divided)
     )
     swept = sum(math.prod(map(len, lists)) for lists in each)
@@ -358,14 +358,14 @@ def _bounded(axes: Axes) -> tuple[list[Collective], Divided]:
     return rows, divided
 
 
-def _product(axes: Axes) -> Iterator[Case]:
+def _expand_product(axes: Axes) -> Iterator[Case]:
     """Raises UsageError before it makes anything where that would be too much."""
-    rows, divided = _bounded(axes)
-    whole = functools.cache(splits.whole)
+    rows, divided = _bound_sweep(axes)
+    whole = functools.cache(splits.table_bytes)
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
     for cycle, row, (rule, found), env, backend in worlds:
         swept = itertools.product(
-            *_within(axes, row, found, axes.cadences(backend, len(found) * len(found[0])))
+            *_list_varying(axes, row, found, axes.cadences(backend, len(found) * len(found[0])))
         )
         for group, algorithm, how, kind, op, root, split, beside, size, in_place in swept:
             yield Case(
@@ -391,7 +391,7 @@ def _product(axes: Axes) -> Iterator[Case]:
             )
 
 
-def _within(
+def _list_varying(
     axes: Axes, row: Collective, among: Groups, cadences: Sequence[tuple[Mode, str]]
 ) -> tuple[Sequence[Any], ...]:
     """What varies within a collective on some groups of ranks: group, algorithm, mode and arrival,
@@ -399,7 +399,7 @@ def _within(
     empty = not row.moves_data
     return (
         range(len(among)),
-        spelled(axes, row.name),
+        normalise_algorithms(axes, row.name),
         cadences,
         axes.dtypes[:1] if empty else axes.dtypes,
         axes.ops if row.reduces else ("none",),
@@ -418,44 +418,48 @@ def _too_many(most: int = MOST_CASES, tables: int = 0) -> UsageError:
     )
 
 
-def spelled(axes: Axes, name: str) -> list[str]:
+def normalise_algorithms(axes: Axes, name: str) -> list[str]:
     """The algorithms by their proper names; those that only other collectives of the sweep have
     stay."""
     names = []
     for text in axes.algorithms:
-        owners = [other for other in map(collective, axes.collectives) if _has(other.name, text)]
-        if text == "native" or (owners and not _has(name, text)):
+        owners = [
+            other
+            for other in map(find_collective, axes.collectives)
+            if _has_algorithm(other.name, text)
+        ]
+        if text == "native" or (owners and not _has_algorithm(name, text)):
             names.append(text)
         else:
-            names.append(algorithms.find(name, text).name)
+            names.append(algorithms.find_variant(name, text).name)
     return list(dict.fromkeys(names))
 
 
-def _has(name: str, text: str) -> bool:
+def _has_algorithm(name: str, text: str) -> bool:
     return text.partition(":")[0] in {
-        word for row in algorithms.of(name) for word in (row.name, *row.aliases)
+        word for row in algorithms.list_algorithms(name) for word in (row.name, *row.aliases)
     }
 
 
-def _among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
+def _is_among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
     if axis == "envs":
         return any(set(setting) <= set(case.env) for setting in values)
     if axis == "algorithms":
         name = case.algorithm.partition(":")[0]
-        row = algorithms.catalogue().get((case.collective, name))
+        row = algorithms.list_catalogue().get((case.collective, name))
         return not {case.algorithm, name, *(row.aliases if row else ())}.isdisjoint(values)
     return getattr(case, FIELDS[axis]) in values
 
 
-def refuse(case: Case) -> str:
+def refuse_case(case: Case) -> str:
     """Why ``case`` means nothing on any backend, or an empty string."""
     row = case.row
     nowhere = case.in_place and row.in_place is None
-    if none := f"{row.name} has no in-place form" * nowhere or backgrounds.refuse(case):
+    if none := f"{row.name} has no in-place form" * nowhere or backgrounds.refuse_background(case):
         return none
     if case.algorithm != "native":
         try:
-            reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
+            reason = algorithms.find_variant(row.name, case.algorithm).why_not(case.n)
             if case.n > MOST_STEPPED:
                 reason = f"for at most {MOST_STEPPED} ranks"
         except UsageError as e:

@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import algorithms, files, groups, splits
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 from collbench.suite import arrivals, backgrounds, fields, shipped
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
@@ -29,11 +29,19 @@ from collbench.suite.grammar import (
     parse_limit,
     parse_share,
     parse_size,
-    sweep,
+    sweep_sizes,
 )
 from collbench.suite.measurable import find_measurables
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
+from collbench.suite.sweep import (
+    Axes,
+    Exclude,
+    Override,
+    Part,
+    Suite,
+    Threshold,
+    normalise_algorithms,
+)
 
 MOST = 1 << 31
 
@@ -70,47 +78,56 @@ Read = Callable[[Any, str], Any]  # what a value in a file means; the words say 
 
 
 def built_in() -> dict[str, Suite]:
-    return {name: _read(path) for name, path in shipped.suites().items()}
+    return {name: _read_suite(path) for name, path in shipped.list_suites().items()}
 
 
-def load(name: str) -> Suite:
+def load_suite(name: str) -> Suite:
     """The suite in the file ``name``, or the built-in one of that name; what it leaves to the
     machine is still open."""
-    known = shipped.suites()
+    known = shipped.list_suites()
     if name in known:
-        return _read(known[name])
+        return _read_suite(known[name])
     path = Path(name)
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        like = f"write ./{name} for the file here" if path.is_file() else near(name, known)
+        like = f"write ./{name} for the file here" if path.is_file() else suggest_name(name, known)
         raise UsageError(f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(known)}")
-    return _read(path)
+    return _read_suite(path)
 
 
-def _read(path: Path) -> Suite:
+def _read_suite(path: Path) -> Suite:
     try:
-        _, document = files.toml(path, MOST_BYTES)
+        _, document = files.read_toml(path, MOST_BYTES)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     kinds = {kind.table: kind for kind in find_measurables()}
-    said = _values(document, TOP | {name: _tables(name) for name in kinds}, str(path))
+    said = _parse_values(
+        document, TOP | {name: _make_table_reader(name) for name in kinds}, str(path)
+    )
     requests = [
         kind.parse(table, where, path)
         for name, kind in kinds.items()
-        for table, where in _each(said, name, path)
+        for table, where in _list_tables(said, name, path)
     ]
     if "axes" not in said and not requests:
         raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
     bare = {} if "collectives" in said.get("axes", {}) or not requests else NO_COLLECTIVES
     said["axes"] = said.get("axes", {})
-    policy = _policy(said.get("policy", {}), f"{path}: [policy]")
-    axes = _sweep(said["axes"], f"{path}: [axes]", bare)
+    policy = _parse_policy(said.get("policy", {}), f"{path}: [policy]")
+    axes = _parse_sweep(said["axes"], f"{path}: [axes]", bare)
     further = [
-        _sweep({**said["axes"], **table}, where) for table, where in _each(said, "include", path)
+        _parse_sweep({**said["axes"], **table}, where)
+        for table, where in _list_tables(said, "include", path)
     ]
     tables: dict[str, Any] = {
-        "overrides": [_override(t, axes, where) for t, where in _each(said, "override", path)],
-        "excludes": [_exclude(table, where) for table, where in _each(said, "exclude", path)],
-        "thresholds": [_threshold(table, where) for table, where in _each(said, "threshold", path)],
+        "overrides": [
+            _parse_override(t, axes, where) for t, where in _list_tables(said, "override", path)
+        ],
+        "excludes": [
+            _parse_exclude(table, where) for table, where in _list_tables(said, "exclude", path)
+        ],
+        "thresholds": [
+            _parse_threshold(table, where) for table, where in _list_tables(said, "threshold", path)
+        ],
     }
     try:
         return Suite(
@@ -127,15 +144,17 @@ def _read(path: Path) -> Suite:
         raise UsageError(f"{path}: {e}", HINT) from e
 
 
-def _each(said: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _list_tables(
+    said: Mapping[str, Any], name: str, path: Path
+) -> Iterator[tuple[dict[str, Any], str]]:
     if len(said.get(name, ())) > MOST_INCLUDES:
         raise UsageError(f"{path}: more than {MOST_INCLUDES} tables [[{name}]]", HINT)
     for number, table in enumerate(said.get(name, ()), 1):
         yield table, f"{path}: [[{name}]] {number}"
 
 
-def _policy(table: Mapping[str, Any], where: str) -> Policy:
-    said = _values(table, POLICY, where)
+def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
+    said = _parse_values(table, POLICY, where)
     if "iters" in said:
         if "max_seconds" in said:
             raise UsageError(
@@ -149,10 +168,12 @@ def _policy(table: Mapping[str, Any], where: str) -> Policy:
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
 
 
-def _sweep(table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None = None) -> Axes:
+def _parse_sweep(
+    table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None = None
+) -> Axes:
     """The sweep of a table; one of other kinds alone is ``bare`` of collectives and sizes."""
     needed = dict.fromkeys(() if bare else NO_COLLECTIVES, HINT)
-    said = _values(table, AXES, where, needed)
+    said = _parse_values(table, AXES, where, needed)
     axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **said})
     _check_algorithms(axes, where)
     return axes
@@ -161,15 +182,15 @@ def _sweep(table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None 
 def _check_algorithms(axes: Axes, where: str) -> None:
     try:
         for name in axes.collectives:
-            spelled(axes, name)
+            normalise_algorithms(axes, name)
     except UsageError as e:
         raise UsageError(f"{where}, algorithms: {e.message}", e.hint) from e
 
 
-def _override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
+def _parse_override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
     changeable = {name: read for name, read in LISTS.items() if name != "collectives"}
     hint = 'match = { collectives = ["all_to_all"] }, for example'
-    said = _values(table, {"match": _match, **changeable}, where, {"match": hint})
+    said = _parse_values(table, {"match": _parse_match, **changeable}, where, {"match": hint})
     change = Part(**{name: value for name, value in said.items() if name != "match"})
     if not change.given:
         raise UsageError(
@@ -179,32 +200,32 @@ def _override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
     return Override(match=said["match"], axes=change)
 
 
-def _exclude(table: Mapping[str, Any], where: str) -> Exclude:
-    said = _values(table, {**MATCH, "reason": TEXT.read}, where)
+def _parse_exclude(table: Mapping[str, Any], where: str) -> Exclude:
+    said = _parse_values(table, {**MATCH, "reason": TEXT.read}, where)
     reason = said.pop("reason", "")
     if not said:
         raise UsageError(
             f"{where}: this leaves everything out", f"at least one of {', '.join(MATCH)}"
         )
-    return Exclude(match=_part(said, where), reason=reason)
+    return Exclude(match=_parse_part(said, where), reason=reason)
 
 
-def _threshold(table: Mapping[str, Any], where: str) -> Threshold:
-    known = {"match": _match, "tau": KINDS["share"].read, "min_busbw": _limits}
-    said = _values(table, known, where)
+def _parse_threshold(table: Mapping[str, Any], where: str) -> Threshold:
+    known = {"match": _parse_match, "tau": KINDS["share"].read, "min_busbw": _parse_limits}
+    said = _parse_values(table, known, where)
     if not said.get("tau") and not said.get("min_busbw"):
         hint = 'tau = "15%" or min_busbw = "400@1G", for example'
         raise UsageError(f"{where}: neither tau nor min_busbw is there", hint)
     return Threshold(**said)
 
 
-def _limits(given: Any, where: str) -> tuple[Limit, ...]:
+def _parse_limits(given: Any, where: str) -> tuple[Limit, ...]:
     """Limits on busbw: one or several, each a number or a text."""
     items = given if isinstance(given, list) else [given]
     return tuple(parse_limit(str(item), where) for item in items)
 
 
-def _values(
+def _parse_values(
     table: Any, known: Mapping[str, Read], where: str, needed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What the keys of a table mean, by field. Each of those ``needed`` has a hint for a table
@@ -213,7 +234,7 @@ def _values(
         if key not in known:
             raise UsageError(
                 f"{where}, {key}: there is no such key",
-                near(key, known) or f"one of {', '.join(known)}",
+                suggest_name(key, known) or f"one of {', '.join(known)}",
             )
     for key, hint in (needed or {}).items():
         if key not in table:
@@ -242,59 +263,59 @@ class Kind(NamedTuple):
             if isinstance(value, str):
                 value = msgspec.convert(self.parse(value, where), self.type)
         except msgspec.ValidationError as e:
-            raise _unlike(self.expected, given, where, near(given, self.names)) from e
+            raise _unlike_error(self.expected, given, where, suggest_name(given, self.names)) from e
         return value
 
 
-def _unlike(expected: str, given: Any, where: str, hint: str = "") -> UsageError:
+def _unlike_error(expected: str, given: Any, where: str, hint: str = "") -> UsageError:
     shown = repr(given)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
     return UsageError(f"{where}: expected {expected}, not {shown}", hint or HINT)
 
 
-def _printed(text: str, where: str) -> str:
+def _parse_printable(text: str, where: str) -> str:
     """The text, or none where a terminal would not print all of it."""
     return text if text.isprintable() else ""
 
 
-def _known(find: Callable[[str], str], names: Iterable[str]) -> Kind:
+def _make_name_kind(find: Callable[[str], str], names: Iterable[str]) -> Kind:
     """A name that ``find`` knows, proper or not."""
 
     def parse(text: str, where: str) -> str:
         try:
             return find(text) if text.isprintable() else ""
         except UsageError as e:
-            raise UsageError(f"{where}: {e.message}", near(text, names) or e.hint) from e
+            raise UsageError(f"{where}: {e.message}", suggest_name(text, names) or e.hint) from e
 
     return NAME._replace(parse=parse)
 
 
-def _algorithm(text: str, where: str) -> str:
+def _parse_algorithm(text: str, where: str) -> str:
     """The name of an algorithm of whatever collective, perhaps with parameters."""
     names = {"native"} | {
-        name for row in algorithms.catalogue().values() for name in (row.name, *row.aliases)
+        name for row in algorithms.list_catalogue().values() for name in (row.name, *row.aliases)
     }
     if text.isprintable() and text.partition(":")[0] not in names:
         raise UsageError(
             f"{where}: no collective has an algorithm '{text}'",
-            near(text, names) or "collbench list",
+            suggest_name(text, names) or "collbench list",
         )
-    return _printed(text, where)
+    return _parse_printable(text, where)
 
 
-def _split(text: str, where: str) -> str:
+def _parse_split(text: str, where: str) -> str:
     try:
-        splits.matrix(text.strip(), 1, 64, 1)
+        splits.split_matrix(text.strip(), 1, 64, 1)
     except UsageError as e:
         raise UsageError(f"{where}: {e.message.removeprefix('--splits ')}", e.hint) from e
     return text.strip()
 
 
-def _field(field: Field, given: Any, where: str) -> Any:
+def _parse_field(field: Field, given: Any, where: str) -> Any:
     """What a file says of a field: of a list one value or several, or "all"."""
-    kind = _kind(field)
+    kind = _find_kind(field)
     if field.kind == "sizes" and isinstance(given, dict):
-        return _range(given, where)
+        return _parse_range(given, where)
     if not field.many:
         return kind.read(given, where)
     if field.every and given in ("all", ["all"]):
@@ -302,12 +323,12 @@ def _field(field: Field, given: Any, where: str) -> Any:
     items = given if isinstance(given, list) else [given]
     most = MOST_WORLDS if field.name == "ranks" else MOST_VALUES
     if not 0 < len(items) <= most:
-        raise _unlike(f"at least one value, and at most {most}", given, where)
+        raise _unlike_error(f"at least one value, and at most {most}", given, where)
     values = tuple(dict.fromkeys(kind.read(item, where) for item in items))
     return expand_envs(values, where) if field.kind == "setting" else values
 
 
-def _kind(field: Field) -> Kind:
+def _find_kind(field: Field) -> Kind:
     if field.choices:
         words, literal = tuple(map(str, field.choices)), cast(Any, Literal)
         return Kind(literal[field.choices], f"one of {', '.join(words)}", names=words)
@@ -318,13 +339,13 @@ def _kind(field: Field) -> Kind:
     return Kind(Annotated[int, Meta(ge=least)], expected, most=int(field.most or MOST))
 
 
-def _range(given: dict[str, Any], where: str) -> tuple[int, ...]:
-    said = _values(given, RANGE, where)
+def _parse_range(given: dict[str, Any], where: str) -> tuple[int, ...]:
+    said = _parse_values(given, RANGE, where)
     if not {"min", "max"} <= set(said):
         expected = "a list of sizes, or a table with min, max and perhaps factor or step"
-        raise _unlike(expected, given, where)
+        raise _unlike_error(expected, given, where)
     try:
-        return sweep(said["min"], said["max"], said.get("factor"), said.get("step"))
+        return sweep_sizes(said["min"], said["max"], said.get("factor"), said.get("step"))
     except UsageError as e:
         message, hint = (
             re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text)
@@ -333,11 +354,11 @@ def _range(given: dict[str, Any], where: str) -> tuple[int, ...]:
         raise UsageError(f"{where}: {message}", hint) from e
 
 
-def _match(given: Any, where: str) -> Part:
-    return _part(_values(given, MATCH, where), where)
+def _parse_match(given: Any, where: str) -> Part:
+    return _parse_part(_parse_values(given, MATCH, where), where)
 
 
-def _part(said: dict[str, Any], where: str) -> Part:
+def _parse_part(said: dict[str, Any], where: str) -> Part:
     if said.get("min_size", 0) > said.get("max_size", 1 << 62):
         raise UsageError(
             f"{where}, min_size: it is larger than max_size", "no size is between them"
@@ -348,7 +369,7 @@ def _part(said: dict[str, Any], where: str) -> Part:
 NAME = Kind(
     Annotated[str, Meta(pattern=r"^[^\s,]+\Z")],
     "a name in quotes without blanks and commas, several of them as a list",
-    _printed,
+    _parse_printable,
 )
 
 
@@ -377,15 +398,15 @@ KINDS: dict[str, Kind] = {
     "size": SIZE,
     "sizes": SIZE,
     "setting": TEXT,
-    "split": TEXT._replace(parse=_split),
+    "split": TEXT._replace(parse=_parse_split),
     "name": NAME,
-    "collective": _known(lambda word: collective(word).name, COLLECTIVES),
-    "dtype": _known(lambda word: find_dtype(word).name, DTYPES),
-    "op": _known(find_reduction, OPS),
-    "algorithm": NAME._replace(parse=_algorithm),
-    "rule": NAME._replace(parse=groups.spelled),
-    "arrival": NAME._replace(parse=arrivals.spelled),
-    "background": TEXT._replace(type=str, parse=backgrounds.spelled),
+    "collective": _make_name_kind(lambda word: find_collective(word).name, COLLECTIVES),
+    "dtype": _make_name_kind(lambda word: find_dtype(word).name, DTYPES),
+    "op": _make_name_kind(find_reduction, OPS),
+    "algorithm": NAME._replace(parse=_parse_algorithm),
+    "rule": NAME._replace(parse=groups.normalise_rule),
+    "arrival": NAME._replace(parse=arrivals.normalise_arrival),
+    "background": TEXT._replace(type=str, parse=backgrounds.normalise_background),
 }
 
 
@@ -400,37 +421,37 @@ RANGE: dict[str, Read] = {
 }
 
 
-def _tables(name: str) -> Read:
+def _make_table_reader(name: str) -> Read:
     return Kind(list[dict[str, Any]], f"tables, each under [[{name}]]").read
 
 
-def _keys(rows: Iterable[Field]) -> dict[str, Read]:
+def _make_keys(rows: Iterable[Field]) -> dict[str, Read]:
     """Keys of a table, each of which says a field."""
-    return {KEYS.get(field.name, field.name): partial(_field, field) for field in rows}
+    return {KEYS.get(field.name, field.name): partial(_parse_field, field) for field in rows}
 
 
-AXES = _keys(fields.AXES)
+AXES = _make_keys(fields.AXES)
 
 
-LISTS = _keys(field for field in fields.AXES if field.case)
+LISTS = _make_keys(field for field in fields.AXES if field.case)
 
 
 MATCH: dict[str, Read] = {
     **LISTS,
-    "roots": partial(_field, Field("axes", "roots", "whole", many=True)),
-    "algorithms": partial(_field, Field("axes", "algorithms", "algorithm", many=True)),
+    "roots": partial(_parse_field, Field("axes", "roots", "whole", many=True)),
+    "algorithms": partial(_parse_field, Field("axes", "algorithms", "algorithm", many=True)),
     "min_size": SIZE.read,
     "max_size": SIZE.read,
 }
 
 
-POLICY = _keys(field for field in fields.POLICY if field.kind != "faults")
+POLICY = _make_keys(field for field in fields.POLICY if field.kind != "faults")
 
 
 TOP: dict[str, Read] = {
     "description": TEXT.read,
-    "tags": partial(_field, Field("axes", "tags", "name", many=True)),
+    "tags": partial(_parse_field, Field("axes", "tags", "name", many=True)),
     "axes": TABLE.read,
     "policy": TABLE.read,
-    **{name: _tables(name) for name in ("include", "override", "exclude", "threshold")},
+    **{name: _make_table_reader(name) for name in ("include", "override", "exclude", "threshold")},
 }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.survive.streams import SPELLED
 
 
@@ -62,7 +62,7 @@ class ResilientOutput:
             self.closed_early = True
         except OSError as e:
             self.lost = True
-            tell(f"standard output: {e.strerror}; what follows is not printed")
+            print_message(f"standard output: {e.strerror}; what follows is not printed")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         with suppress(OSError, ValueError):  # what it still holds goes there when Python ends
             os.dup2(nowhere, self._out.fileno())

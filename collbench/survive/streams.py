@@ -28,7 +28,7 @@ class LossyFile(io.FileIO):
         return total
 
 
-def secure() -> None:
+def secure_streams() -> None:
     """Opens those of descriptors 0 to 2 that are closed, so that no other file of this process gets
     their numbers, and makes standard error a stream that raises nothing. A process calls it once,
     before it opens anything."""
@@ -36,12 +36,12 @@ def secure() -> None:
         _open_if_closed(number)
         if getattr(sys, name) is None:
             stream = open(number, mode, encoding="utf-8", errors=SPELLED, closefd=False)  # noqa: SIM115
-            _replace(name, stream)
+            _replace_stream(name, stream)
     if isinstance(sys.stderr, io.TextIOWrapper):
-        _replace("stderr", _unfailing(sys.stderr))
+        _replace_stream("stderr", _make_unfailing(sys.stderr))
 
 
-def _replace(name: str, stream: Any) -> None:
+def _replace_stream(name: str, stream: Any) -> None:
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)
 
@@ -57,7 +57,7 @@ def _open_if_closed(number: int) -> None:
         os.set_inheritable(number, True)
 
 
-def _unfailing(stream: io.TextIOWrapper) -> Any:
+def _make_unfailing(stream: io.TextIOWrapper) -> Any:
     with suppress(OSError):
         stream.flush()
     raw = LossyFile(stream.fileno(), "w", closefd=False)

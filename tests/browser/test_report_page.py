@@ -201,7 +201,7 @@ def page(visit: Open, tmp_path: Path) -> Open:
 
     def opened(document: Document | None = None, **how: Any) -> Any:
         path = tmp_path / "report.html"
-        path.write_text(html.page(document or rich()), encoding="utf-8")
+        path.write_text(html.render_page(document or rich()), encoding="utf-8")
         return visit(path, **how)
 
     return opened
@@ -625,7 +625,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     assert (
         invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
     )
-    run = store.read(store.find("@last"))
+    run = store.read_file(store.find_run("@last"))
     text = '<a href="https://evil.test">x</a>' + " ".join(HOSTILE[:-1])
     ranks = [types.RankInfo(rank=rank, host=text, pid=1, cpus=[0]) for rank in range(4)]
     world = types.World(
@@ -669,7 +669,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
 
 
 def test_the_policy_stops_what_is_not_the_pages_own(browser: Any, tmp_path: Path) -> None:
-    text = html.page(rich()).replace(
+    text = html.render_page(rich()).replace(
         "Rank 3 comes last.", "<script>document.title = 'taken'</script>"
     )
     (tmp_path / "bad.html").write_text(text, encoding="utf-8")
@@ -695,7 +695,7 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
             legend="GB/s",
             good=True,
         )
-        return figures.heat(f"m{n}", "Pairs", "words", matrix, {})
+        return figures.draw_heatmap(f"m{n}", "Pairs", "words", matrix, {})
 
     both = [Section(name="s", title="S", words=[], figures=[heat(4), heat(17)])]
     tab = page(Document(title="T", verdict="V", weight="", runs=[], sections=both))
@@ -706,14 +706,14 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
 
 
 def test_plotlyjs_beside_the_page(visit: Open, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(html.page(rich(), "directory"), encoding="utf-8")
-    (tmp_path / html.LIBRARY).write_text(html.library(), encoding="utf-8")
+    (tmp_path / "report.html").write_text(html.render_page(rich(), "directory"), encoding="utf-8")
+    (tmp_path / html.LIBRARY).write_text(html.load_plotly(), encoding="utf-8")
     assert (tmp_path / "report.html").stat().st_size < 200_000
     assert drawn(visit(tmp_path / "report.html")) == [8, 4, 1]
 
 
 def test_plotlyjs_from_the_network_is_one_pinned_script() -> None:
-    text = html.page(rich(), "cdn")
+    text = html.render_page(rich(), "cdn")
     (tag,) = re.findall(r"<script[^>]* src=.*?>", text)
     assert re.search(
         r'src="https://cdn\.plot\.ly/plotly-[\d.]+\.min\.js" integrity="sha256-[\w+/=]{44}"', tag

@@ -182,13 +182,13 @@ def test_segments_of_what_was_kept_before_go_by_the_libraries_of_a_rows_backend(
         kept.add(dated(0, rows))
         kept.add(dated(1, rows, environment=newer | {"host": "node1"}))
     stored = raw(url, "SELECT fingerprint FROM runs ORDER BY night")
-    assert stored == [(environment.fingerprint(facts),) for facts in (ENVIRONMENT, newer)]
+    assert stored == [(environment.make_fingerprint(facts),) for facts in (ENVIRONMENT, newer)]
     with history.open_book(url) as kept:
         gloo, mpi = kept.series("node1")
         assert [part.why for part in gloo.segments] == ["first night"]
         assert [part.why for part in mpi.segments][1:] == ["libraries.mpi4py absent -> 4.1.2"]
         tonight = nights_.nights_of([dated(2, rows)])
-        assert [len(nights_.past(row, tonight[row.key])) for row in (gloo, mpi)] == [2, 0]
+        assert [len(nights_.past_values(row, tonight[row.key])) for row in (gloo, mpi)] == [2, 0]
 
 
 def test_a_fingerprint_that_the_kept_facts_do_not_make_stands(url: str) -> None:
@@ -223,8 +223,8 @@ def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) 
         for file in nights(swept("all_reduce", sizes=[1 << 20, 2 << 20]), 12):
             kept.add(file)
         rows = kept.series("node1")
-        learned = baselines.learned(rows, "as delivered", "")
-        taken = baselines.accepted(rows[:1], "2026-01-08", "new switch", "abc")
+        learned = baselines.learn_baseline(rows, "as delivered", "")
+        taken = baselines.accept_baseline(rows[:1], "2026-01-08", "new switch", "abc")
         assert [kept.accept(one) for one in (learned, taken, taken)] == [True, True, False]
         first, second = kept.series("node1")
         assert [part.why for part in first.segments] == ["first night", "accepted: new switch"]
@@ -243,7 +243,7 @@ def test_a_kept_level_that_cannot_be_read_is_told_with_its_line(url: str, conten
     with history.open_book(url) as kept:
         for file in nights(swept("all_reduce", sizes=[1 << 20]), 5):
             kept.add(file)
-        kept.accept(baselines.learned(kept.series("node1"), "as delivered", ""))
+        kept.accept(baselines.learn_baseline(kept.series("node1"), "as delivered", ""))
         (line,) = raw(
             url, f"UPDATE baselines SET content = '{content}'", "SELECT id FROM baselines"
         )[0]

@@ -36,8 +36,8 @@ def test_every_collective_has_a_command_that_explains_itself_and_runs(bare, name
         line.split()[0] for line in done.stdout.splitlines() if line and not line.startswith("#")
     ]
     assert sizes == (["0"] if name == "barrier" else ["1024", "2048", "4096"])
-    (found,) = store.saved()
-    assert {r.status for r in store.read(found).records} <= {"predicted", "skipped"}
+    (found,) = store.list_saved()
+    assert {r.status for r in store.read_file(found).records} <= {"predicted", "skipped"}
 
 
 def test_aliases_of_nccl_tests_work(bare) -> None:
@@ -210,7 +210,7 @@ def test_dry_run_shows_cases_memory_and_time_and_runs_nothing(bare) -> None:
     done = bare("all_reduce", "-b", "1K", "-e", "4K", "-g", "2", "--backend", "gloo", "--dry-run")
     assert done.returncode == 0
     assert "6 cases" in done.stdout and "MiB" in done.stdout
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 def test_what_cannot_fit_in_memory_is_a_skip_that_names_need_and_limit(bare) -> None:
@@ -261,14 +261,14 @@ def test_output_that_finds_no_room_stops_no_measurement(tmp_path: Path, form: st
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("standard output: No space left on device") == 1
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-    found = store.read(tmp_path / "r.jsonl")
+    found = store.read_file(tmp_path / "r.jsonl")
     assert len(found.records) == 6 and found.end is not None
 
 
 @pytest.mark.parametrize("words", [("runs",), ("list",), ("report", "@last", "--format", "md")])
 def test_commands_whose_output_finds_no_room_end_with_5(bare, words: tuple[str, ...]) -> None:
     bare("all_reduce", "--sizes", "1K", *MODEL)
-    done = on_a_full_disk(store.home(), *words)
+    done = on_a_full_disk(store.home_folder(), *words)
     assert (done.returncode, "Traceback" in done.stderr) == (5, False)
     assert "standard output: No space left on device" in done.stderr
 
@@ -420,7 +420,7 @@ def test_a_saved_run_goes_on_without_its_reader(tmp_path: Path) -> None:
         env={**os.environ, "COLLBENCH_HOME": str(tmp_path)},
     )
     (found,) = (tmp_path / "runs").iterdir()
-    run = store.read(found)
+    run = store.read_file(found)
     assert len(run.records) == 56 and run.end is not None and run.end.exit == 0
 
 
@@ -462,10 +462,10 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     bare("barrier", *MODEL)
     listed = bare("runs").stdout
     assert "@last~1" in listed and "first" in listed and "barrier" in listed
-    assert store.find("first") == store.find("@last~1")
-    assert store.read(store.find("@last")).run.suite.name == "barrier"
+    assert store.find_run("first") == store.find_run("@last~1")
+    assert store.read_file(store.find_run("@last")).run.suite.name == "barrier"
     assert bare("all_reduce", "--sizes", "1K", *MODEL, "--no-save").returncode == 0
-    assert len(store.saved()) == 2
+    assert len(store.list_saved()) == 2
 
 
 def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, tmp_path: Path) -> None:
@@ -506,13 +506,13 @@ def test_runs_are_listed_for_programs_too(bare) -> None:
     assert (told["of"], row["name"], row["tag"], row["ended"]) == (2, "@last", "second", "ok")
     rows = list(csv.DictReader(bare("runs", "--format", "csv").stdout.splitlines()))
     assert [row["tag"] for row in rows] == ["first", "second"]
-    assert [row["id"] for row in rows] == [path.stem for path in store.saved()]
+    assert [row["id"] for row in rows] == [path.stem for path in store.list_saved()]
 
 
 @pytest.mark.parametrize("form", ["nccl", "json", "csv", "md"])
 def test_every_format_says_on_stderr_where_the_run_is(bare, form: str) -> None:
     done = bare("barrier", *MODEL, "--format", form)
-    assert f"saved: {store.find('@last').stem}" in done.stderr.splitlines()
+    assert f"saved: {store.find_run('@last').stem}" in done.stderr.splitlines()
     assert "saved" not in bare("barrier", *MODEL, "--format", form, "--no-save").stderr
 
 
@@ -532,7 +532,7 @@ def test_a_sweep_is_the_product_of_its_lists(bare) -> None:
         "out",
     )
     bare("all_reduce", "--sizes", "1K,4K", "--backend", "model", *args)
-    records = store.read(store.find("@last")).records
+    records = store.read_file(store.find_run("@last")).records
     assert len(records) == 2 * 2 * 2 * 2 * 2 * 2
     assert len({(r.case.key, r.case.cycle) for r in records}) == len(records)
 
@@ -546,7 +546,7 @@ def test_secrets_of_the_environment_and_command_are_not_kept(cli, home: Path) ->
         AWS_SECRET_ACCESS_KEY=secret,
         UCX_PROXY=f"http://me:{secret}@host",
     )
-    run = store.read(store.find("@last")).run
+    run = store.read_file(store.find_run("@last")).run
     assert "UCX_PROXY" in run.environment["variables"]
     assert secret not in json.dumps(run.environment) + json.dumps(run.command)
 

@@ -78,7 +78,7 @@ def stored(
     pairing = (
         Pairing(experiment=experiment, side=side, variant=variant, aa=aa) if paired else None  # type: ignore[arg-type]
     )
-    path = store.home() / "runs" / f"{experiment}-{side}.jsonl"
+    path = store.home_folder() / "runs" / f"{experiment}-{side}.jsonl"
     run = Run(
         id=path.stem,
         started="2025-01-01T00:00:00+00:00",

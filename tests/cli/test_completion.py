@@ -117,17 +117,20 @@ def test_completing_loads_nothing_heavy(line: str, tmp_path: Path) -> None:
 
 
 def test_names_of_algorithms_are_those_that_there_are() -> None:
-    found = set(completion.names("algorithm")())
-    assert found == {"native", *(one.name for name in COLLECTIVES for one in algorithms.of(name))}
+    found = set(completion.find_name_source("algorithm")())
+    assert found == {
+        "native",
+        *(one.name for name in COLLECTIVES for one in algorithms.list_algorithms(name)),
+    }
 
 
 def test_names_of_suites_are_those_that_load() -> None:
-    assert set(completion.names("suite")()) == set(toml.built_in())
+    assert set(completion.find_name_source("suite")()) == set(toml.built_in())
 
 
 def test_names_of_backends_are_those_that_list_shows() -> None:
-    _, *rows = list_.catalogue()["Backends"]
-    assert [*completion.names("backend")(), "NAME"] == [name for name, _ in rows]
+    _, *rows = list_.list_tables()["Backends"]
+    assert [*completion.find_name_source("backend")(), "NAME"] == [name for name, _ in rows]
 
 
 @pytest.mark.skipif(SCRIPT is None, reason="collbench is not installed here")

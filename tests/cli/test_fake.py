@@ -110,7 +110,9 @@ def test_an_experiments_plan_says_so_by_the_backends_of_its_sides(
 ) -> None:
     from collbench.machine import topology
 
-    monkeypatch.setattr(topology, "gpus", lambda root: {"devices": [{"name": "Fake H100"}] * 2})
+    monkeypatch.setattr(
+        topology, "gpu_facts", lambda root: {"devices": [{"name": "Fake H100"}] * 2}
+    )
     command = ("ab", "--base", "backend:nccl", "--head", "backend:gloo", "--dry-run")
     told = "a fake GPU: what it measures means nothing"
     assert told in inside(*command).stdout
@@ -145,7 +147,7 @@ def test_a_plan_says_that_the_gpus_here_are_fake(
 ) -> None:
     from collbench.machine import topology
 
-    monkeypatch.setattr(topology, "gpus", lambda root: {"devices": [{"name": name}] * 2})
+    monkeypatch.setattr(topology, "gpu_facts", lambda root: {"devices": [{"name": name}] * 2})
     done = inside(*command, "--dry-run")
     told = "a fake GPU: what it measures means nothing" in done.stdout
     assert told == name.startswith("Fake"), (done.stdout, done.stderr)

@@ -51,33 +51,37 @@ def test_more_ranks_than_gpus_are_refused_before_any_is_started(
     with pytest.raises(
         CannotRun, match=r"8 ranks need a GPU each, and there is 1 \(.*--share-gpu.*--backend gloo"
     ):
-        session.execute(order(8), reporter)
+        session.execute_order(order(8), reporter)
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_sweep_keeps_the_ranks_that_there_are_gpus_for() -> None:
-    prepared = session.prepare(order(1, 2, 8))
+    prepared = session.prepare_order(order(1, 2, 8))
     assert [job.case.n for job in prepared.jobs] == [1]
     assert [skip.case.n for skip in prepared.skips] == [2, 8]
-    elsewhere = session.prepare(order(2, backends=("gloo", "torch_two_shot")))
+    elsewhere = session.prepare_order(order(2, backends=("gloo", "torch_two_shot")))
     assert [job.case.backend for job in elsewhere.jobs] == ["gloo"]
     assert "--share-gpu lets ranks share one" in elsewhere.skips[0].reason
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_gpus_are_shared_where_it_is_asked_for() -> None:
-    assert [job.case.n for job in session.prepare(order(1, 2, 8, share_gpu=True)).jobs] == [1, 2, 8]
+    assert [job.case.n for job in session.prepare_order(order(1, 2, 8, share_gpu=True)).jobs] == [
+        1,
+        2,
+        8,
+    ]
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "detect", lambda wanted: environments.Membership)
-    assert [job.case.n for job in session.prepare(order(8)).jobs] == [8]
+    monkeypatch.setattr(join, "detect_launcher", lambda wanted: environments.Membership)
+    assert [job.case.n for job in session.prepare_order(order(8)).jobs] == [8]
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_registered_buffers_are_nccls() -> None:
-    prepared = session.prepare(
+    prepared = session.prepare_order(
         order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True)
     )
     assert [job.case.backend for job in prepared.jobs] == ["nccl"]
@@ -116,7 +120,7 @@ def test_options_reach_the_policy_and_explain_themselves(cli, inside) -> None:
     )
     assert done.returncode == 0 and "2 cases" in done.stdout
     cli("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
-    assert store.read(store.find("@last")).run.policy.share_gpu
+    assert store.read_file(store.find_run("@last")).run.policy.share_gpu
     with pytest.raises(UsageError, match="register"):
         toml.POLICY["register"](3, "policy.register")
 

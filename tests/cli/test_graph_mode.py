@@ -16,8 +16,8 @@ SMALL = ("all_reduce", "--sizes", "1K", "--backend", "model", "-g", "4")
 def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], replays: int) -> None:
     done = cli(*SMALL, *args)
     assert done.returncode == 0, done.stderr
-    (saved,) = store.saved()
-    found = store.read(saved)
+    (saved,) = store.list_saved()
+    found = store.read_file(saved)
     assert {record.case.mode for record in found.records} == {"graph"}
     assert found.run.policy.graph == replays
 

@@ -166,7 +166,7 @@ def test_no_verdict_exits_3_and_says_what_is_missing(said: Said, home: Path) -> 
 def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from collbench.features.health.checks import table as checks
 
-    monkeypatch.setattr(checks, "injected", lambda files: "late:2:1ms")
+    monkeypatch.setattr(checks, "describe_injected", lambda files: "late:2:1ms")
     kept(home)
     code, out, _ = said("--format", "line")
     assert code == Exit.OK and "TEST, fault injected (late:2:1ms)" in out
@@ -277,7 +277,7 @@ def test_a_file_that_cannot_be_written_silences_nothing(
         home,
         change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
     )
-    monkeypatch.setattr(files, "save", full)
+    monkeypatch.setattr(files, "save_text", full)
     words = (
         "--no-history",
         "-o",
@@ -401,7 +401,7 @@ def test_only_fresh_launches_confirm_a_slow_night(
         asked.extend(wanted)
         return Night([night(dict.fromkeys(wanted, factor), rows=wanted, seed=99)])
 
-    monkeypatch.setattr(health, "again", again)
+    monkeypatch.setattr(health, "measure_again", again)
     ended, out, _ = said("--rerun", "--format", "json")
     assert asked == [ROW] and ended == code
     assert [one["severity"] for one in history_of(out)[1]] == [severity] * bool(severity)
@@ -410,8 +410,8 @@ def test_only_fresh_launches_confirm_a_slow_night(
 @pytest.fixture
 def on_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the nights of made_night had been measured on this host."""
-    monkeypatch.setattr(environment, "host", lambda: "node0")
-    monkeypatch.setattr(judging, "placed", lambda file: {"node0"})
+    monkeypatch.setattr(environment, "host_name", lambda: "node0")
+    monkeypatch.setattr(judging, "list_devices", lambda file: {"node0"})
 
 
 def test_fresh_launches_elsewhere_confirm_nothing(
@@ -419,7 +419,7 @@ def test_fresh_launches_elsewhere_confirm_nothing(
 ) -> None:
     """What this host does in shared memory says nothing of a night of several."""
     nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
-    monkeypatch.setattr(health, "launch", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(health, "launch_cases", lambda *_: pytest.fail("it measures"))
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint"
     assert "the night's ranks were on node0, node1, node2: nothing is confirmed" in err
@@ -434,7 +434,7 @@ def test_fresh_launches_with_other_software_confirm_nothing(
         fast = night(rows=wanted, environment={**ENVIRONMENT, "kernel": "6.2"})
         saved(replace(fast, run=replace(fast.run, id="fast")), home).rename(path)
 
-    monkeypatch.setattr(health, "launch", launch)
+    monkeypatch.setattr(health, "launch_cases", launch)
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint" and "kernel" in err
 
@@ -445,7 +445,7 @@ def test_interrupted_launches_are_no_verdict(
     from collbench.run import session
 
     nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
-    monkeypatch.setattr(session, "execute", lambda *_: Exit.INTERRUPTED)
+    monkeypatch.setattr(session, "execute_order", lambda *_: Exit.INTERRUPTED)
     for words in (("--rerun",), ("--inject", "drop:1", "-g", "2")):
         code, out, _ = said(*words, "--format", "json")
         assert (code, out) == (Exit.INTERRUPTED, "")
@@ -459,7 +459,7 @@ def test_fresh_launches_that_break_confirm_nothing(
     def broken(*_: Any) -> None:
         raise RunBroken("rank 1 stopped")
 
-    monkeypatch.setattr(health, "launch", broken)
+    monkeypatch.setattr(health, "launch_cases", broken)
     code, out, err = said("--rerun", "--format", "json")
     (found,) = history_of(out)[1]
     assert code == Exit.OK and found["severity"] == "hint" and "with 0 launches" in found["what"]
@@ -483,7 +483,7 @@ def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
         raise CannotRun("cannot reach the database")
 
     kept(home)
-    monkeypatch.setattr(history, "book", closed)
+    monkeypatch.setattr(history, "open_book", closed)
     code, out, _ = said("--format", "json")
     assert code == Exit.OK and history_of(out)[0] == "no data" and "cannot reach" in out
 
@@ -550,14 +550,14 @@ def test_a_case_is_measured_again_as_it_was(
         nightly()[20],
     ]
     orders: list[session.Order] = []
-    monkeypatch.setattr(session, "execute", lambda order, _: orders.append(order))
-    health.launch(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
+    monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
+    health.launch_cases(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
     every, skips = orders[0].suite.expand()
     assert not skips and orders[0].budget == 5.0
     assert {(replace(case, cycle=0), case.cycle) for case in every} == {
         (case, i) for case in wanted for i in range(3)
     }
-    worlds = plan.worlds([plan.Job(case, 1, "") for case in every], orders[0].suite.policy)
+    worlds = plan.plan_worlds([plan.Job(case, 1, "") for case in every], orders[0].suite.policy)
     assert len(worlds) == 6 and all(
         len({job.case.cycle for job in world.jobs}) == 1 for world in worlds
     )
@@ -569,9 +569,9 @@ def test_suite_nightly_has_what_the_checks_need() -> None:
     from collbench.run import plan
     from collbench.suite import toml
 
-    suite = toml.load("nightly")
+    suite = toml.load_suite("nightly")
     every, _ = replace(suite, axes=replace(suite.axes, ranks=(2,), backends=("gloo",))).expand()
-    assert len(plan.worlds([plan.Job(case, 1, "") for case in every], suite.policy)) == 3
+    assert len(plan.plan_worlds([plan.Job(case, 1, "") for case in every], suite.policy)) == 3
     names = {case.collective for case in every}
     assert names >= {name for left, right in guidelines.COMPOSITIONS for name in (left, *right)} | {
         "sendrecv"

@@ -14,7 +14,7 @@ from factories import night, nightly, saved
 from forked import Server
 
 import collbench
-from collbench.cli.help import pages
+from collbench.cli.help import list_pages
 from collbench.cli.main import app, list_commands
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
@@ -30,7 +30,7 @@ from collbench.suite import toml
 from collbench.suite.fields import FIELDS
 
 ROOT = Path(collbench.__file__).parents[1]
-PAGES = {name: page.read_text(encoding="utf-8") for name, page in pages().items()}
+PAGES = {name: page.read_text(encoding="utf-8") for name, page in list_pages().items()}
 TEXTS = PAGES | {"README": (ROOT / "README.md").read_text(encoding="utf-8")}
 STARTED = re.compile(r"(?:^|[\s/])collbench ([a-z@].*)")  # by hand, or by a launcher
 
@@ -131,7 +131,7 @@ def recorded(folder: Path) -> None:
     ]
     for rank in range(2):
         about = RankTrace(rank, 2, groups={"": (0, 1)})
-        writer = own.Writer(folder / own.name(rank), about)
+        writer = own.Writer(folder / own.file_name(rank), about)
         writer.write([msgspec.structs.replace(c, ends_ns=c.begins_ns + 500) for c in calls])
         writer.close()
 
@@ -154,13 +154,13 @@ def test_files_of_the_manual_are_read(block: str, tmp_path: Path) -> None:
     path.write_text(block)
     recorded(tmp_path / "trace")
     if "[[phase]]" in block:
-        assert files.read(path).world
+        assert files.read_step(path).world
     elif "[[curve]]" in block:
-        assert expectations.load(path)
+        assert expectations.load_curves(path)
     elif "[hosts]" in block:
-        assert topology.read(path)
+        assert topology.read_racks(path)
     else:
-        assert toml.load(str(path))
+        assert toml.load_suite(str(path))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -207,7 +207,7 @@ def test_every_flag_is_explained() -> None:
 def test_the_page_has_a_flag_among_doubts_or_remarks_as_the_table(flag) -> None:
     doubts, _, rest = PAGES["flags"].partition("## Remarks")
     remarks = rest.partition("## Rows that decide nothing")[0]
-    is_doubt = flag.is_doubt is not flags_.never
+    is_doubt = flag.is_doubt is not flags_.is_never
     assert (f"\n| `{flag.name}" in doubts, f"\n| `{flag.name}" in remarks) == (
         is_doubt,
         not is_doubt,
@@ -220,7 +220,7 @@ def test_the_page_names_the_rows_that_decide_nothing() -> None:
 
 
 def test_the_number_of_algorithms_is_that_of_today() -> None:
-    number = sum(len(algorithms.of(name)) for name in COLLECTIVES)
+    number = sum(len(algorithms.list_algorithms(name)) for name in COLLECTIVES)
     assert f"{number} algorithms of its own" in TEXTS["README"]
     assert f"export {number} algorithms\n" in PAGES["algorithms"]
 

@@ -134,7 +134,9 @@ def test_a_run_of_the_model_backend_becomes_a_night(inside) -> None:
     assert added.returncode == 0 and "rows, 1 launch; night 2" in added.stdout, added.stderr
     shown = inside("history", "trend", "--all").stdout
     assert (
-        "of rows ignored, most for: 1 of 3 launches" in shown and "1 KiB" in shown and store.saved()
+        "of rows ignored, most for: 1 of 3 launches" in shown
+        and "1 KiB" in shown
+        and store.list_saved()
     )
 
 

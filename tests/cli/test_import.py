@@ -37,8 +37,8 @@ def test_an_imported_run_is_listed_reported_and_compared_like_any_other(
     assert done.returncode == 0 and done.stderr == ""
     first, saved = done.stdout.splitlines()
     assert first.endswith("osu.log: 2 records of all_reduce, 4 ranks (OSU Micro-Benchmarks 7.4)")
-    assert Path(saved.partition("saved: ")[2]) == store.saved()[0]
-    file = store.read(store.find("mine"))
+    assert Path(saved.partition("saved: ")[2]) == store.list_saved()[0]
+    file = store.read_file(store.find_run("mine"))
     assert file.run.imported == "OSU Micro-Benchmarks 7.4" and file.run.environment == {
         "host": "node7",
         "variables": {},
@@ -88,15 +88,17 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
     assert done.returncode == 0, done.stderr
     text = tmp_path / "out.txt"
     text.write_text(done.stdout)
-    before = [r for r in store.read(store.find("@last")).records if r.status == "predicted"]
+    before = [
+        r for r in store.read_file(store.find_run("@last")).records if r.status == "predicted"
+    ]
     assert before
     again = bare("import", str(text), str(saved))
     assert again.returncode == 0, again.stderr
     ids = [line.rpartition("/")[2] for line in again.stdout.splitlines() if "saved:" in line]
-    assert ids == [path.name for path in store.saved()[-2:]]  # in the order given
+    assert ids == [path.name for path in store.list_saved()[-2:]]  # in the order given
     assert "not understood" not in again.stdout and again.stderr == ""
-    for path in store.saved()[-2:]:
-        kept = {r.case.key: r for r in store.read(path).records if r.told}
+    for path in store.list_saved()[-2:]:
+        kept = {r.case.key: r for r in store.read_file(path).records if r.told}
         assert {r.case.size for r in before} == {r.case.size for r in kept.values()} and len(
             kept
         ) == len(before)
@@ -119,10 +121,10 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
             "import collbench",
             "from collbench.records import derive, store",
             "from collbench.show import programs",
-            "file = store.read(store.find('@last'))",
+            "file = store.read_file(store.find_run('@last'))",
             "out = programs.Csv(sys.stdout)",
             "out.begin(file.run, [], [])",
-            "for r in file.records: out.record(r, derive.derive(r))",
+            "for r in file.records: out.record(r, derive.derive_row(r))",
             "out.end(file.end, None)",
             "frame = collbench.frame(file)",
             "assert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()",
@@ -154,8 +156,8 @@ def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten
     assert [done.returncode for done in codes] == [Exit.OK, Exit.USAGE]
     assert (
         "never overwritten" in codes[1].stderr
-        and len(store.read(target).records) == 2
-        and store.saved() == []
+        and len(store.read_file(target).records) == 2
+        and store.list_saved() == []
     )
 
 
@@ -181,7 +183,7 @@ def test_bad_input_is_told_in_words_and_leaves_no_run_behind(
         and "Traceback" not in done.stderr
         and len(done.stderr.splitlines()) <= 2
     )
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(
@@ -234,7 +236,10 @@ def test_wrong_data_in_a_log_exits_7_and_is_saved(inside, tmp_path: Path) -> Non
     done = inside("import", str(path))
     assert done.returncode == Exit.WRONG_DATA
     assert "1 record is wrong (9 elements)" in done.stderr
-    assert [record.status for record in store.read(store.find("@last")).records] == ["wrong", "ok"]
+    assert [record.status for record in store.read_file(store.find_run("@last")).records] == [
+        "wrong",
+        "ok",
+    ]
 
 
 OSU_ROW = "# OSU MPI Allreduce Latency Test v7.2\n# Size       Avg Latency(us)\n4096      9.00\n"

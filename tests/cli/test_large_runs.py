@@ -36,23 +36,25 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_processes_return_every_row_in_order(large: Path) -> None:
-    whole, digest = store.read(large), store.digest(large)
+    whole, digest = store.read_file(large), store.read_digest(large)
     assert [record.case.nbytes for record in digest.records] == [8 * i + 8 for i in range(50)]
-    assert [row.derived for row in rows.table([digest])] == [
-        row.derived for row in rows.table([whole])
+    assert [row.derived for row in rows.make_rows([digest])] == [
+        row.derived for row in rows.make_rows([whole])
     ]
     assert not any(record.per_rank for record in digest.records)
 
 
 def test_rows_come_from_other_processes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "derive", lambda record, world: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        store, "derive_row", lambda record, world: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(CannotRun, match="killed"):
-        store.digest(large)
+        store.read_digest(large)
 
 
 def test_an_error_in_a_process_keeps_its_line_and_its_hint(large: Path) -> None:
     lines = large.read_bytes().splitlines(keepends=True)
     large.write_bytes(b"".join([*lines[:30], lines[30][:-50] + b"\n", *lines[31:]]))
     with pytest.raises(UsageError, match=r"a\.jsonl, line 31: ") as caught:
-        store.digest(large)
+        store.read_digest(large)
     assert "another version" in caught.value.hint

@@ -53,18 +53,20 @@ def test_a_dry_run_tells_of_the_start_of_each_launch(bare) -> None:
 
 
 def test_launches_of_a_suite_are_in_place_of_its_own_and_share_their_time() -> None:
-    nightly = options.changed(toml.load("nightly"), ngpus="2", backend="gloo", launches=10)
+    nightly = options.change_suite(
+        toml.load_suite("nightly"), ngpus="2", backend="gloo", launches=10
+    )
     assert (nightly.axes.cycles, nightly.policy.fresh) == (10, True)
     assert nightly.policy.max_seconds == 1.5
 
 
 def test_max_time_is_each_launchs() -> None:
     given = {"ngpus": "2", "backend": "gloo", "max_time": "3s", "launches": 10}
-    assert options.changed(toml.load("nightly"), **given).policy.max_seconds == 3.0  # type: ignore[arg-type]
+    assert options.change_suite(toml.load_suite("nightly"), **given).policy.max_seconds == 3.0  # type: ignore[arg-type]
 
 
 def test_further_sweeps_of_a_suite_have_as_many() -> None:
-    pr = options.changed(toml.load("pr"), launches=10)
+    pr = options.change_suite(toml.load_suite("pr"), launches=10)
     assert [further.cycles for further in pr.includes] == [10]
 
 

@@ -33,11 +33,11 @@ def reaching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             for case in cases:
                 ns = round(case.size * case.row.busbw(case.n) / busbw)
                 record = Record(case=case, status="ok", times_ns=[ns] * 40, checked=1, wrong=0)
-                reporter.record(record, derive.derive(record))
+                reporter.record(record, derive.derive_row(record))
             reporter.end(factories.ENDED, None)
             return code
 
-        monkeypatch.setattr(session, "execute", execute)
+        monkeypatch.setattr(session, "execute_order", execute)
 
     return plant
 

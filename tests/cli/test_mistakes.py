@@ -138,7 +138,7 @@ def test_a_slip_in_a_backends_name_is_noticed() -> None:
 
 
 def test_two_algorithms_of_one_name_are_an_error() -> None:
-    first, second, *_ = algorithms.of("all_reduce")
+    first, second, *_ = algorithms.list_algorithms("all_reduce")
     twin = second._replace(name=first.name)
     algorithms.refuse_repeated([first, second])
     with pytest.raises(ValueError, match=first.name):

@@ -14,7 +14,7 @@ from collbench.features.health import history
 from collbench.features.health.checks import past
 from collbench.features.health.findings import Finding
 from collbench.features.health.history.baselines import Baseline, Level
-from collbench.features.health.history.outlook import outlook
+from collbench.features.health.history.outlook import make_outlook
 from collbench.features.health.history.storage import Book
 from collbench.features.health.night import Night
 from collbench.records.types import RunFile
@@ -38,8 +38,8 @@ def level(number: int, factor: float, *rows: Case, **fields: object) -> RunFile:
 
 
 def told(book: Book, *files: RunFile, machine: str = "") -> list[Finding]:
-    known = past.known(book, files, machine)
-    looked = past.check(known, None, Night(files))
+    known = past.read_known(book, files, machine)
+    looked = past.check_past(known, None, Night(files))
     assert not looked.missing
     return looked.findings
 
@@ -107,7 +107,7 @@ def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -
 
     def changed(*taus: float) -> bool:
         return bool(
-            outlook("node1", rows, {}, taus=dict(zip((one, two), taus, strict=True))).changed
+            make_outlook("node1", rows, {}, taus=dict(zip((one, two), taus, strict=True))).changed
         )
 
     assert (
@@ -118,8 +118,10 @@ def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -
     )
     late = [replace(row, nights=row.nights[15:]) for row in rows]
     reviewed = dict.fromkeys((one, two), 13.8155)  # log of 1 ms in ns
-    assert list(outlook("node1", late, reviewed, taus={one: 0.03, two: 0.05}).creeping) == [one]
-    unexplained = outlook("node1", rows, reviewed, taus={one: 0.03, two: 0.2})
+    assert list(make_outlook("node1", late, reviewed, taus={one: 0.03, two: 0.05}).creeping) == [
+        one
+    ]
+    unexplained = make_outlook("node1", rows, reviewed, taus={one: 0.03, two: 0.2})
     assert not unexplained.changed and list(unexplained.creeping) == [one]
 
 
@@ -133,14 +135,14 @@ def test_an_older_night_is_judged_by_what_was_known_then(book: Book) -> None:
     assert told(book, files[15]) == [] and {one.since for one in told(book, files[26])} >= {
         "2026-01-21"
     }
-    whole = past.known(book, [files[15]]).outlook
+    whole = past.read_known(book, [files[15]]).outlook
     assert (
         len(whole.days) == 16
         and whole.days[-1] == "2026-01-16"
         and not whole.shifts
         and not whole.creeping
     )
-    assert past.known(book, [files[39]]).outlook.creeping  # then, it holds
+    assert past.read_known(book, [files[39]]).outlook.creeping  # then, it holds
 
 
 def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book) -> None:

@@ -48,7 +48,7 @@ def run() -> Path:
         "all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4", "--tag", "one"
     )
     assert done.exit_code == 0, done.output
-    return store.find("@last")
+    return store.find_run("@last")
 
 
 def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path)
     assert done.stdout.startswith("wrote collbench-report.html (4.")
     text = (folder / "collbench-report.html").read_text(encoding="utf-8")
     assert text.count("<html") == 1 and "predicted" in text
-    assert text.count(html.library()[:200]) == 1
+    assert text.count(html.load_plotly()[:200]) == 1
     again = cli(
         "report", "@last", "--title", "A <b>title</b>"
     )  # a report may be replaced by a report
@@ -136,7 +136,7 @@ def test_a_full_disk_is_said(run: Path) -> None:
 
 
 def paired(run: Path, side: str, experiment: str) -> str:
-    file = store.read(run)
+    file = store.read_file(run)
     pairing = Pairing(experiment=experiment, side=side, variant=side)  # type: ignore[arg-type]
     head = msgspec.structs.replace(file.run, id=f"id-{side}", pairing=pairing)
     path = Path(f"{side}-{experiment}.jsonl")
@@ -153,13 +153,13 @@ def test_two_runs_are_compared_when_asked_or_interleaved(
 
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id))
+        compare, "compare_runs", lambda base, head, rules: asked.append((base.run.id, head.run.id))
     )
-    monkeypatch.setattr(false_alarms, "stored", lambda comparison: None)
-    monkeypatch.setattr(report, "readable", lambda comparison, alarms: comparison)
+    monkeypatch.setattr(false_alarms, "find_alarms", lambda comparison: None)
+    monkeypatch.setattr(report, "make_readable", lambda comparison, alarms: comparison)
     monkeypatch.setattr(
         sections,
-        "document",
+        "make_document",
         lambda files, comparison=None: Document(
             title="T", verdict="V", weight="", runs=[], sections=[]
         ),
@@ -195,7 +195,7 @@ def test_a_report_is_written_whole_or_not_at_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, linked = folder / "page.html", folder / "link.html"
-    files.save(page, "old")
+    files.save_text(page, "old")
     linked.symlink_to(page)
     with monkeypatch.context() as patched:
 
@@ -205,11 +205,11 @@ def test_a_report_is_written_whole_or_not_at_all(
 
         patched.setattr(Path, "write_text", half)
         with pytest.raises(CannotRun, match="No space left"):
-            files.save(page, "new text", "old")
+            files.save_text(page, "new text", "old")
     assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == [
         "page.html"
     ]
-    files.save(linked, "new", "old")
+    files.save_text(linked, "new", "old")
     assert linked.is_symlink() and page.read_text() == "new"
 
 
@@ -223,7 +223,7 @@ def test_runs_that_cannot_be_read_or_have_no_name(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", denied)
-        for read in (store.read, store.digest, store.read_run):
+        for read in (store.read_file, store.read_digest, store.read_run):
             with pytest.raises(CannotRun, match=r"cannot read .*Permission denied"):
                 read(run)
         assert "no run called 'one'" in refused(UsageError, "one")  # a tag is in the file
@@ -253,7 +253,7 @@ def test_markdown_shows_hostile_text_literally() -> None:
     )
     figure = Figure(name="f", title=TEXTS[2], words=TEXTS[3], data=[])
     section = Section(name="s", title=TEXTS[1], words=TEXTS, figures=[figure], tables=[table])
-    text = markdown.text(
+    text = markdown.render_markdown(
         Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section])
     )
     drawn = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
@@ -265,7 +265,7 @@ def test_markdown_shows_hostile_text_literally() -> None:
     assert (
         "&amp;lt;b&amp;gt;" in drawn
         and "$x$" not in text
-        and text_.escaped("by @me, ring@gloo") == "by @\u200bme, ring@gloo"
+        and text_.escape_markdown("by @me, ring@gloo") == "by @\u200bme, ring@gloo"
     )
 
 
@@ -290,23 +290,23 @@ def test_images_are_drawn_by_the_systems_browser(
         runs=[],
         sections=[Section(name="s", title="S", words=[], figures=[figure])],
     )
-    (path,) = html.images(document, folder / "png")
+    (path,) = html.render_images(document, folder / "png")
     start = path.read_bytes()[:24]
     assert path == folder / "png" / "collbench-s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", start[16:]) == (2000, 660)
     (folder / "file").write_text("")
     with pytest.raises(CannotRun, match="cannot write"):
-        html.images(document, folder / "file" / "png")
+        html.render_images(document, folder / "file" / "png")
     monkeypatch.setenv("BROWSER_PATH", "/bin/true")
     with pytest.raises(CannotRun, match="/bin/true drew no images"):
-        html.images(document, folder / "png")
+        html.render_images(document, folder / "png")
 
 
 def test_images_need_kaleido(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotRun, match="images need kaleido") as told:
-        html.images(document, folder)
+        html.render_images(document, folder)
     assert told.value.hint == "pip install 'collbench[png]'"
 
 
@@ -318,7 +318,7 @@ def test_images_need_a_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(html, "BROWSERS", ("no-such-browser",))
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     with pytest.raises(CannotRun, match="none was found"):
-        html.images(document, folder)
+        html.render_images(document, folder)
     assert "BROWSER_PATH" not in os.environ
 
 
@@ -333,4 +333,4 @@ def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None
     )  # of another version: replaced
     for _ in range(2):
         assert invoke("report", "-o", "a.html", "--plotlyjs", "directory").exit_code == 0
-    assert (folder / "plotly.min.js").read_text(encoding="utf-8") == html.library()
+    assert (folder / "plotly.min.js").read_text(encoding="utf-8") == html.load_plotly()

@@ -38,7 +38,7 @@ def test_of_a_list_that_is_given_twice_the_last_counts_as_in_nccl_tests(bare) ->
 
 
 def test_what_is_only_wanted_of_a_history_adds_up() -> None:
-    part = history._part(["all_reduce", "all_gather,scan"], "", "", "", "")
+    part = history._select_part(["all_reduce", "all_gather,scan"], "", "", "", "")
     assert part.collectives == ("all_reduce", "all_gather", "scan")
 
 
@@ -56,7 +56,7 @@ def test_a_budget_of_locate_is_a_time_as_everywhere(bare, said: str, code: int) 
 
 def test_on_one_machine_locate_speaks_of_ranks(bare) -> None:
     assert bare("locate", "-g", "4", "--dry-run").stderr.startswith("4 ranks: all 6 pairs")
-    assert locate.plan(64, Rules()).startswith("64 hosts: ")
+    assert locate.describe_plan(64, Rules()).startswith("64 hosts: ")
 
 
 @pytest.mark.parametrize("columns", ["0", "00", ""])
@@ -69,7 +69,7 @@ def test_no_width_is_no_reason_to_print_nothing(bare, columns: str) -> None:
 def test_health_names_the_hosts_without_a_verdict_too(inside) -> None:
     inside(*MODEL)
     done = inside("health", "@last", "--no-history")
-    host = store.read(store.find("@last")).worlds[0].ranks[0].host
+    host = store.read_file(store.find_run("@last")).worlds[0].ranks[0].host
     assert done.stdout.startswith(f"collbench health  {host}\n")
 
 
@@ -84,7 +84,7 @@ def test_health_of_unknown_hosts_says_so(inside, tmp_path: Path) -> None:
 
 def test_a_complete_run_without_a_measurement_is_told_as_such(inside) -> None:
     inside(*MODEL)
-    path = store.find("@last")
+    path = store.find_run("@last")
     lines = path.read_text().splitlines()
     left_out = []
     for line in lines:

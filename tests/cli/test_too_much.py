@@ -13,7 +13,7 @@ from collbench.features.study import drawing
 def test_too_many_ranks_to_draw_are_refused_before_any_number_is_made(
     inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "example", lambda schedule: 1 / 0)
+    monkeypatch.setattr(drawing, "example_values", lambda schedule: 1 / 0)
     done = inside("show", "all_reduce", "ring", "-n", "8000")
     assert (done.returncode, "too many to draw" in done.stderr) == (2, True)
 
@@ -28,9 +28,9 @@ def test_too_many_ranks_to_draw_are_refused_before_any_number_is_made(
 def test_limits_of_msccl_are_looked_at_first(
     monkeypatch: pytest.MonkeyPatch, name: str, algorithm: str, n: int, what: str
 ) -> None:
-    monkeypatch.setattr(export, "staged", lambda schedule: 1 / 0)
+    monkeypatch.setattr(export, "remove_hazards", lambda schedule: 1 / 0)
     with pytest.raises(CannotRun, match=what):
-        export.msccl(algorithms.find(name, algorithm).schedule(n), 0)
+        export.write_msccl(algorithms.find_variant(name, algorithm).schedule(n), 0)
 
 
 def test_a_list_of_too_many_sizes_is_refused(bare) -> None:

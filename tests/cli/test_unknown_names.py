@@ -45,7 +45,7 @@ def test_what_is_no_name_of_a_backend_gets_the_list(name: str) -> None:
 
 
 def test_all_that_are_listed_are_known() -> None:
-    rows = list_.catalogue()["Backends"][1:]
+    rows = list_.list_tables()["Backends"][1:]
     refusal.refuse_unknown_backends(
         {name for row in rows for name in row[0].split(", ")} - {"NAME"}
     )

@@ -71,7 +71,7 @@ def run_kernel(device: str, dtype: str, op: str, wide: bool) -> str:
         torch.zeros(_kernel.REPORT_WORDS, dtype=torch.int64, device=device),
         0,
         1_000_000,
-        **_kernel.options(case, True),
+        **_kernel.kernel_options(case, True),
     )
     result = memory.cpu()[: ROOM // 2].numpy().tobytes()
     return result[: COUNT * DTYPES[dtype].size + shift].hex()

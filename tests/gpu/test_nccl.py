@@ -20,7 +20,7 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
 from collbench.features.training import presets, reshape
-from collbench.features.training.overlap import phases
+from collbench.features.training.overlap import divide_phases
 from collbench.machine import environment
 from collbench.records.types import Record, World
 from collbench.run.backends import _cuda
@@ -29,7 +29,7 @@ from collbench.run.jobs import Job
 from collbench.run.launch.local import Launcher
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite, expand
+from collbench.suite.sweep import Axes, Suite, expand_axes
 from tests.helpers.carrying import carry_out
 
 GPUS = torch.cuda.device_count()
@@ -69,7 +69,7 @@ def all_reduces(n: int, backend: str = "nccl", mode: str = "isolated") -> list[C
         backends=(backend,),
         modes=(mode,),  # type: ignore[arg-type]
     )
-    return expand(axes)[0]
+    return expand_axes(axes)[0]
 
 
 @pytest.mark.timeout(900)  # 842 cases
@@ -84,7 +84,7 @@ def test_every_collective_is_right_on_all_gpus(n: int) -> None:
         dtypes=("float", "half", "bfloat16", "int32"),
         modes=("isolated", "streaming"),
     )
-    found = run(expand(axes)[0])
+    found = run(expand_axes(axes)[0])
     assert sum(r.status == "ok" for r in found) > len(found) / 2
 
 
@@ -92,11 +92,11 @@ def test_every_collective_is_right_on_all_gpus(n: int) -> None:
 def test_every_reference_algorithm_is_right_over_nccl_messages(n: int) -> None:
     cases = []
     for name in COLLECTIVES:
-        names = tuple(row.name for row in algorithms.of(name))
+        names = tuple(row.name for row in algorithms.list_algorithms(name))
         axes = Axes(
             collectives=(name,), sizes=SIZES, ranks=(n,), backends=("nccl",), algorithms=names
         )
-        cases += expand(axes)[0]
+        cases += expand_axes(axes)[0]
     assert {r.status for r in run(cases)} == {"ok"}
 
 
@@ -104,7 +104,7 @@ def test_every_reference_algorithm_is_right_over_nccl_messages(n: int) -> None:
 def test_graphs_are_right_and_timed_by_the_device(n: int) -> None:
     names = tuple(name for name in COLLECTIVES if name != "barrier")
     axes = Axes(collectives=names, sizes=SIZES, ranks=(n,), backends=("nccl",), modes=("graph",))
-    done = [record for record in run(expand(axes)[0]) if record.status == "ok"]
+    done = [record for record in run(expand_axes(axes)[0]) if record.status == "ok"]
     assert {r.case.collective for r in done} >= {
         "all_reduce",
         "all_gather",
@@ -139,8 +139,8 @@ def test_ranks_share_a_gpu_only_when_allowed() -> None:
 @pytest.mark.parametrize("kind", ["none", "auto"])
 def test_a_training_step_is_right_and_its_operations_are_seen_by_the_device(kind: str) -> None:
     """On two GPUs, or by two ranks that share one."""
-    made = presets.find("ddp:gpt2-124m", "dp=2", "", None, 2)
-    step = reshape.computing(reshape.scaled(made, Fraction(1, 64)), kind, 0)
+    made = presets.find_step("ddp:gpt2-124m", "dp=2", "", None, 2)
+    step = reshape.set_computation(reshape.scale_step(made, Fraction(1, 64)), kind, 0)
     axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("nccl",), algorithms=("native",))
     cases, _ = Suite(name="", axes=axes, subjects=(step,)).expand()
     try:
@@ -152,7 +152,7 @@ def test_a_training_step_is_right_and_its_operations_are_seen_by_the_device(kind
     assert whole.wrong == 0 and whole.checked
     for op, seen in zip(step.program(0).ops, whole.operations[0], strict=True):
         assert all(a <= b for a, b in zip(seen.begins_ns, seen.ends_ns, strict=True)), op
-    (one,) = {phase.kind for phase in phases(step, whole.operations[0])}
+    (one,) = {phase.kind for phase in divide_phases(step, whole.operations[0])}
     assert one == "all_reduce"
 
 
@@ -177,7 +177,7 @@ def test_torchs_own_kernels_are_right(backend: str) -> None:
         modes=("isolated", "graph"),
     )
     try:
-        found = run(expand(axes)[0])
+        found = run(expand_axes(axes)[0])
     except CannotRun as e:
         pytest.skip(f"{e.message}; {e.hint}")
     done = {r.case.collective for r in found if r.status == "ok"}

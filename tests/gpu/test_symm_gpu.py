@@ -21,12 +21,12 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.records.types import Record
 from collbench.run.backends import _instructions, _symm
-from collbench.run.backends._reducers import arithmetic, fold
+from collbench.run.backends._reducers import find_arithmetic, fold_values
 from collbench.run.jobs import Job
 from collbench.run.launch.local import Launcher
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 from tests.helpers.carrying import carry_out
 
 LARGEST = int(os.environ.get("GPU_CHECK_LARGEST") or 16 << 20) + 12  # a fake GPU is slow
@@ -35,8 +35,8 @@ QUICK = {"iters": 3, "warmup": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 
 
 def swept(collective: str, n: int, names: tuple[str, ...] = (), **axes: object) -> list[Case]:
-    names = names or tuple(row.name for row in algorithms.of(collective))
-    return expand(
+    names = names or tuple(row.name for row in algorithms.list_algorithms(collective))
+    return expand_axes(
         Axes(collectives=(collective,), algorithms=names, backends=("symm",), ranks=(n,), **axes)
     )[0]
 
@@ -202,8 +202,10 @@ def test_terms_are_combined_as_on_cpus_to_the_bit(dtype: str, op: str) -> None:
     ranks.calls[0].run()
     ranks.backend.finish()
     wanted = torch.empty(70_001, dtype=getattr(torch, DTYPES[dtype].torch)).view(torch.uint8)
-    how = arithmetic(op, DTYPES[dtype], torch.device("cpu"))
-    for function, arguments in fold(how, wanted, [row.view(torch.uint8) for row in ranks.given[0]]):
+    how = find_arithmetic(op, DTYPES[dtype], torch.device("cpu"))
+    for function, arguments in fold_values(
+        how, wanted, [row.view(torch.uint8) for row in ranks.given[0]]
+    ):
         function(*arguments)
     for row in ranks.received(0):
         assert torch.equal(row.cpu(), wanted)
@@ -244,14 +246,14 @@ def test_a_kernel_whose_peer_never_comes_gives_up_and_so_do_all_that_follow(
 ) -> None:
     """Rank 1's instructions are wiped out (a 0 is a STOP): the others wait for it in vain."""
     monkeypatch.setattr(_symm, "PATIENCE", 100_000)
-    write = _instructions.write
+    write = _instructions.write_tape
 
     def without_rank_1(*given: object) -> _instructions.Words:
         words, parts = write(*given), given[3]
         words[words[1 + parts] : words[1 + 2 * parts]] = 0
         return words
 
-    monkeypatch.setattr(_instructions, "write", without_rank_1)
+    monkeypatch.setattr(_instructions, "write_tape", without_rank_1)
     case = Case(
         collective="all_reduce",
         backend="symm",

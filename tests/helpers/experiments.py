@@ -35,7 +35,7 @@ def small(folder: Path, **axes: object) -> str:
 
 def sides() -> tuple[RunFile, RunFile]:
     """Base and head of the last one."""
-    base, head = (store.read(path) for path in store.saved()[-2:])
+    base, head = (store.read_file(path) for path in store.list_saved()[-2:])
     assert (base.run.pairing.side, head.run.pairing.side) == ("base", "head")
     return base, head
 

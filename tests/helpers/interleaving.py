@@ -37,9 +37,11 @@ def cases(
 ) -> Iterator[Case]:
     """Every algorithm that moves data in even blocks, of ``nbytes`` each, out of place and in
     place."""
-    for name, algorithm in algorithms.catalogue():
+    for name, algorithm in algorithms.list_catalogue():
         row = COLLECTIVES[name]
-        if name in ("barrier", "all_to_allv") or algorithms.find(name, algorithm).why_not(n):
+        if name in ("barrier", "all_to_allv") or algorithms.find_variant(name, algorithm).why_not(
+            n
+        ):
             continue
         for in_place in (False, True) if row.in_place else (False,):
             yield Case(

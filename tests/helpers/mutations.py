@@ -24,7 +24,7 @@ from collbench.cli import main
 from collbench.core.errors import CollbenchError
 from collbench.features.health.checks import expectations
 from collbench.features.interop import importers
-from collbench.features.interop.importers.text import decode
+from collbench.features.interop.importers.text import decode_log
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.types import RankTrace
 from collbench.machine import topology
@@ -178,8 +178,8 @@ def changed_run(rng: random.Random, kind: str) -> bytes:
 def read_run(data: bytes, path: Path) -> None:
     """As commands do, and every line that is read can be written."""
     path.write_bytes(data)
-    file = store.digest(path)
-    store.outline(path)
+    file = store.read_digest(path)
+    store.read_outline(path)
     for line in (file.run, *file.worlds):
         msgspec.json.encode(line)
 
@@ -370,8 +370,8 @@ def log_reader(name: str) -> Callable[[bytes, Path], None]:
     def read(data: bytes, path: Path) -> None:
         asked = importers.Asked(name=name, collective="all_reduce", ranks=None)
         asked = msgspec.structs.replace(asked, ranks=2 if "osu" in name else None)
-        reading = importers.read(decode(data, name), asked)
-        for line in importers.assemble(reading):
+        reading = importers.read_log(decode_log(data, name), asked)
+        for line in importers.assemble_runs(reading):
             msgspec.json.decode(msgspec.json.encode(line), type=Run | World | Record | End)
 
     return read
@@ -380,7 +380,7 @@ def log_reader(name: str) -> Callable[[bytes, Path], None]:
 def suite_reader(data: bytes, path: Path) -> None:
     path = path.with_suffix(".toml")
     path.write_bytes(data)
-    toml.load(str(path))
+    toml.load_suite(str(path))
 
 
 def file_reader(read: Callable[[Path], Any]) -> Callable[[bytes, Path], None]:
@@ -432,7 +432,7 @@ def read_trace(form: str, name: str) -> Callable[[bytes, Path], None]:
     def given(data: bytes, path: Path) -> None:
         path = path.with_name(name)
         path.write_bytes(data)
-        for rank in reading.read([path], form).ranks:
+        for rank in reading.read_trace([path], form).ranks:
             msgspec.convert(msgspec.to_builtins(rank), RankTrace)
 
     return given
@@ -474,9 +474,9 @@ KINDS = {
     "suite": _text(SUITE, suite_reader, "run", "FILE", "--dry-run"),
     "expectations": _text(
         "[[curve]]".join(expectations.FILE.read_text().split("[[curve]]")[:3]),
-        file_reader(expectations.load),
+        file_reader(expectations.load_curves),
     ),
-    "topology": _text(TOPOLOGY, file_reader(topology.read)),
+    "topology": _text(TOPOLOGY, file_reader(topology.read_racks)),
     "nccl text": _text(NCCL, log_reader("nccl"), "import", "FILE"),
     "nccl JSON": _text(NCCL_JSON, log_reader("nccl"), "import", "FILE"),
     "osu": _text(OSU, log_reader("osu"), "import", "FILE", "--ranks", "2"),

@@ -182,7 +182,7 @@ def broken(folder: str) -> Any:
 
     plain = train(distributed(), 4)
     model = distributed()
-    told = recording.said
+    told = recording.read_call
     made = 0
 
     def fails(*given: Any) -> Any:
@@ -192,7 +192,10 @@ def broken(folder: str) -> Any:
             raise RuntimeError("planted")
         return told(*given)
 
-    with mock.patch.object(recording, "said", fails), warnings.catch_warnings(record=True) as seen:
+    with (
+        mock.patch.object(recording, "read_call", fails),
+        warnings.catch_warnings(record=True) as seen,
+    ):
         warnings.simplefilter("always")
         with collbench.record(folder, steps=3) as recorder:
             trained = train(model, 4, recorder.step)
@@ -203,7 +206,7 @@ def full(folder: str) -> Any:
     """A disk that is full."""
     from collbench.features.traces.formats import own
 
-    with mock.patch.object(own, "name", lambda rank: "/dev/full"):
+    with mock.patch.object(own, "file_name", lambda rank: "/dev/full"):
         return unwritable(folder)
 
 

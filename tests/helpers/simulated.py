@@ -15,7 +15,7 @@ import numpy as np
 from factories import experiment, sized
 from scipy.stats import mannwhitneyu
 
-from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.records import paired
 from collbench.records.types import RunFile
 
@@ -45,7 +45,7 @@ def launches(rng: np.random.Generator, number: int) -> np.ndarray:
 
 def suspects(files: tuple[RunFile, RunFile], rules: Rules) -> list[str]:
     """Keys of the rows that are flagged by the first stage of an experiment under way."""
-    judged = compare(*files, rules, under_way=True).rows
+    judged = compare_runs(*files, rules, under_way=True).rows
     return [row.key for row in judged if row.verdict == "SUSPECT"]
 
 
@@ -79,7 +79,7 @@ def false_positives(runs: int, rounds: int, seed: int = 1) -> dict[str, float]:
 def coverage(runs: int, rounds: int, scatter: Scatter = normal, seed: int = 2) -> float:
     """Share of 95 % intervals that hold the truth."""
     rng = np.random.default_rng(seed)
-    bounds = [paired.shift(changes)[1:3] for changes in scatter(rng, (runs, rounds))]
+    bounds = [paired.estimate_shift(changes)[1:3] for changes in scatter(rng, (runs, rounds))]
     return float(np.mean([lo <= 0 <= hi for lo, hi in bounds]))
 
 
@@ -87,7 +87,7 @@ def power(runs: int, rounds: int, change: float, seed: int = 3) -> float:
     """Share of experiments that find a change of so many SIGMA at 5 %."""
     rng = np.random.default_rng(seed)
     changes = change + math.sqrt(2) * rng.normal(size=(runs, rounds))
-    return float(np.mean([paired.shift(row).lo > 0 for row in changes]))
+    return float(np.mean([paired.estimate_shift(row).lo > 0 for row in changes]))
 
 
 def pull_request(
@@ -116,7 +116,7 @@ def pull_request(
 
     first, rules = rounds(8), Rules(tau=0.05)
     flagged = set(suspects(experiment(first), rules))
-    judged = compare(
+    judged = compare_runs(
         *experiment(first, {case: r for case, r in rounds(12).items() if case.key in flagged}),
         rules,
     )
@@ -124,7 +124,8 @@ def pull_request(
     within = [row.lo > -0.05 and row.hi < 0.05 for row in judged.rows if row.key not in slower]
     unchanged = [key for key in verdicts if key not in slower]
     early = [
-        paired.shift([math.log(h / b) for b, h in row]).lo > 0 for row in list(first.values())[5:]
+        paired.estimate_shift([math.log(h / b) for b, h in row]).lo > 0
+        for row in list(first.values())[5:]
     ]
     return {
         "false": sum(verdicts[key] == "REGRESSED" for key in unchanged),

@@ -254,25 +254,25 @@ mlp -1 100 ALLGATHER 64 7 REDUCESCATTER 64 5 ALLTOALL_EP 128 1
 
 
 def attribute(name: str, place: int, value: Any) -> bytes:
-    return pb.field(10, pb.field(1, name) + pb.field(place, value))
+    return pb.write_field(10, pb.write_field(1, name) + pb.write_field(place, value))
 
 
 def node(number: int, kind: int, *rest: bytes, name: str = "x") -> bytes:
-    head = pb.field(1, number) + pb.field(2, name) + pb.field(3, kind)
-    return pb.delimited(head + b"".join(rest))
+    head = pb.write_field(1, number) + pb.write_field(2, name) + pb.write_field(3, kind)
+    return pb.delimit_message(head + b"".join(rest))
 
 
 def chakra() -> bytes:
     """A rank's file as Chakra's generator and converter write them."""
     return b"".join(
         [
-            pb.delimited(pb.field(1, "0.0.4")),
-            node(1, 4, pb.field(7, 25), attribute("is_cpu_op", 27, 0)),
+            pb.delimit_message(pb.write_field(1, "0.0.4")),
+            node(1, 4, pb.write_field(7, 25), attribute("is_cpu_op", 27, 0)),
             node(2, 7, attribute("is_cpu_op", 27, 1), name="c10d::allreduce_"),
             node(
                 3,
                 7,
-                pb.pack(5, [1]),
+                pb.write_packed(5, [1]),
                 attribute("comm_type", 9, 0),
                 attribute("comm_size", 9, 8_196_000),
                 attribute("is_cpu_op", 27, 0),
@@ -287,7 +287,7 @@ def chakra() -> bytes:
             node(
                 5,
                 5,
-                pb.pack(5, [3, 4]),
+                pb.write_packed(5, [3, 4]),
                 attribute("comm_size", 9, 64),
                 attribute("comm_dst", 7, 2),
                 attribute("comm_tag", 7, 9),

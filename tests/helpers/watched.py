@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from factories import scatter
 
-from collbench.features.health.history.gates import confirm, gate
-from collbench.features.health.history.levels import changes
+from collbench.features.health.history.gates import confirm_reruns, gate_night
+from collbench.features.health.history.levels import find_changes
 from collbench.features.health.history.shifts import APART
 
 HISTORY, NIGHTS, TAU = 40, 15, 0.03
@@ -45,12 +45,13 @@ def fixed(nights: np.ndarray, _: np.ndarray) -> bool:
 
 
 def odd(nights: np.ndarray, _: np.ndarray) -> bool:
-    return gate(nights[:-1].tolist(), float(nights[-1]), TAU).state == "candidate"
+    return gate_night(nights[:-1].tolist(), float(nights[-1]), TAU).state == "candidate"
 
 
 def confirmed(nights: np.ndarray, again: np.ndarray) -> bool:
     return (
-        odd(nights, again) and confirm(nights[:-1].tolist(), again.tolist(), TAU).state == "alarm"
+        odd(nights, again)
+        and confirm_reruns(nights[:-1].tolist(), again.tolist(), TAU).state == "alarm"
     )
 
 
@@ -62,7 +63,7 @@ def steps(nights: np.ndarray) -> list[int]:
     """Where changes to the slower were found that are none of the history."""
     return [
         one.place
-        for one in changes(nights.tolist(), TAU)
+        for one in find_changes(nights.tolist(), TAU)
         if one.place >= HISTORY - NEAR and one.delta > 0
     ]
 

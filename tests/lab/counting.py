@@ -177,14 +177,14 @@ def rank(at: str, store: str, name: str, n: int, place: int) -> None:
 
     from collbench.run import backends
     from collbench.run.rank.trial import allocate, prepare
-    from collbench.run.rank.worker import Place, connect
+    from collbench.run.rank.worker import Place, connect_control
 
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(at)
     lines = stream.makefile("rb")
     if name != "mpi":
-        connect(Place(place, n, place, n, "local"), dist.FileStore(store, n))
-    backend = backends.find(name)
+        connect_control(Place(place, n, place, n, "local"), dist.FileStore(store, n))
+    backend = backends.find_backend(name)
     backend.open(place, n, place)
     for line in lines:
         told = msgspec.json.decode(line, type=list[Case] | int)

@@ -34,7 +34,7 @@ def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path)
             )
         ]
     sent = json.loads(told[0].splitlines()[-1])[name]["sent"]
-    file = store.read(path)
+    file = store.read_file(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.subjects
     found = count_traffic(step, record.case, record.sent, file.worlds[0].library)

@@ -25,7 +25,7 @@ import sections
 
 from collbench.features.compare import comparison
 from collbench.records import store
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import RunFile
 from collbench.suite.grammar import parse_share, parse_size
 
@@ -61,7 +61,7 @@ def run(home: Path, *args: str, **env: str) -> None:
 
 def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     """Base and head of every finished experiment of that tag."""
-    files = [store.digest(path) for path in sorted((home / "runs").glob("*.jsonl"))]
+    files = [store.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl"))]
     mine = [
         file
         for file in files
@@ -84,8 +84,8 @@ def plant(home: Path, share: str, number: int) -> None:
     suite = home / "planted.toml"
     suite.write_text(SUITE)
     run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
-    before = store.read(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
-    medians = {r.case.nbytes: row.times.median for r in before.records if (row := derive(r))}
+    before = store.read_file(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
+    medians = {r.case.nbytes: row.times.median for r in before.records if (row := derive_row(r))}
     slowed = [parse_size(size) for size in SLOWED]
     more = {size: parse_share(share) * medians[size] / 1000 for size in slowed}
     drag = ",".join(f"{size}:{us:.3f}" for size, us in more.items())
@@ -143,7 +143,7 @@ def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
     total: Counter[str] = Counter()
     able = 0
     for number, pair in enumerate(pairs, 1):
-        judged = comparison.compare(*pair, comparison.Rules())
+        judged = comparison.compare_runs(*pair, comparison.Rules())
         verdicts = Counter(row.verdict for row in judged.rows)
         total.update(verdicts)
         middle = sorted(row.mde or 0.0 for row in judged.rows)[len(judged.rows) // 2]
@@ -185,7 +185,7 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
     slowed = {parse_size(size) for size in SLOWED}
     whole = 0
     for number, pair in enumerate(pairs, 1):
-        rows = comparison.compare(*pair, comparison.Rules(tau=tau)).rows
+        rows = comparison.compare_runs(*pair, comparison.Rules(tau=tau)).rows
         hit = [r for r in rows if r.case.nbytes in slowed and r.verdict == "REGRESSED"]
         wrong = [
             r

@@ -59,8 +59,8 @@ def lines(name: str, folder: Path, budget: str) -> list[str]:
         done = launching.run(lab, launching.torchrun, *asked, seconds=580, **surroundings)
     if done[0].returncode not in comparison.WHOLE:
         raise SystemExit(f"{name}: {done[0].returncode}\n{done[0].stdout}\n{done[0].stderr}")
-    base, head = (store.digest(path) for path in sorted((home / "runs").glob("*.jsonl")))
-    judged = comparison.compare(base, head, comparison.Rules(tau=0.1))
+    base, head = (store.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl")))
+    judged = comparison.compare_runs(base, head, comparison.Rules(tau=0.1))
     return [
         f"| {name} | {row.case.nbytes >> 10} KiB | {wanted:+.0%} | {row.delta or 0:+.1%}"
         f" [{row.lo or 0:+.1%}, {row.hi or 0:+.1%}] | {row.mde or 0:.1%} | {row.verdict} |"

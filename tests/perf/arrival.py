@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collbench.core.text import duration, size
+from collbench.core.text import format_duration, format_size
 
 SIZES = (8, 4096, 256 << 10, 4 << 20)
 OPTIONS = {
@@ -80,11 +80,11 @@ def report(turns: int, ranks: list[int]) -> str:
                 }
                 close = abs(middle["default"] / middle[MANY] - 1) <= NEAR
                 near, total = near + close, total + 1
-                cells = [what, str(n), size(nbytes), duration(middle[MANY])]
-                cells += [duration(middle["default"])]
+                cells = [what, str(n), format_size(nbytes), format_duration(middle[MANY])]
+                cells += [format_duration(middle["default"])]
                 cells += [f"{middle['default'] / middle[MANY]:.2f}{'' if close else ' !'}"]
                 others = (ONE, "hot", "host", "isolated")
-                cells += [said[0]["mode"], *(duration(middle[side]) for side in others)]
+                cells += [said[0]["mode"], *(format_duration(middle[side]) for side in others)]
                 lines.append("| " + " | ".join([*cells, why(said)]) + " |")
                 print(lines[-1], file=sys.stderr, flush=True)
     cpu = next(
@@ -131,7 +131,7 @@ def why(said: list[dict[str, Any]]) -> str:
         if row.get("control") and not 1 / APART < row["control"] / row["median"] < APART
     ]
     if len(controls) * 2 > len(said):
-        words.append(f"as control {duration(statistics.median(controls))}")
+        words.append(f"as control {format_duration(statistics.median(controls))}")
     return ", ".join(words)
 
 
@@ -236,7 +236,7 @@ def prepare_call(what: str, data: Any, rank: int, n: int, room: Any) -> Callable
         op="max",
         in_place=True,
     )
-    return _wire.prepare(case, data, data, rank, dist.group.WORLD, room, near=range(n)).run
+    return _wire.prepare_messages(case, data, data, rank, dist.group.WORLD, room, near=range(n)).run
 
 
 def bare_mpi(buffers: dict[int, int]) -> None:

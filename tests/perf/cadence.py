@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from collbench.core.text import size
+from collbench.core.text import format_size
 from collbench.machine import environment
 from collbench.records import store
-from collbench.records.rows import table
+from collbench.records.rows import make_rows
 
 MODES = ("isolated", "host", "streaming")
 SUITE = """
@@ -57,7 +57,7 @@ def main() -> None:
         done = subprocess.run(command, env=surroundings, check=False, stdout=subprocess.DEVNULL)
         if done.returncode not in (0, 1, 3):
             raise SystemExit(done.returncode)
-        files = [store.read(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
+        files = [store.read_file(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
     text = report(scatter(files), given.rounds)
     if given.output:
         given.output.write_text(text)
@@ -67,7 +67,7 @@ def main() -> None:
 def scatter(files: list) -> dict[tuple[str, int, str], list[float]]:  # type: ignore[type-arg]
     """Logarithms of head's median over base's, by implementation, size and mode, one a round."""
     medians: dict[tuple[str, int, str], dict[int, dict[str, float]]] = defaultdict(dict)
-    for row in table(files):
+    for row in make_rows(files):
         side = row.run.pairing.side if row.run.pairing else ""
         if row.launch.stage == 1 and row.derived:
             key = row.case.label, row.case.nbytes, row.case.mode
@@ -97,13 +97,13 @@ def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
         sds = {mode: float(np.std(found[label, nbytes, mode], ddof=1)) for mode in MODES}
         for mode, sd in sds.items():
             each[mode].append(sd)
-        cells = [label, size(nbytes), *(f"{100 * sds[mode]:.1f}" for mode in MODES)]
+        cells = [label, format_size(nbytes), *(f"{100 * sds[mode]:.1f}" for mode in MODES)]
         logs = {mode: found[label, nbytes, mode] for mode in MODES}
         lines.append("| " + " | ".join([*cells, least(logs)]) + " |")
     means = {mode: float(np.exp(np.mean(np.log(sds)))) for mode, sds in each.items()}
     cells = ["geometric mean", "", *(f"{100 * means[mode]:.1f}" for mode in MODES)]
     lines.append("| " + " | ".join([*cells, "-"]) + " |")
-    cpu = environment.gather(Path.cwd())["cpu"]
+    cpu = environment.gather_facts(Path.cwd())["cpu"]
     return (
         "# Which cadence decides best\n\n"
         "Standard deviation of ln(head / base) of identical launches, in hundredths (of log units,"

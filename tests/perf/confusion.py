@@ -308,7 +308,7 @@ def main() -> None:
         with chosen.runs.open("a") as out:
             out.write(json.dumps(result) + "\n")
         print(json.dumps(result), file=sys.stderr)
-    about = environment.gather()
+    about = environment.gather_facts()
     machine = (
         f"{about['cpu'].get('model')}, {environment.core_count()} cores,"
         f" {sections.between(result.get('day', chosen.date) for result in found)}"

@@ -42,9 +42,9 @@ def measure(found: Figures, folder: Path, *options: str) -> None:
     always = ("--place", "out", "--format", "csv", "--output", str(path))
     command = [str(BIN / "collbench"), "all_reduce", *options, *always]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    file = store.read(path)
+    file = store.read_file(path)
     for record in file.records:
-        row = derive.derive(record, file.worlds[0])
+        row = derive.derive_row(record, file.worlds[0])
         if row is not None:
             found[record.case.label, record.case.n, record.case.nbytes].append(row.times.median)
 
@@ -137,7 +137,7 @@ def main() -> None:
     found: Figures = defaultdict(list)
     for _ in range(chosen.rounds):
         measured(found, chosen)
-    about = environment.gather()
+    about = environment.gather_facts()
     lines = [
         "# Reference algorithms against libraries",
         "",

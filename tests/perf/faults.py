@@ -217,7 +217,7 @@ class Trial:
         if "torchrun" in self._cell.world:
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n]
             return [sys.executable, *torchrun, "-m", "collbench", *collbench]
-        return [mpirun.find(), "-n", n, *COLLBENCH, *collbench]
+        return [mpirun.find_mpirun(), "-n", n, *COLLBENCH, *collbench]
 
     def _environment(self, root: Path) -> dict[str, str]:
         more = {MARK: self._mark, "TMPDIR": str(self._tmp), "COLLBENCH_HOME": str(root / "home")}
@@ -362,7 +362,7 @@ class Trial:
 
     def _no_file(self) -> bool:
         """Whether nothing lies in TMPDIR, once it is swept as the next start does."""
-        folders.sweep(self._tmp)
+        folders.sweep_folders(self._tmp)
         return not list(self._tmp.glob("*" if self._cell.local else "collbench*"))
 
     def _may_leave_segments(self, shared: Path) -> bool:
@@ -374,7 +374,7 @@ class Trial:
         if not self._path.exists():
             return self._cell.phase == "starting"
         try:
-            run = store.read(self._path)
+            run = store.read_file(self._path)
         except CollbenchError:
             return False
         # which is told of before a launcher ends all; rank 0 writes the file

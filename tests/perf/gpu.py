@@ -115,7 +115,7 @@ class Check:
         try:
             done = self.run(command)
         except NotMeasured:
-            if not path.exists() or not medians(found := store.read(path)):
+            if not path.exists() or not medians(found := store.read_file(path)):
                 raise
             return found  # what there was time for
         if done.returncode not in (0, 7):
@@ -123,7 +123,7 @@ class Check:
             raise NotMeasured(
                 said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}"
             )
-        return store.read(path)
+        return store.read_file(path)
 
 
 def traffic(case: Case) -> int:
@@ -156,7 +156,7 @@ def _length(compiled: Compiled, place: Term) -> int:
 
 def medians(file: RunFile) -> dict[tuple[str, int, int], float]:
     """Nanoseconds a call by (algorithm, ranks, bytes), of what was measured."""
-    fit = rows.fit(rows.table([file]))
+    fit = rows.select_fit(rows.make_rows([file]))
     return {(row.case.algorithm, row.case.n, row.case.nbytes): row.median for row in fit}
 
 
@@ -180,7 +180,7 @@ def shares(file: RunFile, copy_rate: float) -> list[dict[str, Any]]:
     """How near each case comes to its bound: the bytes it must move, at ``copy_rate`` bytes/ns read
     and written."""
     found = []
-    for row in rows.fit(rows.table([file])):
+    for row in rows.select_fit(rows.make_rows([file])):
         case, bound = row.case, traffic(row.case) / copy_rate
         about = {"algorithm": case.algorithm, "n": case.n, "nbytes": case.nbytes}
         found.append({**about, "ns": row.median, "bound_ns": bound, "share": bound / row.median})
@@ -399,7 +399,7 @@ def read_nccl_tests(
 ) -> tuple[dict[int, float], str]:
     """Nanoseconds by size, and the library."""
     try:
-        reading = importers.read(
+        reading = importers.read_log(
             done.stdout, importers.Asked(name="nccl-tests", collective="all_reduce")
         )
     except UsageError as e:
@@ -407,7 +407,7 @@ def read_nccl_tests(
         raise NotMeasured(
             f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}"
         ) from e
-    found = [(r, derive.derive(r)) for r in reading.records if r.case.in_place == in_place]
+    found = [(r, derive.derive_row(r)) for r in reading.records if r.case.in_place == in_place]
     return {r.case.nbytes: row.times.median for r, row in found if row}, reading.worlds[0].library
 
 
@@ -517,7 +517,7 @@ def main() -> int:
         print(done.stderr, file=sys.stderr)
         return Exit.BAD
     inside = msgspec.json.decode(done.stdout.strip().splitlines()[-1])
-    about = environment.gather()
+    about = environment.gather_facts()
     software = f"{inside['software']}, driver {about['gpus'].get('driver')}"
     machine = f"{inside['gpus']} x {inside['device']}, {software}, {datetime.now(UTC):%Y-%m-%d}"
     wrong = []

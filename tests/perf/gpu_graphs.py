@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from collbench.core.errors import CollbenchError, first_line
 from collbench.run import backends
-from collbench.run.rank.calls import allocate, prepare
+from collbench.run.rank.calls import allocate_slots, prepare_call
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import GraphSampler
 from collbench.run.rank.gpu import Cuda
-from collbench.run.rank.measure import Sync, nothing
+from collbench.run.rank.measure import Sync, do_nothing
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -72,20 +72,20 @@ def graphs(nbytes: int, inner: int) -> dict[str, Any]:
         op="sum",
         mode="graph",
     )
-    backend = backends.find("symm")
+    backend = backends.find_backend("symm")
     backend.policy = Policy(virtual=True)
     backend.open(0, N, 0)
-    slots = allocate(backend, [case] * SLOTS, range(N))
+    slots = allocate_slots(backend, [case] * SLOTS, range(N))
     for buffers in (buffers for slot in slots for buffers in slot):
         buffers.send.zero_()
-    calls = [prepare(backend, case, slot, True).run for slot in slots]
+    calls = [prepare_call(backend, case, slot, True).run for slot in slots]
     for call in calls:
         call()
     backend.finish()
     control = Control(0, 1)
     stream = Cuda(torch.device("cuda", 0))
     sampler = GraphSampler(
-        stream, [(call, (slot,)) for slot, call in enumerate(calls)], inner, control, nothing
+        stream, [(call, (slot,)) for slot, call in enumerate(calls)], inner, control, do_nothing
     )
     bare = torch.cuda.CUDAGraph()
     with torch.cuda.graph(bare):

@@ -25,14 +25,14 @@ from factories import case, nightly, timings
 from collbench.features.health.checks.guidelines import (
     ALPHA,
     Claim,
-    composition,
-    link,
-    missed,
-    monotony,
-    split,
+    claim_composition,
+    claim_link,
+    claim_monotony,
+    claim_split,
+    find_missed,
 )
 
-CHECKS = (monotony, split, composition, link)
+CHECKS = (claim_monotony, claim_split, claim_composition, claim_link)
 CLAIMS = 30
 
 
@@ -46,7 +46,7 @@ def well(nights: int, launches: int, sigma: float, unlike: bool) -> int:
     found = 0
     for _ in range(nights):
         night = timings(rng, rows, launches, scatter(rng, len(rows), sigma, unlike))
-        found += any(missed(check(night)) for check in CHECKS)  # type: ignore[arg-type]
+        found += any(find_missed(check(night)) for check in CHECKS)  # type: ignore[arg-type]
     return found
 
 
@@ -62,7 +62,7 @@ def edge(nights: int, launches: int, sigma: float, unlike: bool, breach: float =
         ]
         claims = [Claim(left, (right,), 1.0, "") for left, right in zip(*sides, strict=True)]
         claims[0] = claims[0]._replace(factor=1 / (1 + breach))
-        hits = {one.claim.left.case for one in missed(claims)}
+        hits = {one.claim.left.case for one in find_missed(claims)}
         found += lefts[0] in hits if breach else bool(hits)
     return found
 

@@ -32,7 +32,7 @@ from collbench.core import algorithms, simulate
 from collbench.core import network as networks
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
-from collbench.core.text import size
+from collbench.core.text import format_size
 from collbench.features.predict import fit
 from collbench.machine import environment
 from collbench.records import derive, store
@@ -154,7 +154,7 @@ def measured(lab: Lab, path: Path, backend: str, *command: str) -> tuple[RunFile
         done = launching.run(lab, start, *command, *saved, seconds=580, **first)
     if done[0].returncode:
         raise SystemExit(f"{path.name}: {done[0].stderr}")
-    return store.read(path), busy[0]
+    return store.read_file(path), busy[0]
 
 
 def suite(path: Path, text: str, **values: object) -> list[str]:
@@ -165,7 +165,7 @@ def suite(path: Path, text: str, **values: object) -> list[str]:
 
 def rows(run: RunFile) -> dict[tuple[str, str, int], Derived]:
     """By collective, algorithm and size."""
-    derived = [(record.case, derive.derive(record, run.worlds[0])) for record in run.records]
+    derived = [(record.case, derive.derive_row(record, run.worlds[0])) for record in run.records]
     return {(case.collective, case.algorithm, case.nbytes): row for case, row in derived if row}
 
 
@@ -177,7 +177,7 @@ def truth(run: RunFile, backend: str, rate: int, busy: float) -> list[str]:
         assert row.busbw is not None
         half = row.half_width
         lines.append(
-            f"| {bits(rate)} | {name} | {label} | {size(LARGE[rate])} | {can * 1e3:.2f} |"
+            f"| {bits(rate)} | {name} | {label} | {format_size(LARGE[rate])} | {can * 1e3:.2f} |"
             f" {row.busbw * 1e3:.2f} ±{half:.1%} | {row.busbw / can:.3f} | {1 / times:.3f} |"
             f" {verdict(row, row.busbw / can)} | {busy:.1f} |"
         )
@@ -199,14 +199,15 @@ def model(
 ) -> list[str]:
     """Measured and predicted times of all_reduce, in the model's order."""
     found, lines, earlier = rows(run), [], list[tuple[float, float]]()
-    variants = [algorithms.find("all_reduce", name) for name in names]
-    view = simulate.forecast(COLLECTIVES["all_reduce"], HOSTS, on, variants, [nbytes])
+    variants = [algorithms.find_variant("all_reduce", name) for name in names]
+    view = simulate.forecast_variants(COLLECTIVES["all_reduce"], HOSTS, on, variants, [nbytes])
     for name, said in sorted(view.seconds(nbytes).items(), key=lambda pair: pair[1]):
         took = found["all_reduce", name, nbytes].times.median / 1e9
         met = "met" if abs(took / said - 1) <= MODEL_GOAL else "not met"
         order = all(took > before for least, before in earlier if said > least * (1 + TIE))
         lines.append(
-            f"| {where} | {size(nbytes)} | {name} | {said * 1e3:.1f} ms | {took * 1e3:.1f} ms "
+            f"| {where} | {format_size(nbytes)} | {name} | {said * 1e3:.1f} ms |"
+            f" {took * 1e3:.1f} ms "
             f"| {took / said:.3f} | {met} | {'met' if order else 'not met'} |"
         )
         earlier.append((said, took))
@@ -344,7 +345,7 @@ def main() -> None:
         flat(rate, backend, chosen.runs) for backend in chosen.backends.split(",") for rate in LARGE
     ]
     uplink = racks(chosen.runs)
-    about = environment.gather()
+    about = environment.gather_facts()
     page = PAGE.format(
         machine=(
             f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux"

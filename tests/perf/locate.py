@@ -56,7 +56,7 @@ class Ports(Network):
 
 @cache
 def sendrecv(n: int) -> Schedule:
-    return algorithms.find("sendrecv", "direct").schedule(n)
+    return algorithms.find_variant("sendrecv", "direct").schedule(n)
 
 
 def trial(
@@ -68,10 +68,14 @@ def trial(
 
     def reached(group: Group) -> float:
         network = Ports(TEN_GIGABIT, tuple(shares.get(host, 1.0) for host in group))
-        rate = SIZE / simulate.time(sendrecv(len(group)), network, SIZE) * rng.gauss(1, noise)
+        rate = (
+            SIZE
+            / simulate.predict_seconds(sendrecv(len(group)), network, SIZE)
+            * rng.gauss(1, noise)
+        )
         return rate * (1 - rng.uniform(*DISTURBED)) if rng.random() < odd else rate
 
-    search = locate.search(hosts, Rules(budget=budget, seed=seed))
+    search = locate.start_search(hosts, Rules(budget=budget, seed=seed))
     try:
         groups = next(search)
         while True:

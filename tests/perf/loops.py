@@ -22,7 +22,7 @@ from collbench.run.backends import _torchdist
 from collbench.run.launch import join
 from collbench.run.launch.environments import Membership
 from collbench.run.rank import cores, worker
-from collbench.run.rank.calls import allocate
+from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.control import Store
 from collbench.run.rank.measure import Sampler, Sync
 from collbench.suite.case import Case
@@ -40,19 +40,19 @@ SIZE = 20
 
 
 def main() -> None:
-    member = join.detect()
+    member = join.detect_launcher()
     assert member is not None
-    with join.meet(member, 60) as meeting:
+    with join.hold_meeting(member, 60) as meeting:
         measure(member, Store(meeting.connection))
 
 
 def measure(member: Membership, store: Store) -> None:
     place = worker.Place(*member[1:], launcher=member.launcher)
-    control = worker.connect(place, store)
+    control = worker.connect_control(place, store)
     board = join.shared_board(member, control)
-    cores.settle(place.rank, control, 1, True)
-    backend = backends.find("gloo")
-    backend.hosts = control.collect(environment.host())
+    cores.settle_cores(place.rank, control, 1, True)
+    backend = backends.find_backend("gloo")
+    backend.hosts = control.collect(environment.host_name())
     backend.open(place.rank, place.n, place.local_rank)
     found = []
     for collective, nbytes, scheme, blocks in CASES:
@@ -67,7 +67,7 @@ def measure(member: Membership, store: Store) -> None:
             op=op,
             root=0,
         )
-        ((buffers,),) = allocate(backend, [case], [place.rank])
+        ((buffers,),) = allocate_slots(backend, [case], [place.rank])
         buffers.recv.zero_()
         prepared = backend.prepare(case, buffers.send, buffers.recv)
         sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collbench.features.health.locate.command import listening
+from collbench.features.health.locate.command import make_listener
 from collbench.machine import environment
 from collbench.records import stats
 from collbench.records.derive import Derived
@@ -66,7 +66,7 @@ class Loop:
         command = [folder / "loop"] if name == "C" else [sys.executable, __file__, "--rank"]
         settings = {**mpirun.SETTINGS, **(mpirun.AS_ROOT if os.getuid() == 0 else {}), **os.environ}
         self._process = subprocess.Popen(
-            [mpirun.find(), "-n", str(N), *command, path], env=settings
+            [mpirun.find_mpirun(), "-n", str(N), *command, path], env=settings
         )
         self._words = Board.at(path, N + 1).words[-8:]
         self._question = 0
@@ -234,7 +234,7 @@ def measured(chosen: argparse.Namespace) -> list[str]:
             further=turns.further,
         )
         try:
-            session.execute(order, lambda: listening(turns))
+            session.execute_order(order, lambda: make_listener(turns))
         finally:
             for loop in loops:
                 loop.close()
@@ -269,7 +269,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.rank:
         return rank(chosen.rank)
-    cpu = environment.gather()["cpu"].get("model")
+    cpu = environment.gather_facts()["cpu"].get("model")
     sections = [*measured(chosen), *(beside(chosen.beside, chosen) if chosen.beside else [])]
     lines = [
         "# The mpi backend against plain loops",

@@ -25,8 +25,8 @@ import watched
 from factories import nights, swept
 from watched import DELAYS, DOCUMENTED, QUIET, RULES, SETTINGS, Setting
 
-from collbench.features.health.history.nights import Night, Series, launches_of, merged
-from collbench.features.health.history.outlook import outlook
+from collbench.features.health.history.nights import Night, Series, launches_of, merge_nights
+from collbench.features.health.history.outlook import make_outlook
 from collbench.suite.case import Case
 
 CHUNK = 100  # trials with a seed of their own
@@ -109,8 +109,8 @@ def band(seed: int, step: float = STEP) -> dict[str, object]:
     rows: dict[Case, list[Night]] = {}
     for file in nights(swept(*COLLECTIVES), 60, level, seed=seed):
         for case, launches in launches_of(file).items():
-            rows.setdefault(case, []).extend(merged(launches))
-    found = outlook(
+            rows.setdefault(case, []).extend(merge_nights(launches))
+    found = make_outlook(
         "simulated",
         [Series(machine="simulated", case=case, nights=each) for case, each in rows.items()],
         {},

@@ -32,7 +32,7 @@ from torch import nn
 import collbench
 from collbench.features.traces.formats import own
 from collbench.machine import environment
-from collbench.records.paired import shift
+from collbench.records.paired import estimate_shift
 
 RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 4, 1024, 8, 6, 0.02
 BLOCKS = ("plain", "control", "recorded")
@@ -197,7 +197,7 @@ def rank(name: str, folder: str, rounds: int, store: str, number: int) -> None:
         for kind in order.sample(BLOCKS, len(BLOCKS)):
             blocks[kind].append(one.block(kind, folder))
     if number == 0:
-        trace = own.read_rank(Path(folder) / own.name(0))
+        trace = own.read_rank(Path(folder) / own.file_name(0))
         calls = sum(call.kind not in ("wait", "barrier") for call in trace.calls) / (
             JOBS[name].steps + 1
         )
@@ -209,7 +209,7 @@ def rank(name: str, folder: str, rounds: int, store: str, number: int) -> None:
 def ratios(blocks: dict[str, list[list[float]]], kind: str, which: int) -> list[float]:
     """Blocks of a kind over plain ones: the ratio and its interval."""
     pairs = zip(blocks[kind], blocks["plain"], strict=True)
-    found = shift([math.log(a[which] / b[which]) for a, b in pairs])
+    found = estimate_shift([math.log(a[which] / b[which]) for a, b in pairs])
     return [math.exp(each) for each in (found.estimate, found.lo, found.hi)]
 
 
@@ -226,7 +226,7 @@ def row(
         (a[1] - b[1]) / RANKS / steps / calls
         for a, b in zip(blocks["recorded"], blocks["plain"], strict=True)
     ]
-    cost = shift(more)
+    cost = estimate_shift(more)
     met = "met" if high < 1 + GOAL else "not met" if low > 1 + GOAL else "not told"
     _, low, high = ratio["control"]
     met += "" if low <= 1 <= high else ", control apart"
@@ -273,7 +273,7 @@ def main() -> None:
         folder = str(asked.output)
         return rank(asked.job, f"{folder}/trace", asked.rounds, f"{folder}/store", asked.rank)
     rows = [measured(name, asked.rounds) for name in JOBS if asked.job in (None, name)]
-    about = environment.gather()
+    about = environment.gather_facts()
     machine = (
         f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']},"
         f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"

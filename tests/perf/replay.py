@@ -27,7 +27,7 @@ import torch
 
 from collbench.features.training.overlap import step_of
 from collbench.records import store
-from collbench.records.paired import shift
+from collbench.records.paired import estimate_shift
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 JOBS = ("ddp", "views", "fsdp2", "moe")
@@ -58,7 +58,7 @@ def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, R
         suite.write_text(f'[axes]\nbackends = "gloo"\n[policy]\niters = {REPLAYS}\n{tables}')
         command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        file = store.read(path)
+        file = store.read_file(path)
     found = {}
     for record in file.records:
         step = step_of(file, record.case)
@@ -73,8 +73,8 @@ def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, R
 def line(name: str, ranks: int, rows: Sequence[Row]) -> str:
     """A line of the table."""
     alone, _, before, after = (statistics.median(each) / 1e6 for each in zip(*rows, strict=True))
-    cost = shift([each.beside / each.alone for each in rows])
-    ratio = shift([each.replayed / each.recorded for each in rows])
+    cost = estimate_shift([each.beside / each.alone for each in rows])
+    ratio = estimate_shift([each.replayed / each.recorded for each in rows])
     inside = ratio.lo >= 1 - WITHIN and ratio.hi <= 1 + WITHIN
     outside = ratio.hi < 1 - WITHIN or ratio.lo > 1 + WITHIN
     within = "yes" if inside else "no" if outside else "not told"

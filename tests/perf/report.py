@@ -25,18 +25,18 @@ from collbench.machine import environment
 from collbench.records import store
 from collbench.records.types import End, FirstWrong, RankInfo, Record, Run, World
 from collbench.suite.case import Case
-from collbench.suite.grammar import sweep
+from collbench.suite.grammar import sweep_sizes
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite, expand
+from collbench.suite.sweep import Axes, Suite, expand_axes
 
 COMMANDS = {
     "read, nothing left out": (
         "import sys; from collbench.records import store; from pathlib import Path\n"
-        "store.read(Path(sys.argv[1]))"
+        "store.read_file(Path(sys.argv[1]))"
     ),
     "read and derive, as shown": (
         "import sys; from collbench.records import store; from pathlib import Path\n"
-        "store.digest(Path(sys.argv[1]))"
+        "store.read_digest(Path(sys.argv[1]))"
     ),
 }
 
@@ -58,7 +58,7 @@ def axes() -> Axes:
     types = ("float", "half", "bfloat16", "double", "int32", "int8", "uint8", "int64")
     return Axes(
         collectives=names,
-        sizes=sweep(64, 1 << 30),
+        sizes=sweep_sizes(64, 1 << 30),
         ranks=(2, 3, 4, 8),
         backends=("gloo", "shm"),
         dtypes=types,
@@ -74,7 +74,7 @@ def make(path: Path, number: int, seed: int = 1) -> None:
     """
     rng = np.random.default_rng(seed)
     suite = Suite(name="perf-report", axes=axes())
-    cases, _ = expand(suite.axes)
+    cases, _ = expand_axes(suite.axes)
     if number > len(cases):
         raise SystemExit(f"at most {len(cases)} cases")
     chosen = [cases[i] for i in np.sort(rng.permutation(len(cases))[:number])]
@@ -88,7 +88,7 @@ def make(path: Path, number: int, seed: int = 1) -> None:
         command=["collbench"],
         suite=suite,
         policy=Policy(),
-        environment=environment.gather(),
+        environment=environment.gather_facts(),
         tag="perf",
     )
     writer = store.Writer(path, run)

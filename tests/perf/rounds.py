@@ -27,12 +27,12 @@ import sections
 
 from collbench.features.compare import sides
 from collbench.features.compare.ab import experiment
-from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.features.compare.verdict import Judged
 from collbench.records import paired, store
-from collbench.records.case_rows import gather
-from collbench.records.rows import by, table
-from collbench.records.types import Record, World, joined
+from collbench.records.case_rows import gather_case_rows
+from collbench.records.rows import group_rows, make_rows
+from collbench.records.types import Record, World, row_key
 from collbench.run.launch.interpreter import Home, Variant
 from collbench.suite import toml
 from collbench.suite.case import Case
@@ -64,13 +64,15 @@ def known(paths: Sequence[Path]) -> dict[str, Known]:
     calls: defaultdict[str, list[float]] = defaultdict(list)
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for path in paths:
-        pair = [store.read(path), store.read(Path(str(path).replace("-base", "-head")))]
-        base, head = (gather([file], True, joined) for file in pair)
+        pair = [store.read_file(path), store.read_file(Path(str(path).replace("-base", "-head")))]
+        base, head = (gather_case_rows([file], True, row_key) for file in pair)
         for key in base.keys() & head.keys():
-            found = list(sides.changes(base[key], head[key], 1).values())
+            found = list(sides.log_changes(base[key], head[key], 1).values())
             if len(found) >= paired.FEWEST:
-                changes[key] += [value - paired.shift(found).estimate for value in found]
-        for key, rows in by(table(pair), lambda row: joined(row.run, row.case)).items():
+                changes[key] += [value - paired.estimate_shift(found).estimate for value in found]
+        for key, rows in group_rows(
+            make_rows(pair), lambda row: row_key(row.run, row.case)
+        ).items():
             calls[key] += [row.median for row in rows if row.ran]
             seconds[key] += [row.record.seconds for row in rows if row.ran]
     return {
@@ -129,19 +131,19 @@ def one(
     alike = Variant(text="")
     home = Home(python=sys.executable, settings={}, described=MACHINE)
     order = experiment.Order(
-        suite=toml.load(suite),
+        suite=toml.load_suite(suite),
         variants={"base": alike, "head": alike},
         command=[],
         rounds=rounds,
-        judge=lambda base, head: compare(base, head, Rules(), under_way=True).rows,
+        judge=lambda base, head: compare_runs(base, head, Rules(), under_way=True).rows,
         budget=budget,
         homes={"base": home, "head": home},
     )
     names = iter(experiment.SIDES * 1000)
     experiment.time = SimpleNamespace(monotonic=lambda: made.now)  # type: ignore[assignment]
-    experiment.duet.play = made.play  # type: ignore[assignment]
-    experiment.session.write = lambda writer, line: None  # type: ignore[assignment]
-    experiment.store.opened = lambda run, output: SimpleNamespace(path=Path("made-up"))  # type: ignore[assignment, return-value]
+    experiment.duet.play_in_turns = made.play  # type: ignore[assignment]
+    experiment.session.write_line = lambda writer, line: None  # type: ignore[assignment]
+    experiment.store.open_writer = lambda run, output: SimpleNamespace(path=Path("made-up"))  # type: ignore[assignment, return-value]
     experiment.Launcher = lambda *_: SimpleNamespace(  # type: ignore[assignment, misc, return-value]
         run=lambda plans, listener: made.launch(plans[0], listener.line, next(names)),
         warm=lambda *_: None,
@@ -158,7 +160,7 @@ def one(
     finally:
         type(order.suite).expand = expand  # type: ignore[method-assign]
     trial.run()
-    judged = compare(*trial.files, Rules(), under_way=True).rows
+    judged = compare_runs(*trial.files, Rules(), under_way=True).rows
     return Outcome(judged, set(planted), made.now)
 
 

@@ -137,7 +137,7 @@ def recording(cases: int = 10_000, samples: int = 200, ranks: int = 8) -> list[s
         written = (time.perf_counter() - began) / cases
         began = time.perf_counter()
         for _ in range(200):
-            derive.derive(record)
+            derive.derive_row(record)
         derived = (time.perf_counter() - began) / 200
     what = f"{cases:,} cases of {samples} samples x {ranks} ranks"
     against = f"deriving its columns: {derived * 1e3:.2f} ms"
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", default="help_page,start,loops,recording")
     chosen = parser.parse_args()
-    about = environment.gather()
+    about = environment.gather_facts()
     lines = [
         "# Speed of collbench itself",
         "",

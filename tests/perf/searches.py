@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from collbench.features.health.locate import search as locate
-from collbench.features.health.locate.command import Searching, listening
+from collbench.features.health.locate.command import Searching, make_listener
 from collbench.features.health.pairs import command as pairs
 from collbench.records.types import World
 from collbench.run import session
@@ -50,11 +50,11 @@ class Searches(Searching):
 
     def _tell(self, found: locate.Located) -> None:
         names = [unit.name for unit in self.units]
-        findings = locate.findings(found, names, crowded=self.crowded)
+        findings = locate.make_findings(found, names, crowded=self.crowded)
         told = {
             "named": [finding.subject.name for finding in findings],
             "open": found.open,
-            "words": locate.words(found, names, crowded=self.crowded),
+            "words": locate.describe_outcome(found, names, crowded=self.crowded),
         }
         with (self._folder / "told").open("a") as out:
             out.write(json.dumps(told) + "\n")
@@ -67,7 +67,7 @@ def main() -> None:
     policy = suite.Policy(iters=int(samples), warmup=1, timeout=TIMEOUT, inject=faults)
     order = pairs.order_of("locate", [size], policy, backend="gloo")
     order = msgspec.structs.replace(order, save=False, further=searches.further)
-    session.execute(order, lambda: listening(searches))
+    session.execute_order(order, lambda: make_listener(searches))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def between(days: Iterable[str]) -> str:
 
 def machine(script: str) -> str:
     """The line that says where, with what and when a section was made."""
-    here = environment.gather()
+    here = environment.gather_facts()
     return (
         f"{here['cpu']['model']}, {here['cpu']['cores']} cores, {platform.system()}"
         f" {here['kernel']}, torch {here['libraries'].get('torch')}, {today()}."

@@ -24,7 +24,7 @@ import network
 from network import PAYLOAD, Lab
 
 from collbench.features.training import overlap as steps
-from collbench.features.training.views.steps import sentences
+from collbench.features.training.views.steps import describe_overlap
 from collbench.machine import environment
 from collbench.records import store
 
@@ -89,10 +89,10 @@ def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
     done = launching.run(lab, launching.by_environment, "workload", str(file), *options)
     if done[0].returncode:
         raise SystemExit(f"{name}: {done[0].stderr}")
-    (one,) = steps.overlaps(store.read(output).records)
+    (one,) = steps.find_overlaps(store.read_file(output).records)
     took = statistics.median(one.whole.times_ns)
     ratio = took / expected["step_ns"]
-    _, hidden = sentences(one)
+    _, hidden = describe_overlap(one)
     lo, hi = (1e-6 * end for end in (one.exposed.lo, one.exposed.hi))
     return (
         f"| {name} | {expected['step_ns'] / 1e6:.1f} ms | {took / 1e6:.1f} ms | {ratio:.3f} |"
@@ -109,7 +109,7 @@ def main() -> None:
         raise SystemExit(reason)
     with Lab(hosts=2, rate=RATE) as lab, tempfile.TemporaryDirectory() as folder:
         rows = [row(lab, Path(folder), name, each) for name, each in PROGRAMS.items()]
-    about = environment.gather()
+    about = environment.gather_facts()
     machine = (
         f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']},"
         f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"

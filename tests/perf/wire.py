@@ -24,8 +24,8 @@ from counting import CALLS, HEADERS, SIZE, TIMES
 
 from collbench.machine import environment
 from collbench.records import traffic
-from collbench.records.derive import derive
-from collbench.records.store import read
+from collbench.records.derive import derive_row
+from collbench.records.store import read_file
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -65,14 +65,14 @@ def rows(backend: str, n: int) -> Iterator[tuple[Case, float, float, str, float 
         command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         network.inside(command, **silent).wait()
-        own = wires(read(path))
+        own = wires(read_file(path))
         for case, counted in counting.outside(network, backend, n, Path(folder)):
-            needed = traffic.needed(case)
+            needed = traffic.needed_bytes(case)
             ratio, wire = counted / needed, own.get((case.collective, case.label))
             print(f"{case.collective} {case.label} {n}: {ratio:.4f}", file=sys.stderr, flush=True)
             seen = {SIZE >> 20: ratio, SIZE >> 18: wire or 1.0}
-            odd = {mib: share for mib, share in seen.items() if not traffic.silent(share)}
-            likely = {mib: traffic.likely(case, share) for mib, share in odd.items()}
+            odd = {mib: share for mib, share in seen.items() if not traffic.is_silent(share)}
+            likely = {mib: traffic.guess_algorithm(case, share) for mib, share in odd.items()}
             alike = len(odd) == len(seen) and len(set(likely.values())) == 1
             told = [words if alike else f"at {mib} MiB {words}" for mib, words in likely.items()]
             yield case, counted, needed, "; ".join(dict.fromkeys(told)), wire
@@ -81,7 +81,7 @@ def rows(backend: str, n: int) -> Iterator[tuple[Case, float, float, str, float 
 def wires(file: RunFile) -> dict[tuple[str, str], float | None]:
     found = {}
     for record in file.records:
-        row = derive(record, file.worlds[0])
+        row = derive_row(record, file.worlds[0])
         found[record.case.collective, record.case.label] = row.wire if row else None
     return found
 
@@ -101,7 +101,7 @@ def main() -> None:
                 off += abs(ratio - 1) > GOAL
                 name = f"{case.collective} by {case.label} on {n} ranks"
                 others += [f"- {name}: {ratio:.2f} times what it takes; {seems}"] if seems else []
-    about = environment.gather()
+    about = environment.gather_facts()
     machine = (
         f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']}"
     )

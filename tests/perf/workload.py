@@ -29,7 +29,7 @@ from torch import nn
 
 from collbench.features.training import models
 from collbench.records import store
-from collbench.records.paired import shift
+from collbench.records.paired import estimate_shift
 
 RANKS, STEPS, SETTLED = 2, 8, 2
 LAYERS, PART = 2, 64
@@ -63,7 +63,7 @@ class Talks:
 
 def ddp(talks: Talks) -> nn.Module:
     model = nn.parallel.DistributedDataParallel(
-        Held([tensor.numel for tensor in models.model("gpt2-124m").tensors])
+        Held([tensor.numel for tensor in models.find_model("gpt2-124m").tensors])
     )
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP wants types, not their names
@@ -91,7 +91,7 @@ def fsdp2(talks: Talks) -> nn.Module:
         def __call__(self, *given: object, **more: object) -> object:
             return super().__call__(*given, **more) if talks.on else talks
 
-    shape = models.model("llama3-8b").cut(LAYERS)
+    shape = models.find_model("llama3-8b").cut(LAYERS)
     layers: dict[int, int] = {}
     for tensor in shape.tensors:
         layers[tensor.layer] = layers.get(tensor.layer, 0) + tensor.numel
@@ -164,7 +164,7 @@ def ours(kind: str) -> float:
         command = [sys.executable, "-m", "collbench", "workload", *STEP[kind], "-g", str(RANKS)]
         command += ["--backend", "gloo", "--compute", "none", "-n", str(STEPS)]
         subprocess.run([*command, "--output", str(path)], check=True, stdout=subprocess.DEVNULL)
-        (record,) = [r for r in store.read(path).records if r.case.collective == "step"]
+        (record,) = [r for r in store.read_file(path).records if r.case.collective == "step"]
     return statistics.median(record.times_ns) / 1e9
 
 
@@ -199,7 +199,7 @@ def main() -> None:
             pairs.append((found[theirs], found[ours]))
             print(kind, number, *pairs[-1], file=sys.stderr, flush=True)
         ratios = [mine / other for other, mine in pairs]
-        centre = shift(ratios)
+        centre = estimate_shift(ratios)
         torchs, mine = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         lines.append(
             f"| `{' '.join(words)}` | {torchs:.1f} | {mine:.1f} | {centre.estimate:.3f} |"

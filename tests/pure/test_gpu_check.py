@@ -440,7 +440,7 @@ def test_both_graphs_hold_the_same_calls_and_take_turns(monkeypatch: pytest.Monk
     for name, fake in {**fakes, "_sleep": lambda cycles: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     inside = script("gpu_graphs")
-    monkeypatch.setattr(inside.backends, "find", lambda name: Imagined())
+    monkeypatch.setattr(inside.backends, "find_backend", lambda name: Imagined())
     FakeGraph.made.clear()
     found = inside.graphs(4096, 10)
     ours, bare = FakeGraph.made

@@ -28,7 +28,7 @@ from collbench.records import store
 from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
 from collbench.suite.grammar import expand_envs
-from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold, expand, refuse
+from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold, expand_axes, refuse_case
 
 AXES = 'description="x"\n[axes]\ncollectives=["all_reduce"]\nbackends=["model"]\n'
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
     return factories.write(factories.stored({factories.case(): 1e6}), tmp_path)
 
 
-READERS = [store.read, store.digest, store.outline]
+READERS = [store.read_file, store.read_digest, store.read_outline]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -69,13 +69,13 @@ def test_more_lines_than_any_runs_are_refused_before_they_are_in_memory(
     monkeypatch.setattr(store, "MOST_LINES", 1999)
     tracemalloc.start()
     with pytest.raises(UsageError, match="a line too many"):
-        store.read(path)
+        store.read_file(path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
 
 
-@pytest.mark.parametrize("read", [store.read, store.digest])
+@pytest.mark.parametrize("read", [store.read_file, store.read_digest])
 def test_what_records_do_not_hold_takes_no_room_in_each(
     read: Callable[[Path], RunFile], tmp_path: Path
 ) -> None:
@@ -93,8 +93,8 @@ def test_what_is_compared_or_fitted_holds_no_times_of_single_ranks(
     case = factories.case()
     each = factories.record(case, per_rank=[[9] * 7] * case.n, starts_ns=[[0] * 7] * case.n)
     path = factories.write(factories.run_file([each]), tmp_path)
-    monkeypatch.setattr(store, "read", None)
-    (file,) = compare._runs(str(path))
+    monkeypatch.setattr(store, "read_file", None)
+    (file,) = compare._find_runs(str(path))
     assert file.records[0].times_ns and not file.records[0].per_rank
     done = CliRunner().invoke(main.app, ["fit", str(path)])
     assert done.exit_code == Exit.NO_VERDICT, done.exception
@@ -125,7 +125,7 @@ def test_expectations_are_no_deeper_than_a_person_writes(tmp_path: Path) -> None
     path = tmp_path / "expected.toml"
     path.write_text("a." * 33 + "a=1")
     with pytest.raises(UsageError, match="its keys are too deep"):
-        expectations.load(path)
+        expectations.load_curves(path)
 
 
 def test_to_go_on_with_a_run_no_endless_line_is_read(
@@ -148,7 +148,7 @@ def test_an_outline_counts_the_records_that_stand(tmp_path: Path) -> None:
         Record(case=factories.case(16), status="failed"),
     ]
     path = factories.write(factories.run_file(records), tmp_path)
-    found, whole = store.outline(path), store.read(path)
+    found, whole = store.read_outline(path), store.read_file(path)
     size = path.stat().st_size
     assert found == (whole.run, len(whole.records), whole.end, False, False, size)
 
@@ -215,7 +215,7 @@ def test_suites_are_no_longer_than_a_person_writes(words: str, said: str, tmp_pa
     path = tmp_path / "x.toml"
     path.write_text(words)
     with pytest.raises(UsageError, match=said):
-        toml.load(str(path))
+        toml.load_suite(str(path))
 
 
 def test_settings_are_no_more_than_worlds_can_be_started() -> None:
@@ -226,19 +226,19 @@ def test_settings_are_no_more_than_worlds_can_be_started() -> None:
 def test_rounds_of_pairs_are_counted_while_they_are_made() -> None:
     axes = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(4096,), groups="pairs")
     with pytest.raises(UsageError, match="more than 50000 cases"):
-        expand(axes)
-    assert groups.members.cache_info().currsize <= 128
+        expand_axes(axes)
+    assert groups.list_members.cache_info().currsize <= 128
 
 
 def test_groups_are_made_of_no_more_ranks_than_there_are_machines_for() -> None:
     with pytest.raises(UsageError, match="too many for groups"):
-        groups.members("mod:2", 1 << 20)
+        groups.list_members("mod:2", 1 << 20)
 
 
 @pytest.mark.parametrize("rule", ["mod:" + "9" * 5000, "pairs:rail:" + "9" * 5000])
 def test_a_rule_has_no_number_that_is_none(rule: str) -> None:
     with pytest.raises(UsageError):
-        groups.spelled(rule)
+        groups.normalise_rule(rule)
 
 
 @given(
@@ -250,13 +250,13 @@ def test_a_rule_has_no_number_that_is_none(rule: str) -> None:
 def test_the_extent_of_splits_is_that_of_their_table(
     spec: str, n: int, nbytes: int, itemsize: int
 ) -> None:
-    table = splits.matrix(spec, n, nbytes, itemsize)
-    expected = (table.sum(1).max(), table.sum(0).max(), splits.busiest(table))
-    assert splits.extent(spec, n, nbytes, itemsize) == expected
+    table = splits.split_matrix(spec, n, nbytes, itemsize)
+    expected = (table.sum(1).max(), table.sum(0).max(), splits.count_busiest(table))
+    assert splits.measure_extent(spec, n, nbytes, itemsize) == expected
 
 
 def test_a_case_makes_no_table_of_all_pairs_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "matrix", lambda *_: pytest.fail("made"))
+    monkeypatch.setattr(splits, "split_matrix", lambda *_: pytest.fail("made"))
     case = factories.case(1 << 30, "all_to_allv", n=4096, splits="zipf:1.25")
     assert case.size > case.moved > 0
 
@@ -271,9 +271,9 @@ def test_a_table_of_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_moves_of_a_million_ranks_are_not_counted() -> None:
     case = factories.case(n=1 << 20, algorithm="ring")
-    assert refuse(case) == "ring: for at most 4096 ranks"
+    assert refuse_case(case) == "ring: for at most 4096 ranks"
     rows = {msgspec.structs.replace(case, nbytes=8 << i): 1e6 for i in range(4)}
-    (series,) = fit.series(factories.stored(rows))
+    (series,) = fit.make_series(factories.stored(rows))
     assert series.refused
 
 
@@ -295,7 +295,7 @@ def test_json_of_more_values_than_any_log_is_not_read(monkeypatch: pytest.Monkey
     monkeypatch.setattr(text, "MOST_VALUES", 9)
     log = json.dumps({"results": [{}] * 9})
     with pytest.raises(UsageError, match="more than 9 values"):
-        importers.read(log, importers.Asked(name="x"), "nccl-tests")
+        importers.read_log(log, importers.Asked(name="x"), "nccl-tests")
 
 
 def test_a_log_has_no_more_results_than_tables_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,13 +303,13 @@ def test_a_log_has_no_more_results_than_tables_do(monkeypatch: pytest.MonkeyPatc
     rows = "8 1.0\n16 1.0\n32 1.0\n"
     log = f"# OSU MPI Allreduce Latency Test\n# Size Avg Latency(us)\n{rows}"
     with pytest.raises(UsageError, match="more than 2 results"):
-        importers.read(log, importers.Asked(name="x", ranks=2))
+        importers.read_log(log, importers.Asked(name="x", ranks=2))
 
 
 def test_a_log_of_more_ranks_than_can_be_described_is_refused() -> None:
     log = "# OSU MPI Allreduce Latency Test\n# Size Avg Latency(us)\n8 1.0\n"
     with pytest.raises(UsageError, match="no machine has 100000 ranks"):
-        importers.read(log, importers.Asked(name="x", ranks=100_000))
+        importers.read_log(log, importers.Asked(name="x", ranks=100_000))
 
 
 @pytest.mark.parametrize("key", ["a." * 3000, '"a" . ' * 3000])
@@ -318,4 +318,4 @@ def test_a_topology_of_deep_keys_is_refused_before_it_is_parsed(tmp_path: Path, 
     path = tmp_path / "racks.toml"
     path.write_text(f"{key}b = 1\n")
     with pytest.raises(UsageError, match="its keys are too deep"):
-        topology.read(path)
+        topology.read_racks(path)

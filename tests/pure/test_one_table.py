@@ -13,7 +13,7 @@ import pytest
 from factories import ENVIRONMENT, case, run, world
 
 import collbench
-from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.features.health.history import nights
 from collbench.features.health.night import Night
 from collbench.features.predict import fit
@@ -82,12 +82,12 @@ MADE = {
 
 
 def report(file: RunFile) -> Stated:
-    return {point.case: (point.median, point.launches) for point in series.view([file]).points}
+    return {point.case: (point.median, point.launches) for point in series.make_view([file]).points}
 
 
 def of_one_mode(file: RunFile) -> RunFile:
     """The run less its launches between two modes."""
-    table = [row for row in rows.table([file]) if not row.has("bimodal")]
+    table = [row for row in rows.make_rows([file]) if not row.has("bimodal")]
     kept = {cycle.number for row in table for cycle in row.cycles}
     records = [record for number, record in enumerate(file.records) if number in kept]
     return msgspec.structs.replace(file, records=records)
@@ -96,7 +96,7 @@ def of_one_mode(file: RunFile) -> RunFile:
 def comparison(file: RunFile) -> Stated:
     """What an unpaired comparison of the run with itself says of head."""
     alone = msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, pairing=None))
-    judged = compare(alone, alone, Rules()).rows
+    judged = compare_runs(alone, alone, Rules()).rows
     return {row.case: (row.head.median, row.head.launches) for row in judged if row.head}
 
 
@@ -107,17 +107,17 @@ def health(file: RunFile) -> Stated:
 
 def history(file: RunFile) -> Stated:
     alone = msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, pairing=None))
-    merged = {c: nights.merged(each)[-1] for c, each in nights.launches_of(alone).items()}
+    merged = {c: nights.merge_nights(each)[-1] for c, each in nights.launches_of(alone).items()}
     return {c: (math.exp(one.value), one.launches) for c, one in merged.items()}
 
 
 def fitted(file: RunFile) -> Stated:
     """By the case of each size; a fit does not count launches, which are those of the table."""
-    table = rows.by(rows.table([file]), lambda row: row.case)
+    table = rows.group_rows(rows.make_rows([file]), lambda row: row.case)
     sizes = {(msgspec.structs.replace(c, nbytes=0), c.moved): c for c in table}
     return {
-        (own := sizes[one.case, int(size)]): (median, len(rows.deciding(table[own])))
-        for one in fit.series(file)
+        (own := sizes[one.case, int(size)]): (median, len(rows.select_deciding(table[own])))
+        for one in fit.make_series(file)
         for size, median in zip(one.sizes, one.measured.tolist(), strict=True)
     }
 
@@ -125,7 +125,7 @@ def fitted(file: RunFile) -> Stated:
 def framed(file: RunFile) -> Stated:
     """The median over the lines of each case, as a notebook would take it."""
     table = collbench.frame(file)
-    keys = [row.case for row in rows.sort_rows(rows.table([file]))]
+    keys = [row.case for row in rows.sort_rows(rows.make_rows([file]))]
     found = table.groupby(pd_key(keys))["median"].agg(["median", "count"])
     return {keys[i]: (m, int(n)) for i, m, n in found.itertuples() if n}
 
@@ -166,7 +166,7 @@ def test_all_state_the_median_over_fit_launches_of_pooled_samples(name: str, wha
 @pytest.mark.parametrize("what", STATEMENTS)
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_all_state_the_same_of_recorded_runs(path: Path, what: str) -> None:
-    file = store.read(path)
+    file = store.read_file(path)
     expected = report(of_one_mode(file) if what == "health" else file)
     stated = STATEMENTS[what](file)
     assert stated.keys() == expected.keys()

@@ -231,13 +231,13 @@ def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
     done = cli("ab", "--suite", suite(), "--head", "backend:shm algo:native", "--rounds", "6,6")
     assert done.returncode == Exit.CANNOT_RUN
     assert "head: shm has no choice" in done.stderr
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 def test_a_run_of_one_side_alone_looks_at_nothing_beside_its_blocks(cli, suite) -> None:
     done = cli("run", suite('"1K"'))
     assert done.returncode == 0, done.stderr
-    (record,) = store.read(store.saved()[-1]).records
+    (record,) = store.read_file(store.list_saved()[-1]).records
     assert record.times_ns
     assert record.calibration is None
 
@@ -282,8 +282,8 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
         assert time.monotonic() < until and process.poll() is None, process.communicate()
         with suppress(UsageError):  # not yet there, or a line being written
             if (
-                len(store.saved()) > 1
-                and len((file := store.read(store.saved()[-1])).worlds) >= launches
+                len(store.list_saved()) > 1
+                and len((file := store.read_file(store.list_saved()[-1])).worlds) >= launches
             ):
                 return file
         time.sleep(0.02)
@@ -411,7 +411,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
 ) -> None:
     done = cli("ab", *args)
     assert done.returncode == Exit.USAGE and words in done.stderr
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def test_a_dry_run_shows_sides_rows_and_time_and_runs_and_builds_nothing(cli, su
     done = cli("ab", "--suite", suite(), "--head", side, "--build", "false", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert f"head: {side}" in done.stdout and "\nall_reduce, 2 ranks, ring@shm, " in done.stdout
-    assert store.saved() == [] and not (home / "builds").exists()
+    assert store.list_saved() == [] and not (home / "builds").exists()
 
 
 @pytest.mark.usefixtures("repository")

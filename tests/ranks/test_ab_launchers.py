@@ -104,7 +104,7 @@ def test_an_interpreter_is_looked_for_at_every_place(suite, tmp_path: Path) -> N
         _, err = processes[0].communicate(timeout=100)
         assert processes[1].wait(60) == processes[0].returncode == Exit.CANNOT_RUN
     assert f"--head: {python} cannot run collbench" in err
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int]:
@@ -114,7 +114,7 @@ def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int
         assert time.monotonic() < until, "it never came"
         assert processes[0].poll() is None, processes[0].communicate()
         with suppress(UsageError):
-            files = sides() if len(store.saved()) > 1 else ()
+            files = sides() if len(store.list_saved()) > 1 else ()
             if files and all(len(file.worlds) >= launches for file in files):
                 return [r.pid for f in files for r in f.worlds[-1].ranks]
         time.sleep(0.05)

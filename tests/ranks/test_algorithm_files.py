@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(algorithm_files.VARIABLE, "")
     yield tmp_path
     algorithm_files._run_file.cache_clear()
-    algorithms.catalogue.cache_clear()
+    algorithms.list_catalogue.cache_clear()
 
 
 def collbench(*args: str) -> Result:
@@ -84,7 +84,7 @@ def test_ranks_run_it(folder: Path, backend: str) -> None:
     named = ["all_reduce", "--algo", "./line.py:line", *options, "--output", str(path)]
     done = CliRunner().invoke(main.app, named)
     assert done.exit_code == Exit.OK, done.output
-    (record,) = store.read(path).records
+    (record,) = store.read_file(path).records
     assert record.case.algorithm == "line.py:line" and record.status == "ok"
 
 
@@ -104,14 +104,14 @@ def cut_short(folder: Path) -> Path:
 def forget() -> None:
     """As in a new process."""
     os.environ[algorithm_files.VARIABLE] = ""
-    algorithms.catalogue.cache_clear()
+    algorithms.list_catalogue.cache_clear()
 
 
 def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
-    lacking = len(store.read(cut_short).records)
+    lacking = len(store.read_file(cut_short).records)
     done = collbench("run", "--resume", str(cut_short), "--algo", "./line.py:line")
     assert done.exit_code == Exit.OK, done.output
-    found = store.read(cut_short)
+    found = store.read_file(cut_short)
     assert len(found.records) == lacking + 1 and found.end is not None
     assert all(record.status == "ok" for record in found.records)
 
@@ -170,7 +170,7 @@ def test_ranks_of_an_experiment_run_it(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLLBENCH_HOME", str(folder))
     rounds = ["--rounds", "6,6", "--budget", "0"]
     collbench(*AB, "--head", "algo:./line.py:line", *rounds)
-    base, head = map(store.read, sorted((folder / "runs").glob("*.jsonl")))
+    base, head = map(store.read_file, sorted((folder / "runs").glob("*.jsonl")))
     assert {record.case.algorithm for record in base.records} == {"ring"}
     assert {(r.case.algorithm, r.status) for r in head.records} == {("line.py:line", "ok")}
 
@@ -185,14 +185,14 @@ def test_a_side_that_names_no_algorithm_is_refused(folder: Path) -> None:
 def test_the_hint_names_a_file_as_a_command_would(folder: Path) -> None:
     for text in ("line.py:line", "./line.py:line"):
         with pytest.raises(UsageError) as caught:
-            algorithms.find("all_reduce", text)
+            algorithms.find_variant("all_reduce", text)
         assert caught.value.hint == "it is in a file that --algo must name, as in ./line.py:line"
 
 
 def test_reading_a_run_loads_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "line.py").write_text("open('ran', 'w')")
     with pytest.raises(UsageError):
-        algorithms.find("all_reduce", "line.py:line")
+        algorithms.find_variant("all_reduce", "line.py:line")
     assert not (folder / "ran").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 from collbench.core.errors import RunBroken
 from collbench.records import store
 from collbench.records.types import Record
-from collbench.run.rank.background import FEWEST, UNIT_NS, _spinning
+from collbench.run.rank.background import FEWEST, UNIT_NS, _make_spin
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
@@ -63,7 +63,7 @@ def test_groups_of_its_own_have_right_data(background: str, measure: Measure) ->
     assert [record.case for record in records] == groups
     assert all(record.background and record.background.alone_ns for record in records)
     assert GROUPED[background] == tuple(
-        r.case.group for r in records if not backgrounds.shared(r.case)
+        r.case.group for r in records if not backgrounds.count_ranks(r.case)
     )
 
 
@@ -74,7 +74,7 @@ def test_wrong_data_in_one_group_of_its_own_is_told(measure: Measure) -> None:
 
 
 def test_a_core_that_is_kept_busy_leaves_python_its_lock() -> None:
-    spin, seen = _spinning(list), []
+    spin, seen = _make_spin(list), []
     thread = threading.Thread(target=lambda: [spin() for _ in range(200)])
     thread.start()
     while thread.is_alive():
@@ -178,5 +178,5 @@ def test_rows_with_one_are_read_back_from_nccl_tests_forms(options, cli, tmp_pat
     path = tmp_path / "run.jsonl"
     read = cli("import", str(log), "--output", str(path))
     assert read.returncode == 0, read.stderr
-    backgrounds = {record.case.background for record in store.read(path).records}
+    backgrounds = {record.case.background for record in store.read_file(path).records}
     assert backgrounds == {"", "sleep", "all_to_all:4K"}

@@ -53,14 +53,14 @@ def shrunk(suite: Suite) -> Suite:
 @pytest.mark.parametrize("name", sorted(toml.built_in()))
 def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
     suite = shrunk(
-        options.changed(
-            toml.load(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo"
+        options.change_suite(
+            toml.load_suite(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo"
         )
     )
-    prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
+    prepared = session.prepare_order(session.Order(suite=suite, command=[], save=False))
     assert all(skip.reason for skip in prepared.skips)
     lines: list[World | Record] = []
-    for world in plan.worlds(prepared.jobs, suite.policy):
+    for world in plan.plan_worlds(prepared.jobs, suite.policy):
         launcher.run([world], Listener(lines.append))
     records = [line for line in lines if isinstance(line, Record)]
     assert {record.case for record in records} == set(prepared.cases) and len(records) == len(
@@ -134,14 +134,14 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     kept = kept[: kept.rfind(b"\n") + 1]
     if number == signal.SIGKILL:
         path.write_bytes(kept + b'{"line":"record","case":{"collective":"all_red')
-    first = store.read(path)
+    first = store.read_file(path)
     assert 3 <= len(first.records) < 16 and (first.end is None) == (number == signal.SIGKILL)
 
     go_on(path, launched)
     assert path.read_bytes().startswith(kept)
     added = [json.loads(line)["line"] for line in path.read_bytes()[len(kept) :].splitlines()]
     assert added.count("record") == 16 - len(first.records)
-    last = store.read(path)
+    last = store.read_file(path)
     assert last.records[: len(first.records)] == first.records
     assert len({record.case for record in last.records}) == len(last.records) == 16
     assert {record.status for record in last.records} == {"ok"}

@@ -62,7 +62,7 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         command, capture_output=True, text=True, timeout=120, check=False, env=seen
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return store.read(path)
+    return store.read_file(path)
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks on one core are both late")
     file = hosts(2, tmp_path, ALWAYS, "-n", "100", "--mode", "host", SABOTAGE="straggle:1:0")
-    row = derive.derive(file.records[0], file.worlds[0])
+    row = derive.derive_row(file.records[0], file.worlds[0])
     assert row is not None and row.late_rank == 1 and "late:1" in row.flags
     assert row.lateness[0] < 1_000_000 < row.lateness[1] < 100_000_000  # it sleeps 2 ms
-    (skew,) = [section for section in run.document([file]).sections if section.name == "skew"]
+    (skew,) = [section for section in run.make_document([file]).sections if section.name == "skew"]
     assert [line.cells[:2] for line in skew.tables[0].lines] == [("rank 1 of 2 (gloo)", "host1")]
 
 

@@ -10,9 +10,9 @@ import pytest
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.records import stats, store
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.suite.case import Case
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 LACKING = {
     "uint32",
@@ -25,7 +25,7 @@ WITH_DATA = sorted(set(COLLECTIVES) - {"barrier", "scan"})
 
 def cases(**axes: object) -> list[Case]:
     given = {"modes": ("isolated",), **axes}
-    return expand(Axes(**given))[0]  # type: ignore[arg-type]
+    return expand_axes(Axes(**given))[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -234,8 +234,10 @@ def test_a_rank_that_comes_late_is_named(measure) -> None:
     )
     for late in (0, 1):
         (record,) = measure(swept, iters=100, env=(("SABOTAGE", f"straggle:{late}:0"),))
-        assert stats.straggler(record.per_rank) == late  # from durations alone, as across hosts
-        assert stats.straggler(record.per_rank, record.starts_ns) == late
+        assert (
+            stats.find_straggler(record.per_rank) == late
+        )  # from durations alone, as across hosts
+        assert stats.find_straggler(record.per_rank, record.starts_ns) == late
 
 
 def test_ranks_come_as_the_arrival_says(cli) -> None:
@@ -243,7 +245,7 @@ def test_ranks_come_as_the_arrival_says(cli) -> None:
         *("all_reduce", "--sizes", "4K", "-g", "2", "--place", "out", "-n", "12", "-w", "2"),
         *("--sync", "barrier", "--arrival", "aligned,natural,one-late:20ms,random:20ms"),
     )
-    file = store.read(store.find("@last"))
+    file = store.read_file(store.find_run("@last"))
     rows = {record.case.arrival or record.case.mode: record for record in file.records}
     assert set(rows) == {"isolated", "host", "one-late:20ms", "random:20ms"}
     late = rows["one-late:20ms"]
@@ -252,5 +254,5 @@ def test_ranks_come_as_the_arrival_says(cli) -> None:
     last = [starts.index(max(starts)) for starts in zip(*late.starts_ns, strict=True)]
     assert {0, 1} == set(last)  # they take turns
     assert all(record.control_ns and record.status == "ok" for record in rows.values())
-    row = derive(late, file.worlds[0])
+    row = derive_row(late, file.worlds[0])
     assert row is not None and "apart" in row.flags and not row.gateable

@@ -18,7 +18,7 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.suite.case import Case
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 EXECUTORS = ("shm", "gloo")
 PLUGINS = Path(__file__).parent / "plugins"
@@ -26,8 +26,8 @@ QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 
 
 def cases(collective: str, **axes: object) -> list[Case]:
-    names = tuple(row.name for row in algorithms.of(collective))
-    return expand(Axes(collectives=(collective,), algorithms=names, **axes))[0]  # type: ignore[arg-type]
+    names = tuple(row.name for row in algorithms.list_algorithms(collective))
+    return expand_axes(Axes(collectives=(collective,), algorithms=names, **axes))[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -46,7 +46,9 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
         assert (record.status, record.note) == ("ok", record.note), record.case.key
         assert record.wrong == 0 if record.case.size else record.times_ns
     ran = {(record.case.collective, record.case.algorithm) for record in found}
-    wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
+    wanted = {
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+    }
     assert ran == wanted
 
 
@@ -69,7 +71,7 @@ def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, bac
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
-    swept = expand(
+    swept = expand_axes(
         Axes(
             collectives=("all_reduce",),
             algorithms=("ring", "one_shot"),
@@ -132,7 +134,7 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
 )
 def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
     for backend in EXECUTORS:
-        swept = expand(
+        swept = expand_axes(
             Axes(
                 collectives=("all_reduce",),
                 algorithms=("ring", "one_shot"),
@@ -171,7 +173,7 @@ def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_befo
 
 
 def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
-    swept = expand(
+    swept = expand_axes(
         Axes(
             collectives=("broadcast",),
             algorithms=("chain", "chain:segments=5", "tree"),

@@ -381,11 +381,11 @@ def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 10, hard))
         writer.write(world)
         assert "1 lines wait" in writer.trouble
-        assert store.read(writer.path).worlds == []
+        assert store.read_file(writer.path).worlds == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.write(world)
     assert writer.trouble == ""
-    assert len(store.read(writer.path).worlds) == 2
+    assert len(store.read_file(writer.path).worlds) == 2
     with pytest.raises(CannotRun):
         store.Writer(Path("/dev/full"), run)

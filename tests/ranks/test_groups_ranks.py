@@ -23,7 +23,7 @@ from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 PLUGINS = Path(__file__).parent / "plugins"
 Lines = tuple[World, list[Record]]
@@ -37,7 +37,7 @@ def divided(launcher: Launcher) -> Divided:
 
     def run(cases: Sequence[Case], **policy: object) -> Lines:
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
-        (planned,) = plan.worlds(
+        (planned,) = plan.plan_worlds(
             [Job(case, 2, "small") for case in cases if case.group == 0], settings
         )
         lines: list[World | Record] = []
@@ -56,7 +56,7 @@ def swept(**axes: object) -> list[Case]:
         "groups": "mod:2",
         "in_place": (False,),
     }
-    return expand(Axes(**{**given, **axes}))[0]  # type: ignore[arg-type]
+    return expand_axes(Axes(**{**given, **axes}))[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_groups_are_measured_at_once(divided: Divided) -> None:
         assert len(second.times_ns) == len(first.times_ns) == 7
         assert second.times_ns != first.times_ns
     for record in found:
-        row = derive.derive(record, world)
+        row = derive.derive_row(record, world)
         assert (
             row is not None and len(record.per_rank) == len(record.starts_ns) == record.case.n == 2
         )
@@ -186,7 +186,7 @@ def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
     went_on = run("run", "--resume", str(path), "--format", "csv")
     assert went_on.returncode == 0, went_on.stderr
     assert path.read_bytes().startswith(b"".join(lines[:kept]))
-    found = store.read(path).records
+    found = store.read_file(path).records
     assert sorted((r.case.nbytes, r.case.group, r.status) for r in found) == [
         (64, 0, "ok"),
         (64, 1, "ok"),
@@ -282,7 +282,7 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
     )
     if fits:
         assert done.returncode == 0, done.stderr
-        found = store.read(path).records
+        found = store.read_file(path).records
         assert sorted((r.case.n, r.case.group, r.status) for r in found) == (
             [(1, 0, "ok"), (1, 1, "ok")] if rule == "node:1" else [(2, 0, "ok")]
         )

@@ -41,7 +41,7 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     suite.write_text(SUITE)
     done = cli("run", str(suite), "--format", "csv")
     assert done.returncode == 0, done.stderr
-    file = store.read(store.find("@last"))
+    file = store.read_file(store.find_run("@last"))
     assert [world.index for world in file.worlds] == [0, 1, 2]
     assert {record.world: record.case.cycle for record in file.records} == {0: 0, 1: 1, 2: 2}
     judged = cli("health", "--format", "json", "-o", str(tmp_path / "night.html"))
@@ -64,10 +64,10 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     )  # whom it names is up to the machine
     again = tmp_path / "again.jsonl"
     case = file.records[0].case
-    health.launch(file.run, [case], again)
-    fresh = Night([store.digest(again)])
+    health.launch_cases(file.run, [case], again)
+    fresh = Night([store.read_digest(again)])
     assert [each.record.case.key for each in fresh.records] == [case.key] * 3
-    assert len(fresh.files[0].worlds) == 3 and hosts.data(fresh).note
+    assert len(fresh.files[0].worlds) == 3 and hosts.check_data(fresh).note
 
 
 def test_the_alarm_rings_for_a_planted_fault(

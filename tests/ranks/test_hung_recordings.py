@@ -74,7 +74,7 @@ def wait_for(there) -> None:  # type: ignore[no-untyped-def]
 def stands_still(folder: Path) -> bool:
     """Whether the files tell of a job that is hung: those of ranks that wait in a call, and that
     of the other, which goes on to when that had been written."""
-    files = [folder / own.name(rank) for rank in range(RANKS)]
+    files = [folder / own.file_name(rank) for rank in range(RANKS)]
     if not all(file.exists() and file.stat().st_size for file in files):
         return False
     ranks = [own.read_rank(file) for file in files]
@@ -116,7 +116,7 @@ def test_the_rank_that_hung_a_recorded_job_is_named(recordings: Path, cli, end: 
 def test_a_recording_that_is_closed_while_calls_are_under_way_is_no_hang(
     recordings: Path, cli
 ) -> None:
-    trace = own.read([*(recordings / "closed").iterdir()])
+    trace = own.read_job([*(recordings / "closed").iterdir()])
     assert [len(rank.calls) for rank in trace.ranks] == [2, 1, 2]
     assert [rank.calls[-1].ends_ns < 0 for rank in trace.ranks] == [True, False, True]
     done = cli("trace", str(recordings / "closed"), "--format", "json")

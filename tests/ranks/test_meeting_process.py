@@ -25,10 +25,10 @@ from collbench.run.rank import worker
 from collbench.run.rank.control import Store
 
 sys.setswitchinterval(1000)
-member, released = join.detect(), Path(sys.argv[1])
-with join.meet(member, 60) as meeting:
+member, released = join.detect_launcher(), Path(sys.argv[1])
+with join.hold_meeting(member, 60) as meeting:
     store = Store(meeting.connection)
-    control = worker.connect(worker.Place(*member[1:], launcher="environment"), store)
+    control = worker.connect_control(worker.Place(*member[1:], launcher="environment"), store)
     control.barrier()
     if member.rank == 0:
         libc = ctypes.PyDLL(None)

@@ -28,7 +28,7 @@ from collbench.records import choice, store
 from collbench.records.types import RunFile
 from collbench.run.launch import mpirun
 from collbench.suite.case import Case
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 PLUGINS = Path(__file__).parent / "plugins"
 PATHS = before(PLUGINS)
@@ -55,7 +55,7 @@ def why_not() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return "no mpi4py here: pip install 'collbench[mpi]'"
     try:
-        mpirun.find()
+        mpirun.find_mpirun()
     except CannotRun as e:
         return e.message
     return ""
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 
 def cases(**axes: object) -> list[Case]:
-    return expand(Axes(**{"backends": ("mpi",), **axes}))[0]  # type: ignore[arg-type]
+    return expand_axes(Axes(**{"backends": ("mpi",), **axes}))[0]  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def under_mpirun(
         **env,
     }
     command = [
-        mpirun.find(),
+        mpirun.find_mpirun(),
         "-n",
         "2",
         sys.executable,
@@ -109,7 +109,7 @@ def under_mpirun(
     done = subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=120, check=False
     )
-    return done, store.read(path)
+    return done, store.read_file(path)
 
 
 def test_every_collective_is_right_or_refused(measure) -> None:
@@ -147,7 +147,7 @@ def call(collective, **more):
 backend.close()
 """
     settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": PATHS}
-    command = [mpirun.find(), "-n", "1", sys.executable, "-c", whole]
+    command = [mpirun.find_mpirun(), "-n", "1", sys.executable, "-c", whole]
     done = subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=120, check=False
     )
@@ -193,7 +193,7 @@ def test_what_open_mpi_was_told_to_run_stands_in_the_row(measure) -> None:
     for env in (((setting, "4"), (choice.RULES, "1")), ((setting, "ring"),), ()):
         asked = msgspec.structs.replace(case, env=env)
         (record,) = measure([asked], env=env, **QUICK)
-        known.append((record.status, choice.worded(record.chose), setting in record.note))
+        known.append((record.status, choice.describe_choice(record.chose), setting in record.note))
     assert known == [("ok", "ring", False), ("ok", "", True), ("ok", "", False)]
 
 
@@ -239,7 +239,7 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     n = 3
     swept: list[Case] = []
     for collective in COLLECTIVES:
-        names = tuple(row.name for row in algorithms.of(collective))
+        names = tuple(row.name for row in algorithms.list_algorithms(collective))
         axes = {"dtypes": ("float", "half")} if collective != "barrier" else {}
         swept += cases(
             collectives=(collective,),
@@ -252,7 +252,9 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     found = measure(swept, **QUICK)
     assert [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong] == []
     assert {r.call_path_ns for r in found} == {None}
-    wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
+    wanted = {
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+    }
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 
 
@@ -261,7 +263,7 @@ def test_large_messages_in_parts_are_right(measure) -> None:
     swept: list[Case] = []
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
         names = ("native", "ring", "pairwise", "chain", "halving_doubling")
-        known = {row.name for row in algorithms.of(collective)} | {"native"}
+        known = {row.name for row in algorithms.list_algorithms(collective)} | {"native"}
         swept += cases(
             collectives=(collective,),
             algorithms=tuple(n for n in names if n in known),
@@ -340,7 +342,7 @@ def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
 ) -> None:
     done = cli(*COMPARED, "-g", "2", "--output", str(tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
-    run = store.read(tmp_path / "run.jsonl")
+    run = store.read_file(tmp_path / "run.jsonl")
     whole(run, done.stdout)
     assert {w.launcher for w in run.worlds} == {"local"}
 
@@ -380,7 +382,7 @@ def test_without_an_mpirun_there_is_a_reason(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CannotRun) as caught:
-        mpirun.find(str(tmp_path / "python"))
+        mpirun.find_mpirun(str(tmp_path / "python"))
     assert "needs an mpirun" in caught.value.message and "collbench[mpi]" in caught.value.hint
 
 
@@ -392,8 +394,10 @@ def test_the_mpirun_beside_python_goes_first(
         (tmp_path / place / "mpirun").write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / place / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "far"))
-    assert mpirun.find(str(tmp_path / "near" / "python")) == str(tmp_path / "near" / "mpirun")
-    assert mpirun.find(str(tmp_path / "python")) == str(tmp_path / "far" / "mpirun")
+    assert mpirun.find_mpirun(str(tmp_path / "near" / "python")) == str(
+        tmp_path / "near" / "mpirun"
+    )
+    assert mpirun.find_mpirun(str(tmp_path / "python")) == str(tmp_path / "far" / "mpirun")
 
 
 def test_an_mpirun_that_starts_nothing_is_named(
@@ -402,7 +406,7 @@ def test_an_mpirun_that_starts_nothing_is_named(
     fake = tmp_path / "mpirun"
     fake.write_text("#!/bin/sh\nexit 3\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(mpirun, "find", lambda python: str(fake))
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda python: str(fake))
     with pytest.raises(CannotRun, match="mpirun did not come up: it ended with 3"):
         measure(cases(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
 

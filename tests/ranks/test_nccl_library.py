@@ -30,7 +30,7 @@ def refused():  # a communicator of ranks that there are not, or without a drive
 from collbench.run.backends import _cuda
 from collbench.run.rank import ncclog
 name, handle, before = Id(), ctypes.c_void_p(), dict(os.environ)
-listener = ncclog.listen()
+listener = ncclog.start_listening()
 told = {"version": _cuda.nccl_version(), "why_not": listener.why_not}
 for at, call in enumerate((found, refused, refused)):
     told[f"before {at}"] = listener._turn(True)

@@ -39,7 +39,7 @@ def test_tensors_are_on_the_device_that_the_backend_is_for(
     settings = {"FAKECCL": said, "FAKECCL_LOG": str(log)}
     done = collbench(*words, "--output", str(path), **settings)
     assert done.returncode == 0, done.stderr
-    run = store.read(path)
+    run = store.read_file(path)
     assert [(record.status, record.wrong) for record in run.records] == [("ok", 0)] * 2
     assert {info.device for world in run.worlds for info in world.ranks} == {device}
     assert log.exists() == (said == "accelerator")
@@ -58,7 +58,9 @@ def test_gloo_keeps_to_the_cpu_beside_an_accelerator(tmp_path: Path) -> None:
     settings = {"FAKECCL": "accelerator", "FAKECCL_LOG": str(log)}
     done = collbench("all_reduce", "--backend", "gloo", *ARGS, "--output", str(path), **settings)
     assert done.returncode == 0, done.stderr
-    assert {info.device for world in store.read(path).worlds for info in world.ranks} == {"cpu"}
+    assert {info.device for world in store.read_file(path).worlds for info in world.ranks} == {
+        "cpu"
+    }
     assert not log.exists()
 
 
@@ -69,7 +71,7 @@ def test_gloo_keeps_to_the_cpu_beside_an_accelerator(tmp_path: Path) -> None:
 def test_doctor_says_whether_it_can_be_used(said: str, state: str, words: str) -> None:
     code = (
         "from collbench.cli import doctor\n"
-        "for f in doctor._backends():\n    print(f.what, f.state, f.detail)"
+        "for f in doctor._check_backends():\n    print(f.what, f.state, f.detail)"
     )
     path = before(PLUGIN)
     settings = {**os.environ, "PYTHONPATH": path, "FAKECCL": said}

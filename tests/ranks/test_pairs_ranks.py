@@ -20,7 +20,7 @@ from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 SHORT = ["-n", "12", "--no-save", "-T", "30"]
 
@@ -55,8 +55,8 @@ def measured(
 
 def test_every_pair_of_five_has_its_own_data_and_the_fifth_idles(launcher: Launcher) -> None:
     asked = {"sizes": (8, 65536), "ranks": (5,), "in_place": (False,), "groups": "pairs"}
-    cases = expand(Axes(collectives=("sendrecv",), **asked))[0]  # type: ignore[arg-type]
-    cases += expand(Axes(collectives=("all_reduce",), algorithms=("ring",), **asked))[0]  # type: ignore[arg-type]
+    cases = expand_axes(Axes(collectives=("sendrecv",), **asked))[0]  # type: ignore[arg-type]
+    cases += expand_axes(Axes(collectives=("all_reduce",), algorithms=("ring",), **asked))[0]  # type: ignore[arg-type]
     whole = Case(collective="all_reduce", backend="gloo", n=5, nbytes=64, op="sum")
     world, found = measured(launcher, [*cases, whole], 5)
     assert sorted(info.rank for info in world.ranks) == list(range(5))
@@ -73,7 +73,7 @@ def test_every_pair_of_five_has_its_own_data_and_the_fifth_idles(launcher: Launc
 def test_one_way_at_a_time_every_pair_has_its_own_data(launcher: Launcher) -> None:
     asked = {"sizes": (8, 65536), "ranks": (3,), "in_place": (True,), "groups": "pairs"}
     way = {"algorithms": ("binomial",), "roots": (0, 1)}
-    cases = expand(Axes(collectives=("broadcast",), **asked, **way))[0]  # type: ignore[arg-type]
+    cases = expand_axes(Axes(collectives=("broadcast",), **asked, **way))[0]  # type: ignore[arg-type]
     _, found = measured(launcher, cases, 3)
     every = {(a, b) for a in range(3) for b in range(3) if a != b}
     assert sorted(record.case.pair for record in found) == sorted([*every, *every])
@@ -124,7 +124,7 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
         finding["subject"] for finding in whole["findings"]
     ]
     assert len(whole["pairs"]) == 3 and whole["injected"] == "slow-rank:2:3000%"
-    file = store.read(path)
+    file = store.read_file(path)
     assert {record.injected for record in file.records} == {"slow-rank:2:3000%"} and len(
         file.worlds
     ) == 1
@@ -135,7 +135,9 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
     path.write_text(torn)
     resumed = collbench("pairs", "--resume", str(path), "--format", "json")
     assert len(json.loads(resumed.stdout)["pairs"]) == 3, resumed.stderr
-    assert len(store.read(path).records) == len(file.records) and path.read_text().startswith(torn)
+    assert len(store.read_file(path).records) == len(file.records) and path.read_text().startswith(
+        torn
+    )
 
 
 @pytest.mark.long

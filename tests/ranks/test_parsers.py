@@ -18,8 +18,8 @@ def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: P
     options += ("--format", "nccl-filled", "--output")
     done = cli(collective, *options, str(path := tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
-    records = [record for record in store.read(path).records if record.times_ns]
-    times = {(r.case.size, r.case.in_place): derive.derive(r) for r in records}
+    records = [record for record in store.read_file(path).records if record.times_ns]
+    times = {(r.case.size, r.case.in_place): derive.derive_row(r) for r in records}
     for reader in (parsers.perfkit, parsers.ramble, parsers.aws_csv, parsers.cloudai):
         rows = reader(done.stdout)
         assert [row.size for row in rows] == [4096, 16384, 65536]
@@ -27,4 +27,4 @@ def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: P
             assert row.out and row.back
             there = times.get((row.size, True), times[row.size, False])
             for half, kept in ((row.out, times[row.size, False]), (row.back, there)):
-                assert kept and half.time == float(nccl.number(kept.times.median / 1e3, 7))
+                assert kept and half.time == float(nccl.format_number(kept.times.median / 1e3, 7))

@@ -260,7 +260,10 @@ def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
     assert "data: nothing verified yet" in done.stdout
     (folder,) = (tmp_path / "nights").glob("2*")
     (run,) = folder.glob("*.jsonl")
-    assert store.read(run).run.tag == "nightly" and store.read(run).worlds[0].launcher == "srun"
+    assert (
+        store.read_file(run).run.tag == "nightly"
+        and store.read_file(run).worlds[0].launcher == "srun"
+    )
     assert (folder / "complete").exists() and "<!doctype html>" in (
         folder / "report.html"
     ).read_text()[:99].lower()

@@ -26,7 +26,7 @@ class Jobs(NamedTuple):
     told: list[dict[str, Any]]  # by job, of each rank
 
     def trace(self, name: str) -> Trace:
-        return own.read(sorted((self.folder / name).iterdir()))
+        return own.read_job(sorted((self.folder / name).iterdir()))
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def test_an_operation_of_a_replay_with_wrong_data_is_named(play: Play) -> None:
 
 
 def test_computing_between_calls_takes_as_long_as_it_did(play: Play) -> None:
-    step = reshape.computing(step_of(trace()), "sleep", 0)
+    step = reshape.set_computation(step_of(trace()), "sleep", 0)
     *_, computation, whole = play(step)
     assert min(computation.times_ns) >= 5 * MS
     assert min(whole.times_ns) >= 5 * MS
@@ -94,7 +94,7 @@ def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["steps"]
     assert row["recorded"]["median_ns"] == 2 * MS
     assert row["step_ns"] >= 2 * MS
-    (step,) = store.read(path).run.suite.subjects
+    (step,) = store.read_file(path).run.suite.subjects
     assert step.recorded is not None
     again = cli("report", str(path), "--format", "md")
     assert "replayed / recorded" in again.stdout
@@ -129,12 +129,12 @@ def test_a_job_is_recorded_and_replayed_as_it_was(
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
     done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
     assert done.returncode == 0, done.stderr
-    (step,) = store.read(path).run.suite.subjects
+    (step,) = store.read_file(path).run.suite.subjects
     asked: Counter[str] = Counter()
     for op in step.program(0).ops:
         asked[op.kind] += (sum(op.sends) or op.nbytes) * op.communicates
     assert +asked == asked_of(name, ranks)
-    found = reading.read([folder])
+    found = reading.read_trace([folder])
     assert len(found.ranks) == ranks
     for rank in found.ranks:
         (begin, end) = rank.steps[int(_iteration(step.assumptions))]

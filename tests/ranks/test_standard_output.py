@@ -46,7 +46,7 @@ def as_under_torchrun(*args: str) -> list[subprocess.Popen[str]]:
 
 def under_mpirun(*args: str) -> list[subprocess.Popen[str]]:
     try:
-        command = (mpirun.find(), "-n", "2", *SWEEP, *args)
+        command = (mpirun.find_mpirun(), "-n", "2", *SWEEP, *args)
     except CannotRun as e:
         pytest.skip(e.message)
     return [start(command, **mpirun.SETTINGS, **mpirun.AS_ROOT)]

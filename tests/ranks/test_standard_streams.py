@@ -21,7 +21,7 @@ SWEEP = "all_reduce --sizes 1K,4K -g 2 -n 5 -w 1 --place in"
 def sweep(request: pytest.FixtureRequest) -> str:
     if request.param == "mpi":
         try:
-            mpirun.find()
+            mpirun.find_mpirun()
         except CannotRun as e:
             pytest.skip(e.message)
     return f"{SWEEP} --backend {request.param}"
@@ -57,7 +57,7 @@ def test_ranks_measure_on_when_streams_take_nothing(
     done = run(tmp_path, f"{command}; exit ${{PIPESTATUS[0]}}")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    found = store.read(tmp_path / "r.jsonl")
+    found = store.read_file(tmp_path / "r.jsonl")
     assert ([r.status for r in found.records], found.end is not None) == (["ok", "ok"], True)
 
 

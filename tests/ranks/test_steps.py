@@ -18,7 +18,7 @@ from paths import before
 from collbench.core.errors import Exit, RunBroken
 from collbench.features.training import presets, reshape
 from collbench.features.training import step_files as files
-from collbench.features.training.overlap import overlaps, phases
+from collbench.features.training.overlap import divide_phases, find_overlaps
 from collbench.features.training.step import Grid, Op, Program, Step
 from collbench.records import store
 from collbench.records.types import Record
@@ -29,9 +29,9 @@ CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
 
 
 def small(name: str, layout: str, options: str = "", layers: int = 2) -> Step:
-    made = presets.find(name, layout, options, None, layers)
-    made = reshape.scaled(made, Fraction(1, 4096))
-    return reshape.summed(reshape.computing(made, "none", 0), "gloo")
+    made = presets.find_step(name, layout, options, None, layers)
+    made = reshape.scale_step(made, Fraction(1, 4096))
+    return reshape.replace_averages(reshape.set_computation(made, "none", 0), "gloo")
 
 
 def buckets(count: int = 4, **more: object) -> Step:
@@ -97,7 +97,7 @@ def test_messages_and_rooted_operations_are_right(backend: str, play: Play, tmp_
         "0-2,all_gather,12288,float,,,,,\n0-2,reduce_scatter,12288,float,,sum,,,\n"
         "0-2,all_to_all,12288,int64,,,,,\n0-2,wait,0,float,,,,,\n"
     )
-    records = play(files.read(path), backend)
+    records = play(files.read_step(path), backend)
     assert [(r.status, r.note) for r in records] == [("ok", "")] * 3
     # what each rank receives, and the root alone of a reduction
     assert records[-1].checked == 2 * (
@@ -142,7 +142,7 @@ def test_an_operation_that_one_rank_leaves_out_ends_the_run_and_is_told(play: Pl
 
 def test_computation_takes_its_time_and_communication_does_not(play: Play) -> None:
     ops = (Op(kind="compute", compute_ns=3_000_000), Op(kind="all_reduce", **CALL))  # type: ignore[arg-type]
-    step = reshape.computing(Step("x", 2, (Program((0, 1), ops),)), "sleep", 0)
+    step = reshape.set_computation(Step("x", 2, (Program((0, 1), ops),)), "sleep", 0)
     *_, computation, whole = play(step)
     assert min(computation.times_ns) >= 3_000_000
     assert min(whole.times_ns) >= 3_000_000
@@ -155,7 +155,7 @@ def test_every_kind_of_computation_is_played(kind: str, play: Play) -> None:
         Op(kind="compute", flops=5e7, touched=1 << 20, compute_ns=1000),
         Op(kind="all_reduce", **CALL),  # type: ignore[arg-type]
     )
-    step = reshape.computing(Step("x", 2, (Program((0, 1), ops),)), kind, 0)
+    step = reshape.set_computation(Step("x", 2, (Program((0, 1), ops),)), kind, 0)
     records = play(step)
     assert [record.status for record in records] == ["ok"] * 3
 
@@ -163,14 +163,14 @@ def test_every_kind_of_computation_is_played(kind: str, play: Play) -> None:
 def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
     step = buckets()
     records = play(step, iters=6)
-    (one,) = overlaps(records)
+    (one,) = find_overlaps(records)
     seen = one.whole.operations
     assert [len(of) for of in seen] == [5, 5]
     for op in seen[0][:4]:
         assert op.begins_ns
         assert all(0 < b < e for b, e in zip(op.begins_ns, op.ends_ns, strict=True))
     assert len(seen[0][0].alone_ns) == 7
-    (part,) = phases(step, seen[0])
+    (part,) = divide_phases(step, seen[0])
     assert (part.kind, part.ops, part.nbytes) == ("all_reduce", 4, 4 * 4096)
     assert 0 < part.waited <= part.busy
 
@@ -200,7 +200,7 @@ def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: P
     done = cli("workload", str(path), "--output", str(tmp_path / "run.jsonl"))
     assert done.returncode == 5
     assert "refuses all_reduce of f8e4m3" in done.stderr
-    run = store.read(tmp_path / "run.jsonl")
+    run = store.read_file(tmp_path / "run.jsonl")
     assert [record.status for record in run.records] == ["skipped"] * 3
 
 
@@ -215,7 +215,7 @@ def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "exposed communication" in done.stdout
-    run = store.read(path)
+    run = store.read_file(path)
     assert [record.status for record in run.records] == ["ok"] * 3
     (step,) = run.run.suite.subjects
     assert step.title == run.records[0].case.subject
@@ -244,7 +244,7 @@ def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> Non
     path.write_text("\n".join(lines[: kept[-1] + 1]) + "\n")
     done = cli("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
-    run = store.read(path)
+    run = store.read_file(path)
     assert len({record.case for record in run.records}) == len(run.records) == 6
     assert {record.status for record in run.records} == {"ok"}
 
@@ -265,13 +265,13 @@ def test_rounds_that_were_finished_outlive_the_end_of_a_run(
     done = cli(*("workload", *words, "--output", str(path)), **settings, SABOTAGE=f"{what}:1:24")
     assert done.returncode == code, done.stderr
     assert "cut short: of" in done.stdout
-    kept = store.read(path).records
+    kept = store.read_file(path).records
     assert {record.stop for record in kept} == {"cut"}
     (rounds,) = {len(record.times_ns) for record in kept}
     assert 6 <= rounds <= 11
     done = cli("run", "--resume", str(path), **settings, SABOTAGE="kill:9:9")
     assert done.returncode == 0, done.stderr
-    whole = store.read(path).records
+    whole = store.read_file(path).records
     assert [(record.status, len(record.times_ns)) for record in whole] == [("ok", 12)] * 3
 
 
@@ -296,7 +296,7 @@ def test_what_a_budget_does_not_hold_is_dropped_and_named(
     place = str(tmp_path / "run.jsonl")
     short = cli(*command, "-g", "2", "--budget", "0.2s", "--output", place)
     assert short.returncode == Exit.CANNOT_RUN, short.stderr
-    records = store.read(Path(place)).records
+    records = store.read_file(Path(place)).records
     assert records and {record.status for record in records} == {"skipped"}
     assert all("--budget 0.2s" in record.note for record in records)
 

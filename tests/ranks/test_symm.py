@@ -16,7 +16,7 @@ from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import RunBroken
 from collbench.records.types import Record
 from collbench.suite.case import Case
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 pytest.importorskip("triton", reason="symm's kernel is written in Triton, which is not installed")
 
@@ -25,8 +25,10 @@ QUICK = {"rotation": 1, "iters": 1, "max_seconds": 0.0, "min_seconds": 0.0, "env
 
 
 def cases(collective: str, names: tuple[str, ...] = (), **axes: object) -> list[Case]:
-    names = names or tuple(row.name for row in algorithms.of(collective))
-    return expand(Axes(collectives=(collective,), algorithms=names, backends=("symm",), **axes))[0]  # type: ignore[arg-type]
+    names = names or tuple(row.name for row in algorithms.list_algorithms(collective))
+    return expand_axes(
+        Axes(collectives=(collective,), algorithms=names, backends=("symm",), **axes)
+    )[0]  # type: ignore[arg-type]
 
 
 def wrong(records: list[Record]) -> list[tuple[str, str]]:
@@ -55,7 +57,9 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
         )
     found = measure(swept, **QUICK)
     assert wrong(found) == []
-    wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
+    wanted = {
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+    }
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 
 
@@ -131,7 +135,7 @@ def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None
 
 
 def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
-    swept = expand(
+    swept = expand_axes(
         Axes(
             collectives=("all_reduce",),
             algorithms=("one_shot",),

@@ -41,7 +41,7 @@ def measure(
         timeout=120,
         check=False,
     )
-    return done, store.read(path)
+    return done, store.read_file(path)
 
 
 def statuses(run: RunFile) -> dict[str, set[str]]:
@@ -109,7 +109,7 @@ def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(cli, tmp_pat
     found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "corrupt:9:9"}
     done = cli("run", "--resume", str(path), **found)
     assert done.returncode == Exit.OK, done.stderr
-    assert statuses(store.read(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
+    assert statuses(store.read_file(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
 
 
 def joined(n: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from paths import before
 
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
@@ -56,7 +56,7 @@ def test_one_process_holds_all_ranks_and_checks_each(n: int) -> None:
             len(record.times_ns) == 7
             and record.per_rank == record.starts_ns == [] == record.skew_ns
         )
-        row = derive(record, world)
+        row = derive_row(record, world)
         assert row and "virtual" in row.flags and not row.gateable and row.late_rank is None
     assert mean.status == "skipped" and mean.note == "beyond imagination"
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from collbench.run.launch.board import Board
-from collbench.run.launch.children import bound
+from collbench.run.launch.children import bound_command
 from collbench.run.launch.forkserver import Note
 
 AS_RANK_0 = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -96,11 +96,11 @@ def test_what_is_bound_ends_with_who_started_it_before_it_has_loaded_anything() 
 def test_what_is_bound_to_a_parent_that_is_gone_never_begins() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    command = bound(sys.executable, signal.SIGKILL, gone.pid, "echo", "begun")
+    command = bound_command(sys.executable, signal.SIGKILL, gone.pid, "echo", "begun")
     assert subprocess.run(command, capture_output=True, check=False).stdout == b""
 
 
 def test_what_is_bound_may_be_told_its_own_pid() -> None:
-    command = bound(sys.executable, signal.SIGKILL, 0, "echo", "{pid}")
+    command = bound_command(sys.executable, signal.SIGKILL, 0, "echo", "{pid}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.communicate()[0].strip() == str(process.pid)

@@ -23,10 +23,10 @@ import numpy as np
 
 from collbench.core import algorithm_files
 from collbench.core.algorithm_files import UserAlgorithm
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Moves, Schedule
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 
 Steps = Callable[..., Iterator[Moves]]
 
@@ -63,7 +63,7 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _named(self.algorithm.name, dict(self.given))
+        return _name_variant(self.algorithm.name, dict(self.given))
 
     def resolved(self, n: int, ratio: float) -> dict[str, int]:
         """All parameters: those given, and defaults for a size of ``ratio`` times alpha / beta."""
@@ -79,7 +79,7 @@ class Variant(NamedTuple):
         """The schedule for n ranks, named with all its parameters. Raises UsageError where there is
         none."""
         parameters = self.resolved(n, ratio)
-        name = _named(self.algorithm.name, parameters)
+        name = _name_variant(self.algorithm.name, parameters)
         row = COLLECTIVES[self.algorithm.collective]
         root = max(root, 0) if row.rooted else 0
         reason = self.why_not(n)
@@ -92,16 +92,20 @@ class Variant(NamedTuple):
         cells = self.algorithm.cells(n, **parameters)
         steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
         turned = (
-            functools.partial(_turned, steps, n, root, cells if row.total else 0) if root else steps
+            functools.partial(_turn_roles, steps, n, root, cells if row.total else 0)
+            if root
+            else steps
         )
         return Schedule(name, row.name, n, root if row.rooted else -1, cells, turned)
 
 
-def _named(name: str, parameters: dict[str, int]) -> str:
+def _name_variant(name: str, parameters: dict[str, int]) -> str:
     return ":".join([name, *(f"{key}={value}" for key, value in parameters.items())])
 
 
-def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int) -> Iterator[Moves]:
+def _turn_roles(
+    steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int
+) -> Iterator[Moves]:
     """The same steps with rank 0's role played by ``root``; cells in blocks by rank move along."""
 
     def cell(index: Ints) -> Ints:
@@ -118,7 +122,7 @@ def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int)
 
 
 @functools.cache
-def catalogue() -> dict[tuple[str, str], Algorithm]:
+def list_catalogue() -> dict[tuple[str, str], Algorithm]:
     """Every algorithm by (collective, name), in the order of the table of collectives."""
     families = [
         importlib.import_module(f"{__name__}.{found.name}")
@@ -126,7 +130,7 @@ def catalogue() -> dict[tuple[str, str], Algorithm]:
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
     refuse_repeated(rows)
-    rows += [_row(named) for named in algorithm_files.list_user_algorithms()]
+    rows += [_make_row(named) for named in algorithm_files.list_user_algorithms()]
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
@@ -148,26 +152,26 @@ def add_file(words: str, collective: str = "") -> str:
     """``words``, a list of algorithms by commas, with those in files of the user's own by the names
     that they have from now on, in this process and those it starts. A generator is one of
     ``collective``. Raises UsageError where there is no such file, or no algorithm in it."""
-    return ",".join(_add(word, collective) for word in words.split(","))
+    return ",".join(_add_file_algorithm(word, collective) for word in words.split(","))
 
 
-def _add(word: str, owner: str) -> str:
+def _add_file_algorithm(word: str, owner: str) -> str:
     match = algorithm_files.WORD.fullmatch(word.strip())
     if match is None:
         return word
     named = UserAlgorithm(Path(match["path"]).resolve(), match["name"], owner)
-    _row(named)
+    _make_row(named)
     for other in algorithm_files.list_user_algorithms():
         if other.label == named.label and other.path != named.path:
             raise UsageError(
                 f"{named.path} and {other.path} are both called {named.label}", "rename one of them"
             )
     algorithm_files.pass_to_children(named)
-    catalogue.cache_clear()
+    list_catalogue.cache_clear()
     return named.label + match["settings"]
 
 
-def _row(named: UserAlgorithm) -> Algorithm:
+def _make_row(named: UserAlgorithm) -> Algorithm:
     """The algorithm of a file: a row as in a table, or a generator with the cells and parameters
     that are defaults of its arguments."""
     found = named.load()
@@ -198,32 +202,34 @@ def _row(named: UserAlgorithm) -> Algorithm:
     )
 
 
-def of(name: str) -> list[Algorithm]:
+def list_algorithms(name: str) -> list[Algorithm]:
     """All algorithms for a collective."""
-    return [row for (owner, _), row in catalogue().items() if owner == name]
+    return [row for (owner, _), row in list_catalogue().items() if owner == name]
 
 
-def spelling(algorithm: Algorithm) -> str:
+def describe_spelling(algorithm: Algorithm) -> str:
     """How to ask for it: ``chain[:segments=N]``, with what else it is called."""
     also = f" ({', '.join(algorithm.aliases)})" if algorithm.aliases else ""
     return algorithm.name + "".join(f"[:{key}=N]" for key in algorithm.parameters) + also
 
 
-def find(name: str, text: str) -> Variant:
+def find_variant(name: str, text: str) -> Variant:
     """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or
     ``chain:segments=64``."""
-    owner = collective(name).name
-    if (owner, text) in catalogue():  # a name that has a colon itself
-        return Variant(catalogue()[owner, text])
+    owner = find_collective(name).name
+    if (owner, text) in list_catalogue():  # a name that has a colon itself
+        return Variant(list_catalogue()[owner, text])
     word, *settings = text.split(":")
     word = word.replace("-", "_")
     match = algorithm_files.WORD.fullmatch(text)
     if match:  # its name has a colon, too
         word, settings = f"{match['path']}:{match['name']}", settings[1:]
-    algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
+    algorithm = next(
+        (row for row in list_algorithms(owner) if word in (row.name, *row.aliases)), None
+    )
     if algorithm is None:
-        known = [row.name for row in of(owner)]
-        hint = near(word, known) or f"one of {', '.join(known)}"
+        known = [row.name for row in list_algorithms(owner)]
+        hint = suggest_name(word, known) or f"one of {', '.join(known)}"
         if match:
             path = match["path"] if "/" in match["path"] else f"./{match['path']}"
             hint = f"it is in a file that --algo must name, as in {path}:{match['name']}"
@@ -248,7 +254,7 @@ def find(name: str, text: str) -> Variant:
     return Variant(algorithm, tuple(given))
 
 
-def mirror(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]:
+def mirror_steps(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]:
     """The steps backwards in time, every move turned round: a broadcast becomes a reduce, a scatter
     a gather."""
     for moves in reversed(list(steps)):
@@ -262,7 +268,7 @@ def around(n: int) -> Callable[[int], Ints]:
     return lambda k: thrice[n + k : 2 * n + k]
 
 
-def log2(n: int) -> int:
+def count_doublings(n: int) -> int:
     """Rounds in which one rank can reach n by doubling: the logarithm, rounded up."""
     return (n - 1).bit_length()
 
@@ -276,11 +282,11 @@ def one_each(n: int, **_: int) -> int:
     return n
 
 
-def segments(n: int, segments: int) -> int:
+def count_segment_cells(n: int, segments: int) -> int:
     """A cell for each segment."""
     return segments
 
 
-def pipelined(n: int, ratio: float) -> int:
+def choose_segments(n: int, ratio: float) -> int:
     """Segments that make a chain of n ranks fastest: sqrt((n-2) * size * beta / alpha)."""
     return max(1, min(256, round(math.sqrt(max(0, n - 2) * ratio))))

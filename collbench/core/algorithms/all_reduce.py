@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collbench.core.algorithms import Algorithm, around, mirror, one_each, power_of_two
+from collbench.core.algorithms import Algorithm, around, mirror_steps, one_each, power_of_two
 from collbench.core.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
 from collbench.core.algorithms.rooted import (
     CHAN,
@@ -46,13 +46,13 @@ TWO_SHOT = (
 def central(n: int, cells: int) -> Iterator[Moves]:
     """One rank collects and adds all buffers, then sends the sum to every other: the textbook's
     straw man."""
-    yield from mirror(linear(n, cells))
+    yield from mirror_steps(linear(n, cells))
     yield from linear(n, cells)
 
 
 def reduce_broadcast(n: int, cells: int) -> Iterator[Moves]:
     """Whole buffers are added up a binomial tree to one rank, and the sum goes down it again."""
-    yield from mirror(binomial(n, cells))
+    yield from mirror_steps(binomial(n, cells))
     yield from binomial(n, cells)
 
 
@@ -73,27 +73,27 @@ def ring_down(n: int, cells: int) -> Iterator[Moves]:
         yield Moves(turn(0), turn(-1), turn(step - 2))
 
 
-def _folded(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:
+def _fold_to_power_of_two(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:
     """``steps`` among the first 2^k ranks; the others lend them their data before and get the
     result after."""
-    extra = np.arange(core(n), n)[:, None]
+    extra = np.arange(find_power_of_two(n), n)[:, None]
     if len(extra):
-        yield Moves(extra, extra - core(n), np.arange(cells), reduce=True)
+        yield Moves(extra, extra - find_power_of_two(n), np.arange(cells), reduce=True)
     yield from steps
     if len(extra):
-        yield Moves(extra - core(n), extra, np.arange(cells))
+        yield Moves(extra - find_power_of_two(n), extra, np.arange(cells))
 
 
-def core(n: int, **_: int) -> int:
+def find_power_of_two(n: int, **_: int) -> int:
     """The largest power of two that is not above n."""
     return 1 << (n.bit_length() - 1)
 
 
 def recursive_doubling(n: int, cells: int) -> Iterator[Moves]:
     """Partners at distance 1, 2, 4 … exchange whole buffers and add them."""
-    ranks = np.arange(core(n))
+    ranks = np.arange(find_power_of_two(n))
     rounds = (Moves(ranks, ranks ^ (1 << k), 0, reduce=True) for k in range(n.bit_length() - 1))
-    return _folded(n, cells, rounds)
+    return _fold_to_power_of_two(n, cells, rounds)
 
 
 def halving_doubling(n: int, cells: int) -> Iterator[Moves]:
@@ -104,13 +104,13 @@ def halving_doubling(n: int, cells: int) -> Iterator[Moves]:
         yield from halving(cells, cells)
         yield from doubling(cells, cells)
 
-    return _folded(n, cells, phases())
+    return _fold_to_power_of_two(n, cells, phases())
 
 
 def double_tree_both(n: int, cells: int, segments: int) -> Iterator[Moves]:
     """Half of the buffer is added up each of two trees, segment behind segment, and sent down them
     again."""
-    yield from mirror(double_tree(n, cells, segments))
+    yield from mirror_steps(double_tree(n, cells, segments))
     yield from double_tree(n, cells, segments)
 
 
@@ -141,7 +141,7 @@ def _grid(n: int, across: int) -> Iterator[Moves]:
     yield from (along(step, False) for step in range(across - 1))
 
 
-def _divisor(n: int, most: float) -> int:
+def _largest_divisor(n: int, most: float) -> int:
     """The largest divisor of n up to ``most``."""
     return max(d for d in range(1, int(most) + 1) if n % d == 0)
 
@@ -149,11 +149,11 @@ def _divisor(n: int, most: float) -> int:
 def torus2d(n: int, cells: int) -> Iterator[Moves]:
     """Ranks form a grid: reduce-scatter along rows, all-reduce along columns, all-gather along
     rows."""
-    return _grid(n, _divisor(n, n**0.5))
+    return _grid(n, _largest_divisor(n, n**0.5))
 
 
-def composite(n: int, **_: int) -> str | None:
-    return None if _divisor(n, n**0.5) > 1 else f"{n} ranks form no grid of two dimensions"
+def refuse_prime(n: int, **_: int) -> str | None:
+    return None if _largest_divisor(n, n**0.5) > 1 else f"{n} ranks form no grid of two dimensions"
 
 
 def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
@@ -199,7 +199,7 @@ def swing_latency(n: int, cells: int) -> Iterator[Moves]:
     return (Moves(np.arange(n), partner, 0, reduce=True) for partner in swing_peers(n))
 
 
-def _pairs(n: int) -> tuple[Ints, Ints]:
+def _swing_partners(n: int) -> tuple[Ints, Ints]:
     src, dst = np.divmod(np.arange(n * n), n)
     return src[src != dst], dst[src != dst]
 
@@ -207,19 +207,19 @@ def _pairs(n: int) -> tuple[Ints, Ints]:
 def one_shot(n: int, cells: int) -> Iterator[Moves]:
     """Every rank reads the whole buffers of all others and adds them."""
     if n > 1:
-        yield Moves(*_pairs(n), 0, reduce=True)
+        yield Moves(*_swing_partners(n), 0, reduce=True)
 
 
 def two_shot(n: int, cells: int) -> Iterator[Moves]:
     """Every rank adds up one block of all buffers, then reads the other ranks' sums."""
     if n > 1:
-        src, dst = _pairs(n)
+        src, dst = _swing_partners(n)
         yield Moves(src, dst, dst, reduce=True)
         yield Moves(src, dst, src)
 
 
 GROUP: dict[str, Callable[[int, float], int]] = {
-    "group": lambda n, ratio: _divisor(n, 8 if n > 8 else n**0.5)
+    "group": lambda n, ratio: _largest_divisor(n, 8 if n > 8 else n**0.5)
 }
 
 
@@ -229,9 +229,9 @@ ALGORITHMS = (
     Algorithm("ring", "all_reduce", ring, PATARASUK, one_each),
     Algorithm("ring:down", "all_reduce", ring_down, PATARASUK, one_each),
     Algorithm("recursive_doubling", "all_reduce", recursive_doubling, THAKUR),
-    Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, core),
+    Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, find_power_of_two),
     Algorithm("double_tree", "all_reduce", double_tree_both, SANDERS, two_halves, parameters=TREES),
-    Algorithm("torus2d", "all_reduce", torus2d, TORUS, one_each, composite),
+    Algorithm("torus2d", "all_reduce", torus2d, TORUS, one_each, refuse_prime),
     Algorithm("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
     Algorithm("swing", "all_reduce", swing, SWING, one_each, power_of_two),
     Algorithm("swing_latency", "all_reduce", swing_latency, SWING, why_not=power_of_two),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collbench.core.algorithms import Algorithm, around, mirror, one_each, power_of_two
+from collbench.core.algorithms import Algorithm, around, mirror_steps, one_each, power_of_two
 from collbench.core.algorithms.rooted import CHAN, RABENSEIFNER, binomial, scatter_binomial
 from collbench.core.schedule import Moves
 
@@ -83,14 +83,14 @@ def neighbour_exchange(n: int, cells: int) -> Iterator[Moves]:
 
 def gather_broadcast(n: int, cells: int) -> Iterator[Moves]:
     """One rank gathers all blocks up a binomial tree and broadcasts them down it."""
-    yield from mirror(scatter_binomial(n, cells), reduce=False)
+    yield from mirror_steps(scatter_binomial(n, cells), reduce=False)
     yield from binomial(n, n)
 
 
 def reduce_scatter_gather(n: int, cells: int) -> Iterator[Moves]:
     """A ring's reduce-scatter, then the root gathers the blocks up a binomial tree."""
     yield from ring_reduce(n, cells)
-    yield from mirror(scatter_binomial(n, 1), reduce=False)
+    yield from mirror_steps(scatter_binomial(n, 1), reduce=False)
 
 
 def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
@@ -100,7 +100,7 @@ def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
         yield Moves(turn(0), turn(step), turn(step), reduce=True)
 
 
-def even(n: int, **_: int) -> str | None:
+def refuse_odd(n: int, **_: int) -> str | None:
     return None if n % 2 == 0 else f"needs an even number of ranks, not {n}"
 
 
@@ -108,7 +108,7 @@ ALGORITHMS = (
     Algorithm("ring", "all_gather", ring_gather, CHAN),
     Algorithm("recursive_doubling", "all_gather", doubling, THAKUR, why_not=power_of_two),
     Algorithm("bruck", "all_gather", bruck, BRUCK),
-    Algorithm("neighbour_exchange", "all_gather", neighbour_exchange, CHEN, why_not=even),
+    Algorithm("neighbour_exchange", "all_gather", neighbour_exchange, CHEN, why_not=refuse_odd),
     Algorithm("gather_broadcast", "all_gather", gather_broadcast, CHAN),
     Algorithm("reduce_scatter_gather", "reduce", reduce_scatter_gather, RABENSEIFNER, one_each),
     Algorithm("ring", "reduce_scatter", ring_reduce, CHAN),

@@ -9,11 +9,11 @@ import numpy as np
 from collbench.core.algorithms import (
     Algorithm,
     around,
-    log2,
-    mirror,
-    pipelined,
+    choose_segments,
+    count_doublings,
+    count_segment_cells,
+    mirror_steps,
     power_of_two,
-    segments,
 )
 from collbench.core.algorithms.blocks import BRUCK, THAKUR
 from collbench.core.algorithms.rooted import CHAN, binomial, chain, linear
@@ -63,7 +63,7 @@ def bruck(n: int, cells: int) -> Iterator[Moves]:
     """
     yield _keep_own(n)
     ranks = np.arange(n)[:, None]
-    for bit in range(log2(n)):
+    for bit in range(count_doublings(n)):
         offset = np.flatnonzero(np.arange(n) >> bit & 1)
         first = offset & ((1 << bit) - 1) == 0  # has not travelled yet
         held = np.where(first, (ranks + offset) % n, n + (ranks - offset) % n)
@@ -84,7 +84,7 @@ def prefix_chain(n: int, cells: int, segments: int) -> Iterator[Moves]:
 
 def prefix_doubling(n: int, cells: int) -> Iterator[Moves]:
     """Each rank adds what the one 1, 2, 4 … places before it had."""
-    for distance in (1 << k for k in range(log2(n))):
+    for distance in (1 << k for k in range(count_doublings(n))):
         src = np.arange(n - distance)
         yield Moves(src, src + distance, 0, reduce=True)
 
@@ -92,19 +92,19 @@ def prefix_doubling(n: int, cells: int) -> Iterator[Moves]:
 def dissemination(n: int, cells: int) -> Iterator[Moves]:
     """In round k each rank tells the one 2^k places ahead of all arrivals it has heard of."""
     ranks = np.arange(n)
-    for distance in (1 << k for k in range(log2(n))):
+    for distance in (1 << k for k in range(count_doublings(n))):
         yield Moves(ranks, (ranks + distance) % n, 0, reduce=True)
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
     """Every rank tells rank 0 that it has come, and rank 0 tells every rank to go on."""
-    yield from mirror(linear(n, 1))
+    yield from mirror_steps(linear(n, 1))
     yield from linear(n, 1)
 
 
 def tree(n: int, cells: int) -> Iterator[Moves]:
     """Arrivals are told up a binomial tree to rank 0, and the leave to go on down it."""
-    yield from mirror(binomial(n, 1))
+    yield from mirror_steps(binomial(n, 1))
     yield from binomial(n, 1)
 
 
@@ -115,7 +115,14 @@ ALGORITHMS = (
     Algorithm("bruck", "all_to_all", bruck, BRUCK),
     Algorithm("pairwise", "all_to_allv", pairwise, THAKUR),
     Algorithm("direct", "sendrecv", direct, CHAN),
-    Algorithm("chain", "scan", prefix_chain, PREFIX, segments, parameters={"segments": pipelined}),
+    Algorithm(
+        "chain",
+        "scan",
+        prefix_chain,
+        PREFIX,
+        count_segment_cells,
+        parameters={"segments": choose_segments},
+    ),
     Algorithm("recursive_doubling", "scan", prefix_doubling, HILLIS),
     Algorithm("dissemination", "barrier", dissemination, HENSGEN),
     Algorithm("central", "barrier", central, HENSGEN),

@@ -12,11 +12,11 @@ from collbench.core.algorithms import (
     Algorithm,
     Steps,
     around,
-    log2,
-    mirror,
+    choose_segments,
+    count_doublings,
+    count_segment_cells,
+    mirror_steps,
     one_each,
-    pipelined,
-    segments,
 )
 from collbench.core.schedule import Ints, Moves
 
@@ -29,7 +29,7 @@ def linear(n: int, cells: int) -> Iterator[Moves]:
 
 def binomial(n: int, cells: int) -> Iterator[Moves]:
     """Whoever has the message passes it on: the number of holders doubles in every round."""
-    for distance in (1 << k for k in range(log2(n))):
+    for distance in (1 << k for k in range(count_doublings(n))):
         holders = np.arange(min(distance, n - distance))[:, None]
         yield Moves(holders, holders + distance, np.arange(cells))
 
@@ -140,16 +140,16 @@ def scatter_linear(n: int, cells: int) -> Iterator[Moves]:
 
 def scatter_binomial(n: int, cells: int) -> Iterator[Moves]:
     """Whoever has blocks passes on the farther half of them, until each rank has its own."""
-    for distance in (1 << k for k in reversed(range(log2(n)))):
+    for distance in (1 << k for k in reversed(range(count_doublings(n)))):
         src = np.arange(0, n - distance, 2 * distance)[:, None]
         block = src + distance + np.arange(distance)
         src, block = (f[block < n] for f in np.broadcast_arrays(src, block))
         yield Moves(src, src + distance, block)
 
 
-def backwards(steps: Steps, reduce: bool = True) -> Steps:
+def reverse_steps(steps: Steps, reduce: bool = True) -> Steps:
     def mirrored(n: int, cells: int, **parameters: int) -> Iterator[Moves]:
-        return mirror(steps(n, cells, **parameters), reduce)
+        return mirror_steps(steps(n, cells, **parameters), reduce)
 
     told = steps.__doc__ or ""
     mirrored.__doc__ = (
@@ -161,14 +161,14 @@ def backwards(steps: Steps, reduce: bool = True) -> Steps:
 def tree_segments(n: int, ratio: float) -> int:
     """Blocks per tree that make the double tree fastest: sqrt(size * beta * log2(n) / (2
     alpha))."""
-    return max(1, min(256, round(math.sqrt(ratio * log2(n) / 2))))
+    return max(1, min(256, round(math.sqrt(ratio * count_doublings(n) / 2))))
 
 
 def two_halves(n: int, segments: int) -> int:
     return 2 * segments
 
 
-PIPELINE, TREES = {"segments": pipelined}, {"segments": tree_segments}
+PIPELINE, TREES = {"segments": choose_segments}, {"segments": tree_segments}
 
 
 SANDERS = (
@@ -194,17 +194,19 @@ CHAN = (
 ALGORITHMS = (
     Algorithm("linear", "broadcast", linear, CHAN),
     Algorithm("binomial", "broadcast", binomial, CHAN, aliases=("tree",)),
-    Algorithm("chain", "broadcast", chain, CHAN, segments, parameters=PIPELINE),
+    Algorithm("chain", "broadcast", chain, CHAN, count_segment_cells, parameters=PIPELINE),
     Algorithm("scatter_allgather", "broadcast", scatter_allgather, VAN_DE_GEIJN, one_each),
     Algorithm("double_tree", "broadcast", double_tree, SANDERS, two_halves, parameters=TREES),
-    Algorithm("linear", "reduce", backwards(linear), CHAN),
-    Algorithm("binomial", "reduce", backwards(binomial), CHAN, aliases=("tree",)),
-    Algorithm("chain", "reduce", backwards(chain), CHAN, segments, parameters=PIPELINE),
+    Algorithm("linear", "reduce", reverse_steps(linear), CHAN),
+    Algorithm("binomial", "reduce", reverse_steps(binomial), CHAN, aliases=("tree",)),
     Algorithm(
-        "double_tree", "reduce", backwards(double_tree), SANDERS, two_halves, parameters=TREES
+        "chain", "reduce", reverse_steps(chain), CHAN, count_segment_cells, parameters=PIPELINE
     ),
-    Algorithm("linear", "gather", backwards(scatter_linear, False), CHAN),
-    Algorithm("binomial", "gather", backwards(scatter_binomial, False), CHAN),
+    Algorithm(
+        "double_tree", "reduce", reverse_steps(double_tree), SANDERS, two_halves, parameters=TREES
+    ),
+    Algorithm("linear", "gather", reverse_steps(scatter_linear, False), CHAN),
+    Algorithm("binomial", "gather", reverse_steps(scatter_binomial, False), CHAN),
     Algorithm("linear", "scatter", scatter_linear, CHAN),
     Algorithm("binomial", "scatter", scatter_binomial, CHAN),
 )

@@ -18,5 +18,5 @@ FEATURE = Feature(
         ),
     ),
     sections=(Entry("comparison", "report:make_section"), Entry("method", "report:make_method")),
-    conclusions=(Entry("comparison", "report:conclude"),),
+    conclusions=(Entry("comparison", "report:conclude_comparison"),),
 )

@@ -51,18 +51,20 @@ def compare(
         gate_unpaired=gate_unpaired,
         across_machines=across_machines,
     )
-    check(output_format, out or [], marker)
-    bases, heads = (_runs(base), _runs(head)) if head else ([file] for file in _both_sides(base))
+    check_outputs(output_format, out or [], marker)
+    bases, heads = (
+        (_find_runs(base), _find_runs(head)) if head else ([file] for file in _both_sides(base))
+    )
     ids = Counter(file.run.id for file in (*bases, *heads))
     if len(ids) < ids.total():
         raise UsageError(
             f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others"
         )
-    comparison = judging.compare(bases, heads, rules)
+    comparison = judging.compare_runs(bases, heads, rules)
     again = command_for_all([name for name in (base, head) if name], rules)
-    known = alarms.stored(comparison)
-    document = views.document(comparison, everything, title, marker, known, again)
-    tell(comparison, document, output_format, out or [])
+    known = alarms.find_alarms(comparison)
+    document = views.make_document(comparison, everything, title, marker, known, again)
+    deliver_comparison(comparison, document, output_format, out or [])
     programs.in_github(document, os.environ)
     raise typer.Exit(comparison.exit)
 
@@ -79,7 +81,7 @@ def command_for_all(names: Sequence[str], rules: Rules) -> str:
     return " ".join(["collbench compare", shlex.join(names), *options, "--all"])
 
 
-def _runs(names: str) -> list[RunFile]:
+def _find_runs(names: str) -> list[RunFile]:
     """One run, or several: those of a folder, or separated by commas."""
     from collbench.records import store
 
@@ -89,7 +91,7 @@ def _runs(names: str) -> list[RunFile]:
     else:
         file = os.path.isfile(names)  # noqa: PTH113 - as above
         several = [] if file else [name for name in names.split(",") if name]
-    return [store.digest(store.find(name)) for name in several or [names]]
+    return [store.read_digest(store.find_run(name)) for name in several or [names]]
 
 
 def _both_sides(name: str) -> tuple[RunFile, RunFile]:
@@ -97,36 +99,37 @@ def _both_sides(name: str) -> tuple[RunFile, RunFile]:
     UsageError."""
     from collbench.records import store
 
-    path = store.find(name)
+    path = store.find_run(name)
     other = store.find_companion(path)
     if other is None:
         raise UsageError(
             f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
         )
-    base, head = sorted(map(store.digest, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
+    sides = map(store.read_digest, (path, other))
+    base, head = sorted(sides, key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
     return base, head
 
 
-def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:
-    """Whether ``tell`` can make all this, before any time is spent. Raises UsageError and
-    CannotRun."""
+def check_outputs(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:
+    """Whether ``deliver_comparison`` can make all this, before any time is spent. Raises UsageError
+    and CannotRun."""
     from collbench.cli import outputs
 
-    outputs.check(output_format, out, FORMATS)
+    outputs.check_outputs(output_format, out, FORMATS)
     if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
         raise UsageError(
             f"--marker '{marker}' is not a name", "letters and digits, with . or - between: pr-gloo"
         )
 
 
-def tell(
+def deliver_comparison(
     comparison: Comparison, document: Document, output_format: str, out: Sequence[Path]
 ) -> None:
     """Prints the comparison, writes it to every file of ``out``, and says on standard error why it
     fails."""
     from collbench.cli import outputs
-    from collbench.show.words import short
+    from collbench.show.words import shorten_text
 
-    outputs.deliver(document, output_format, out)
+    outputs.deliver_document(document, output_format, out)
     if comparison.exit:
-        typer.echo(f"collbench: {short(comparison.reason, 500)}", err=True)
+        typer.echo(f"collbench: {shorten_text(comparison.reason, 500)}", err=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from collbench.core.errors import Exit, UsageError
 from collbench.core.feature import load_entries
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.compare import sides
 from collbench.features.compare.sides import Pair
 from collbench.features.compare.verdict import (
@@ -24,19 +24,19 @@ from collbench.features.compare.verdict import (
     Outcome,
     Ruling,
     Side,
-    absent,
     by_launches,
     by_pairs,
-    close,
     false_alarms,
+    find_exit,
+    rule_absent,
 )
 from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records import paired
-from collbench.records.case_rows import CaseRows, Place, gather, smallest_change
+from collbench.records.case_rows import CaseRows, Place, gather_case_rows, smallest_change
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.rows import Row, case_time
-from collbench.records.types import Run, RunFile, joined
+from collbench.records.types import Run, RunFile, row_key
 
 Files = RunFile | Sequence[RunFile]  # of several runs of a side, each world is a launch
 
@@ -118,17 +118,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.decided for row in self.rows)
 
 
-def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
+def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
     """Judge head against base; ``under_way``: an experiment that has not ended. Raises UsageError
     when they have no row in common."""
     bases, heads = (
         [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
     )
-    in_pairs = sides.interleaved(bases, heads)
-    left, right = (gather(files, in_pairs, joined) for files in (bases, heads))
+    in_pairs = sides.is_interleaved(bases, heads)
+    left, right = (gather_case_rows(files, in_pairs, row_key) for files in (bases, heads))
     if not left.keys() & right.keys():
         raise UsageError(
-            f"base and head have no row in common: {sides.unlike(left, right)}",
+            f"base and head have no row in common: {sides.describe_unlike(left, right)}",
             sides.describe_remedy(left, right),
         )
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
@@ -136,7 +136,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         (place for pair in pairs for side in pair.sides.values() for place in side.launches),
         default=(0, 0),
     )
-    pairs.sort(key=_order)
+    pairs.sort(key=_row_order)
     skipped = [
         LeftOut(key=pair.key, case=pair.case, reason=why, dropped=bool(pair.dropped))
         for pair in pairs
@@ -144,11 +144,11 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     ]
     kept = [pair for pair in pairs if not pair.left_out(in_pairs, last)]
     runs = [file.run for file in (*bases, *heads)]
-    unknown = sides.unknown(runs)
+    unknown = sides.explain_unknown_machine(runs)
     backends = set[str]().union(*(pair.backends for pair in kept))
-    differences = sides.differences([*bases, *heads], backends)
-    terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
-    rows = [_judge(terms, pair) for pair in kept]
+    differences = sides.find_differences([*bases, *heads], backends)
+    terms = _make_terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
+    rows = [_judge_pair(terms, pair) for pair in kept]
     for explain in load_entries("explanations").values():
         rows = explain(terms.base, terms.head, kept, rows, in_pairs)
     stages = [
@@ -156,7 +156,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         for stage in (1, 2)
     ]
     apart = terms.all_apart(kept)
-    code, reason = close(_outcome(terms, kept, rows, skipped, apart))
+    code, reason = find_exit(_make_outcome(terms, kept, rows, skipped, apart))
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -164,11 +164,11 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         stages=(stages[0], stages[1]),
         differences=differences,
         rows=rows,
-        aggregates=_aggregates(terms, kept, rows),
+        aggregates=_make_aggregates(terms, kept, rows),
         rules=rules,
         exit=code,
         reason=reason,
-        notes=_notes(terms, kept, rows, apart),
+        notes=_list_notes(terms, kept, rows, apart),
         skipped=skipped,
     )
 
@@ -210,17 +210,17 @@ class _Terms(NamedTuple):
 
     def apart(self, pair: Pair) -> str:
         """Why machines or software forbid comparing the sides of a row, or an empty string."""
-        mine = [fact for fact in self.differing if environment.decides(fact[0], pair.backends)]
-        return self.unknown or environment.explained(mine)
+        mine = [fact for fact in self.differing if environment.fact_decides(fact[0], pair.backends)]
+        return self.unknown or environment.explain_differences(mine)
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
         """The same of the whole comparison: empty where any row's sides compare."""
         if all(self.apart(pair) for pair in pairs if len(pair.sides) == 2):
-            return self.unknown or environment.explained(self.differing)
+            return self.unknown or environment.explain_differences(self.differing)
         return ""
 
 
-def _terms(
+def _make_terms(
     rules: Rules,
     bases: Sequence[RunFile],
     heads: Sequence[RunFile],
@@ -249,7 +249,7 @@ def _terms(
     }
     imported = any(file.run.imported for file in (*bases, *heads))
     if imported and differences:  # better than that all the rest is unknown
-        unknown = environment.explained(differences)
+        unknown = environment.explain_differences(differences)
     return _Terms(
         rules=rules,
         in_pairs=in_pairs,
@@ -269,13 +269,13 @@ def _terms(
     )
 
 
-def _order(pair: Pair) -> tuple[Any, ...]:
+def _row_order(pair: Pair) -> tuple[Any, ...]:
     """Sorts rows by everything in the order of Case, size last."""
     alike = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
     return *msgspec.structs.astuple(alike), pair.case.nbytes
 
 
-def _judge(terms: _Terms, pair: Pair) -> Judged:
+def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
     case = pair.case
     default = terms.rules.tau
     if default is None:
@@ -289,28 +289,28 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
     gates, weighs_doubts = terms.gating and not apart, terms.weighs_doubts and not apart
     row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
     if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
-        return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
-    lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
+        return _rule_row(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
+    lacking = rule_absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
         row = msgspec.structs.replace(row, spared=apart if terms.gating else "")
-        return _ruled(row, lacking or Ruling("INVALID"), weighs_doubts)
+        return _rule_row(row, lacking or Ruling("INVALID"), weighs_doubts)
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
-    if why := apart or sides.disagreement(pair.base, pair.head):
+    if why := apart or sides.describe_disagreement(pair.base, pair.head):
         if apart and terms.imported:  # a matter of the whole comparison, said once
             ruling = ruling._replace(verdict="INCONCLUSIVE", why=ruling.why or why)
         else:
             ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
     elif broken := pair.base.broken or pair.head.broken:
         ruling = ruling._replace(verdict="INVALID", why=broken)
-    return _ruled(row, ruling, weighs_doubts)
+    return _rule_row(row, ruling, weighs_doubts)
 
 
-def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
+def _rule_row(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     """The row with its ruling, and whether that may fail the comparison. ``weighs_doubts``: flags
     of launches, and their scatter, leave the row undecided."""
     verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
-    mde = None if ruling.mde is None else _relative(ruling.mde)
+    mde = None if ruling.mde is None else _relative_change(ruling.mde)
     flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
     reasons, noisy = list(dict.fromkeys(flags)), ""
     clear = shift is not None and (
@@ -332,8 +332,8 @@ def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
         row,
         verdict=verdict,
         why=why,
-        base=_side(ruling.base),
-        head=_side(ruling.head),
+        base=_make_side(ruling.base),
+        head=_make_side(ruling.head),
         scatter=ruling.scatter,
         mde=mde,
         p=ruling.p,
@@ -346,22 +346,26 @@ def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
     )
     if shift is None:
         return row
-    bounds = [_relative(bound) if mde is not None else None for bound in (shift.lo, shift.hi)]
-    return msgspec.structs.replace(row, delta=_relative(shift.estimate), lo=bounds[0], hi=bounds[1])
+    bounds = [
+        _relative_change(bound) if mde is not None else None for bound in (shift.lo, shift.hi)
+    ]
+    return msgspec.structs.replace(
+        row, delta=_relative_change(shift.estimate), lo=bounds[0], hi=bounds[1]
+    )
 
 
-def _relative(change: float) -> float:
+def _relative_change(change: float) -> float:
     return math.expm1(change) if math.isfinite(change) else change
 
 
-def _side(chosen: Sequence[Row]) -> Side | None:
+def _make_side(chosen: Sequence[Row]) -> Side | None:
     """These launches as one; flags are those that more than half of them have."""
     if not chosen:
         return None
     time = case_time(chosen)
     flags = Counter(flag for row in chosen for flag in row.flags)
-    _, lo, hi, _ = paired.shift([math.log(row.median / time.median) for row in chosen])
-    half = max(_relative(hi), -_relative(lo)) if math.isfinite(lo) else math.inf
+    _, lo, hi, _ = paired.estimate_shift([math.log(row.median / time.median) for row in chosen])
+    half = max(_relative_change(hi), -_relative_change(lo)) if math.isfinite(lo) else math.inf
     return Side(
         median=time.median,
         half=half,
@@ -371,7 +375,9 @@ def _side(chosen: Sequence[Row]) -> Side | None:
     )
 
 
-def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> list[Aggregate]:
+def _make_aggregates(
+    terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]
+) -> list[Aggregate]:
     """Aggregates by collective and size class, and that of all rows last; from stage 1, which has
     every row. One row is no aggregate: it speaks for itself."""
     groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
@@ -395,7 +401,7 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
             ).items():
                 rounds[place].append(change)
         if rounds and len(members) > 1:
-            middle, lo, hi = paired.geomean(
+            middle, lo, hi = paired.estimate_geomean(
                 [sum(r) for r in rounds.values()], [len(r) for r in rounds.values()]
             )
             worst = max((row for _, row in members), key=lambda row: row.delta or 0)
@@ -404,16 +410,16 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
                     collective=collective,
                     sizes=size_class,
                     rows=len(members),
-                    delta=_relative(middle),
-                    lo=_relative(lo),
-                    hi=_relative(hi),
+                    delta=_relative_change(middle),
+                    lo=_relative_change(lo),
+                    hi=_relative_change(hi),
                     worst=worst.key,
                 )
             )
     return aggregates
 
 
-def _outcome(
+def _make_outcome(
     terms: _Terms,
     pairs: Sequence[Pair],
     rows: Sequence[Judged],
@@ -433,11 +439,11 @@ def _outcome(
         gating=terms.gating,
         strict=terms.rules.strict,
         wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
-        due=[row for pair, row in both if _due(terms, pair, row)],
+        due=[row for pair, row in both if _is_due(terms, pair, row)],
     )
 
 
-def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
+def _is_due(terms: _Terms, pair: Pair, row: Judged) -> bool:
     """Whether a row lacks a verdict that was due: not where base's own measurement was of no
     use, but for a fake GPU's."""
     if pair.fake:
@@ -466,7 +472,8 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
     if not apart:
         return []
     what = (
-        f"{apart:,} of {counted(len(worlds), 'launch')} ran alone, not in turns with the other side"
+        f"{apart:,} of {format_count(len(worlds), 'launch')} ran alone, not in turns with the"
+        " other side"
     )
     return [f"{what}: a disturbance may have met one side only"]
 
@@ -481,11 +488,11 @@ def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
     )
     what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
     left = sum(sum(each.left.values()) for each in seen)
-    kept = f"; {counted(left, 'disturbed block')} kept (limit: half)" if left else ""
+    kept = f"; {format_count(left, 'disturbed block')} kept (limit: half)" if left else ""
     return [f"{what}: the machine was disturbed ({by_cause}){kept}"] if causes else []
 
 
-def _notes(
+def _list_notes(
     terms: _Terms,
     pairs: Sequence[Pair],
     rows: Sequence[Judged],
@@ -503,30 +510,32 @@ def _notes(
         )
         if terms.runs != (1, 1):
             notes.append(
-                f"{counted(terms.runs[0], 'run')} of base and {terms.runs[1]} of head, first ones"
+                f"{format_count(terms.runs[0], 'run')} of base and {terms.runs[1]} of head,"
+                " first ones"
                 " shown"
             )
     notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
     both = [(pair.base, pair.head) for pair in pairs if pair.base and pair.head]
-    if any(sides.disagreement(base, head, "stream") for base, head in both):
+    if any(sides.describe_disagreement(base, head, "stream") for base, head in both):
         notes.append(sides.STREAMS_APART)
     both = both if terms.in_pairs else []
     single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
     if single:
         notes.append(
-            f"{counted(len(single), 'round')} without a side of some rows; what there is of those"
+            f"{format_count(len(single), 'round')} without a side of some rows; what there is of"
+            " those"
             " is left out"
         )
-    unlike = sum(len(sides.common(base, head)) for base, head in both)
+    unlike = sum(len(sides.common_places(base, head)) for base, head in both)
     unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
     if unlike:
         notes.append(
-            f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways"
+            f"left out: {format_count(unlike, 'paired launch')} begun or timed in different ways"
         )
     notes += _one_after_the_other(both) + _measured_again(both)
     if terms.in_pairs and terms.tests:
-        level = paired.bonferroni(terms.tests)
-        again = counted(terms.tests, "row")
+        level = paired.bonferroni_level(terms.tests)
+        again = format_count(terms.tests, "row")
         notes.append(
             f"measured again: {again}, with intervals at {level:.2%} so that all hold with 95%"
         )

@@ -9,8 +9,8 @@ from contextlib import suppress
 import msgspec
 
 from collbench.core.errors import CollbenchError
-from collbench.features.compare.comparison import Comparison, Rules, compare
-from collbench.machine.environment import fingerprint
+from collbench.features.compare.comparison import Comparison, Rules, compare_runs
+from collbench.machine.environment import make_fingerprint
 from collbench.records import store
 from collbench.records.origins import is_fake
 
@@ -32,31 +32,31 @@ class Alarms(msgspec.Struct, frozen=True, kw_only=True):
     older: int = 0
 
 
-def stored(comparison: Comparison) -> Alarms | None:
+def find_alarms(comparison: Comparison) -> Alarms | None:
     """What the store holds of the machine of either side, by the tau of ``comparison``; None
     where that machine is unknown."""
     runs = (comparison.base, comparison.head)
     if any(run.imported or not run.environment for run in runs):
         return None
     backends = {row.case.backend for row in comparison.rows}
-    machines = {fingerprint(run.environment, backends) for run in runs}
+    machines = {make_fingerprint(run.environment, backends) for run in runs}
     days: list[str] = []
     total, older, undecided = Counter[str](), 0, 0
-    for base in (path for path in reversed(store.saved()) if path.stem.endswith("-base")):
+    for base in (path for path in reversed(store.list_saved()) if path.stem.endswith("-base")):
         with suppress(CollbenchError):  # what cannot be read or compared is passed over
             run = store.read_run(base)
             alike = run.pairing and run.pairing.aa and not run.policy.inject
-            if not alike or fingerprint(run.environment, backends) not in machines:
+            if not alike or make_fingerprint(run.environment, backends) not in machines:
                 continue
             if len(days) == MOST or total.total() + undecided >= ROWS:
                 older += 1
                 continue
             head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
-            sides = store.read(base), store.read(head)
+            sides = store.read_file(base), store.read_file(head)
             if any(map(is_fake, sides)):
                 continue
             rules = Rules(tau=comparison.rules.tau)
-            rows = compare(*sides, rules).rows
+            rows = compare_runs(*sides, rules).rows
             told = [row.verdict for row in rows if row.decided or row.verdict == "SUSPECT"]
             undecided += len(rows) - len(told)
             total.update(told)

@@ -8,13 +8,13 @@ from collbench.core.errors import UsageError
 from collbench.features.compare import comparison
 from collbench.features.compare import false_alarms as alarms
 from collbench.features.compare.views import comparison as view_
-from collbench.features.compare.views.verdicts import Readable, readable
+from collbench.features.compare.views.verdicts import Readable, make_readable
 from collbench.records.types import RunFile
 from collbench.show.document import Section
 from collbench.show.views.series import View
 
 
-def conclude(files: Sequence[RunFile], asked: bool) -> Readable | None:
+def conclude_comparison(files: Sequence[RunFile], asked: bool) -> Readable | None:
     """The comparison of two runs that were interleaved, or that are ``asked`` to be compared. Of
     interleaved runs the one measured as base is base."""
     pairings = [file.run.pairing for file in files]
@@ -31,15 +31,15 @@ def conclude(files: Sequence[RunFile], asked: bool) -> Readable | None:
         files,
         key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
     )
-    judged = comparison.compare(base, head, comparison.Rules())
-    return readable(judged, alarms.stored(judged))
+    judged = comparison.compare_runs(base, head, comparison.Rules())
+    return make_readable(judged, alarms.find_alarms(judged))
 
 
 def make_section(view: View) -> Section | None:
     """The comparison of two runs; None where no two are compared."""
-    return view_.section(view.conclusion) if isinstance(view.conclusion, Readable) else None
+    return view_.make_section(view.conclusion) if isinstance(view.conclusion, Readable) else None
 
 
 def make_method(view: View) -> Section | None:
     """How what is compared was measured; None where no two runs are compared."""
-    return view_.method(view.conclusion) if isinstance(view.conclusion, Readable) else None
+    return view_.make_method(view.conclusion) if isinstance(view.conclusion, Readable) else None

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
         return any(side.fake for side in self.sides.values())
 
     def changes(self, stage: int) -> dict[Place, float]:
-        return changes(self.base, self.head, stage) if self.base and self.head else {}
+        return log_changes(self.base, self.head, stage) if self.base and self.head else {}
 
     @property
     def dropped(self) -> str:
@@ -94,11 +94,11 @@ AXES = {
 }
 
 
-def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+def describe_unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
     2 ranks, gloo on head."""
-    values = [_values(left), _values(right)]
-    names = _apart(*values)
+    values = [_axis_values(left), _axis_values(right)]
+    names = _disjoint_axes(*values)
     told = [
         ", ".join(
             f"{'/'.join(map(str, sorted(one[name])[:3])) or 'no'}{AXES[name]}" for name in names
@@ -121,24 +121,24 @@ OPTIONS = {
 
 def describe_remedy(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """How to measure both sides so that they have rows in common."""
-    names = _apart(_values(left), _values(right))
+    names = _disjoint_axes(_axis_values(left), _axis_values(right))
     given = [OPTIONS[name] for name in names if name in OPTIONS]
     if not given or "collective" in names:
         return "compare runs of the same suite and ranks"
     return f"measure both with the same {' and '.join(given)}"
 
 
-def _values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
+def _axis_values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
     """What the cases of a side have, by axis."""
     return {name: {getattr(row.case, name) for row in rows.values()} for name in AXES}
 
 
-def _apart(left: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
+def _disjoint_axes(left: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
     """The axes on which no case of one side is as any of the other."""
     return [name for name in AXES if not left[name] & right[name]]
 
 
-def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
+def is_interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
     """Whether these are the two sides of one experiment, whose launches form pairs."""
     if len(bases) != 1 or len(heads) != 1:
         return False
@@ -146,7 +146,7 @@ def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
     return bool(base and head and base.experiment == head.experiment and base.side != head.side)
 
 
-def unknown(runs: Sequence[Run]) -> str:
+def explain_unknown_machine(runs: Sequence[Run]) -> str:
     """Why nothing is known of a run's machine as it is, or an empty string."""
     for run in runs:
         if run.policy.inject:
@@ -161,15 +161,15 @@ def unknown(runs: Sequence[Run]) -> str:
     return ""
 
 
-def differences(files: Sequence[RunFile], backends: Collection[str]) -> list[Difference]:
+def find_differences(files: Sequence[RunFile], backends: Collection[str]) -> list[Difference]:
     """Facts by which any run's fingerprint for ``backends`` differs from the first one's; where one
     of the two was imported, or lacks its environment, among the facts that both have."""
-    found = [fact for file in files[1:] for fact in _differences(files[0], file, backends)]
+    found = [fact for file in files[1:] for fact in _find_differences(files[0], file, backends)]
     return [fact for place, fact in enumerate(found) if fact not in found[:place]]
 
 
-def _differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
-    facts = environment.differences(a.run.environment, b.run.environment, backends)
+def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
+    facts = environment.find_differences(a.run.environment, b.run.environment, backends)
     if not any(file.run.imported or not file.run.environment for file in (a, b)):
         return facts
     ours, theirs = (_of_worlds(file, backends) for file in (a, b))
@@ -193,12 +193,12 @@ def _of_worlds(file: RunFile, backends: Collection[str]) -> dict[str, str]:
     }
 
 
-def changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:
+def log_changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:
     """Log ratio of head to base in every round of a stage that both have, where both were timed in
     the same way."""
     pairs = {
         place: (base.launches[place], head.launches[place])
-        for place in common(base, head)
+        for place in common_places(base, head)
         if place[0] == stage
     }
     return {
@@ -208,11 +208,11 @@ def changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:
     }
 
 
-def common(base: CaseRows, head: CaseRows) -> list[Place]:
+def common_places(base: CaseRows, head: CaseRows) -> list[Place]:
     return sorted(base.launches.keys() & head.launches.keys())
 
 
-def disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
+def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
     """What the two sides of a row differ in throughout, so that their times do not compare; only
     whether they differ in ``name``, where that is given."""
     for each in [name] if name else sorted(base.manner.keys() & head.manner.keys()):

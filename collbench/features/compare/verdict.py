@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import counted, size
-from collbench.features.compare.sides import changes
+from collbench.core.text import format_count, format_size
+from collbench.features.compare.sides import log_changes
 from collbench.records import paired
 from collbench.records.case_rows import CaseRows
 from collbench.records.paired import Shift
@@ -78,7 +78,7 @@ class Ruling(NamedTuple):
         return "slower" if self.shift and self.shift.estimate > 0 else "faster"
 
 
-def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> Ruling | None:
+def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> Ruling | None:
     """The ruling on a row that one side lacks, or of which one side's data is wrong; None for any
     other. ``cut`` are the sides that ended early."""
     sides = {"head": head, "base": base}
@@ -87,7 +87,7 @@ def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> 
             return Ruling("INVALID", f"wrong results on {name}: {side.said('wrong')}")
     lacking = [name for name, side in sides.items() if not (side and side.ran)]
     if len(lacking) == 2:
-        return Ruling("INVALID", f"no times on both sides: {_cause(base or head)}")
+        return Ruling("INVALID", f"no times on both sides: {_describe_cause(base or head)}")
     for name in lacking:
         side = sides[name]
         if side is None and name in cut:
@@ -95,7 +95,10 @@ def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> 
         verdict: Verdict = "GONE" if name == "head" else "NEW"
         mine, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
         return Ruling(
-            verdict, _cause(side) if side else f"not among the rows of {name}", mine, theirs
+            verdict,
+            _describe_cause(side) if side else f"not among the rows of {name}",
+            mine,
+            theirs,
         )
     for name, side in sides.items():
         if side and side.said("failed"):
@@ -103,7 +106,7 @@ def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> 
     return None
 
 
-def _cause(side: CaseRows | None) -> str:
+def _describe_cause(side: CaseRows | None) -> str:
     causes = [
         f"{status}: {side.said(status)}"
         for status in ("failed", "skipped")
@@ -119,14 +122,14 @@ def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
     What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
     stays one.
     """
-    first = _paired(base, head, tau, 1, 0.95)
-    second = _paired(base, head, tau, 2, paired.bonferroni(tests))
+    first = _rule_paired(base, head, tau, 1, 0.95)
+    second = _rule_paired(base, head, tau, 2, paired.bonferroni_level(tests))
     last = second or first
-    ruling = _weighed(first, second, base.dropped or head.dropped)
+    ruling = _weigh_stages(first, second, base.dropped or head.dropped)
     return ruling._replace(lacking=last.lacking if last else 0.0)
 
 
-def _weighed(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
+def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
     """Both stages' rulings as one; ``dropped`` says why there was no second stage."""
     few = (
         f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
@@ -155,15 +158,17 @@ def _weighed(first: Ruling | None, second: Ruling | None, dropped: str) -> Rulin
     return first._replace(why=few or first.why)
 
 
-def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float) -> Ruling | None:
-    ratios = changes(base, head, stage)
+def _rule_paired(
+    base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
+) -> Ruling | None:
+    ratios = log_changes(base, head, stage)
     if not ratios:
         return None
     values = list(ratios.values())
     sides = [[side.launches[place] for place in ratios] for side in (base, head)]
-    shift = paired.shift(values, level)
-    verdict = _classed(shift, tau)
-    lacking = paired.lacking(values, tau, level)
+    shift = paired.estimate_shift(values, level)
+    verdict = _class_shift(shift, tau)
+    lacking = paired.count_lacking_pairs(values, tau, level)
     open_ = verdict == "INCONCLUSIVE" and math.isfinite(shift.lo)
     seconds = sum(row.record.seconds for side in sides for row in side) / len(values)
     return Ruling(
@@ -173,8 +178,8 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
         sides[1],
         shift,
         level,
-        paired.scatter(values),
-        paired.mde(values),
+        paired.estimate_scatter(values),
+        paired.estimate_mde(values),
         paired.signed_rank_p(values),
         len(values),
         stage,
@@ -190,7 +195,7 @@ def _would_take(pairs: float, seconds: float) -> str:
     if not pairs:
         return ""
     took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
-    return f"about {counted(int(pairs), 'more pair')} {TELLS}{took}"
+    return f"about {format_count(int(pairs), 'more pair')} {TELLS}{took}"
 
 
 def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
@@ -214,14 +219,14 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
         paired.unpaired_mde(base_logs, head_logs),
         paired.mann_whitney_p(base_logs, head_logs),
     )
-    shift, level = paired.unpaired_shift(base_logs, head_logs), paired.bonferroni(tests)
-    ruling = Ruling(_classed(shift, tau), "", sides[0], sides[1], shift, *figures)
+    shift, level = paired.unpaired_shift(base_logs, head_logs), paired.bonferroni_level(tests)
+    ruling = Ruling(_class_shift(shift, tau), "", sides[0], sides[1], shift, *figures)
     if ruling.verdict not in CHANGED:
         return ruling
     stricter = paired.unpaired_shift(base_logs, head_logs, level)
-    if _classed(stricter, tau) == ruling.verdict:
+    if _class_shift(stricter, tau) == ruling.verdict:
         return ruling._replace(shift=stricter, level=level)
-    why = f"{ruling.way}, but not at the {level:.2%} that counts for {counted(tests, 'row')}"
+    why = f"{ruling.way}, but not at the {level:.2%} that counts for {format_count(tests, 'row')}"
     return ruling._replace(verdict="SUSPECT", why=why)
 
 
@@ -233,17 +238,17 @@ def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
     measured = max(len(side.timed) for side in (base, head))
     if measured <= 1:
         alone = "only one launch per side, so noise and change cannot be told apart"
-        return f"{alone} ({_more(launches, FEWEST_UNPAIRED)})"
+        return f"{alone} ({_describe_more(launches, FEWEST_UNPAIRED)})"
     few = f"{FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
     if measured == max(numbers):
-        number = f"{numbers[0]} and {counted(numbers[1], 'launch')}"
-        return f"{number}, and {few} ({_more(launches, FEWEST_UNPAIRED)})"
+        number = f"{numbers[0]} and {format_count(numbers[1], 'launch')}"
+        return f"{number}, and {few} ({_describe_more(launches, FEWEST_UNPAIRED)})"
     enough = math.ceil(FEWEST_UNPAIRED * measured / max(1, min(numbers)))
     number = f"{numbers[0]} and {numbers[1]} of {measured} launches may be judged"
-    return f"{number}, and {few} ({_more(launches, enough)})"
+    return f"{number}, and {few} ({_describe_more(launches, enough)})"
 
 
-def _more(launches: Sequence[Row], number: int) -> str:
+def _describe_more(launches: Sequence[Row], number: int) -> str:
     """How to come by so many launches, the way that these were made."""
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
@@ -253,7 +258,7 @@ def _more(launches: Sequence[Row], number: int) -> str:
     return f"measure each side with --launches {number}, or better both in turns with collbench ab"
 
 
-def _classed(shift: Shift, tau: float) -> Verdict:
+def _class_shift(shift: Shift, tau: float) -> Verdict:
     """What an interval says, taken as confirmed."""
     estimate, lo, hi = (math.expm1(value) for value in shift[:3])
     if lo > 0 or hi < 0:
@@ -384,13 +389,13 @@ class Outcome(NamedTuple):
 
     @property
     def of(self) -> str:
-        return f"of {counted(self.total, 'row')}"
+        return f"of {format_count(self.total, 'row')}"
 
 
-def close(outcome: Outcome) -> tuple[Exit, str]:
+def find_exit(outcome: Outcome) -> tuple[Exit, str]:
     """The exit code, and why in one sentence, which begins with how few rows were decided if those
     are fewer than half."""
-    code, reason = _close(outcome)
+    code, reason = _find_exit(outcome)
     few = describe_few(outcome.decided, outcome.total) if code in (Exit.OK, Exit.BAD) else ""
     return code, "; ".join(filter(None, [few, reason]))
 
@@ -399,23 +404,30 @@ def describe_few(decided: int, total: int) -> str:
     """How many rows were decided where those are fewer than half; else an empty string."""
     was = "was" if decided == 1 else "were"
     return (
-        f"only {decided:,} of {counted(total, 'row')} {was} decided" if 2 * decided < total else ""
+        f"only {decided:,} of {format_count(total, 'row')} {was} decided"
+        if 2 * decided < total
+        else ""
     )
 
 
-def _close(outcome: Outcome) -> tuple[Exit, str]:
+def _find_exit(outcome: Outcome) -> tuple[Exit, str]:
     if outcome.wrong:
-        return Exit.WRONG_DATA, f"head computed wrong results in {_some(outcome, outcome.wrong)}"
-    if bad := _bad(outcome, [row for row in outcome.rows if row.gates]):
+        return (
+            Exit.WRONG_DATA,
+            f"head computed wrong results in {_describe_rows(outcome, outcome.wrong)}",
+        )
+    if bad := _describe_bad(outcome, [row for row in outcome.rows if row.gates]):
         return Exit.BAD, bad
     if reason := _no_verdict(outcome):
         return Exit.NO_VERDICT, reason
-    return Exit.OK, _fine(outcome)
+    return Exit.OK, _describe_fine(outcome)
 
 
 def _no_verdict(outcome: Outcome) -> str:
     """Why nothing follows from the comparison, or an empty string."""
-    dropped = f"{counted(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
+    dropped = (
+        f"{format_count(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
+    )
     if outcome.apart:
         return f"no verdict: {outcome.apart}"
     if all(row.verdict in UNTIMED for row in outcome.rows):
@@ -423,17 +435,17 @@ def _no_verdict(outcome: Outcome) -> str:
         return f"no verdict: {'; '.join(filter(None, [untimed, dropped]))}"
     if outcome.due:
         cause = f" ({outcome.due[0].why})" if outcome.due[0].why else ""
-        return f"no verdict on {_some(outcome, outcome.due)}{cause}"
+        return f"no verdict on {_describe_rows(outcome, outcome.due)}{cause}"
     if not outcome.decided:
-        return _inconclusive(outcome)
+        return _explain_inconclusive(outcome)
     return f"no verdict: {dropped}" if outcome.strict and dropped else ""
 
 
-def _inconclusive(outcome: Outcome) -> str:
+def _explain_inconclusive(outcome: Outcome) -> str:
     """Why no row was decided: what is slower, but cannot be relied on, or the most frequent
     reason."""
-    if bad := _bad(outcome, outcome.rows):
-        return f"no verdict: {bad}; {_spared(outcome)}"
+    if bad := _describe_bad(outcome, outcome.rows):
+        return f"no verdict: {bad}; {_describe_spared(outcome)}"
     reasons = Counter(describe_open(row) for row in outcome.rows if row.verdict != "NEW")
     (reason, _), *_ = reasons.most_common(1)
     return f"inconclusive: {reason}; none {outcome.of} was decided"
@@ -448,7 +460,7 @@ def describe_open(row: Judged) -> str:
     return NOISY if scattered and row.verdict == "INCONCLUSIVE" else first
 
 
-def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
+def _describe_bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
     """What of these rows is slower or gone, in words."""
     slower = sorted(
         (row for row in rows if row.verdict == "REGRESSED"), key=lambda row: -(row.delta or 0)
@@ -458,18 +470,18 @@ def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
     if slower:
         least = {f"{100 * row.tau:g}%" for row in slower}
         much = f"{least.pop()} or more" if len(least) == 1 else "what matters there"
-        words.append(_some(outcome, slower, f"slower than base by {much}"))
+        words.append(_describe_rows(outcome, slower, f"slower than base by {much}"))
     if gone:
-        words.append(f"{_some(outcome, gone, 'gone')} ({gone[0].why})")
+        words.append(f"{_describe_rows(outcome, gone, 'gone')} ({gone[0].why})")
     return "; ".join(words)
 
 
-def _fine(outcome: Outcome) -> str:
+def _describe_fine(outcome: Outcome) -> str:
     number = Counter(row.verdict for row in outcome.rows)
-    bad = _bad(outcome, outcome.rows)
+    bad = _describe_bad(outcome, outcome.rows)
     parts = [
         (
-            f"{bad}; {_spared(outcome)}"
+            f"{bad}; {_describe_spared(outcome)}"
             if bad
             else f"none {outcome.of} is found slower by what matters"
         )
@@ -479,7 +491,7 @@ def _fine(outcome: Outcome) -> str:
     )
 
 
-def _spared(outcome: Outcome) -> str:
+def _describe_spared(outcome: Outcome) -> str:
     """Why rows that are slower or gone do not fail the comparison."""
     bad = [row for row in outcome.rows if row.verdict in ("REGRESSED", "GONE")]
     if outcome.gating or all(row.spared for row in bad):
@@ -487,13 +499,13 @@ def _spared(outcome: Outcome) -> str:
     return "ignored because the runs are unpaired (--gate-unpaired makes this fail)"
 
 
-def _some(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> str:
+def _describe_rows(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> str:
     """How many rows, what they are, and the first of them by name, slower ones with their
     change."""
     names = []
     for row in rows[:NAMED]:
         parts = [row.case.collective, row.case.label if outcome.labelled else ""]
-        parts.append(size(row.case.size) if row.case.size else "")
+        parts.append(format_size(row.case.size) if row.case.size else "")
         parts.append("in place" if row.case.in_place else "")
         parts.append(
             f"{row.delta:+.1%}" if row.verdict == "REGRESSED" and row.delta is not None else ""
@@ -513,7 +525,8 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     state = "failed" if failed else "passed" if able else "undecided"
     return (
         f"A/A check {state}: of identical sides every change is a false alarm;"
-        f" {times['SUSPECT']} suspected and {confirmed} confirmed in {counted(len(rows), 'row')},"
+        f" {times['SUSPECT']} suspected and {confirmed} confirmed in"
+        f" {format_count(len(rows), 'row')},"
         " where one suspicion in 50 rows and none confirmed are allowed; "
         + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
     )

@@ -13,7 +13,7 @@ FEATURE = Feature(
         ),
         Command(
             "history",
-            "history.command:group",
+            "history.command:make_group",
             "Keep nights of runs, show what changed since when, review levels.",
             is_group=True,
         ),

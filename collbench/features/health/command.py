@@ -17,7 +17,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
-from collbench.core.text import tell
+from collbench.core.text import print_message
 
 if TYPE_CHECKING:
     from collbench.features.health.checks.table import Check
@@ -97,24 +97,26 @@ def health(
     asked = AskedNight(
         runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
     )
-    check(output_format, out or [], nagios, plotlyjs)
-    agree(asked)
-    hook, seconds = _hook(on_unhealthy), asked.seconds
-    if locate and (member := _member()) and member.rank:
-        search(tests, ngpus)  # as rank 0 says, which has the runs
+    check_outputs(output_format, out or [], nagios, plotlyjs)
+    refuse_conflicts(asked)
+    hook, seconds = _parse_hook(on_unhealthy), asked.seconds
+    if locate and (member := _find_member()) and member.rank:
+        search_ranks(tests, ngpus)  # as rank 0 says, which has the runs
         return
     try:
-        judged = judge(asked, seconds)
+        judged = judge_night(asked, seconds)
     except CollbenchError as e:
         if not nagios:
             raise
-        typer.echo(views.unknown(e.message))
+        typer.echo(views.make_unknown(e.message))
         raise typer.Exit(views.UNKNOWN[0]) from e
     if judged is not None:
-        raise typer.Exit(_say(judged, hook, output_format, out or [], plotlyjs, nagios, title))
+        raise typer.Exit(
+            _deliver_verdict(judged, hook, output_format, out or [], plotlyjs, nagios, title)
+        )
 
 
-def agree(asked: AskedNight) -> None:
+def refuse_conflicts(asked: AskedNight) -> None:
     """Whether options go together. Raises UsageError."""
     past = asked.history or asked.machine
     if asked.budget and not (asked.rerun or asked.inject):
@@ -138,7 +140,7 @@ def agree(asked: AskedNight) -> None:
             " other",
             "--rerun confirms what is slower than in earlier nights",
         )
-    if asked.rerun and (member := _member()):
+    if asked.rerun and (member := _find_member()):
         # whose other ranks would not know of what rank 0 finds
         raise UsageError(
             f"--rerun starts ranks itself, and {member.launcher} has started some",
@@ -146,13 +148,13 @@ def agree(asked: AskedNight) -> None:
         )
 
 
-def _member() -> Membership | None:
+def _find_member() -> Membership | None:
     from collbench.run.launch import join
 
-    return join.detect("auto")
+    return join.detect_launcher("auto")
 
 
-def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
+def judge_night(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
     from collbench.features.health.checks import expectations
@@ -162,20 +164,25 @@ def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
 
     runs, more = asked.runs, list[checks.Check]()
     if asked.expect:
-        look = partial(expectations.check, curves=expectations.load(asked.expect))
+        look = partial(
+            expectations.check_expectations, curves=expectations.load_curves(asked.expect)
+        )
         more = [checks.Check("expected", look, "rows of which figures are expected")]
-    if asked.inject and (runs := planted(asked.inject, asked.ngpus, seconds or 120.0)) is None:
+    if (
+        asked.inject
+        and (runs := measure_planted(asked.inject, asked.ngpus, seconds or 120.0)) is None
+    ):
         return None
-    paths = list(dict.fromkeys(map(store.find, runs or [_last_night()])))
+    paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
     for path in filter(store.is_running, paths):
         raise NoVerdict(store.describe_running(path), "judge it once it has ended")
-    more += [located(asked.tests, asked.ngpus)] if asked.locate else []
-    files = [store.digest(path) for path in paths]
+    more += [check_located(asked.tests, asked.ngpus)] if asked.locate else []
+    files = [store.read_digest(path) for path in paths]
     trend = None
     if not asked.no_history:
-        past, trend = earlier(files, asked.history, asked.rerun, seconds, asked.machine)
+        past, trend = check_earlier(files, asked.history, asked.rerun, seconds, asked.machine)
         more = [past, *more]
-    return JudgedNight(views.cleaned(checks.judge(files, more)), files, trend)
+    return JudgedNight(views.clean_verdict(checks.judge_night(files, more)), files, trend)
 
 
 def _last_night() -> str:
@@ -184,18 +191,18 @@ def _last_night() -> str:
     from collbench.records import store
 
     running: list[str] = []
-    for path in reversed(store.saved()):
+    for path in reversed(store.list_saved()):
         with suppress(CollbenchError):  # what cannot be read is no night
             if NIGHTLY not in store.read_run(path).suite.tags:
                 continue
             if not store.is_running(path):
                 for text in running:
-                    tell(f"{text}: this is about {path.stem}, the night before")
+                    print_message(f"{text}: this is about {path.stem}, the night before")
                 return str(path)
             running.append(store.describe_running(path))
     if running:
         raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
-    tell(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
+    print_message(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
     return "@last"
 
 
@@ -207,35 +214,37 @@ class JudgedNight(NamedTuple):
     trend: Outlook | None
 
 
-def _aside(name: str) -> Path:
+def _rerun_path(name: str) -> Path:
     """A new run's file in ``reruns``, so that @last stays the night's."""
     from collbench.core import files
     from collbench.records import store
 
-    folder = store.home() / "reruns"
-    files.make(folder)
+    folder = store.home_folder() / "reruns"
+    files.make_folder(folder)
     return folder / f"{store.new_id(name)}.jsonl"
 
 
-def planted(faults: str, ranks: str, seconds: float) -> list[str] | None:
+def measure_planted(faults: str, ranks: str, seconds: float) -> list[str] | None:
     """Measures suite nightly with faults; the run's file, or None on other ranks than 0. A run that
     a fault ends is judged as far as it came. Raises UsageError."""
     from collbench.cli import options
     from collbench.suite import toml
 
-    path = _aside("planted")
-    suite = options.changed(toml.load("nightly"), ngpus=ranks, inject=faults, launcher="auto")
+    path = _rerun_path("planted")
+    suite = options.change_suite(
+        toml.load_suite("nightly"), ngpus=ranks, inject=faults, launcher="auto"
+    )
     try:
-        _measure(suite, sys.argv, path, "planted", seconds)
+        _measure_suite(suite, sys.argv, path, "planted", seconds)
     except CollbenchError as e:
         if isinstance(e, UsageError) or not path.is_file():
             raise
-        tell(e.message)
-    member = _member()
+        print_message(e.message)
+    member = _find_member()
     return None if member and member.rank else [str(path)]
 
 
-def earlier(
+def check_earlier(
     files: Sequence[RunFile], url: str, rerun: bool, seconds: float | None, machine: str = ""
 ) -> tuple[Check, Outlook | None]:
     """The check against earlier nights, and how these rows went over the nights; where there is no
@@ -250,8 +259,8 @@ def earlier(
     def blind(why: str) -> tuple[Check, None]:
         return checks.Check("history", lambda _: Looked(missing=why)), None
 
-    trouble = night.trouble(files) or (
-        f"a fault was planted: {planted}" if (planted := checks.injected(files)) else ""
+    trouble = night.explain_trouble(files) or (
+        f"a fault was planted: {planted}" if (planted := checks.describe_injected(files)) else ""
     )
     if trouble:
         return blind(trouble)
@@ -267,21 +276,21 @@ def earlier(
                         f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
                         f" collbench history add {run.id} keeps it"
                     )
-            known = past.known(book, files, machine)
+            known = past.read_known(book, files, machine)
         except CollbenchError as e:
             return blind(e.message)
-    fresh = partial(again, files, seconds) if rerun else None
-    return checks.Check("history", partial(past.check, known, fresh), "times"), known.outlook
+    fresh = partial(measure_again, files, seconds) if rerun else None
+    return checks.Check("history", partial(past.check_past, known, fresh), "times"), known.outlook
 
 
-def located(tests: int | None, ranks: str) -> Check:
+def check_located(tests: int | None, ranks: str) -> Check:
     """The check that a search among all ranks comes to, at rank 0; where the search breaks, the
     check says so, and the night is judged without it. Raises UsageError."""
     from collbench.features.health.checks import table as checks
     from collbench.features.health.checks.hosts import Looked
 
     try:
-        found = search(tests, ranks)
+        found = search_ranks(tests, ranks)
     except UsageError:
         raise
     except CollbenchError as e:
@@ -297,7 +306,7 @@ def located(tests: int | None, ranks: str) -> Check:
     return checks.Check("locate", lambda _: Looked(found.words, findings, missing))
 
 
-def search(tests: int | None, ranks: str) -> Found | None:
+def search_ranks(tests: int | None, ranks: str) -> Found | None:
     """A search among all ranks; None on other ranks than 0. Raises what a run raises."""
     from collbench.features.health.locate import command as searching
     from collbench.features.health.locate.search import Rules
@@ -305,39 +314,39 @@ def search(tests: int | None, ranks: str) -> Found | None:
     from collbench.suite.policy import Policy
 
     order = pairs.order_of("locate", ["4M"], Policy(iters=10, warmup=2), ranks)
-    order = replace(order, output=_aside("locate"), tag="locate")
+    order = replace(order, output=_rerun_path("locate"), tag="locate")
     rules = Rules(budget=tests) if tests else Rules()
-    searching.announce(order, rules)
-    return searching.run(order, rules)
+    searching.announce_search(order, rules)
+    return searching.run_search(order, rules)
 
 
-def again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
+def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]) -> Night:
     """These cases in three launches more, a run of their own."""
-    from collbench.core.text import counted
-    from collbench.features.health.night import Night, placed, trouble
+    from collbench.core.text import format_count
+    from collbench.features.health.night import Night, explain_trouble, list_devices
     from collbench.machine import environment
     from collbench.records import store
 
-    if away := placed(files[0]) - {environment.host()}:
-        tell(
-            f"--rerun measures on {environment.host()}, and the night's ranks were on "
+    if away := list_devices(files[0]) - {environment.host_name()}:
+        print_message(
+            f"--rerun measures on {environment.host_name()}, and the night's ranks were on "
             f"{', '.join(sorted(away)[:3])}: nothing is confirmed"
         )
         return Night([])
-    path = _aside("rerun")
-    tell(f"measuring {counted(len(cases), 'row')} again")
+    path = _rerun_path("rerun")
+    print_message(f"measuring {format_count(len(cases), 'row')} again")
     try:
-        launch(files[0].run, cases, path, seconds)
+        launch_cases(files[0].run, cases, path, seconds)
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
-        tell(f"measuring again: {e.message}")
-    fresh = [store.digest(path)] if path.is_file() else []
-    if why := trouble([*files, *fresh]):
-        tell(f"measuring again: {why}")
+        print_message(f"measuring again: {e.message}")
+    fresh = [store.read_digest(path)] if path.is_file() else []
+    if why := explain_trouble([*files, *fresh]):
+        print_message(f"measuring again: {why}")
         return Night([])
     return Night(fresh)
 
 
-def launch(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = None) -> None:
+def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = None) -> None:
     """Measures ``cases`` as ``run`` did, LAUNCHES times, into the file ``path``. Raises what a run
     raises."""
     from collbench.suite.sweep import FIELDS, Axes, Suite
@@ -351,25 +360,25 @@ def launch(run: Run, cases: Sequence[Case], path: Path, seconds: float | None = 
     policy = replace(run.policy, fresh=True)
     suite = Suite(name="rerun", axes=first, includes=tuple(others), policy=policy)
     command = ["collbench", "health", "--rerun"]
-    _measure(suite, command, path, f"rerun of {run.id}", seconds)
+    _measure_suite(suite, command, path, f"rerun of {run.id}", seconds)
 
 
-def _measure(
+def _measure_suite(
     suite: Suite, command: Sequence[str], path: Path, tag: str, seconds: float | None
 ) -> None:
     from collbench.run import session
     from collbench.show import live
 
     order = session.Order(suite=suite, command=command, output=path, tag=tag, budget=seconds)
-    if session.execute(order, live.Status) == Exit.INTERRUPTED:
+    if session.execute_order(order, live.Status) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
 
 
-def check(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) -> None:
+def check_outputs(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) -> None:
     """Whether all this can be made, before any time is spent. Raises UsageError and CannotRun."""
     from collbench.cli import outputs
 
-    outputs.check(output_format, out, FORMATS, plotlyjs)
+    outputs.check_outputs(output_format, out, FORMATS, plotlyjs)
     if nagios and output_format != "table":
         raise UsageError(
             f"--nagios prints a line of its own, not {output_format}",
@@ -377,7 +386,7 @@ def check(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) 
         )
 
 
-def _hook(command: str) -> list[str]:
+def _parse_hook(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as e:
@@ -386,7 +395,7 @@ def _hook(command: str) -> list[str]:
         ) from e
 
 
-def _say(
+def _deliver_verdict(
     judged: JudgedNight,
     hook: Sequence[str],
     output_format: str,
@@ -400,20 +409,20 @@ def _say(
     from collbench.features.health.views import health as views
 
     verdict = judged.verdict
-    code, line = views.nagios(verdict) if nagios else (verdict.exit, views.line(verdict))
+    code, line = views.make_nagios(verdict) if nagios else (verdict.exit, views.make_line(verdict))
 
     def make(name: str) -> Document:
-        made = views.document(verdict, judged.files if name == "html" else (), judged.trend)
+        made = views.make_document(verdict, judged.files if name == "html" else (), judged.trend)
         return replace(made, title=title or made.title, line=line)
 
     if hook and verdict.state == "unhealthy":
-        run_hook(hook, outputs.text(make("json"), "json"))
+        run_hook(hook, outputs.render_text(make("json"), "json"))
     try:
-        outputs.deliver(make, "line" if nagios else output_format, out, plotlyjs)
+        outputs.deliver_document(make, "line" if nagios else output_format, out, plotlyjs)
     except CollbenchError as e:  # a file could not be written; the verdict has been printed
         if not nagios:
             raise
-        tell(e.message)
+        print_message(e.message)
     return code
 
 
@@ -427,7 +436,7 @@ def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -
             command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True, text=True
         )
     except OSError as e:
-        tell(f"{name}: {e.strerror}")
+        print_message(f"{name}: {e.strerror}")
         return
     try:
         with suppress(BrokenPipeError):  # it need not read
@@ -437,7 +446,7 @@ def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        tell(f"{name} did not end in {seconds:g} s and was ended")
+        print_message(f"{name} did not end in {seconds:g} s and was ended")
         return
     if code:
-        tell(f"{name} ended with {code}")
+        print_message(f"{name} ended with {code}")

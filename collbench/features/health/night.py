@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.health.findings import Evidence, Subject
 from collbench.machine import environment
 from collbench.records import derive, origins, rows
@@ -65,13 +65,13 @@ class Timing(NamedTuple):
 
 
 class Night:
-    """Runs of one night. ``trouble`` is why they make no night, or empty; derived values are made
-    when asked for."""
+    """Runs of one night. ``explain_trouble`` is why they make no night, or empty; derived values
+    are made when asked for."""
 
     def __init__(self, files: Sequence[RunFile]) -> None:
         self.files = list(files)
-        self.trouble = trouble(self.files)
-        self.rows = rows.table(self.files)
+        self.trouble = explain_trouble(self.files)
+        self.rows = rows.make_rows(self.files)
         worlds = [{world.index: world for world in file.worlds} for file in self.files]
         cycles = [(row.file, cycle) for row in self.rows for cycle in row.cycles]
         self.records = [
@@ -85,12 +85,12 @@ class Night:
     def _timed(self) -> dict[Case, list[Row]]:
         """The rows that ran, by case; of a run given twice once."""
         ran = {(row.case, row.launch): row for row in self.rows if row.ran}
-        return rows.by(ran.values(), lambda row: row.case)
+        return rows.group_rows(ran.values(), lambda row: row.case)
 
     @cached_property
     def timings(self) -> dict[Case, Timing]:
         """Every case that was measured, by the case itself."""
-        return {case: _timing(case, each) for case, each in self._timed.items()}
+        return {case: _make_timing(case, each) for case, each in self._timed.items()}
 
     @cached_property
     def fit(self) -> list[Timing]:
@@ -108,12 +108,12 @@ class Night:
             timing.lost.most_common(1)[0][0] if timing.lost else few for timing in left
         )
         told = ", ".join(f"{reason} ({times:,})" for reason, times in reasons.most_common(3))
-        return f"{counted(len(left), 'row')} left out: {told}"
+        return f"{format_count(len(left), 'row')} left out: {told}"
 
     @cached_property
     def points(self) -> list[Point]:
         """The fit rows as efficiency.py takes them."""
-        return [over_launches(_grounds(self._timed[timing.case])) for timing in self.fit]
+        return [over_launches(_select_grounds(self._timed[timing.case])) for timing in self.fit]
 
     @property
     def hosts(self) -> list[str]:
@@ -128,7 +128,7 @@ class Night:
         return len(self.hosts) > 1 or any(info.device != "cpu" for info in ranks)
 
 
-def trouble(files: Sequence[RunFile]) -> str:
+def explain_trouble(files: Sequence[RunFile]) -> str:
     """Why runs are no night: of different machines, or not measured; empty where they are one."""
     for file in files:
         if file.run.pairing:
@@ -138,40 +138,40 @@ def trouble(files: Sequence[RunFile]) -> str:
                 f"{file.run.id} was imported from {file.run.imported}: health judges runs that"
                 " collbench measured"
             )
-        if reason := origins.unmeasured(file):
+        if reason := origins.explain_unmeasured(file):
             return f"{file.run.id} was {reason}"
     for file in files[1:]:
         backends = files[0].backends | file.backends
-        if apart := environment.differences(
+        if apart := environment.find_differences(
             files[0].run.environment, file.run.environment, backends
         ):
             names = f"{files[0].run.id} and {file.run.id}"
-            return f"{names} are no night: {environment.explained(apart)}"
-        if placed(file) != placed(files[0]):
+            return f"{names} are no night: {environment.explain_differences(apart)}"
+        if list_devices(file) != list_devices(files[0]):
             return f"{files[0].run.id} and {file.run.id} ran on different hosts"
     return ""
 
 
-def placed(file: RunFile) -> set[str]:
+def list_devices(file: RunFile) -> set[str]:
     return {info.host for world in file.worlds for info in world.ranks}
 
 
-def broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
+def find_broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
     """The flag, of those that are not ``harmless``, for which nothing may be said of a row, or an
     empty string. That a fault was planted is none: an alarm is to be heard when it is tried."""
     bad = {*EXCLUDED, *UNGATED}.intersection(flags) - {INJECTED, *harmless}
     return min(bad, default="").rstrip("!")
 
 
-def _grounds(launches: Sequence[Row]) -> list[Row]:
-    return [row for row in rows.gateable(launches, (INJECTED,)) if not row.has(BIMODAL)]
+def _select_grounds(launches: Sequence[Row]) -> list[Row]:
+    return [row for row in rows.select_gateable(launches, (INJECTED,)) if not row.has(BIMODAL)]
 
 
-def _timing(case: Case, launches: Sequence[Row]) -> Timing:
-    grounds = _grounds(launches)
+def _make_timing(case: Case, launches: Sequence[Row]) -> Timing:
+    grounds = _select_grounds(launches)
     medians = {row.launch: row.median for row in grounds}
     reasons = [
-        broken((*row.unfit, *row.ungated)) or (BIMODAL if row.has(BIMODAL) else "")
+        find_broken((*row.unfit, *row.ungated)) or (BIMODAL if row.has(BIMODAL) else "")
         for row in launches
     ]
     first = next((c.derived for row in launches for c in row.cycles if c.derived), None)
@@ -182,7 +182,7 @@ def _timing(case: Case, launches: Sequence[Row]) -> Timing:
     return Timing(case, launches[0].run.id, moved, medians, lost, carried, cycles)
 
 
-def where(world: World | None, rank: int) -> Subject:
+def locate_rank(world: World | None, rank: int) -> Subject:
     """Who a rank is: its GPU where it has one of its own, else host and rank; the rank alone where
     nobody knows."""
     info = next((info for info in world.ranks if info.rank == rank), None) if world else None
@@ -200,7 +200,7 @@ def host_of(subject: Subject) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end.split(":")[0].strip() for end in subject.name.split("->")))
 
 
-def evidence(
+def make_evidence(
     told: NightRecord, what: str, value: float | str, expected: float | str = "", unit: str = ""
 ) -> Evidence:
     return Evidence(
@@ -213,7 +213,7 @@ def evidence(
     )
 
 
-def several(names: Iterable[str], most: int = 3) -> str:
+def list_several(names: Iterable[str], most: int = 3) -> str:
     """The first few, and how many more."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""

@@ -31,11 +31,11 @@ def import_(
 ) -> None:
     """Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB."""
     from collbench.features.interop import importers
-    from collbench.features.interop.importers.text import decode
+    from collbench.features.interop.importers.text import decode_log
     from collbench.suite import grammar
 
     grammar.refuse_tag(tag)
-    grammar.choice("--from", kind, ("auto", *importers.FORMATS))
+    grammar.parse_choice("--from", kind, ("auto", *importers.FORMATS))
     if output and len(files) > 1 and not output.is_dir():
         raise UsageError(
             f"--output {output}: {len(files)} logs make as many runs", "give a folder that exists"
@@ -43,36 +43,36 @@ def import_(
     readings = []
     for file in files:
         asked = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
-        readings.append(importers.read(decode(_bytes(file), file), asked, kind))
+        readings.append(importers.read_log(decode_log(_read_bytes(file), file), asked, kind))
     for place, (file, reading) in enumerate(zip(files, readings, strict=True)):
-        lines = importers.assemble(reading, tag, place)
-        path = _save(lines, output)
-        _tell(file, reading, path)
+        lines = importers.assemble_runs(reading, tag, place)
+        path = _save_lines(lines, output)
+        _print_reading(file, reading, path)
     wrong = [_tell_wrong(file, reading) for file, reading in zip(files, readings, strict=True)]
     if any(wrong):
         raise typer.Exit(Exit.WRONG_DATA)
 
 
-def _bytes(file: str) -> bytes:
-    from collbench.features.interop.importers.text import bounded
+def _read_bytes(file: str) -> bytes:
+    from collbench.features.interop.importers.text import bound_log
 
     try:
         if file == "-":
-            return bounded(sys.stdin.buffer)
+            return bound_log(sys.stdin.buffer)
         with Path(file).open("rb") as f:
-            return bounded(f)
+            return bound_log(f)
     except OSError as e:
         raise UsageError(
             f"cannot read {file}: {e.strerror}", "give the file that the tool's output went to"
         ) from e
 
 
-def _save(lines: list[Run | World | Record | End], output: Path | None) -> Path:
+def _save_lines(lines: list[Run | World | Record | End], output: Path | None) -> Path:
     from collbench.records import store
     from collbench.records.types import Run
 
     (run,) = (line for line in lines if isinstance(line, Run))
-    writer = store.opened(run, output)
+    writer = store.open_writer(run, output)
     for line in lines:
         if line is not run:
             writer.write(line)
@@ -82,35 +82,36 @@ def _save(lines: list[Run | World | Record | End], output: Path | None) -> Path:
     return writer.path
 
 
-def _tell(file: str, reading: Reading, path: Path) -> None:
+def _print_reading(file: str, reading: Reading, path: Path) -> None:
     """Prints what was read and where it is to standard output, and what gives cause for doubt to
     standard error."""
-    from collbench.core.text import counted, plain
+    from collbench.core.text import format_count, plain_line
     from collbench.features.interop import importers
 
     told = [record for record in reading.records if record.status != "skipped"]
     names = ", ".join(dict.fromkeys(record.case.collective for record in told))
     ranks = ", ".join(map(str, dict.fromkeys(record.case.n for record in told)))
-    text = f"{file}: {counted(len(told), 'record')} of {names}, "
+    text = f"{file}: {format_count(len(told), 'record')} of {names}, "
     text += f"{ranks} rank{'s' * (ranks != '1')} ({reading.tool})"
     if reading.lost:
         places = "; ".join(f"{where}: {reason}" for where, reason in reading.lost[:SHOWN])
-        text += f"; {counted(len(reading.lost), 'line')} not understood: {places}"
+        text += f"; {format_count(len(reading.lost), 'line')} not understood: {places}"
         text += "; …" * (len(reading.lost) > SHOWN)
-    typer.echo(plain(text))
+    typer.echo(plain_line(text))
     skipped = Counter(record.note for record in reading.records if record.status == "skipped")
     for reason, number in (skipped + reading.omitted).most_common():
-        typer.echo(f"  left out: {plain(reason)} ({number})")
-    if average := importers.average(reading):
-        typer.echo(f"  {plain(average)}")
+        typer.echo(f"  left out: {plain_line(reason)} ({number})")
+    if average := importers.describe_average(reading):
+        typer.echo(f"  {plain_line(average)}")
     if not reading.closed:
         typer.echo("  the log ends before the tool did")
-    typer.echo(f"  saved: {plain(str(path))}")
+    typer.echo(f"  saved: {plain_line(str(path))}")
     for warning in reading.warnings[:SHOWN]:
-        typer.echo(f"collbench: {plain(file)}: {plain(warning)}", err=True)
+        typer.echo(f"collbench: {plain_line(file)}: {plain_line(warning)}", err=True)
     if len(reading.warnings) > SHOWN:
         typer.echo(
-            f"collbench: {plain(file)}: and {len(reading.warnings) - SHOWN} more such warnings",
+            f"collbench: {plain_line(file)}: and {len(reading.warnings) - SHOWN} more such"
+            " warnings",
             err=True,
         )
     if any("ranks make of" in warning for warning in reading.warnings):
@@ -122,20 +123,23 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
 
 def _tell_wrong(file: str, reading: Reading) -> bool:
     """Tells which records hold wrong data, and how many elements; whether there was any."""
-    from collbench.core.text import counted, size, tell
+    from collbench.core.text import format_count, format_size, print_message
 
     records = [record for record in reading.records if record.status == "wrong"]
     elements = sum(record.wrong or 0 for record in records)
     if records:
-        count = f"{counted(len(records), 'record')} {'is' if len(records) == 1 else 'are'} wrong"
-        count += f" ({counted(elements, 'element')})" if elements else ""
+        count = (
+            f"{format_count(len(records), 'record')} {'is' if len(records) == 1 else 'are'} wrong"
+        )
+        count += f" ({format_count(elements, 'element')})" if elements else ""
         rows = [
-            f"{case.collective} of {size(case.size)} {'in' if case.in_place else 'out of'} place"
+            f"{case.collective} of {format_size(case.size)}"
+            f" {'in' if case.in_place else 'out of'} place"
             for case in (record.case for record in records[:SHOWN])
         ]
         rows += ["…"] * (len(records) > SHOWN)
-        tell(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
+        print_message(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
     elif reading.failures:
-        failed = f"{counted(reading.failures, 'check')} of the data failed"
-        tell(f"{file}: {failed}, but no row says where")
+        failed = f"{format_count(reading.failures, 'check')} of the data failed"
+        print_message(f"{file}: {failed}, but no row says where")
     return bool(records or reading.failures)

@@ -13,5 +13,5 @@ FEATURE = Feature(
             starts_ranks=True,
         ),
     ),
-    sections=(Entry("overlap", "view:section", after="skips"),),
+    sections=(Entry("overlap", "view:make_section", after="skips"),),
 )

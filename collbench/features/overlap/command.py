@@ -52,12 +52,12 @@ def overlap(
     from collbench.records import store
     from collbench.run import session
 
-    outputs.check(output_format, (), FORMATS)
-    if isinstance(named := _named(what), Path):
-        raise typer.Exit(_show(store.digest(named), output_format))
-    ray = options.where(launcher, "", "")
-    rule = options.divided(split, launcher)
-    suite = options.changed(
+    outputs.check_outputs(output_format, (), FORMATS)
+    if isinstance(named := _find_subject(what), Path):
+        raise typer.Exit(_show_run(store.read_digest(named), output_format))
+    ray = options.find_ray_cluster(launcher, "", "")
+    rule = options.choose_groups(split, launcher)
+    suite = options.change_suite(
         suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout, rule),
         ngpus=ngpus,
         backend=backend,
@@ -66,19 +66,19 @@ def overlap(
         ray=ray,
         inject=inject,
     )
-    keeping = options.kept(save, output, tag)
+    keeping = options.read_save_options(save, output, tag)
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
-    order = options.budgeted(order, budget)
-    raise typer.Exit(_run(order, dry_run, output_format))
+    order = options.add_budget(order, budget)
+    raise typer.Exit(_run_order(order, dry_run, output_format))
 
 
-def _run(order: Order, dry_run: bool, output_format: str) -> int:
+def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
     from collbench.cli.measure import and_tell, carry_out
     from collbench.show import live
 
     if dry_run:
         return carry_out(order, live.Status, True)
-    return and_tell(order, lambda file: file.records and _show(file, output_format))
+    return and_tell(order, lambda file: file.records and _show_run(file, output_format))
 
 
 def suite_of(
@@ -101,36 +101,42 @@ def suite_of(
 
     axes = Axes(
         collectives=(name,),
-        sizes=tuple(grammar.parse_size(size, "--sizes") for size in grammar.words(sizes)),
+        sizes=tuple(grammar.parse_size(size, "--sizes") for size in grammar.split_words(sizes)),
         ranks=(),
         backends=(),
-        algorithms=tuple(grammar.words(algorithm)),
+        algorithms=tuple(grammar.split_words(algorithm)),
         dtypes=(dtype,),
         in_place=(COLLECTIVES[name].in_place == "same",),
-        backgrounds=("", *(backgrounds.spelled(word, "--with") for word in grammar.words(beside))),
+        backgrounds=(
+            "",
+            *(
+                backgrounds.normalise_background(word, "--with")
+                for word in grammar.split_words(beside)
+            ),
+        ),
         cycles=rounds,
-        groups=groups.spelled(split) if split else "",
+        groups=groups.normalise_rule(split) if split else "",
     )
     return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
 
 
-def _named(what: str) -> str | Path:
+def _find_subject(what: str) -> str | Path:
     """The collective of that name, or where the run of that name lies. Raises UsageError."""
-    from collbench.core.collectives import COLLECTIVES, collective
-    from collbench.core.text import near
+    from collbench.core.collectives import COLLECTIVES, find_collective
+    from collbench.core.text import suggest_name
     from collbench.records import store
 
     try:
-        return collective(what).name
+        return find_collective(what).name
     except UsageError as unknown:
         try:
-            return store.find(what)
+            return store.find_run(what)
         except UsageError as e:
-            hint = near(what, COLLECTIVES) or unknown.hint
+            hint = suggest_name(what, COLLECTIVES) or unknown.hint
             raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 
-def _show(file: RunFile, output_format: str) -> Exit:
+def _show_run(file: RunFile, output_format: str) -> Exit:
     """Print what a run tells. Raises UsageError where it has nothing in the background, NoVerdict
     for a run on fake GPUs."""
     from collbench.cli import outputs
@@ -138,12 +144,12 @@ def _show(file: RunFile, output_format: str) -> Exit:
     from collbench.features.overlap import view as views
     from collbench.records import origins
 
-    found = judging.judge(file)
+    found = judging.judge_overlaps(file)
     if not found and not (file.end and file.end.exit):
         origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",
             "collbench overlap all_reduce measures some",
         )
-    outputs.deliver(views.document(file, found), output_format)
+    outputs.deliver_document(views.make_document(file, found), output_format)
     return Exit.OK if found else Exit.NO_VERDICT

@@ -10,8 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from collbench.records import stats
-from collbench.records.origins import counting
-from collbench.records.paired import Shift, shift
+from collbench.records.origins import select_counting
+from collbench.records.paired import Shift, estimate_shift
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
@@ -40,9 +40,9 @@ class Overlapped(NamedTuple):
         return "hinders" if self.both.hi < 1 else "no verdict"
 
 
-def judge(file: RunFile) -> list[Overlapped]:
+def judge_overlaps(file: RunFile) -> list[Overlapped]:
     """One for each case with a background that was measured alone, too, in the suite's order."""
-    timed = {(r.case, r.world): r for r in counting(file) if r.status == "ok" and r.times_ns}
+    timed = {(r.case, r.world): r for r in select_counting(file) if r.status == "ok" and r.times_ns}
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for (case, world), record in timed.items():
         alone = timed.get((replace(case, background=""), world))
@@ -52,28 +52,28 @@ def judge(file: RunFile) -> list[Overlapped]:
     level = 1 - ALPHA / max(1, len(pairs))
     named = [*file.run.suite.axes.backgrounds, *(case.background for case in pairs)]
     order = sorted(pairs, key=lambda case: (case.nbytes, named.index(case.background)))
-    return [_overlapped(case, pairs[case], level) for case in order]
+    return [_judge_case(case, pairs[case], level) for case in order]
 
 
-def _overlapped(case: Case, found: list[tuple[Record, Record]], level: float) -> Overlapped:
-    slower = np.array([_call(record) / _call(alone) for record, alone in found])
+def _judge_case(case: Case, found: list[tuple[Record, Record]], level: float) -> Overlapped:
+    slower = np.array([_call_time(record) / _call_time(alone) for record, alone in found])
     beside = [record.background for record, _ in found if record.background]
     other = np.array([stats.median(b.during_ns) / stats.median(b.alone_ns) for b in beside])
     return Overlapped(
         case,
         len(found),
-        _ratio(slower, level),
-        _ratio(other, level),
-        shift(1 / slower + 1 / other, level),
+        _estimate_ratio(slower, level),
+        _estimate_ratio(other, level),
+        estimate_shift(1 / slower + 1 / other, level),
     )
 
 
-def _call(record: Record) -> float:
+def _call_time(record: Record) -> float:
     return stats.median(record.times_ns) / record.inner
 
 
-def _ratio(of: np.ndarray, level: float) -> Shift:
+def _estimate_ratio(of: np.ndarray, level: float) -> Shift:
     """The middle of ratios, which scatter in proportion: by their logarithms."""
-    found = shift(np.log(of), level)
+    found = estimate_shift(np.log(of), level)
     estimate, lo, hi = (float(np.exp(end)) for end in found[:3])
     return Shift(estimate, lo, hi, found.coverage)

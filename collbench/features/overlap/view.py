@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from collbench.core.text import counted, plain, size
-from collbench.features.overlap.judgement import HIDDEN, Overlapped, judge
+from collbench.core.text import format_count, format_size, plain_line
+from collbench.features.overlap.judgement import HIDDEN, Overlapped, judge_overlaps
 from collbench.records.paired import Shift
 from collbench.records.types import RunFile
 from collbench.show.document import Block, Document, Line, Section, Table
 from collbench.show.views.series import View
-from collbench.show.words import caveats
+from collbench.show.words import list_caveats
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
@@ -29,18 +29,18 @@ LEGEND = (
 )
 
 
-def document(file: RunFile, found: Sequence[Overlapped]) -> Document:
+def make_document(file: RunFile, found: Sequence[Overlapped]) -> Document:
     """The rows of a run for every medium."""
-    head = caveats(file.run, file.worlds)
+    head = list_caveats(file.run, file.worlds)
     rounds = min((one.rounds for one in found), default=0)
-    head += [f"{counted(rounds, 'round')}, the collective alone and with each in every one"]
+    head += [f"{format_count(rounds, 'round')}, the collective alone and with each in every one"]
     if any(world.cramped for world in file.worlds):
         head += [
             "contended: ranks have fewer cores than threads that must run: computation in the"
             " background takes cores from communication"
         ]
-    body: list[Block] = [*head, _table(found), LEGEND]
-    rows = [_row(one) for one in found]
+    body: list[Block] = [*head, _make_table(found), LEGEND]
+    rows = [_flatten_row(one) for one in found]
     return Document(
         title=f"Overlap, {file.run.id}",
         brief=body,
@@ -50,12 +50,12 @@ def document(file: RunFile, found: Sequence[Overlapped]) -> Document:
     )
 
 
-def section(view: View) -> Section | None:
+def make_section(view: View) -> Section | None:
     """What a report's runs tell; None where nothing had a background, and was measured alone."""
     tables = [
-        replace(_table(found), title=view.titled(number, "Two things at once"), note=LEGEND)
+        replace(_make_table(found), title=view.titled(number, "Two things at once"), note=LEGEND)
         for number, file in enumerate(view.files)
-        if (found := judge(file))
+        if (found := judge_overlaps(file))
     ]
     if not tables:
         return None
@@ -63,38 +63,38 @@ def section(view: View) -> Section | None:
     return Section(name="overlap", title="Overlap", words=words, tables=tables)
 
 
-def _table(found: Sequence[Overlapped]) -> Table:
-    return Table(heads=HEADS, lines=[Line(_cells(one)) for one in found], align="llwrrrl")
+def _make_table(found: Sequence[Overlapped]) -> Table:
+    return Table(heads=HEADS, lines=[Line(_format_cells(one)) for one in found], align="llwrrrl")
 
 
-def _cells(one: Overlapped) -> tuple[str, ...]:
+def _format_cells(one: Overlapped) -> tuple[str, ...]:
     case = one.case
     return (
-        plain(f"{case.collective} {case.label}{_group(case)}"),
-        size(case.size),
-        plain(f"{case.background}{_elsewhere(case)}"),
-        *(_within(each) for each in (one.slower, one.other, one.both)),
+        plain_line(f"{case.collective} {case.label}{_describe_group(case)}"),
+        format_size(case.size),
+        plain_line(f"{case.background}{_describe_elsewhere(case)}"),
+        *(_format_interval(each) for each in (one.slower, one.other, one.both)),
         one.verdict,
     )
 
 
-def _group(case: Case) -> str:
+def _describe_group(case: Case) -> str:
     """Which ranks, where there are others."""
     return f", group {case.group} of {case.groups}" if case.groups else ""
 
 
-def _elsewhere(case: Case) -> str:
+def _describe_elsewhere(case: Case) -> str:
     """That none of the collective's ranks does what is in the background, if so."""
-    return " on other ranks" if backgrounds.shared(case) == 0 else ""
+    return " on other ranks" if backgrounds.count_ranks(case) == 0 else ""
 
 
-def _within(of: Shift) -> str:
+def _format_interval(of: Shift) -> str:
     if not math.isfinite(of.hi):
         return f"{of.estimate:.2f}x"
     return f"{of.estimate:.2f}x [{of.lo:.2f}, {of.hi:.2f}]"
 
 
-def _row(one: Overlapped) -> dict[str, Any]:
+def _flatten_row(one: Overlapped) -> dict[str, Any]:
     case = one.case
     shifts = {"slower": one.slower, "background_slower": one.other, "both": one.both}
     told = {
@@ -110,7 +110,7 @@ def _row(one: Overlapped) -> dict[str, Any]:
         "groups": case.groups,
         "group": case.group,
         "background": case.background,
-        "background_ranks": backgrounds.shared(case),
+        "background_ranks": backgrounds.count_ranks(case),
         "rounds": one.rounds,
         **told,
         "verdict": one.verdict,

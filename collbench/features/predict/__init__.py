@@ -17,8 +17,8 @@ FEATURE = Feature(
         ),
     ),
     sections=(
-        Entry("crossovers", "views.efficiency:crossovers", after="skips"),
-        Entry("efficiency", "views.efficiency:efficiency", after="skips"),
+        Entry("crossovers", "views.efficiency:make_crossovers", after="skips"),
+        Entry("efficiency", "views.efficiency:make_efficiency", after="skips"),
     ),
     checks=(Entry("bound", "health_check:BOUND", after="link"),),
     link_sources=(Entry("run", "fit:link_from"),),

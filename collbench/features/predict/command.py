@@ -27,30 +27,34 @@ def predict(
     from collbench.cli.links import find_link
     from collbench.core import algorithms, simulate
     from collbench.core import network as networks
-    from collbench.core.collectives import collective
+    from collbench.core.collectives import find_collective
     from collbench.features.predict.views import prediction
 
-    row = collective(name)
-    outputs.check(output_format, (), ("table", "json", "csv"))
+    row = find_collective(name)
+    outputs.check_outputs(output_format, (), ("table", "json", "csv"))
     if counts and output_format != "table":
         raise UsageError("--counts comes as a table only", "leave --format out")
-    sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, listed)
+    sizes = _choose_sizes(minbytes, maxbytes, stepfactor, stepbytes, listed)
     sizes = sizes if row.factor != "-" else (0,)
     speed, note = find_link(link, source)
-    model = networks.parse(network, n, speed, networks.parse_link(inside, "--inside"))
-    words = [found.name for found in algorithms.of(row.name)] if algo == "all" else algo.split(",")
-    variants = [algorithms.find(row.name, word) for word in words]
-    view = simulate.forecast(row, n, model, variants, sizes)
+    model = networks.parse_network(network, n, speed, networks.parse_link(inside, "--inside"))
+    words = (
+        [found.name for found in algorithms.list_algorithms(row.name)]
+        if algo == "all"
+        else algo.split(",")
+    )
+    variants = [algorithms.find_variant(row.name, word) for word in words]
+    view = simulate.forecast_variants(row, n, model, variants, sizes)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
-    make = prediction.counts if counts else prediction.document
-    outputs.deliver(make(view, sizes, f"predicted: {about}{note}"), output_format)
+    make = prediction.make_counts if counts else prediction.make_document
+    outputs.deliver_document(make(view, sizes, f"predicted: {about}{note}"), output_format)
 
 
 SWEEP = (8, 1 << 30)  # where nothing says which sizes
 
 
-def _sizes(
+def _choose_sizes(
     minbytes: str, maxbytes: str, factor: float | None, stepbytes: str, listed: str
 ) -> tuple[int, ...]:
     """The sizes asked for, as measuring commands take them; all that matter where none are."""
@@ -61,7 +65,7 @@ def _sizes(
         for text, option in ((minbytes, "-b"), (maxbytes, "-e"))
     )
     step = grammar.parse_size(stepbytes, "-i") if stepbytes else None
-    words = grammar.words(listed)
+    words = grammar.split_words(listed)
     if not words and smallest is None:
         smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
     chosen = tuple(grammar.parse_size(word, "--sizes") for word in words) if words else None

@@ -26,7 +26,7 @@ from collbench.core.simulate import Predictor
 from collbench.features.predict import fit
 from collbench.machine import environment
 from collbench.records.case_rows import MANNER
-from collbench.records.points import Point, alike
+from collbench.records.points import Point, comparison_key
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
@@ -92,20 +92,20 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
     alarming: bool = False
 
 
-def crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
+def find_crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
     """Where two series, of the same and of different implementations, change places; each has a
     point a size."""
     groups: dict[tuple[object, ...], list[Sequence[Point]]] = defaultdict(list)
     for points in filter(None, series):
-        groups[alike(points[0], sized=False)].append(points)
+        groups[comparison_key(points[0], sized=False)].append(points)
     found = []
     for group in groups.values():
         for one, other in itertools.combinations(group, 2):
-            found += _crossings(one, other)
+            found += _find_crossings(one, other)
     return found
 
 
-def _crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
+def _find_crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
     """A change of places needs a size at which the one is surely faster, then one at which the
     other is."""
     at = {point.case.nbytes: point for point in other}
@@ -120,7 +120,7 @@ def _crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
         if signs[start] != signs[end]:
             before, after = pairs[start] if signs[end] > 0 else pairs[start][::-1]
             between = pairs[start : end + 1]
-            size = _meeting([(a.size, math.log(a.median / b.median)) for a, b in between])
+            size = _meeting_size([(a.size, math.log(a.median / b.median)) for a, b in between])
             found.append(
                 Crossing(
                     before=before, after=after, low=before.size, high=between[-1][0].size, size=size
@@ -129,7 +129,7 @@ def _crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
     return found
 
 
-def _meeting(logs: Sequence[tuple[int, float]]) -> float:
+def _meeting_size(logs: Sequence[tuple[int, float]]) -> float:
     """The first size at which the logarithm of a ratio is 0, where it is linear in that of the size
     in between."""
     (low, before), (high, after) = next(
@@ -144,11 +144,11 @@ class Yardstick:
     manner."""
 
     def __init__(self, files: Sequence[RunFile], points: Sequence[Point]) -> None:
-        self._homes = cache(lambda backend: _homes(files, backend))
+        self._homes = cache(lambda backend: _list_homes(files, backend))
         self._probes: dict[tuple[object, ...], dict[int, Point]] = {}
         probes = (point for point in points if point.case.collective == PROBE)
-        for point in sorted(probes, key=_preferred):
-            sizes = self._probes.setdefault((point.run, *_wire(point.case)), {})
+        for point in sorted(probes, key=_preference):
+            sizes = self._probes.setdefault((point.run, *_wire_key(point.case)), {})
             sizes.setdefault(point.case.nbytes, point)
         self._constants: dict[tuple[object, ...], Constants] = {}
         self._wires = cache(lambda run: _Wires(files[run]))
@@ -196,18 +196,18 @@ class Yardstick:
     def link(self, point: Point) -> Constants | None:
         """The constants of the link that ``point`` used; None without sendrecv on it."""
         for run in self._homes(point.case.backend)[point.run]:
-            key = (run, *_wire(point.case))
+            key = (run, *_wire_key(point.case))
             if key in self._probes and key not in self._constants:
-                probe = min(self._probes[key].values(), key=_preferred).case
+                probe = min(self._probes[key].values(), key=_preference).case
                 wanted = len(self._constants) < FITS
-                self._constants[key] = _constants(self._wires(run), run, probe, wanted)
+                self._constants[key] = _fit_constants(self._wires(run), run, probe, wanted)
             if key in self._constants:
                 return self._constants[key]
         return None
 
     def _probe(self, point: Point) -> Point | None:
         by_size = (
-            self._probes.get((run, *_wire(point.case)), {})
+            self._probes.get((run, *_wire_key(point.case)), {})
             for run in self._homes(point.case.backend)[point.run]
         )
         return next(
@@ -222,17 +222,17 @@ class Yardstick:
             return None
         key = (case.collective, case.algorithm, case.n, case.root, link)
         if key not in self._predictors:
-            self._predictors[key] = _predictor(case, link)
+            self._predictors[key] = _make_predictor(case, link)
         predictor = self._predictors[key]
         return predictor.seconds(point.size) * 1e9 if predictor else None
 
 
-def _homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
+def _list_homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
     """Runs by run: itself, then the other runs of the same boot of the same machine, with the same
     software as far as ``backend`` uses it, timed in the same manner."""
     machines = [
         (
-            environment.fingerprint(run.environment, {backend}),
+            environment.make_fingerprint(run.environment, {backend}),
             run.environment.get("boot_id") or number,
             *(getattr(run.policy, name) for name in (*MANNER, "cache")),
         )
@@ -244,21 +244,21 @@ def _homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
     ]
 
 
-def _wire(case: Case) -> tuple[object, ...]:
+def _wire_key(case: Case) -> tuple[object, ...]:
     return case.backend, case.n, case.dtype, case.mode, case.env, case.background
 
 
-def _preferred(point: Point) -> tuple[bool, float]:
+def _preference(point: Point) -> tuple[bool, float]:
     """The library's own sendrecv rather than a reference algorithm's, else the fastest."""
     return point.case.algorithm != "native", point.median
 
 
-def _predictor(case: Case, link: Link) -> Predictor | None:
+def _make_predictor(case: Case, link: Link) -> Predictor | None:
     """None where the algorithm is unknown to this version, or counting its messages would take
     seconds."""
     try:
         predictor = Predictor(
-            algorithms.find(case.collective, case.algorithm),
+            algorithms.find_variant(case.collective, case.algorithm),
             Network(link),
             case.n,
             max(0, case.root),
@@ -277,20 +277,20 @@ class _Wires:
         self.records: dict[tuple[object, ...], list[Record]] = defaultdict(list)
         for record in file.records:
             case = record.case
-            self.records[case.collective, case.algorithm, *_wire(case)].append(record)
+            self.records[case.collective, case.algorithm, *_wire_key(case)].append(record)
 
     def twins(self, probe: Case) -> dict[str, dict[str, Case]]:
         """Cases of both TWINS beside ``probe``, out of place and with times, by algorithm."""
         found: dict[str, dict[str, Case]] = defaultdict(dict)
         for (collective, algorithm, *wire), records in self.records.items():
-            if collective in TWINS and tuple(wire) == _wire(probe):
+            if collective in TWINS and tuple(wire) == _wire_key(probe):
                 timed = (r.case for r in records if r.times_ns and not r.case.in_place)
                 if case := next(timed, None):
                     found[str(algorithm)][str(collective)] = case
         return found
 
 
-def _constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Constants:
+def _fit_constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Constants:
     """Fitted to ``probe`` over its sizes, if ``wanted``: alpha where messages are smallest, beta at
     its best."""
     known = Constants(
@@ -305,7 +305,7 @@ def _constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Constants:
         return msgspec.structs.replace(
             known, refused=f"only {FITS} links are fitted in a report; collbench fit does all"
         )
-    found = _fitted(wires, probe)
+    found = _fit_series(wires, probe)
     alpha = found.segments[0].alpha if found.segments else None
     betas = [segment.beta for segment in found.segments if segment.beta]
     if found.refused or alpha is None or not betas:
@@ -313,14 +313,14 @@ def _constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Constants:
             known, refused=found.refused or "its constants cannot be told"
         )
     beta = min(betas, key=lambda estimate: estimate.value)
-    gamma, surely, note = _gamma(wires, probe)
+    gamma, surely, note = _fit_gamma(wires, probe)
     least = (alpha.lo, beta.lo, surely)
     return msgspec.structs.replace(
         known, alpha=alpha.value, beta=beta.value, gamma=gamma, least=least, note=note
     )
 
 
-def _gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
+def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
     """Gamma: by how much a byte of reduce_scatter takes longer than one of all_gather by the same
     algorithm; by how much at least; and why that is not known."""
     wanted = (
@@ -330,7 +330,7 @@ def _gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
     for _, cases in sorted(wires.twins(probe).items(), key=lambda item: item[0] == "native"):
         if len(cases) < len(TWINS):
             continue
-        reduces, gathers = (_fitted(wires, cases[name]) for name in TWINS)
+        reduces, gathers = (_fit_series(wires, cases[name]) for name in TWINS)
         more, less = (
             (f.segments[-1].beta if f.segments and not f.refused else None)
             for f in (reduces, gathers)
@@ -348,16 +348,16 @@ def _gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
     return 0.0, 0.0, wanted
 
 
-def _fitted(wires: _Wires, like: Case) -> fit.Fit:
+def _fit_series(wires: _Wires, like: Case) -> fit.Fit:
     """The series that ``like`` is of, fitted on its own, to at most SIZES of its sizes."""
     same = msgspec.structs.replace(like, nbytes=0, cycle=0)
-    near = wires.records[like.collective, like.algorithm, *_wire(like)]
+    near = wires.records[like.collective, like.algorithm, *_wire_key(like)]
     mine = [
         record for record in near if msgspec.structs.replace(record.case, nbytes=0, cycle=0) == same
     ]
     sizes = sorted({record.case.nbytes for record in mine})
     kept = {sizes[round(i * (len(sizes) - 1) / (SIZES - 1))] for i in range(SIZES) if sizes}
     mine = [record for record in mine if record.case.nbytes in kept]
-    if found := fit.series(msgspec.structs.replace(wires.file, records=mine)):
-        return fit.fit(found[0])
+    if found := fit.make_series(msgspec.structs.replace(wires.file, records=mine)):
+        return fit.fit_series(found[0])
     return fit.Fit(case=like, model="", refused="it has no samples of its own")

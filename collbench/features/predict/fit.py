@@ -21,16 +21,16 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.network import Link
-from collbench.core.simulate import count
+from collbench.core.simulate import count_costs
 from collbench.features.predict.regression import (
     FEWEST,
     VAGUE,
     Floats,
-    condition,
-    cuts,
-    known,
-    line,
-    solve,
+    condition_number,
+    cut_segments,
+    find_known,
+    line_columns,
+    solve_constants,
 )
 from collbench.records import rows, stats, store
 from collbench.records.origins import refuse_fake
@@ -126,27 +126,27 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     flags: list[str] = []
 
 
-def series(file: RunFile) -> list[SizeSeries]:
+def make_series(file: RunFile) -> list[SizeSeries]:
     """Every case of a run over its sizes, in the run's order."""
     rng = np.random.default_rng(file.run.policy.seed)
     groups: dict[Case, dict[int, list[Row]]] = {}
-    for row in rows.fit(rows.table([file])):
+    for row in rows.select_fit(rows.make_rows([file])):
         if row.record.times_ns:
             key = msgspec.structs.replace(row.case, nbytes=0)
             groups.setdefault(key, {}).setdefault(row.case.moved, []).append(row)
-    return [_series(case, sorted(sizes.items()), rng) for case, sizes in groups.items()]
+    return [_make_series(case, sorted(sizes.items()), rng) for case, sizes in groups.items()]
 
 
-def _series(
+def _make_series(
     case: Case, by_size: list[tuple[int, list[Row]]], rng: np.random.Generator
 ) -> SizeSeries:
     sizes = np.array([size for size, _ in by_size], float)
-    launches = [rows.deciding(found) for _, found in by_size]
-    draws, word = _resampled(launches, rng)
+    launches = [rows.select_deciding(found) for _, found in by_size]
+    draws, word = _resample_launches(launches, rng)
     measured = np.array([rows.case_time(each).median for each in launches])
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
-    counts, model, refused = _counts(case, launches[-1][0].carried)
+    counts, model, refused = _count_factors(case, launches[-1][0].carried)
     reasons = {
         refused: bool(refused),
         "one rank sends nothing": case.n < 2 or not counts[0],
@@ -167,7 +167,9 @@ def _series(
     )
 
 
-def _resampled(launches: Sequence[Sequence[Row]], rng: np.random.Generator) -> tuple[Floats, str]:
+def _resample_launches(
+    launches: Sequence[Sequence[Row]], rng: np.random.Generator
+) -> tuple[Floats, str]:
     """DRAWS medians of each size from resampled data, and what was drawn: launches, or the cycles
     of the only one, if every size has as many and at least 5; else samples within each launch."""
     medians, word = [[row.median for row in each] for each in launches], "launches"
@@ -178,18 +180,20 @@ def _resampled(launches: Sequence[Sequence[Row]], rng: np.random.Generator) -> t
     if len(number) == 1 and max(number) >= FEWEST_UNITS:
         drawn = rng.integers(0, max(number), (DRAWS, max(number)))
         return np.median(np.array(medians).T[drawn], axis=1), f"{max(number)} {word}"
-    draws = [np.median([_redrawn(row.times, rng) for row in each], axis=0) for each in launches]
+    draws = [
+        np.median([_redraw_medians(row.times, rng) for row in each], axis=0) for each in launches
+    ]
     return np.stack(draws, axis=1), "samples"
 
 
-def _redrawn(samples: Floats, rng: np.random.Generator) -> Floats:
+def _redraw_medians(samples: Floats, rng: np.random.Generator) -> Floats:
     """Medians of DRAWS resamplings, each worth N_eff samples: the order statistic that is a
     resample's median lies at a Beta((m + 1) / 2, (m + 1) / 2) share of the samples."""
     shape = (stats.n_eff(samples) + 1) / 2
     return np.asarray(np.quantile(samples, rng.beta(shape, shape, DRAWS)), float)
 
 
-def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
+def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
     """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
     collective needs."""
     if case.subject:
@@ -201,7 +205,7 @@ def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str
     if case.n > MOST_STEPPED:
         return (0.0, 0.0, 0.0), "exact counts", f"they are made for at most {MOST_STEPPED} ranks"
     try:
-        variant = algorithms.find(case.collective, case.algorithm)
+        variant = algorithms.find_variant(case.collective, case.algorithm)
     except UsageError as e:  # of a file of somebody's, or of another version
         return (0.0, 0.0, 0.0), "exact counts", e.message
     free = [name for name in variant.algorithm.parameters if name not in dict(variant.given)]
@@ -215,31 +219,33 @@ def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str
             f"its {free[0]} may change with size; fix it: --algo"
             f" {variant.algorithm.name}:{free[0]}=8"
         )
-    rounds, most, reduced, _ = map(float, count(variant.schedule(case.n, case.root)))
+    rounds, most, reduced, _ = map(float, count_costs(variant.schedule(case.n, case.root)))
     return (rounds, most, reduced), "exact counts", refused
 
 
-def fit(one: SizeSeries) -> Fit:
+def fit_series(one: SizeSeries) -> Fit:
     """A series on its own, in as many segments as it takes."""
     if one.refused:
         return Fit(case=one.case, model=one.model, refused=one.refused)
-    parts = cuts(one.sizes, one.measured, one.scale)
-    columns = line(one.sizes)
-    found = [solve(columns[part], one.measured[part], one.scale[part]) for part in parts]
+    parts = cut_segments(one.sizes, one.measured, one.scale)
+    columns = line_columns(one.sizes)
+    found = [solve_constants(columns[part], one.measured[part], one.scale[part]) for part in parts]
     predicted = np.concatenate([solution.times for solution in found])
-    draws, word = _draws(one, predicted, 3 * len(parts) - 1)
+    draws, word = _draw_medians(one, predicted, 3 * len(parts) - 1)
     segments = []
     for part, solution in zip(parts, found, strict=True):
-        spread = solve(columns[part], draws[:, part], one.scale[part], start=solution.constants)
-        tells = known(columns[part], one.measured[part], solution)
-        alpha, beta = _estimates(
+        spread = solve_constants(
+            columns[part], draws[:, part], one.scale[part], start=solution.constants
+        )
+        tells = find_known(columns[part], one.measured[part], solution)
+        alpha, beta = _make_estimates(
             solution.constants / one.counts[:2], spread.constants / one.counts[:2], tells
         )
         first, last = one.sizes[part][[0, -1]]
         segments.append(Segment(int(first), int(last), alpha, beta))
     refused = ""
     if segments[0].alpha is None or segments[-1].beta is None:
-        refused = _vague(one, "alpha" if segments[0].alpha is None else "beta")
+        refused = _explain_vague(one, "alpha" if segments[0].alpha is None else "beta")
     off = np.log(one.measured / predicted)
     up = np.sign(off)[off != 0]
     ups, downs = float((up > 0).sum()), float((up < 0).sum())
@@ -249,7 +255,7 @@ def fit(one: SizeSeries) -> Fit:
         refused=refused,
         segments=segments,
         resampled=word,
-        flags=_misfit(off),
+        flags=_describe_misfit(off),
         points=list(
             zip(
                 one.sizes.astype(int).tolist(),
@@ -266,7 +272,7 @@ def fit(one: SizeSeries) -> Fit:
     )
 
 
-def _vague(one: SizeSeries, constant: str) -> str:
+def _explain_vague(one: SizeSeries, constant: str) -> str:
     """Why a constant cannot be told from a series."""
     least, most = int(one.sizes[0]), int(one.sizes[-1])
     growth = one.measured[-1] / one.measured[0]
@@ -280,7 +286,7 @@ def _vague(one: SizeSeries, constant: str) -> str:
     return f"{constant} is not identifiable: times scatter too much; measure longer, and more sizes"
 
 
-def _draws(one: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
+def _draw_medians(one: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
     """Resampled medians; where sizes scatter by more than samples can, the model times resampled
     residuals."""
     residuals = np.log(one.measured / predicted)
@@ -292,12 +298,12 @@ def _draws(one: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
     return predicted * np.exp(rng.choice(wide, (DRAWS, len(wide)))), "residuals"
 
 
-def _misfit(off: Floats) -> list[str]:
+def _describe_misfit(off: Floats) -> list[str]:
     far = np.abs(np.expm1(off)) > MISFIT
     return ["model_misfit"] if (far[2:] & far[1:-1] & far[:-2]).any() else []
 
 
-def _estimates(
+def _make_estimates(
     values: Floats, draws: Floats, tells: npt.NDArray[np.bool_]
 ) -> list[Estimate | None]:
     """None where the points do not tell, or the interval's ends are as far apart as for VAGUE."""
@@ -313,7 +319,7 @@ def _estimates(
     ]
 
 
-def links(found: Sequence[SizeSeries]) -> list[LinkFit]:
+def fit_links(found: Sequence[SizeSeries]) -> list[LinkFit]:
     """Constants that all series of a backend share. Where reference algorithms or sendrecv were
     measured, whose counts are exact, a library's other collectives stay out, as one cannot know
     what they do."""
@@ -323,12 +329,12 @@ def links(found: Sequence[SizeSeries]) -> list[LinkFit]:
         if not (one.refused or case.background):
             groups[case.backend, case.dtype, case.mode, case.env].append(one)
     return [
-        _link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)
+        _fit_link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)
         for key, group in groups.items()
     ]
 
 
-def _link(name: str, group: list[SizeSeries]) -> LinkFit:
+def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
     exact = [one for one in group if one.case.algorithm != "native" or one.case.row.pairwise]
     group = exact or group
     design = np.concatenate(
@@ -337,20 +343,20 @@ def _link(name: str, group: list[SizeSeries]) -> LinkFit:
     times, scale = (
         np.concatenate([getattr(one, part) for one in group]) for part in ("measured", "scale")
     )
-    number, note = _gamma(design, times, group)
+    number, note = _fit_gamma(design, times, group)
     design = design[:, : 2 if note else 3]
-    solution = solve(design, times, scale)
+    solution = solve_constants(design, times, scale)
     ends = np.cumsum([len(one.sizes) for one in group])[:-1]
     modelled = list(zip(group, np.split(solution.times, ends), strict=True))
-    drawn = [_draws(one, part, 2) for one, part in modelled]
-    spread = solve(
+    drawn = [_draw_medians(one, part, 2) for one, part in modelled]
+    spread = solve_constants(
         design,
         np.concatenate([draws for draws, _ in drawn], axis=1),
         scale,
         start=solution.constants,
     )
-    tells = known(design, times, solution)
-    alpha, beta, *gamma = _estimates(solution.constants, spread.constants, tells)
+    tells = find_known(design, times, solution)
+    alpha, beta, *gamma = _make_estimates(solution.constants, spread.constants, tells)
     if gamma and gamma[0] is None:
         note = "gamma is not identifiable: too small beside the rest, or times scatter too much"
     members = [f"{one.case.collective} {one.case.label} on {one.case.n}" for one in group]
@@ -360,19 +366,21 @@ def _link(name: str, group: list[SizeSeries]) -> LinkFit:
         alpha=alpha,
         beta=beta,
         gamma=gamma[0] if gamma else None,
-        refused="" if alpha and beta else _vague(group[0], "beta" if alpha else "alpha"),
+        refused="" if alpha and beta else _explain_vague(group[0], "beta" if alpha else "alpha"),
         condition=number,
         note=note,
         resampled=", ".join(dict.fromkeys(word for _, word in drawn)),
-        flags=[flag for one, part in modelled for flag in _misfit(np.log(one.measured / part))][:1],
+        flags=[
+            flag for one, part in modelled for flag in _describe_misfit(np.log(one.measured / part))
+        ][:1],
     )
 
 
-def _gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[float, str]:
+def _fit_gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[float, str]:
     """The condition number, and why gamma cannot be told."""
     if not design[:, 2].any():
-        return condition(design[:, :2], times), "nothing measured reduces: gamma is unknown"
-    number = condition(design, times)
+        return condition_number(design[:, :2], times), "nothing measured reduces: gamma is unknown"
+    number = condition_number(design, times)
     if number <= CONDITION:
         return number, ""
     what = ", ".join(dict.fromkeys(f"{one.case.collective} {one.case.label}" for one in group))
@@ -388,11 +396,11 @@ def _gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[floa
 def link_from(run: str) -> tuple[Link, str]:
     """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
     with the reason, and NoVerdict for a run on fake GPUs."""
-    file = store.digest(store.find(run))
-    found = series(file)
+    file = store.read_digest(store.find_run(run))
+    found = make_series(file)
     if not found:
         refuse_fake(file, "fit")
-    fits = links(found)
+    fits = fit_links(found)
     usable = [link for link in fits if link.alpha and link.beta]
     if not usable:
         reasons = [one.refused for one in fits] + [one.refused for one in found if one.refused]

@@ -19,10 +19,13 @@ def fit(
     from collbench.features.predict.views import prediction
     from collbench.records import origins, store
 
-    outputs.check(output_format, (), ("table", "json"))
-    files = [store.digest(store.find(run)) for run in runs or ["@last"]]
+    outputs.check_outputs(output_format, (), ("table", "json"))
+    files = [store.read_digest(store.find_run(run)) for run in runs or ["@last"]]
     found = [
-        one for file in files for one in fitting.series(file) if backend in ("", one.case.backend)
+        one
+        for file in files
+        for one in fitting.make_series(file)
+        if backend in ("", one.case.backend)
     ]
     if not found:
         for file in files:
@@ -31,7 +34,7 @@ def fit(
             f"there are no times {f'of {backend} ' if backend else ''}to fit",
             "collbench runs lists runs",
         )
-    fits = [fitting.fit(one) for one in found]
-    outputs.deliver(prediction.fitted(fits, fitting.links(found)), output_format)
+    fits = [fitting.fit_series(one) for one in found]
+    outputs.deliver_document(prediction.make_fitted(fits, fitting.fit_links(found)), output_format)
     if all(one.refused for one in fits):
         raise typer.Exit(Exit.NO_VERDICT)

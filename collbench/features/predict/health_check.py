@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collbench.core.text import counted, duration
+from collbench.core.text import format_count, format_duration
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.checks.table import Check
 from collbench.features.health.findings import Evidence, Finding, Subject
-from collbench.features.health.night import Night, several
+from collbench.features.health.night import Night, list_several
 from collbench.features.predict.efficiency import PROBE, Merit, Yardstick
 from collbench.suite.case_words import describe_case
 
 
-def _bound(night: Night) -> Looked:
+def _check_bound(night: Night) -> Looked:
     """Large data that takes less time than over the links as sendrecv finds them: one of the two
     was measured wrongly, or sendrecv is slow. A message may well cost more in sendrecv, and a
     switch that adds up moves less.
@@ -29,12 +29,12 @@ def _bound(night: Night) -> Looked:
     ]
     known = [merit for merit in merits if merit.share is not None and merit.limit == "bytes"]
     if not known:
-        why = several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
+        why = list_several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
         return Looked(missing=why or "no row is bound by its links")
     fast = sorted(
         (merit for merit in known if merit.alarming), key=lambda merit: -(merit.share or 0.0)
     )
-    note = f"{counted(len(known), 'row')} against the least time possible"
+    note = f"{format_count(len(known), 'row')} against the least time possible"
     return Looked(note, [_too_fast(night, fast)] if fast else [])
 
 
@@ -42,14 +42,14 @@ def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
     shown = [
         Evidence(
             what=f"{describe_case(merit.point.case)}: median",
-            value=duration(merit.point.median),
-            expected=f"at least {duration(merit.bound)}",
+            value=format_duration(merit.point.median),
+            expected=f"at least {format_duration(merit.bound)}",
             run=night.files[merit.point.run].run.id,
             case=merit.point.case.key,
         )
         for merit in merits
     ]
-    more = f", as are {counted(len(merits) - 1, 'other row')}" if len(merits) > 1 else ""
+    more = f", as are {format_count(len(merits) - 1, 'other row')}" if len(merits) > 1 else ""
     return Finding(
         check="bound",
         severity="hint",
@@ -60,4 +60,4 @@ def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
     )
 
 
-BOUND = Check("bound", _bound)
+BOUND = Check("bound", _check_bound)

@@ -36,7 +36,7 @@ class Solution(NamedTuple):
     times: Floats
 
 
-def solve(
+def solve_constants(
     design: Floats,
     times: Floats,
     scale: Floats,
@@ -55,7 +55,7 @@ def solve(
         start = np.where(weights[..., None] > 0, ratios, np.inf).min(-2)
     theta = np.broadcast_to(np.log(start), (*times.shape[:-1], design.shape[1])).copy()
     damping = np.full(times.shape[:-1], 1e-3)
-    cost, residuals, model = _cost(design, theta, times, scale, weights)
+    cost, residuals, model = _cost_and_gradient(design, theta, times, scale, weights)
     eye = np.eye(design.shape[1])
     for _ in range(100):
         jacobian = design * np.exp(theta)[..., None, :] / (model * scale)[..., None]
@@ -65,7 +65,7 @@ def solve(
         damped = normal + eye * (damping[..., None] * diagonal + 1e-12)[..., None]
         slope = np.einsum("...ij,...i->...j", weighted, residuals)
         move = np.clip(np.linalg.solve(damped, slope[..., None])[..., 0], -2, 2)
-        after, far, there = _cost(design, theta + move, times, scale, weights)
+        after, far, there = _cost_and_gradient(design, theta + move, times, scale, weights)
         better = after <= cost
         theta = np.where(better[..., None], theta + move, theta)
         residuals, model = (
@@ -78,7 +78,7 @@ def solve(
     return Solution(np.exp(theta), cost, model)
 
 
-def _cost(
+def _cost_and_gradient(
     design: Floats, theta: Floats, times: Floats, scale: Floats, weights: Floats
 ) -> tuple[Floats, Floats, Floats]:
     model = np.exp(theta) @ design.T
@@ -86,28 +86,28 @@ def _cost(
     return (weights * (np.sqrt(1 + residuals**2) - 1)).sum(-1), residuals, model
 
 
-def cuts(sizes: Floats, times: Floats, scale: Floats) -> list[slice]:
+def cut_segments(sizes: Floats, times: Floats, scale: Floats) -> list[slice]:
     """Segments of sorted sizes, of FEWEST points or more, that minimise ``2 cost + (3 K - 1) ln N``
     for K of them.
 
     Sizes may scatter more than samples tell: the scale is raised to what even the finest segments
     leave unexplained.
     """
-    n, columns = len(sizes), line(sizes)
-    finest = _segmentations(sizes, times, scale)[max(1, min(SEGMENTS, n // FEWEST))][1]
+    n, columns = len(sizes), line_columns(sizes)
+    finest = _list_segmentations(sizes, times, scale)[max(1, min(SEGMENTS, n // FEWEST))][1]
     rest = [
-        np.log(times[part] / solve(columns[part], times[part], scale[part]).times)
+        np.log(times[part] / solve_constants(columns[part], times[part], scale[part]).times)
         for part in finest
     ]
     free = max(1, n - 3 * len(finest) + 1)
     scatter = 1.4826 * float(np.median(np.abs(np.concatenate(rest)))) * math.sqrt(n / free)
-    ways = _segmentations(sizes, times, np.maximum(scale, scatter))
+    ways = _list_segmentations(sizes, times, np.maximum(scale, scatter))
     return min((2 * cost + (3 * k - 1) * math.log(n), parts) for k, (cost, parts) in ways.items())[
         1
     ]
 
 
-def _segmentations(
+def _list_segmentations(
     sizes: Floats, times: Floats, scale: Floats
 ) -> dict[int, tuple[float, list[slice]]]:
     """The cheapest by number of segments, with its cost; of more than MOST_ENDS sizes they begin
@@ -116,7 +116,9 @@ def _segmentations(
     ends = np.unique(np.linspace(0, n, min(n, MOST_ENDS) + 1).round().astype(int)).tolist()
     spans = [(i, j) for i in ends for j in ends if j - i >= FEWEST]
     inside = np.array([(np.arange(n) >= i) & (np.arange(n) < j) for i, j in spans], float)
-    costs = solve(line(sizes), np.broadcast_to(times, inside.shape), scale, inside).cost
+    costs = solve_constants(
+        line_columns(sizes), np.broadcast_to(times, inside.shape), scale, inside
+    ).cost
     ending: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for (i, j), cost in zip(spans, costs.tolist(), strict=True):
         ending[j].append((i, cost))
@@ -132,12 +134,12 @@ def _segmentations(
     return {k: best[k, n] for k in range(1, SEGMENTS + 1) if (k, n) in best}
 
 
-def line(sizes: Floats) -> Floats:
+def line_columns(sizes: Floats) -> Floats:
     """Columns of a straight line: 1 and size."""
     return np.stack([np.ones_like(sizes), sizes], axis=1)
 
 
-def condition(design: Floats, times: Floats) -> float:
+def condition_number(design: Floats, times: Floats) -> float:
     """The condition number of the columns in relative weights, each scaled to length 1; infinite
     where one is empty."""
     relative = design / times[:, None]
@@ -145,7 +147,7 @@ def condition(design: Floats, times: Floats) -> float:
     return float(np.linalg.cond(relative / lengths)) if (lengths > 0).all() else math.inf
 
 
-def known(design: Floats, times: Floats, found: Solution) -> npt.NDArray[np.bool_]:
+def find_known(design: Floats, times: Floats, found: Solution) -> npt.NDArray[np.bool_]:
     """Which constants the points tell: those whose logarithms' standard errors are below VAGUE."""
     relative = design * found.constants / found.times[:, None]
     spread = max(0.01, 1.4826 * float(np.median(np.abs(np.log(times / found.times)))))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from collbench.core.algorithms import Variant, log2
+from collbench.core.algorithms import Variant, count_doublings
 from collbench.core.schedule import Schedule
-from collbench.core.simulate import count
-from collbench.core.text import counted
+from collbench.core.simulate import count_costs
+from collbench.core.text import format_count
 
 FORMS: dict[str, Callable[[int], Fraction]] = {  # of counts, as functions of the ranks
     "0": lambda n: Fraction(0),
     "1": lambda n: Fraction(1),
     "2": lambda n: Fraction(2),
-    "log2(n)": lambda n: Fraction(log2(n)),
-    "2 log2(n)": lambda n: Fraction(2 * log2(n)),
-    "1/2 log2(n)": lambda n: Fraction(log2(n), 2),
+    "log2(n)": lambda n: Fraction(count_doublings(n)),
+    "2 log2(n)": lambda n: Fraction(2 * count_doublings(n)),
+    "1/2 log2(n)": lambda n: Fraction(count_doublings(n), 2),
     "n/2": lambda n: Fraction(n, 2),
     "(n-1)": lambda n: Fraction(n - 1),
     "n": Fraction,
@@ -32,22 +32,22 @@ LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
 def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
     """What a schedule costs by the model, exactly for its ranks and, where a known form fits, for n
     of them; and what no algorithm can do without."""
-    here, least = count(schedule), schedule.row.bound(schedule.n)
-    told = _sum(map(str, here[:3]))
+    here, least = count_costs(schedule), schedule.row.bound(schedule.n)
+    told = _format_sum(map(str, here[:3]))
     if known := find_formulas(variant, schedule.n, schedule.root):
-        told = f"{_sum(known)} for n ranks, here {told}"
-    bound = _sum(str(Fraction(value).limit_denominator(1 << 20)) for value in least)
-    symbols = f"α: time of a message ({counted(int(here.A), 'round')} of them)"
+        told = f"{_format_sum(known)} for n ranks, here {told}"
+    bound = _format_sum(str(Fraction(value).limit_denominator(1 << 20)) for value in least)
+    symbols = f"α: time of a message ({format_count(int(here.A), 'round')} of them)"
     symbols += "; B: size in bytes; β: time of a byte sent" * bool(here.B)
     symbols += "; γ: time of a byte added" * bool(here.G)
-    words = f"cost of {counted(schedule.n, 'rank')}: {told}; at least {bound} by any algorithm"
+    words = f"cost of {format_count(schedule.n, 'rank')}: {told}; at least {bound} by any algorithm"
     return [words, symbols]
 
 
 def find_formulas(variant: Variant, n: int, root: int) -> list[str]:
     """Forms of A, B and G that fit n ranks and others; empty where one of them has none."""
     numbers = [one for one in dict.fromkeys((n, *LARGE)) if variant.why_not(one) is None]
-    counts = [(one, count(variant.schedule(one, root))) for one in numbers]
+    counts = [(one, count_costs(variant.schedule(one, root))) for one in numbers]
     found = [
         next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")
         for at in range(3)
@@ -55,7 +55,7 @@ def find_formulas(variant: Variant, n: int, root: int) -> list[str]:
     return found if len(numbers) > 1 and all(found) else []
 
 
-def _sum(factors: Iterable[str]) -> str:
+def _format_sum(factors: Iterable[str]) -> str:
     """2 α + 3/2 B β + 3/4 B γ, less what is nothing."""
     terms = zip(factors, ("α", "B β", "B γ"), strict=True)
     told = (f"{factor} {term}".removeprefix("1 ") for factor, term in terms if factor != "0")

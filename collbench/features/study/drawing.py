@@ -11,8 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.core.schedule import Ints, Moves, Schedule, coalesce, expected, run
-from collbench.show.document import Block, Document, Line, Table, Tone, Words, toned
+from collbench.core.schedule import (
+    Ints,
+    Moves,
+    Schedule,
+    expect_outputs,
+    join_neighbours,
+    run_schedule,
+)
+from collbench.show.document import Block, Document, Line, Table, Tone, Words, tone_text
 
 Number = int | float
 
@@ -33,7 +40,7 @@ ALL_SHOWN = 24
 FEW_SHOWN = 8  # the same where many ranks have a line each
 
 
-NOTHING, PARTED = Words(()), toned("|", "quiet")  # no words; the sign between two buffers
+NOTHING, PARTED = Words(()), tone_text("|", "quiet")  # no words; the sign between two buffers
 
 
 class Cell(NamedTuple):
@@ -83,10 +90,10 @@ class Frame(NamedTuple):
         """Who sends what to whom, cells that follow each other joined."""
         if self.moves is None:
             return []
-        runs = zip(*(field.tolist() for field in coalesce(self.moves)), strict=True)
+        runs = zip(*(field.tolist() for field in join_neighbours(self.moves)), strict=True)
         joined = itertools.groupby(runs, lambda row: row[:2])
         return [
-            Arrow(src, dst, ",".join(_cells(*row[2:]) for row in rows))
+            Arrow(src, dst, ",".join(_format_cells(*row[2:]) for row in rows))
             for (src, dst), rows in joined
         ]
 
@@ -99,27 +106,27 @@ class Frame(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A cell's numbers, and the symbol ``schedule.expected`` would give it: (input cell, count per
-    source)."""
+    """A cell's numbers, and the symbol ``schedule.expect_outputs`` would give it: (input cell,
+    count per source)."""
 
     numbers: tuple[Number, ...]
     symbol: Ints
 
 
-def _cells(chunk: int, into: int, length: int, reduce: bool) -> str:
+def _format_cells(chunk: int, into: int, length: int, reduce: bool) -> str:
     def span(first: int) -> str:
         return f"{first}-{first + length - 1}" if length > 1 else str(first)
 
     return "+" * reduce + (span(chunk) if chunk == into else f"{span(chunk)}>{span(into)}")
 
 
-def _add(a: _Held, b: _Held) -> _Held:
+def _add_held(a: _Held, b: _Held) -> _Held:
     both = a.symbol + b.symbol
     both[0] = a.symbol[0]
     return _Held(tuple(x + y for x, y in zip(a.numbers, b.numbers, strict=True)), both)
 
 
-def parse(text: str) -> list[list[Number]]:
+def parse_values(text: str) -> list[list[Number]]:
     """``2,4,6;1,2,3``: the numbers each rank starts with; nothing between semicolons stands for
     zeros."""
 
@@ -145,7 +152,7 @@ def parse(text: str) -> list[list[Number]]:
     return [row or [0] * longest for row in lists]
 
 
-def example(schedule: Schedule) -> list[list[Number]]:
+def example_values(schedule: Schedule) -> list[list[Number]]:
     """Rank r starts with 1 + 2r, 2 + 2r …; where ranks are sent different blocks, block j of rank r
     is made of 10r + j (100r + j for more than ten ranks), so that each shows where it comes from
     and goes."""
@@ -167,7 +174,7 @@ def refuse_too_large(schedule: Schedule) -> None:
         )
 
 
-def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[Frame]:
+def make_frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[Frame]:
     """The state before the first step and after each, sums of ``values``, which are one list per
     rank.
 
@@ -197,27 +204,31 @@ def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[F
         for rank, own in enumerate(np.eye(n, dtype=np.int64))
     ]
     wanted, rows = (
-        _wanted(schedule),
+        _expected_cells(schedule),
         [[Cell("", None, 0.0, True)] * schedule.width for _ in range(n)],
     )
     passing = itertools.chain[Moves | None]((None,), schedule.steps())
-    for step, (state, moves) in enumerate(zip(run(schedule, inputs, _add), passing, strict=True)):
+    for step, (state, moves) in enumerate(
+        zip(run_schedule(schedule, inputs, _add_held), passing, strict=True)
+    ):
         written = {(move.dst, move.into) for move in moves or ()}
         for rank, at in itertools.product(range(n), range(schedule.width)):
             if (rank, at) in written or not step:
-                rows[rank][at] = _cell(schedule, state[rank, at], wanted[rank][at], step > 0)
+                rows[rank][at] = _make_cell(schedule, state[rank, at], wanted[rank][at], step > 0)
             elif rows[rank][at].changed:
                 rows[rank][at] = rows[rank][at]._replace(changed=False)
         yield Frame(step, moves, [row.copy() for row in rows])
 
 
-def _wanted(schedule: Schedule) -> list[list[Ints | None]]:
+def _expected_cells(schedule: Schedule) -> list[list[Ints | None]]:
     """For each rank and cell what the operation promises there; where it promises nothing, a
     reduction is complete when every rank is in it (input cell -1: any), and all else is in passing
     (None)."""
     everything = np.array([-1] + [1] * schedule.n) if schedule.row.reduces else None
     wanted = [[everything] * schedule.width for _ in range(schedule.n)]
-    for rank, rows in enumerate(expected(schedule.row, schedule.n, schedule.root, schedule.cells)):
+    for rank, rows in enumerate(
+        expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
+    ):
         for cell, symbol in zip(
             schedule.output_cells(rank), rows if rows is not None else (), strict=False
         ):
@@ -225,7 +236,7 @@ def _wanted(schedule: Schedule) -> list[list[Ints | None]]:
     return wanted
 
 
-def _cell(schedule: Schedule, held: _Held | None, wanted: Ints | None, changed: bool) -> Cell:
+def _make_cell(schedule: Schedule, held: _Held | None, wanted: Ints | None, changed: bool) -> Cell:
     if held is None:
         return Cell("·", None, 0.0, changed)
     got = held.symbol if schedule.has_data else np.minimum(held.symbol, 1)
@@ -238,7 +249,7 @@ def _cell(schedule: Schedule, held: _Held | None, wanted: Ints | None, changed: 
     )
 
 
-def lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
+def pack_lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
     """Arrows packed into lines in which none crosses another; short ones first, those within a rank
     left out."""
     packed: list[list[Arrow]] = []
@@ -256,7 +267,7 @@ def lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
     return packed
 
 
-def phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
+def describe_phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
     """What steps do, in a sentence: those in a row that all add, or all copy, are a phase."""
     if not schedule.has_data:
         return ""
@@ -279,7 +290,7 @@ def phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
     return "; ".join(told)
 
 
-def document(
+def make_document(
     schedule: Schedule,
     frames: Sequence[Frame],
     shown: Sequence[Frame],
@@ -289,14 +300,17 @@ def document(
 ) -> Document:
     """The drawing of the frames ``shown``, what its signs mean, where the last of ``frames`` is
     among them who ends with what, and what there is to say ``about`` the algorithm."""
-    brief: list[Block] = [*draw(schedule, shown, width, rank), *legend(schedule, shown)]
+    brief: list[Block] = [
+        *draw_frames(schedule, shown, width, rank),
+        *describe_signs(schedule, shown),
+    ]
     if shown[-1].step == frames[-1].step:
-        brief.append(in_words(outcome(schedule, frames[-1]), schedule.n))
+        brief.append(in_words(find_outcome(schedule, frames[-1]), schedule.n))
     brief += ["", *about] if about else []
     return Document(title=f"{schedule.collective} {schedule.name}", brief=brief)
 
 
-def draw(
+def draw_frames(
     schedule: Schedule, shown: Sequence[Frame], width: int, rank: int | None = None
 ) -> list[Block]:
     """Frames in ``width`` columns: ranks side by side, joined by arrows, where that fits; else, and
@@ -304,8 +318,8 @@ def draw(
     share = (width - MARGIN) // schedule.n
     widest = max(len(cell.marked) for frame in shown for row in frame.rows for cell in row)
     if rank is None and share >= max(NARROW, widest + 2):
-        return [line for frame in shown for line in _columns(schedule, frame, share)]
-    lines = [line for frame in shown for line in _lines(schedule, frame, rank)]
+        return [line for frame in shown for line in _draw_columns(schedule, frame, share)]
+    lines = [line for frame in shown for line in _make_lines(schedule, frame, rank)]
     heads = ("step", "rank", "gets", "sends", "holds")
     columns = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
     needed = [max(map(len, "\n".join(column).split("\n"))) for column in columns]
@@ -317,7 +331,7 @@ def draw(
     return [Table(heads=heads, lines=lines, align="wwwww", widths=widths), ""]
 
 
-def _lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
+def _make_lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
     """A frame in a table: what each rank gets, sends and holds."""
     arrows, found = frame.arrows(), list[Line]()
     most = FEW_SHOWN if rank is None else ALL_SHOWN
@@ -325,7 +339,7 @@ def _lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
         gets = [f"{a.label} from {a.src}" for a in arrows if a.dst == number]
         sends = [f"{a.label} to {a.dst}" for a in arrows if a.src == number and a.dst != number]
         if gets or sends or rank is not None or frame.moves is None:
-            (holds,) = _wrapped(_tokens(schedule, frame, number, most), 0)
+            (holds,) = _wrap_tokens(_make_tokens(schedule, frame, number, most), 0)
             first = not found
             cells = (
                 frame.label if first else "",
@@ -338,7 +352,7 @@ def _lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
     return found
 
 
-def _tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SHOWN) -> list[Words]:
+def _make_tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SHOWN) -> list[Words]:
     """A rank's cells in words and colours; input and output are parted where they are two
     buffers."""
     row, tokens = frame.rows[rank], list[Words]()
@@ -353,45 +367,47 @@ def _tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SHOWN) 
             tokens.append(PARTED)
         if long and index not in (0, len(row) - 1) and not cell.changed:
             if str(tokens[-1]) != "…":
-                tokens.append(toned("…", "quiet"))
+                tokens.append(tone_text("…", "quiet"))
             continue
         tone: Tone = "good" if cell.share == 1 else "notice" if cell.changed else ""
         text = f"{index}:{cell.marked}" if long else cell.marked
-        tokens.append(toned(text, tone, cell.changed))
+        tokens.append(tone_text(text, tone, cell.changed))
     return tokens
 
 
-def _columns(schedule: Schedule, frame: Frame, share: int) -> list[Block]:
+def _draw_columns(schedule: Schedule, frame: Frame, share: int) -> list[Block]:
     """One step: its arrows between the ranks' lifelines, then what the ranks hold."""
     n = schedule.n
     found: list[Block] = []
     if frame.moves is None:
         heads = "".join(f"{f'rank {rank}':<{share}}" for rank in range(n))
-        found.append(toned(f"{'':<{MARGIN}}{heads}".rstrip(), strong=True))
-    lines = [_line(lane, n, share) for lane in lanes(frame.arrows())]
+        found.append(tone_text(f"{'':<{MARGIN}}{heads}".rstrip(), strong=True))
+    lines = [_draw_lane(lane, n, share) for lane in pack_lanes(frame.arrows())]
     loops = {a.src: a.label for a in frame.arrows() if a.src == a.dst}
     if loops:
         kept = (f"│ {loops[rank]}" if rank in loops else "│" for rank in range(n))
-        lines.append("".join(f"{_cut(words, share - 1):<{share}}" for words in kept).rstrip())
-    body = [_labelled(line) for line in lines]
-    columns = [_wrapped(_tokens(schedule, frame, rank), share - 1) for rank in range(n)]
-    body += [_beside(row, share) for row in itertools.zip_longest(*columns, fillvalue=NOTHING)]
+        lines.append("".join(f"{_cut_text(words, share - 1):<{share}}" for words in kept).rstrip())
+    body = [_tone_arrows(line) for line in lines]
+    columns = [_wrap_tokens(_make_tokens(schedule, frame, rank), share - 1) for rank in range(n)]
+    body += [
+        _join_columns(row, share) for row in itertools.zip_longest(*columns, fillvalue=NOTHING)
+    ]
     for index, line in enumerate(body):
-        found.append(toned(f"{'' if index else frame.label:<{MARGIN}}", strong=True) + line)
+        found.append(tone_text(f"{'' if index else frame.label:<{MARGIN}}", strong=True) + line)
     if note := frame.note():
-        found.append(toned(f"{'':<{MARGIN}}{note}", "quiet"))
+        found.append(tone_text(f"{'':<{MARGIN}}{note}", "quiet"))
     return [*found, ""]
 
 
-def _labelled(line: str) -> Words:
+def _tone_arrows(line: str) -> Words:
     """Arrows in one colour, what they carry strong."""
     found = NOTHING
     for place, piece in enumerate(re.split(r"([\d+][\d,>+…-]*)", line)):
-        found += toned(piece, "accent", strong=place % 2 == 1)
+        found += tone_text(piece, "accent", strong=place % 2 == 1)
     return found
 
 
-def _beside(row: Sequence[Words], share: int) -> Words:
+def _join_columns(row: Sequence[Words], share: int) -> Words:
     """What ranks hold, side by side, nothing behind the last."""
     found, last = NOTHING, max(place for place, words in enumerate(row) if str(words))
     for words in row[:last]:
@@ -399,7 +415,7 @@ def _beside(row: Sequence[Words], share: int) -> Words:
     return found + row[last]
 
 
-def _line(lane: Sequence[Arrow], n: int, share: int) -> str:
+def _draw_lane(lane: Sequence[Arrow], n: int, share: int) -> str:
     line = list((("│" + " " * (share - 1)) * n).rstrip())
     for src, dst, words in lane:
         way = 1 if dst > src else -1
@@ -407,7 +423,7 @@ def _line(lane: Sequence[Arrow], n: int, share: int) -> str:
             line[at] = "┼" if line[at] == "│" else "─"
         line[src * share] = "┼" if line[src * share] in "├┤" else "├" if way > 0 else "┤"
         line[dst * share - way] = "▶" if way > 0 else "◀"
-        label = _cut(words, share - 4)
+        label = _cut_text(words, share - 4)
         first = (
             min(src, src + way) * share + (share - len(label) + 1) // 2
         )  # between the sender and its neighbour
@@ -415,11 +431,11 @@ def _line(lane: Sequence[Arrow], n: int, share: int) -> str:
     return "".join(line)
 
 
-def _cut(text: str, room: int) -> str:
+def _cut_text(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _wrapped(tokens: Sequence[Words], room: int) -> list[Words]:
+def _wrap_tokens(tokens: Sequence[Words], room: int) -> list[Words]:
     """Lines of at most ``room`` columns (0: one line), a new one for a second buffer."""
     lines = [NOTHING]
     for token in tokens:
@@ -431,7 +447,7 @@ def _wrapped(tokens: Sequence[Words], room: int) -> list[Words]:
     return lines
 
 
-def legend(schedule: Schedule, shown: Sequence[Frame]) -> list[str]:
+def describe_signs(schedule: Schedule, shown: Sequence[Frame]) -> list[str]:
     """What the signs in these frames mean, and what is left undefined."""
     seen = {cell.text for frame in shown for row in frame.rows for cell in row}
     labels = "".join(arrow.label for frame in shown for arrow in frame.arrows())
@@ -459,7 +475,7 @@ def side_effects(schedule: Schedule) -> list[str]:
     """What the operation leaves undefined, if anything."""
     if all(
         rows is not None
-        for rows in expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+        for rows in expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     ):
         return []
     return [
@@ -469,10 +485,10 @@ def side_effects(schedule: Schedule) -> list[str]:
     ]
 
 
-def outcome(schedule: Schedule, last: Frame) -> dict[int, list[Number]]:
+def find_outcome(schedule: Schedule, last: Frame) -> dict[int, list[Number]]:
     """The numbers each rank's output consists of in ``last``, for the ranks whose output is
     defined."""
-    promised = expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+    promised = expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     return {
         rank: [v for at in schedule.output_cells(rank) for v in last.rows[rank][at].numbers or ()]
         for rank, rows in enumerate(promised)

@@ -9,8 +9,15 @@ from typing import Any
 
 from collbench.core.schedule import Move, Schedule
 from collbench.core.version import __version__
-from collbench.features.study.drawing import Arrow, Frame, in_words, lanes, outcome, side_effects
-from collbench.show.html import template
+from collbench.features.study.drawing import (
+    Arrow,
+    Frame,
+    find_outcome,
+    in_words,
+    pack_lanes,
+    side_effects,
+)
+from collbench.show.html import load_template
 
 COLOURS = (
     (0.0, "#d3dae3"),
@@ -36,19 +43,19 @@ READING = (
 )
 
 
-def page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str] = ()) -> str:
+def render_page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str] = ()) -> str:
     """The page's text, with what there is to say ``about`` the algorithm. Colour is the share of
     the contributions promised at a cell that have arrived there."""
     from markupsafe import Markup
 
     n, width, last = schedule.n, schedule.width, len(frames) - 1
     longest = max(len(cell.text) for frame in frames for row in frame.rows for cell in row)
-    words = json.dumps([_words(frame, last) for frame in frames]).replace("<", "\\u003c")
-    return template("drawing").render(
+    words = json.dumps([_describe_frame(frame, last) for frame in frames]).replace("<", "\\u003c")
+    return load_template("drawing").render(
         title=f"{schedule.collective} {schedule.name}, {n} ranks",
         meaning=schedule.row.meaning,
         about=about,
-        drawing=Markup(_drawing(schedule, frames)),
+        drawing=Markup(_draw_figure(schedule, frames)),
         words=Markup(words),
         last=last,
         least=SIDE + 8 + (LETTER * longest + 14) * width,
@@ -58,13 +65,13 @@ def page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str] = ())
         notes=[
             *([READING] if any(len(frame.arrows()) > SPELLED_OUT for frame in frames) else []),
             *side_effects(schedule),
-            f"At the end {in_words(outcome(schedule, frames[-1]), n)}.",
+            f"At the end {in_words(find_outcome(schedule, frames[-1]), n)}.",
         ],
         colours=", ".join(colour for _, colour in COLOURS),
     )
 
 
-def _drawing(schedule: Schedule, frames: Sequence[Frame]) -> str:
+def _draw_figure(schedule: Schedule, frames: Sequence[Frame]) -> str:
     """The figure that a slider steps through."""
     from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
@@ -85,12 +92,17 @@ def _drawing(schedule: Schedule, frames: Sequence[Frame]) -> str:
         "margin": {"l": SIDE, "r": 8, "t": TOP, "b": 10},
         "showlegend": False,
         "dragmode": False,
-        "xaxis": axis | heads | _ticks(width, _heads(schedule)) | {"range": [-0.5, width - 0.5]},
+        "xaxis": axis
+        | heads
+        | _make_ticks(width, _list_heads(schedule))
+        | {"range": [-0.5, width - 0.5]},
         "yaxis": (
-            axis | _ticks(n, [f"rank {rank}" for rank in range(n)]) | {"range": [n - 0.5, -0.5]}
+            axis
+            | _make_ticks(n, [f"rank {rank}" for rank in range(n)])
+            | {"range": [n - 0.5, -0.5]}
         ),
     }
-    stages = [{"name": str(frame.step), "data": _traces(frame)} for frame in frames]
+    stages = [{"name": str(frame.step), "data": _make_traces(frame)} for frame in frames]
     drawn: str = Figure(data=stages[0]["data"], layout=layout, frames=stages).to_html(
         full_html=False,
         include_plotlyjs=True,
@@ -103,11 +115,11 @@ def _drawing(schedule: Schedule, frames: Sequence[Frame]) -> str:
     return drawn
 
 
-def _ticks(count: int, words: list[str]) -> dict[str, Any]:
+def _make_ticks(count: int, words: list[str]) -> dict[str, Any]:
     return {"tickvals": list(range(count)), "ticktext": words}
 
 
-def _heads(schedule: Schedule) -> list[str]:
+def _list_heads(schedule: Schedule) -> list[str]:
     sent = (
         len(schedule.input_cells(0)) if schedule.row.in_place is None and schedule.has_data else 0
     )
@@ -116,7 +128,7 @@ def _heads(schedule: Schedule) -> list[str]:
     ]
 
 
-def _traces(frame: Frame) -> list[dict[str, Any]]:
+def _make_traces(frame: Frame) -> list[dict[str, Any]]:
     """The cells, then the arrows of copies and of additions: always three, so that a frame replaces
     one by one."""
     cells = {
@@ -141,13 +153,13 @@ def _traces(frame: Frame) -> list[dict[str, Any]]:
     return [
         cells,
         *(
-            _arrows([move for move in moves if move.reduce == added], added)
+            _draw_arrows([move for move in moves if move.reduce == added], added)
             for added in (False, True)
         ),
     ]
 
 
-def _arrows(moves: Sequence[Move], added: bool) -> dict[str, Any]:
+def _draw_arrows(moves: Sequence[Move], added: bool) -> dict[str, Any]:
     """Lines from cell to cell; those that would cover each other in a column of cells run side by
     side."""
     x: list[float | None] = []
@@ -157,7 +169,7 @@ def _arrows(moves: Sequence[Move], added: bool) -> dict[str, Any]:
         columns.setdefault((move.chunk, move.into), []).append(Arrow(move.src, move.dst, ""))
     for (chunk, into), together in columns.items():
         within = [[arrow] for arrow in together if arrow.src == arrow.dst]
-        for number, lane in enumerate([*lanes(together), *within]):
+        for number, lane in enumerate([*pack_lanes(together), *within]):
             aside = 0.38 - 0.11 * (number % 7)
             for src, dst, _ in lane:
                 way = (dst > src) - (dst < src)
@@ -186,7 +198,7 @@ def _arrows(moves: Sequence[Move], added: bool) -> dict[str, Any]:
 SPELLED_OUT = 8  # messages of a step in sentences; more are a list
 
 
-def _words(frame: Frame, last: int) -> str:
+def _describe_frame(frame: Frame, last: int) -> str:
     """What a step does, for those who do not see the arrows."""
     note = f" Now {frame.note()}." if frame.note() else ""
     if not frame.step:
@@ -195,11 +207,11 @@ def _words(frame: Frame, last: int) -> str:
     if len(arrows) > SPELLED_OUT:
         moves = "; ".join(f"{arrow.src} to {arrow.dst}: {arrow.label}" for arrow in arrows)
     else:
-        moves = "; ".join(map(_sentence, arrows))
+        moves = "; ".join(map(_describe_arrow, arrows))
     return f"Step {frame.step} of {last}: {moves}.{note}"
 
 
-def _sentence(arrow: Arrow) -> str:
+def _describe_arrow(arrow: Arrow) -> str:
     cells, _, into = arrow.label.removeprefix("+").partition(">")
     added = arrow.label.startswith("+")
     if arrow.src == arrow.dst:

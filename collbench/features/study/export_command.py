@@ -31,7 +31,7 @@ def export(
         raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(formats)}")
     if to in writers and output is None:
         raise UsageError(f"--to {to} writes a file a rank", "-o FOLDER says where")
-    schedule = algorithms.find(collective, algorithm).schedule(n, root)
+    schedule = algorithms.find_variant(collective, algorithm).schedule(n, root)
     size = parse_size(nbytes, "--bytes")
     if to in writers and output is not None:
         name = algorithm.partition(":")[0]
@@ -39,4 +39,4 @@ def export(
     text = exports.FORMATS[to](schedule, size)
     if output is None:
         return typer.echo(text, nl=False)
-    files.save(output, text, exports.NAME if to == "json" else "", shared=True)
+    files.save_text(output, text, exports.NAME if to == "json" else "", shared=True)

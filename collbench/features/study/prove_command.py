@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from collbench.core.errors import Exit, UsageError
-from collbench.core.text import counted
+from collbench.core.text import format_count
 
 if TYPE_CHECKING:
     from collbench.core.algorithms import Variant
@@ -28,28 +28,28 @@ def prove(
 ) -> None:
     """Prove algorithms right, by counting contributions of ranks."""
     from collbench.core import algorithms
-    from collbench.core.collectives import COLLECTIVES, collective
+    from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.show import terminal
 
-    numbers = _ranks(n)
+    numbers = _parse_ranks(n)
     if root not in ("", "all") and not root.isdecimal():
         raise UsageError(f"--root: '{root}' is not a rank", "a whole number, or all")
     wrong = right = 0
-    for owner in [collective(name).name] if name else COLLECTIVES:
+    for owner in [find_collective(name).name] if name else COLLECTIVES:
         chosen = (
-            [algorithms.find(owner, algorithm)]
+            [algorithms.find_variant(owner, algorithm)]
             if algorithm
-            else map(algorithms.Variant, algorithms.of(owner))
+            else map(algorithms.Variant, algorithms.list_algorithms(owner))
         )
-        proofs = [_proof(variant, numbers, root) for variant in chosen]
+        proofs = [_prove_variant(variant, numbers, root) for variant in chosen]
         head = ("algorithm", "right for n =", "wrong for n =", "hazards", "paper")
         lines = [
             line
             for p in proofs
             for line in (*p.fault_lines(), *p.left_out, *(p.hazards if hazards else ()))
         ]
-        terminal.show(
-            terminal.listing(owner, head, [proof.row(bool(algorithm)) for proof in proofs]),
+        terminal.print_blocks(
+            terminal.make_listing(owner, head, [proof.row(bool(algorithm)) for proof in proofs]),
             *lines,
             "",
         )
@@ -78,8 +78,8 @@ class _Proof(NamedTuple):
         paper = self.paper if alone else textwrap.shorten(short, 36, placeholder=" …")
         return (
             self.name,
-            _spans(self.right).replace(",", ", ") or "-",
-            _spans({wrong.n for wrong in self.faults}).replace(",", ", ") or "-",
+            _format_spans(self.right).replace(",", ", ") or "-",
+            _format_spans({wrong.n for wrong in self.faults}).replace(",", ", ") or "-",
             str(self.cells),
             paper,
         )
@@ -89,18 +89,20 @@ class _Proof(NamedTuple):
         by_kind: dict[str, list[_Wrong]] = {}
         for wrong in self.faults:
             by_kind.setdefault(wrong.fault.kind, []).append(wrong)
-        return [f"  {self.name}: {kind} {_describe(found)}" for kind, found in by_kind.items()]
+        return [
+            f"  {self.name}: {kind} {_describe_faults(found)}" for kind, found in by_kind.items()
+        ]
 
 
-def _describe(found: Sequence[_Wrong]) -> str:
+def _describe_faults(found: Sequence[_Wrong]) -> str:
     """For which ranks and roots there are faults, how many, and the first."""
     roots = sorted({wrong.root for wrong in found if wrong.root is not None})
-    numbers = f"for n = {_spans({wrong.n for wrong in found})}"
-    numbers += f", root {_spans(roots)}" if roots else ""
+    numbers = f"for n = {_format_spans({wrong.n for wrong in found})}"
+    numbers += f", root {_format_spans(roots)}" if roots else ""
     first = found[0]
     where = f"n={first.n}" + (f" root={first.root}" if roots else "")
     told = str(first.fault).partition(": ")[2]
-    return f"{numbers}, {counted(len(found), 'cell')}; first: {where}: {told}"
+    return f"{numbers}, {format_count(len(found), 'cell')}; first: {where}: {told}"
 
 
 class _Wrong(NamedTuple):
@@ -111,7 +113,7 @@ class _Wrong(NamedTuple):
     fault: Fault
 
 
-def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
+def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
     from collbench.core import schedule
     from collbench.core.collectives import COLLECTIVES
 
@@ -129,10 +131,11 @@ def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
         for plan in [variant.schedule(n, r) for r in (roots if rooted else [0])]:
             where = f"n={n}{f' root={plan.root}' if rooted else ''}: "
             proof.faults.extend(
-                _Wrong(n, plan.root if rooted else None, fault) for fault in schedule.prove(plan)
+                _Wrong(n, plan.root if rooted else None, fault)
+                for fault in schedule.prove_schedule(plan)
             )
             if len(proof.faults) == known:
-                found = schedule.hazards(plan)
+                found = schedule.find_hazards(plan)
                 cells += len(found)
                 for step, both in itertools.groupby(found, lambda hazard: hazard.step):
                     words = ", ".join(f"rank {hazard.rank} cell {hazard.cell}" for hazard in both)
@@ -143,11 +146,13 @@ def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
             proof.right.append(n)
     if left_out:
         first = min(left_out)
-        proof.left_out.append(f"  {variant.name}: not for {_spans(left_out)}: {left_out[first]}")
+        proof.left_out.append(
+            f"  {variant.name}: not for {_format_spans(left_out)}: {left_out[first]}"
+        )
     return proof._replace(cells=cells)
 
 
-def _ranks(text: str) -> list[int]:
+def _parse_ranks(text: str) -> list[int]:
     """``1..33`` or ``2,4,8``, or both together."""
     found: set[int] = set()
     for part in text.split(","):
@@ -161,7 +166,7 @@ def _ranks(text: str) -> list[int]:
     return sorted(found)
 
 
-def _spans(numbers: Iterable[int]) -> str:
+def _format_spans(numbers: Iterable[int]) -> str:
     """[1, 2, 3, 5] as 1..3,5."""
     runs = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
     ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]

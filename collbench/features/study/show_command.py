@@ -39,13 +39,13 @@ def show(
             "collbench show reduce native --on gloo runs it and shows every rank's buffers",
         )
     if html:
-        files.refuse(html, MARKS["html"], "--html")
-    given = drawing.parse(values) if values else None
+        files.refuse_foreign_file(html, MARKS["html"], "--html")
+    given = drawing.parse_values(values) if values else None
     n = n or (len(given) if given else 4)
-    variant = algorithms.find(name, algorithm)
+    variant = algorithms.find_variant(name, algorithm)
     schedule = variant.schedule(n, root)
     drawing.refuse_too_large(schedule)
-    frames = list(drawing.frames(schedule, given or drawing.example(schedule)))
+    frames = list(drawing.make_frames(schedule, given or drawing.example_values(schedule)))
     steps = len(frames) - 1
     for what, value, most in (("rank", rank, n - 1), ("step", step, steps)):
         if value is not None and value > most:
@@ -54,35 +54,35 @@ def show(
     row = variant.algorithm
     about = [
         row.idea,
-        *filter(None, [drawing.phases(schedule, frames)]),
+        *filter(None, [drawing.describe_phases(schedule, frames)]),
         *cost.describe_cost(variant, schedule),
     ]
     about.append(f"source: {row.paper}")
     if html:
         from collbench.features.study import drawing_page as drawing_html
 
-        text = drawing_html.page(schedule, frames, about)
-        files.save(html, text, MARKS["html"], "--html", shared=True)
-        return terminal.show(f"wrote {html}: {steps} steps")
+        text = drawing_html.render_page(schedule, frames, about)
+        files.save_text(html, text, MARKS["html"], "--html", shared=True)
+        return terminal.print_blocks(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:
         shown = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
-    drawn = drawing.document(schedule, frames, shown, rank, terminal.screen(), about)
-    terminal.show(*drawn.brief)
+    drawn = drawing.make_document(schedule, frames, shown, rank, terminal.screen_width(), about)
+    terminal.print_blocks(*drawn.brief)
 
 
 def _show_buffers(
     name: str, algorithm: str, n: int | None, root: int, rank: int | None, values: str, on: str
 ) -> None:
     """Run the collective once on ``on``, and show every rank's buffers before and after."""
-    from collbench.core.collectives import collective
+    from collbench.core.collectives import find_collective
     from collbench.features.study import drawing
     from collbench.run.values import run_collective
     from collbench.show import terminal
     from collbench.show.views import buffers
 
-    row = collective(name)
-    given = drawing.parse(values) if values else None
+    row = find_collective(name)
+    given = drawing.parse_values(values) if values else None
     n = n or (len(given) if given else 4)
     if given is None:
         sent = row.counts(n, 1)[0]
@@ -97,4 +97,4 @@ def _show_buffers(
         raise UsageError(f"{row.name} has no buffers", "collbench list names those that have")
     found = run_collective(row.name, algorithm, on, given, root)
     table, lines = buffers.describe(row, on, given, found, root, rank)
-    terminal.show(table, *lines)
+    terminal.print_blocks(table, *lines)

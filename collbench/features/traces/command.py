@@ -47,13 +47,13 @@ def trace(
     columns are.
     """
     from collbench.cli import outputs
-    from collbench.features.traces.analysis.judgement import judge
+    from collbench.features.traces.analysis.judgement import judge_trace
     from collbench.features.traces.formats import recognise as reading
     from collbench.features.traces.views import trace as view
 
-    outputs.check(output_format, out or [], FORMATS, plotlyjs)
-    judged = judge(reading.read(files, form, from_ops=from_ops))
-    outputs.deliver(view.document(judged), output_format, out or [], plotlyjs)
+    outputs.check_outputs(output_format, out or [], FORMATS, plotlyjs)
+    judged = judge_trace(reading.read_trace(files, form, from_ops=from_ops))
+    outputs.deliver_document(view.make_document(judged), output_format, out or [], plotlyjs)
     if judged.disagree or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)
     if judged.disagreements or judged.hang or not (judged.communicates and judged.whole):

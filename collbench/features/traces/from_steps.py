@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 MOST = 4_000_000  # calls of all ranks
 
 
-def read(path: Path) -> Trace:
+def read_step_file(path: Path) -> Trace:
     """The step in a file, as a trace of all its ranks. Raises UsageError."""
-    return of(files.read(path))
+    return trace_of_step(files.read_step(path))
 
 
-def of(step: Step) -> Trace:
+def trace_of_step(step: Step) -> Trace:
     """What each rank of a step calls. Raises UsageError where that is too much."""
     calls = sum(len(program.ranks) * len(program.ops) for program in step.programs)
     if calls > MOST:
@@ -42,8 +42,8 @@ def of(step: Step) -> Trace:
             RankTrace(
                 rank=rank,
                 world=step.world,
-                calls=_calls(ranks[rank].ops) if rank in ranks else (),
-                groups=_groups(step, rank),
+                calls=_list_calls(ranks[rank].ops) if rank in ranks else (),
+                groups=_list_groups(step, rank),
                 source=step.name,
             )
             for rank in range(step.world)
@@ -65,16 +65,16 @@ def of_schedule(schedule: Schedule, nbytes: int) -> Trace:
             RankTrace(
                 rank=rank,
                 world=schedule.n,
-                calls=tuple(map(_message, messages)),
+                calls=tuple(map(_message_call, messages)),
                 groups=everyone,
                 source=title,
             )
-            for rank, messages in enumerate(export.messages(schedule, nbytes))
+            for rank, messages in enumerate(export.list_messages(schedule, nbytes))
         ),
     )
 
 
-def _message(message: Message) -> Call:
+def _message_call(message: Message) -> Call:
     """A message as a call; a copy within the rank takes no time."""
     if message.peer < 0:
         return Call("mark", after=tuple(message.needs))
@@ -89,7 +89,7 @@ def _message(message: Message) -> Call:
     )
 
 
-def _groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
+def _list_groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
     """The groups that a rank is in."""
     of_all = {WORLD: tuple(range(step.world))}
     return of_all | {
@@ -97,7 +97,7 @@ def _groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
+def _list_calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
     """Operations as calls; computation whose length is known is laid end to end."""
     clock, made = 0, []
     for op in ops:

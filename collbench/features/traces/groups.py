@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import printable
+from collbench.core.text import printable_text
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import KINDS, LOCAL, POINT_TO_POINT, WORLD, Groups, Op
 
@@ -70,7 +70,7 @@ class Families:
 
     def _fresh(self, words: str) -> str:
         """A name that no family has."""
-        name = printable(words)[:30].strip() or "group"
+        name = printable_text(words)[:30].strip() or "group"
         more = (f"{name} {k}" for k in range(2, len(self.groups) + 2))
         return next(each for each in (name, *more) if each not in self.groups)
 
@@ -90,16 +90,18 @@ class Families:
         }
 
 
-def completed(
+def complete_programs(
     families: Families, programs: Mapping[int, Sequence[Op]], missing: Sequence[int]
 ) -> dict[int, list[Op]]:
     """The programs of ``missing`` ranks, in order: what all others do, with the ends of messages
     moved with the rank. Their groups join ``families``. Raises UsageError where the others do not
     all do the same, or nobody says with whom a missing rank is in a group."""
     first, *others = programs
-    like = _moved(families, first, programs[first], -1)
+    like = _move_operations(families, first, programs[first], -1)
     for rank in others:
-        if differs := _differs(like, _moved(families, rank, programs[rank], -1)):
+        if differs := _describe_difference(
+            like, _move_operations(families, rank, programs[rank], -1)
+        ):
             raise UsageError(
                 f"--assume-symmetric: ranks {first} and {rank} differ in {differs}",
                 "the files of all ranks",
@@ -112,12 +114,12 @@ def completed(
     found = {}
     for rank in missing:
         for name in {op.group for op in like if op.communicates}:
-            _cover(families, name, rank, {*programs, *missing})
-        found[rank] = _moved(families, rank, like, 1)
+            _cover_group(families, name, rank, {*programs, *missing})
+        found[rank] = _move_operations(families, rank, like, 1)
     return found
 
 
-def _moved(families: Families, rank: int, ops: Sequence[Op], sign: int) -> list[Op]:
+def _move_operations(families: Families, rank: int, ops: Sequence[Op], sign: int) -> list[Op]:
     """A rank's operations with the ends of messages as so many places on (``sign`` -1), and from
     such back."""
 
@@ -130,7 +132,7 @@ def _moved(families: Families, rank: int, ops: Sequence[Op], sign: int) -> list[
     return [*map(moved, ops)]
 
 
-def _differs(some: Sequence[Op], others: Sequence[Op]) -> str:
+def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
     """The first operation that ranks do not both have, whatever they compute between."""
     both = [[op for op in ops if op.kind != "compute"] for ops in (some, others)]
     for one, other in zip(*both, strict=False):
@@ -140,7 +142,7 @@ def _differs(some: Sequence[Op], others: Sequence[Op]) -> str:
     return "" if numbers[0] == numbers[1] else f"the number of operations, {numbers}"
 
 
-def _cover(families: Families, name: str, rank: int, inside: set[int]) -> None:
+def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> None:
     """Adds the group of a family that a missing rank, below which all have theirs, begins."""
     family = families.groups[name]
     taken = {each for group in family for each in group}
@@ -156,7 +158,7 @@ def _cover(families: Families, name: str, rank: int, inside: set[int]) -> None:
     family.append(moved)
 
 
-def unknown(rank: RankTrace, call: Call) -> str:
+def explain_unknown(rank: RankTrace, call: Call) -> str:
     """Why a call with others means nothing; an empty string where it does, or is with none."""
     if call.kind in LOCAL:
         return ""

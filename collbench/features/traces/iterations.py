@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.traces.types import Call, Interval, RankTrace, Trace
 from collbench.features.training.step import LOCAL, Recorded
 
@@ -53,18 +53,18 @@ class Taken(NamedTuple):
     words: str
 
 
-def take(trace: Trace, said: str = "") -> Taken:
+def take_iteration(trace: Trace, said: str = "") -> Taken:
     """The iteration that is ``said``: ``3``, or ``3-5`` for these one after the other as one; else
     the one of median time among those of the most common calls. Raises UsageError."""
-    found = _marked(trace) or _repeated(trace) or _whole(trace)
+    found = _find_marked(trace) or _find_repeated(trace) or _take_whole(trace)
     number = len(found.iterations)
     if said:
-        first, last = _numbers(said, number)
-        chosen = _joined(found.iterations[first], found.iterations[last])
+        first, last = _parse_numbers(said, number)
+        chosen = _join_iterations(found.iterations[first], found.iterations[last])
         words = f"iteration {said} is taken, of 0 to {number - 1}"
         times: tuple[int, ...] = (chosen.took_ns,)
     else:
-        place, times = _typical(trace, found.iterations)
+        place, times = _find_typical(trace, found.iterations)
         chosen = found.iterations[place]
         words = f"iteration {place} is taken: {len(times)} of {number} have its calls, and it takes"
         words += " their median time" if max(times) >= 0 else " no time that is known"
@@ -75,18 +75,18 @@ def take(trace: Trace, said: str = "") -> Taken:
     return Taken(chosen, recorded, f"{words}; {found.how}")
 
 
-def _numbers(said: str, number: int) -> tuple[int, int]:
+def _parse_numbers(said: str, number: int) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", said)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first or last >= number:
         raise UsageError(
-            f"--iteration {said[:40]}: the trace has {counted(number, 'iteration')}",
+            f"--iteration {said[:40]}: the trace has {format_count(number, 'iteration')}",
             f"one of 0 to {number - 1}, or several: 0-{number - 1}",
         )
     return first, last
 
 
-def _joined(first: Iteration, last: Iteration) -> Iteration:
+def _join_iterations(first: Iteration, last: Iteration) -> Iteration:
     """From the begin of one to the end of another."""
     places = zip(first.places, last.places, strict=True)
     times = zip(first.times, last.times, strict=True)
@@ -96,12 +96,12 @@ def _joined(first: Iteration, last: Iteration) -> Iteration:
     )
 
 
-def _typical(trace: Trace, iterations: Sequence[Iteration]) -> tuple[int, tuple[int, ...]]:
+def _find_typical(trace: Trace, iterations: Sequence[Iteration]) -> tuple[int, tuple[int, ...]]:
     """The place of the iteration of median time among those of the most common calls, the last of
     them where times are unknown; and what these took."""
     keys = [
         tuple(
-            tuple(_key(call) for call in rank.calls[slice(*places)] if _talks(call))
+            tuple(_call_key(call) for call in rank.calls[slice(*places)] if _is_communicating(call))
             for rank, places in zip(trace.ranks, each.places, strict=True)
         )
         for each in iterations
@@ -115,26 +115,26 @@ def _typical(trace: Trace, iterations: Sequence[Iteration]) -> tuple[int, tuple[
     return chosen, tuple(times.values())
 
 
-def _talks(call: Call) -> bool:
+def _is_communicating(call: Call) -> bool:
     return call.kind not in LOCAL
 
 
-def _key(call: Call) -> Hashable:
+def _call_key(call: Call) -> Hashable:
     """What is the same of a call in every iteration: unequal blocks are not."""
     uneven = call.kind in COLLECTIVES and COLLECTIVES[call.kind].uneven
     nbytes = 0 if uneven else call.nbytes
     return call.kind, call.group, nbytes, call.dtype, call.root, call.peer
 
 
-def when(call: Call) -> int:
+def call_time(call: Call) -> int:
     """When the program made a call, or the first that is known of it; -1 for nothing."""
     return next((ns for ns in (call.issued_ns, call.begins_ns, call.ends_ns) if ns >= 0), -1)
 
 
-def _marked(trace: Trace) -> Found | None:
+def _find_marked(trace: Trace) -> Found | None:
     """The iterations that are marked, by their times or else by the places of their calls. Raises
     UsageError where some ranks have more marks."""
-    clocks = [[*accumulate(map(when, rank.calls), max)] for rank in trace.ranks]
+    clocks = [[*accumulate(map(call_time, rank.calls), max)] for rank in trace.ranks]
     timed = all(clock[-1] >= 0 for clock in clocks if clock)
     marks = [rank.steps if timed and rank.steps else rank.marked for rank in trace.ranks]
     numbers = {len(each): rank.rank for each, rank in zip(marks, trace.ranks, strict=True)}
@@ -145,7 +145,7 @@ def _marked(trace: Trace) -> Found | None:
             "a trace in which all ranks mark each of their iterations",
         )
     every = [
-        _cut(trace.ranks, timed, clocks, number, each)
+        _cut_ranks(trace.ranks, timed, clocks, number, each)
         for number, each in enumerate(zip(*marks, strict=True))
     ]
     by_kernels = timed and any(rank.steps and rank.marked for rank in trace.ranks)
@@ -154,7 +154,7 @@ def _marked(trace: Trace) -> Found | None:
     return Found(tuple(every), "marked in the trace", meaning) if every else None
 
 
-def _cut(
+def _cut_ranks(
     ranks: Sequence[RankTrace],
     timed: bool,
     clocks: Sequence[Sequence[int]],
@@ -173,7 +173,7 @@ def _cut(
     return Iteration(tuple(places), tuple(times))
 
 
-def _repeated(trace: Trace) -> Found | None:
+def _find_repeated(trace: Trace) -> Found | None:
     """The iterations that show as the longest block of calls that each rank repeats."""
     blocks = [_Block.of(rank) for rank in trace.ranks]
     number = min((block.number for block in blocks), default=0)
@@ -190,15 +190,15 @@ def _repeated(trace: Trace) -> Found | None:
     return Found(tuple(every), how, "from its first call to the first of the next")
 
 
-def _whole(trace: Trace) -> Found:
+def _take_whole(trace: Trace) -> Found:
     places = tuple((0, len(rank.calls)) for rank in trace.ranks)
-    times = tuple(_extent(rank.calls) for rank in trace.ranks)
+    times = tuple(_calls_extent(rank.calls) for rank in trace.ranks)
     how = "no marks, and no calls that repeat themselves"
     return Found((Iteration(places, times),), how, "from its first call to the end of its last")
 
 
-def _extent(calls: Sequence[Call]) -> Interval:
-    begins = [ns for call in calls if (ns := when(call)) >= 0]
+def _calls_extent(calls: Sequence[Call]) -> Interval:
+    begins = [ns for call in calls if (ns := call_time(call)) >= 0]
     ends = [max(call.issued_ns, call.begins_ns, call.ends_ns) for call in calls]
     return (min(begins), max(ends)) if begins else UNKNOWN
 
@@ -215,8 +215,10 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, rank: RankTrace) -> _Block:
-        talks = [place for place, call in enumerate(rank.calls) if _talks(call)]
-        return cls(rank.calls, talks, *_longest([_key(rank.calls[place]) for place in talks]))
+        talks = [place for place, call in enumerate(rank.calls) if _is_communicating(call)]
+        return cls(
+            rank.calls, talks, *_find_longest([_call_key(rank.calls[place]) for place in talks])
+        )
 
     def places(self, k: int) -> tuple[int, int]:
         return self._first(k), self._first(k + 1)
@@ -229,10 +231,10 @@ class _Block(NamedTuple):
         """Its last one has no end: what comes after it need not be another."""
         begin, stop = self.places(k)
         last = k + 1 == number
-        return UNKNOWN if last else (when(self.calls[begin]), when(self.calls[stop]))
+        return UNKNOWN if last else (call_time(self.calls[begin]), call_time(self.calls[stop]))
 
 
-def _longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
+def _find_longest(keys: Sequence[Hashable]) -> tuple[int, int, int]:
     """The longest block that is repeated at once and is no repetition itself: where it first
     begins, its length, and how often it comes; (0, 0, 0) for none."""
     import numpy as np

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import counted, size
-from collbench.features.traces.groups import Group, Place, group_of, unknown
+from collbench.core.text import format_count, format_size
+from collbench.features.traces.groups import Group, Place, explain_unknown, group_of
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import LOCAL, POINT_TO_POINT
 
@@ -38,7 +38,7 @@ class Joined(NamedTuple):
     assumptions: tuple[str, ...]
 
 
-def join(
+def join_calls(
     ranks: Sequence[RankTrace], spans: Sequence[tuple[int, int]], inside: set[int], uneven: Uneven
 ) -> Joined:
     """The calls of these ranks, from the first of each rank's ``spans`` to that before the second,
@@ -48,7 +48,7 @@ def join(
     for rank, span in zip(ranks, spans, strict=True):
         for at in range(*span):
             call = rank.calls[at]
-            if call.kind not in LOCAL and not unknown(rank, call):
+            if call.kind not in LOCAL and not explain_unknown(rank, call):
                 mine = by_group[group_of(rank, call)].setdefault(rank.rank, [])
                 mine.append((Place(rank.rank, at), call))
     outside = [group for group in by_group if not {*group.members} <= inside]
@@ -60,9 +60,9 @@ def join(
     assumed: dict[str, int] = defaultdict(int)
     for group, of in by_group.items():
         present = [rank for rank in group.members if rank in there]
-        for meeting in _collectives(group, of, present, trouble):
-            found |= _resolved(meeting, group, uneven, assumed, trouble)
-        found |= _messages(group, of, there, trouble)
+        for meeting in _join_collectives(group, of, present, trouble):
+            found |= _resolve_calls(meeting, group, uneven, assumed, trouble)
+        found |= _join_messages(group, of, there, trouble)
     if trouble:
         more = len(trouble) - MOST_TOLD
         told = [*trouble[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
@@ -72,8 +72,8 @@ def join(
         )
     if left:
         nbytes = sum(call.nbytes for call in left)
-        assumed[f"operations with other ranks are left out, of {size(nbytes)}"] = len(left)
-    words = (f"{each} ({counted(n, 'call')})" for each, n in assumed.items() if n)
+        assumed[f"operations with other ranks are left out, of {format_size(nbytes)}"] = len(left)
+    words = (f"{each} ({format_count(n, 'call')})" for each, n in assumed.items() if n)
     return Joined(found, tuple(words))
 
 
@@ -86,19 +86,19 @@ def _refuse_groups(groups: Sequence[Group]) -> None:
             if other != group:
                 raise UsageError(
                     f"ranks disagree on the members of group '{group.name[:40]}':"
-                    f" {_some(other.members)}, and {_some(group.members)}",
+                    f" {_name_ranks(other.members)}, and {_name_ranks(group.members)}",
                     "traces of one job, in which a group has one name on all its ranks",
                 )
 
 
-def _some(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     return " ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
 Meeting = dict[int, tuple[Place, Call]]  # by rank
 
 
-def _collectives(
+def _join_collectives(
     group: Group,
     of: Mapping[int, Sequence[tuple[Place, Call]]],
     present: Sequence[int],
@@ -116,21 +116,21 @@ def _collectives(
         numbered[rank] = dict(zip(keys, calls[rank], strict=True))
     for number in sorted({key for each in numbered.values() for key in each}):
         there = {rank: each[number] for rank, each in numbered.items() if number in each}
-        there = _exchanges(there, len(group.members))
+        there = _even_exchange(there, len(group.members))
         some, (_, first) = next(iter(there.items()))
         for rank in present:
             if rank not in there:
-                other = _told(*there[some])
-                trouble.append(f"{other}, rank {rank}: none{_on(group)}")
+                other = _describe_call(*there[some])
+                trouble.append(f"{other}, rank {rank}: none{_name_group(group)}")
                 return
-            if _alike(there[rank][1]) != _alike(first):
-                pair = f"{_told(*there[some])}, {_told(*there[rank])}"
-                trouble.append(f"{pair}{_on(group)}")
+            if _common_key(there[rank][1]) != _common_key(first):
+                pair = f"{_describe_call(*there[some])}, {_describe_call(*there[rank])}"
+                trouble.append(f"{pair}{_name_group(group)}")
                 return
         yield there
 
 
-def _exchanges(meeting: Meeting, n: int) -> Meeting:
+def _even_exchange(meeting: Meeting, n: int) -> Meeting:
     """The meeting, all of an all_to_allv where it is one on some ranks: an exchange whose blocks
     are equal on others."""
     if {call.kind for _, call in meeting.values()} != {"all_to_all", "all_to_allv"}:
@@ -145,14 +145,14 @@ def _exchanges(meeting: Meeting, n: int) -> Meeting:
     return {rank: (place, uneven(call)) for rank, (place, call) in meeting.items()}
 
 
-def _alike(call: Call) -> tuple[object, ...]:
+def _common_key(call: Call) -> tuple[object, ...]:
     """What all members of an operation tell, and tell alike."""
     row = COLLECTIVES[call.kind]
     nbytes = 0 if row.uneven else call.nbytes
     return (call.kind, nbytes, call.dtype) if row.moves_data else (call.kind,)
 
 
-def _told(place: Place, call: Call) -> str:
+def _describe_call(place: Place, call: Call) -> str:
     source = f" ({call.source})" if call.source else ""
     to = {"send": f" to member {call.peer}", "recv": f" from member {call.peer}"}.get(call.kind, "")
     root = f" with root {call.root}" if call.root >= 0 else ""
@@ -160,11 +160,11 @@ def _told(place: Place, call: Call) -> str:
     return f"rank {place.rank}, call {place.at}{source}: {what}"
 
 
-def _on(group: Group) -> str:
+def _name_group(group: Group) -> str:
     return f" on group '{group.name[:40]}'" if group.name else ""
 
 
-def _resolved(
+def _resolve_calls(
     meeting: Meeting,
     group: Group,
     uneven: Uneven,
@@ -180,15 +180,15 @@ def _resolved(
     assumed["roots that the trace does not name are the first members"] += not roots
     if len(ops) > 1 or len(roots) > 1:
         odd = f"by {', '.join(sorted(ops))}, roots {', '.join(map(str, sorted(roots)))}"
-        trouble.append(f"{_told(*first)}{_on(group)}: {odd}")
+        trouble.append(f"{_describe_call(*first)}{_name_group(group)}: {odd}")
     op, root = min(ops, default="sum"), min(roots, default=0)
     found = {place: replace(each, op=op, root=root) for place, each in meeting.values()}
     if row.uneven:
-        found = _parted(found, group, uneven, assumed, trouble)
+        found = _resolve_blocks(found, group, uneven, assumed, trouble)
     return found
 
 
-def _parted(
+def _resolve_blocks(
     calls: dict[Place, Call],
     group: Group,
     uneven: Uneven,
@@ -204,7 +204,7 @@ def _parted(
         if len(call.sends) != n:
             if not uneven.assume_even:
                 raise UsageError(
-                    f"{_told(place, call)}: the trace does not say how it is divided",
+                    f"{_describe_call(place, call)}: the trace does not say how it is divided",
                     "--assume-even takes its blocks for equal, and says so wherever it is shown",
                 )
             rows[place.rank] = (call.nbytes // itemsize // n,) * n
@@ -213,7 +213,7 @@ def _parted(
         mine = group.members.index(place.rank)
         for rank, got in zip(group.members, call.receives, strict=False):
             if call.sends and rank in rows and rows[rank][mine] != got:
-                told = f"{_told(place, call)}, {got} elements from rank {rank}"
+                told = f"{_describe_call(place, call)}, {got} elements from rank {rank}"
                 trouble.append(f"{told}, which sends {rows[rank][mine]}")
     if uneven.rebalanced:
         mean = round(sum(map(sum, rows.values())) / (n * len(rows)))
@@ -229,7 +229,7 @@ def _parted(
     }
 
 
-def _messages(
+def _join_messages(
     group: Group,
     of: Mapping[int, Sequence[tuple[Place, Call]]],
     there: set[int],
@@ -252,9 +252,11 @@ def _messages(
         for sent, received in zip_longest(sends, receives):
             if not sent or not received:
                 known, alone = (sent, target) if sent else (received, source)
-                trouble.append(f"{_told(*known)}, rank {alone}: none{_on(group)}")
+                trouble.append(f"{_describe_call(*known)}, rank {alone}: none{_name_group(group)}")
                 break
             if (sent[1].nbytes, sent[1].dtype) != (received[1].nbytes, received[1].dtype):
-                trouble.append(f"{_told(*sent)}, {_told(*received)}{_on(group)}")
+                trouble.append(
+                    f"{_describe_call(*sent)}, {_describe_call(*received)}{_name_group(group)}"
+                )
                 break
     return found

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.text import printable
+from collbench.core.text import printable_text
 from collbench.features.traces.groups import Families, Place, group_of
 from collbench.features.traces.types import HOST, Call, Interval, RankTrace
 from collbench.features.training.step import LOCAL, POINT_TO_POINT, Op
@@ -54,7 +54,7 @@ class Writer:
         its end, as far as they are known."""
         self._clock, end = times
         for at in range(*span):
-            call, phase = self._rank.calls[at], printable(self._rank.calls[at].phase)[:40]
+            call, phase = self._rank.calls[at], printable_text(self._rank.calls[at].phase)[:40]
             now, loose = self._when(call), self._is_loose(at, call)
             if not loose:
                 self._tie(now)
@@ -126,7 +126,7 @@ class Writer:
     def _compute(self, call: Call, phase: str) -> None:
         ns, flops = round(max(0, call.took_ns) * self._factor), call.flops * self._factor
         if ns or flops:
-            source = printable(call.source)[:1000]
+            source = printable_text(call.source)[:1000]
             self._ops.append(
                 Op("compute", phase, lane="compute", compute_ns=ns, flops=flops, source=source)
             )
@@ -150,8 +150,8 @@ class Writer:
                 peer=call.peer,
                 tag=call.tag,
                 sends=replayed.sends,
-                lane=_lane(call),
-                source=printable(call.source)[:1000],
+                lane=_choose_lane(call),
+                source=printable_text(call.source)[:1000],
             )
         )
         return self._ids[at]
@@ -207,7 +207,7 @@ class DeviceWriter(Writer):
         return self._sums[at - 1] + min(now, end) - begin
 
 
-def _lane(call: Call) -> str:
+def _choose_lane(call: Call) -> str:
     """Messages of each way, peer and tag have a lane of their own: they are under way beside each
     other, as in an exchange in which both ranks send first and receive then."""
     if call.kind not in POINT_TO_POINT:
@@ -215,7 +215,7 @@ def _lane(call: Call) -> str:
     return f"{call.kind} {call.peer}" + f" tag {call.tag}" * (call.tag > 0)
 
 
-def writer(
+def make_writer(
     rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
 ) -> Writer:
     """What writes a rank's program: by its device's times where there are such."""

@@ -16,16 +16,16 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
-from collbench.core.text import counted, printable, size
+from collbench.core.text import format_count, format_size, printable_text
 from collbench.features.traces.formats.own import FORM
-from collbench.features.traces.groups import Families, completed, unknown
-from collbench.features.traces.iterations import take
-from collbench.features.traces.matching import Uneven, join
-from collbench.features.traces.program import writer
+from collbench.features.traces.groups import Families, complete_programs, explain_unknown
+from collbench.features.traces.iterations import take_iteration
+from collbench.features.traces.matching import Uneven, join_calls
+from collbench.features.traces.program import make_writer
 from collbench.features.traces.types import FAKE_GPU, Lost, RankTrace, Trace
 from collbench.features.training.operation_lines import MOST_OPS, Names
-from collbench.features.training.step import LOCAL, Op, Program, Recorded, Step, refuse
-from collbench.features.training.step_files import spelled
+from collbench.features.training.step import LOCAL, Op, Program, Recorded, Step, refuse_step
+from collbench.features.training.step_files import format_ranks
 
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
 MOST_TOLD = 5  # reasons for which calls are lost
@@ -66,14 +66,14 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 AS_IT_WAS = Asked()
 
 
-def replayed(paths: Sequence[Path], asked: Asked = AS_IT_WAS) -> Step:
+def replay_files(paths: Sequence[Path], asked: Asked = AS_IT_WAS) -> Step:
     """The step that the trace in these files or folders holds. Raises UsageError."""
     from collbench.features.traces.formats import (
         recognise as reading,  # whose formats take time to load
     )
 
     asked.factor  # noqa: B018 refused before anything is read
-    trace = reading.read(paths, asked.form, from_ops=asked.from_ops)
+    trace = reading.read_trace(paths, asked.form, from_ops=asked.from_ops)
     path = paths[0].resolve()
     return step_of(trace, asked, f"replay:{(path if len(paths) == 1 else path.parent).name}")
 
@@ -82,22 +82,22 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     """The step that a trace holds. Raises UsageError where it lacks or contradicts what a step
     needs."""
     factor = asked.factor
-    kept = _kept(trace, asked.ranks)
+    kept = _select_ranks(trace, asked.ranks)
     inside = {*kept}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
     _refuse_cut(trace, ranks, asked.partial)
-    lost, whole = _lost(ranks, asked.partial)
+    lost, whole = _describe_lost(ranks, asked.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
     _refuse_missing(trace, kept, asked.assume_symmetric)
-    taken = take(replace(trace, ranks=ranks), asked.iteration)
+    taken = take_iteration(replace(trace, ranks=ranks), asked.iteration)
     spans = taken.iteration.places
-    joined = join(ranks, spans, inside, Uneven(asked.assume_even, bool(asked.rebalance)))
+    joined = join_calls(ranks, spans, inside, Uneven(asked.assume_even, bool(asked.rebalance)))
     if not joined.calls:
         hint = "ranks that form whole groups, or another --iteration"
         raise UsageError(f"{name}{asked.words}: nothing is left of the trace", hint)
     families = Families(ranks, joined.calls)
-    writers = [writer(rank, joined.calls, families, factor) for rank in ranks]
+    writers = [make_writer(rank, joined.calls, families, factor) for rank in ranks]
     written = [
         each.write(*span) for each, *span in zip(writers, spans, taken.iteration.times, strict=True)
     ]
@@ -107,29 +107,29 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     assumptions += [FAKE_GPU] * any(rank.fake for rank in ranks)
     assumptions += [f"{each.source} is cut at {each.cut}" for each in ranks if each.cut]
     assumptions += [f"{each.source} is not used: {each.why}" for each in trace.unread]
-    assumptions += _waits(written, sum(each.inferred for each in writers))
-    assumptions += _untold(untold, taken.recorded)
+    assumptions += _describe_waits(written, sum(each.inferred for each in writers))
+    assumptions += _describe_untold(untold, taken.recorded)
     if missing := sorted(inside - {*programs}):
-        programs |= completed(families, programs, missing)
+        programs |= complete_programs(families, programs, missing)
         assumptions.append(
-            f"ranks {spelled(missing)} are not in the trace: they do what the others do"
+            f"ranks {format_ranks(missing)} are not in the trace: they do what the others do"
         )
     if sum(map(len, programs.values())) > MOST_OPS:
         raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
     as_it_was = factor == 1 and len(kept) == trace.world and whole and not untold
     made = Step(
-        name=f"{printable(name)}{asked.words}",
+        name=f"{printable_text(name)}{asked.words}",
         world=len(kept),
-        programs=_merged(programs, kept),
+        programs=_merge_programs(programs, kept),
         groups=families.on(kept),
         assumptions=tuple(assumptions),
         recorded=taken.recorded if as_it_was else None,
     )
-    refuse(made)
+    refuse_step(made)
     return made
 
 
-def _kept(trace: Trace, said: str) -> tuple[int, ...]:
+def _select_ranks(trace: Trace, said: str) -> tuple[int, ...]:
     """The ranks that are replayed, in order. Raises UsageError."""
     worlds = {rank.world: rank.rank for rank in trace.ranks}
     if len(worlds) > 1:
@@ -159,13 +159,13 @@ def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:
     missing = [rank for rank in kept if rank not in {*there}]
     if missing and not assumed:
         raise UsageError(
-            f"of {counted(trace.world, 'rank')} the trace lacks {spelled(missing)[:200]}",
-            f"the files of all ranks, --ranks {spelled(there)[:200]} for what these do among"
+            f"of {format_count(trace.world, 'rank')} the trace lacks {format_ranks(missing)[:200]}",
+            f"the files of all ranks, --ranks {format_ranks(there)[:200]} for what these do among"
             " themselves, or --assume-symmetric if all ranks do the same",
         )
 
 
-def _lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
+def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
     """What is left out, in words, and whether that is nothing. Raises UsageError where it is too
     much."""
     lost = [each for rank in ranks for each in rank.lost]
@@ -173,7 +173,7 @@ def _lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
     for rank in ranks:
         for at, call in enumerate(rank.calls):
             nbytes, calls = nbytes + call.nbytes, calls + (call.kind not in LOCAL)
-            if why := unknown(rank, call):
+            if why := explain_unknown(rank, call):
                 where = call.source or f"rank {rank.rank}, call {at}"
                 lost.append(Lost(f"{where}: {why}", 1, call.nbytes))
                 nbytes, calls = nbytes - call.nbytes, calls - 1
@@ -185,9 +185,10 @@ def _lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
     bare = sum(each.calls for each in lost if not each.nbytes)
     share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
     told = [
-        f"left out: {printable(why)} ({counted(n, 'call')}{f', {size(b)}' if b else ''})"
+        f"left out: {printable_text(why)}"
+        f" ({format_count(n, 'call')}{f', {format_size(b)}' if b else ''})"
         if n
-        else printable(why)
+        else printable_text(why)
         for why, (n, b) in sorted(sums.items(), key=lambda one: -one[1][1])
     ]
     if len(told) > MOST_TOLD:
@@ -201,7 +202,7 @@ def _lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
     return told, not any(each.calls for each in lost)
 
 
-def _waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
+def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
     """What is taken for granted of operations that the trace has no wait for."""
     number = 0
     for ops in written:
@@ -217,18 +218,20 @@ def _waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
         " until they ended": inferred,
         "the trace has no wait for some operations: they are waited for at the step's end": number,
     }
-    return [f"{words} ({counted(n, 'call')})" for words, n in told.items() if n]
+    return [f"{words} ({format_count(n, 'call')})" for words, n in told.items() if n]
 
 
-def _untold(number: int, recorded: Recorded | None) -> list[str]:
+def _describe_untold(number: int, recorded: Recorded | None) -> list[str]:
     """That the trace does not tell all that was computed."""
     if number:
-        what = counted(number, "call")
+        what = format_count(number, "call")
         return [f"what was computed after {what} is left out: the trace has no time of their end"]
     return [] if recorded else ["the trace has no times of a whole iteration"]
 
 
-def _merged(programs: Mapping[int, Sequence[Op]], kept: Sequence[int]) -> tuple[Program, ...]:
+def _merge_programs(
+    programs: Mapping[int, Sequence[Op]], kept: Sequence[int]
+) -> tuple[Program, ...]:
     """Programs by the new numbers of their ranks; of those that differ by their sources only, the
     first."""
     alike: dict[tuple[Op, ...], list[int]] = defaultdict(list)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from collbench.cli.parameters import sharing
+from collbench.cli.parameters import share_options
 from collbench.core.errors import UsageError
 from collbench.features.traces.command import Files, Form, Ops
-from collbench.features.training.command import step
+from collbench.features.training.command import handle_step
 
 Gaps = Annotated[
     str,
@@ -42,7 +42,7 @@ Ranks = Annotated[
 ]
 
 
-@sharing(step)
+@share_options(handle_step)
 def replay(
     files: Files,
     gaps: Gaps = "keep",
@@ -64,7 +64,7 @@ def replay(
     setting. Time in which a rank waited for others is not computing: it waits for them anew. --show
     counts the step, --link predicts it on another network, and --show --format csv writes it.
     """
-    from collbench.features.traces.replay import Asked, replayed
+    from collbench.features.traces.replay import Asked, replay_files
     from collbench.features.training.request import Wanted
 
     if rebalance not in ("", "mean"):
@@ -80,5 +80,5 @@ def replay(
         from_ops,
         form,
     )
-    made = replayed(files, asked)
-    step(Wanted(made.name, step=made), ngpus=ngpus, source=source, **given)
+    made = replay_files(files, asked)
+    handle_step(Wanted(made.name, step=made), ngpus=ngpus, source=source, **given)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from collbench.core.errors import UsageError
-from collbench.features.traces.replay import Asked, replayed
-from collbench.features.training.operation_lines import convert
+from collbench.features.traces.replay import Asked, replay_files
+from collbench.features.training.operation_lines import convert_struct
 from collbench.features.training.step import Step
 from collbench.suite.toml import TEXT
 
@@ -20,4 +20,6 @@ def read_step(said: dict[str, Any], where: str, path: Path) -> Step:
     files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
     keys = Asked.__struct_fields__
     mine = {key: said.pop(key) for key in keys if key in said}
-    return replayed([path.parent / each for each in files], convert(mine, Asked, where, keys))
+    return replay_files(
+        [path.parent / each for each in files], convert_struct(mine, Asked, where, keys)
+    )

@@ -13,7 +13,7 @@ FEATURE = Feature(
             starts_ranks=True,
         ),
     ),
-    sections=(Entry("steps", "views.steps:section", after="skips"),),
+    sections=(Entry("steps", "views.steps:make_section", after="skips"),),
     row_tables=(Entry(KIND, "rows:TABLE"),),
     measurables=(Entry(KIND, "measurable:STEPS"),),
     runners=(Entry(KIND, "runner:RUNNER"),),

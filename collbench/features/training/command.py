@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer import Argument, Option
 
-from collbench.cli.parameters import option, sharing
+from collbench.cli.parameters import make_option, share_options
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
 
@@ -74,7 +74,7 @@ Source = Annotated[
 Node = Annotated[
     int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
 ]
-Env = Annotated[list[str] | None, option("envs")]
+Env = Annotated[list[str] | None, make_option("envs")]
 Rounds = Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")]
 Warmup = Annotated[
     int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
@@ -82,7 +82,9 @@ Warmup = Annotated[
 Longest = Annotated[
     str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
 ]
-Budget = Annotated[str, option("budget", "Fit all of it into this time, by fewer rounds: 60s.")]
+Budget = Annotated[
+    str, make_option("budget", "Fit all of it into this time, by fewer rounds: 60s.")
+]
 Blame = Annotated[
     bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
 ]
@@ -96,7 +98,7 @@ Format = Annotated[
 ]
 
 
-def step(
+def handle_step(
     wanted: Any,
     ngpus: Ranks = None,
     scale: Scale = "1",
@@ -108,14 +110,14 @@ def step(
     inside: Inside = "",
     source: Source = "",
     node: Node = None,
-    backend: Annotated[str, option("backends")] = "",
-    algo: Annotated[str, option("algorithms")] = "",
+    backend: Annotated[str, make_option("backends")] = "",
+    algo: Annotated[str, make_option("algorithms")] = "",
     env: Env = None,
     iters: Rounds = None,
     warmup: Warmup = None,
     max_time: Longest = "",
     budget: Budget = "",
-    check: Annotated[int, option("check")] = 1,
+    check: Annotated[int, make_option("check")] = 1,
     blame: Blame = False,
     timeout: float | None = None,
     inject: str = "",
@@ -123,27 +125,27 @@ def step(
     save: bool = True,
     output: Path | None = None,
     tag: str = "",
-    dry_run: Annotated[bool, option("dry_run")] = False,
+    dry_run: Annotated[bool, make_option("dry_run")] = False,
     output_format: Format = "table",
     debug: bool = False,
 ) -> None:
     """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
     if not (link or source):
         _refuse_without_link(inside, node, tflops * show)
-    wanted = _shaped(wanted, scale, group, compute, tflops)
+    wanted = _shape_request(wanted, scale, group, compute, tflops)
     if show or link or source:
-        return _counted(
+        return _show_counted(
             wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
         )
     if _is_run(wanted):
         raise UsageError(f"{wanted.name}: the step of a run is counted", "--show, --link or --from")
     said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
-    policy = _policy(iters, max_time, **said)
-    suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
-    _run(suite, launcher, (save, output, tag), budget, dry_run, output_format)
+    policy = _make_policy(iters, max_time, **said)
+    suite = _make_suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
+    _run_suite(suite, launcher, (save, output, tag), budget, dry_run, output_format)
 
 
-@sharing(step)
+@share_options(handle_step)
 def workload(
     name: Name = "", layout: Layout = "", options: Options = "", layers: Layers = 0, **given: Any
 ) -> None:
@@ -159,17 +161,17 @@ def workload(
     from collbench.features.training.views import workload as view
 
     if name:
-        return step(Wanted(name, layout, options, layers), **given)
-    _check(given["output_format"], None)
-    outputs.deliver(view.listed(), given["output_format"])
+        return handle_step(Wanted(name, layout, options, layers), **given)
+    _check_format(given["output_format"], None)
+    outputs.deliver_document(view.list_presets(), given["output_format"])
 
 
-def _check(printed: str, folder: Path | None) -> None:
+def _check_format(printed: str, folder: Path | None) -> None:
     """Raises UsageError for what a step is not shown as."""
     from collbench.cli import outputs
 
     writers = find_entries("writers")
-    outputs.check(printed, (), (*FORMATS, *writers))
+    outputs.check_outputs(printed, (), (*FORMATS, *writers))
     if printed in writers and not folder:
         raise UsageError(f"--format {printed} writes files", "a step, --show and --output FOLDER")
 
@@ -185,17 +187,17 @@ def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
             )
 
 
-def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
+def _shape_request(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
     from msgspec.structs import replace
 
     from collbench.features.training.step import Compute
     from collbench.suite import grammar
 
-    grammar.choice("--compute", compute, get_args(Compute))
+    grammar.parse_choice("--compute", compute, get_args(Compute))
     return replace(wanted, scale=scale, group=group, compute=compute, tflops=tflops)
 
 
-def _counted(
+def _show_counted(
     wanted: Wanted,
     ngpus: int | None,
     machine: tuple[str, str, str, int | None, float],
@@ -204,55 +206,59 @@ def _counted(
     """Print a step as counted, and what it would take on a machine."""
     from collbench.cli import outputs
     from collbench.features.training import step_files as files
-    from collbench.features.training.count import count, forecast
+    from collbench.features.training.count import count_step, forecast_step
     from collbench.features.training.views import workload as view
     from collbench.features.training.walk import Walk
 
     printed, folder = to
-    _check(printed, folder)
+    _check_format(printed, folder)
     gc.disable()  # what a large step is made of stays: looking through it takes half of the time
-    (made, taken), at = _source(wanted, ngpus), _machine(*machine)
+    (made, taken), at = _find_step(wanted, ngpus), _make_machine(*machine)
     if folder and (writer := load_entries("writers").get(printed)):
-        return outputs.show(writer.write_step(made, folder) + "\n")
+        return outputs.print_text(writer.write_step(made, folder) + "\n")
     walk = Walk(made)
-    expected = forecast(made, at, walk.actors) if at else None
+    expected = forecast_step(made, at, walk.actors) if at else None
     if printed == "csv":
-        return outputs.show(files.write(made))
-    outputs.deliver(view.document(made, count(made), walk, at, expected, taken), printed)
+        return outputs.print_text(files.write_step(made))
+    outputs.deliver_document(
+        view.make_document(made, count_step(made), walk, at, expected, taken), printed
+    )
 
 
 def _is_run(wanted: Wanted) -> bool:
     return wanted.step is None and (wanted.name.startswith("@") or wanted.name.endswith(".jsonl"))
 
 
-def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
+def _find_step(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     """The step that is asked for; where that is a run's, with what came of it there."""
     from msgspec.structs import replace
 
-    from collbench.core.text import tell
-    from collbench.features.training.overlap import overlaps
+    from collbench.core.text import print_message
+    from collbench.features.training.overlap import find_overlaps
     from collbench.features.training.request import Wanted
     from collbench.records import store
-    from collbench.records.origins import counting
-    from collbench.show.words import caveats
+    from collbench.records.origins import select_counting
+    from collbench.show.words import list_caveats
 
     if not _is_run(wanted):
         return wanted.made(ngpus), None
     if ngpus or replace(wanted, tflops=0.0) != Wanted(wanted.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
         raise UsageError(f"{wanted.name}: a run has its step as it was measured", hint)
-    file = store.read(store.find(wanted.name))
+    file = store.read_file(store.find_run(wanted.name))
     if len(file.run.suite.subjects) != 1:
         held = len(file.run.suite.subjects)
         raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
     (step,) = file.run.suite.subjects
-    found = (one for one in overlaps(counting(file)) if one.whole.case.subject == step.title)
-    for text in caveats(file.run, file.worlds):
-        tell(text)
+    found = (
+        one for one in find_overlaps(select_counting(file)) if one.whole.case.subject == step.title
+    )
+    for text in list_caveats(file.run, file.worlds):
+        print_message(text)
     return step, next(found, None)
 
 
-def _machine(
+def _make_machine(
     link: str, inside: str, source: str, node: int | None, tflops: float
 ) -> Machine | None:
     """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
@@ -267,7 +273,7 @@ def _machine(
     return Machine(speed, within, node or 1, 1e12 * tflops)
 
 
-def _policy(iters: int | None, max_time: str, **said: object) -> Policy:
+def _make_policy(iters: int | None, max_time: str, **said: object) -> Policy:
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
@@ -277,7 +283,7 @@ def _policy(iters: int | None, max_time: str, **said: object) -> Policy:
     return Policy(iters=iters, max_seconds=seconds, **said)  # type: ignore[arg-type]
 
 
-def _suite(
+def _make_suite(
     wanted: Wanted,
     policy: Policy,
     ngpus: int | None,
@@ -293,13 +299,13 @@ def _suite(
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
-    member = join.detect(launcher)
+    member = join.detect_launcher(launcher)
     if member and ngpus not in (None, member.n):
         raise UsageError(
-            f"-g {ngpus}: {environments.describe(member)}",
+            f"-g {ngpus}: {environments.describe_member(member)}",
             "leave -g out, or --launcher local starts that many ranks on this host",
         )
-    names, algorithms = (tuple(grammar.words(text)) for text in swept[:2])
+    names, algorithms = (tuple(grammar.split_words(text)) for text in swept[:2])
     axes = Axes(
         collectives=(),
         sizes=(),
@@ -311,12 +317,12 @@ def _suite(
     refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
     made = wanted.played(ranks, bool(member or ngpus), axes.backends)
-    walk.refuse(made)
+    walk.refuse_deadlock(made)
     axes = replace(axes, ranks=(made.world,))
     return Suite(name="workload", axes=axes, policy=policy, subjects=(made,))
 
 
-def _run(
+def _run_suite(
     suite: Suite,
     launcher: str,
     kept: tuple[bool, Path | None, str],
@@ -326,17 +332,17 @@ def _run(
 ) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import carry_out
-    from collbench.cli.options import budgeted
-    from collbench.cli.options import kept as keeping
+    from collbench.cli.options import add_budget
+    from collbench.cli.options import read_save_options as keeping
     from collbench.run.session import Order
 
-    outputs.check(printed, (), FORMATS)
+    outputs.check_outputs(printed, (), FORMATS)
     order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*kept))
-    order = budgeted(order, budget)
-    raise typer.Exit(carry_out(order, _reporter(printed), dry_run))
+    order = add_budget(order, budget)
+    raise typer.Exit(carry_out(order, _make_reporter(printed), dry_run))
 
 
-def _reporter(printed: str) -> Callable[[], Reporter]:
+def _make_reporter(printed: str) -> Callable[[], Reporter]:
     """What tells of a step's run: as of any, and in the end what came of it."""
     from collbench.cli import outputs
     from collbench.features.training.views import steps as view
@@ -347,6 +353,6 @@ def _reporter(printed: str) -> Callable[[], Reporter]:
         def end(self, end: End, path: Path | None) -> None:
             super().end(end, path)
             if self.arrived:
-                outputs.deliver(view.document(self.file), printed)
+                outputs.deliver_document(view.make_document(self.file), printed)
 
     return lambda: Several(live.LiveTable() if printed == "table" else live.Status(), Told())

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from collbench.features.compare.sides import Pair, common
+from collbench.features.compare.sides import Pair, common_places
 from collbench.features.compare.verdict import CHANGED, FEWEST_UNPAIRED, UNTIMED, Compared, Judged
-from collbench.features.training.operations import played
+from collbench.features.training.operations import list_played
 from collbench.features.training.overlap import step_of, under_way
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Step
@@ -45,7 +45,7 @@ def explain_rows(
     steps = [at for at, row in enumerate(rows) if row.case.subject and row.case.collective == whole]
     for at in steps:
         row, pair = rows[at], pairs[at]
-        step = _same(step_of(base, row.case), step_of(head, row.case))
+        step = _common_step(step_of(base, row.case), step_of(head, row.case))
         if step and pair.base and pair.head and row.verdict not in UNTIMED:
             watch = _Watch(step, row.case)
             tau = 0.0 if row.case in moved else row.tau
@@ -55,7 +55,7 @@ def explain_rows(
     return found
 
 
-def _same(base: Step | None, head: Step | None) -> Step | None:
+def _common_step(base: Step | None, head: Step | None) -> Step | None:
     """The step of both sides, if it is one."""
     return base if base and head and base.programs == head.programs else None
 
@@ -65,13 +65,13 @@ class _Watch:
 
     def __init__(self, step: Step, case: Case) -> None:
         self.step = step
-        own = played(step, 0, case.backend, case.algorithm)
+        own = list_played(step, 0, case.backend, case.algorithm)
         number = {one.who: at for at, one in enumerate(own)}
         self.places = [one.at for one in own]
         self._met = [
             [(one.at, number[one.who]) for one in each if one.who in number]
             for each in (
-                played(step, rank, case.backend, case.algorithm) for rank in range(step.world)
+                list_played(step, rank, case.backend, case.algorithm) for rank in range(step.world)
             )
         ]
 
@@ -98,18 +98,20 @@ def _by_pairs(
 ) -> list[Compared]:
     """What the first stage flags, at the strictest level for all operations that its rounds allow;
     where there is a second, what that confirms at a level for all that are flagged."""
-    first, second = (_launches(watch, base, head, stage) for stage in (1, 2))
+    first, second = (_launch_tables(watch, base, head, stage) for stage in (1, 2))
     if len(first[0]) < paired.FEWEST:
         return []
-    numbers = _longest(first)
+    numbers = _select_longest(first)
     tests = min(len(numbers), paired.most_tests(len(first[0])))
-    flagged = _changed(watch, first, numbers, tau, paired.bonferroni(tests), False, in_pairs=True)
+    flagged = _find_changed(
+        watch, first, numbers, tau, paired.bonferroni_level(tests), False, in_pairs=True
+    )
     if not len(second[0]):
         return flagged
     before = {one.at: one.delta for one in flagged}
     numbers = [watch.places.index(at) for at in before]
-    level = paired.bonferroni(len(before) * steps)
-    again = _changed(watch, second, numbers, tau, level, True, in_pairs=True)
+    level = paired.bonferroni_level(len(before) * steps)
+    again = _find_changed(watch, second, numbers, tau, level, True, in_pairs=True)
     return [one for one in again if one.delta * before[one.at] > 0]
 
 
@@ -117,34 +119,36 @@ def _by_launches(
     watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
 ) -> list[Compared]:
     """What changed at a level for all operations of all steps, of launches that form no pairs."""
-    both = tuple(_table([watch.took(row) for row in s.launches.values()]) for s in (base, head))
+    both = tuple(
+        _make_table([watch.took(row) for row in s.launches.values()]) for s in (base, head)
+    )
     if min(map(len, both)) < FEWEST_UNPAIRED:
         return []
-    numbers = _longest(both)
-    level = paired.bonferroni(len(numbers) * steps)
-    return _changed(watch, both, numbers, tau, level, True, in_pairs=False)
+    numbers = _select_longest(both)
+    level = paired.bonferroni_level(len(numbers) * steps)
+    return _find_changed(watch, both, numbers, tau, level, True, in_pairs=False)
 
 
-def _launches(watch: _Watch, base: CaseRows, head: CaseRows, stage: int) -> tuple[Floats, ...]:
+def _launch_tables(watch: _Watch, base: CaseRows, head: CaseRows, stage: int) -> tuple[Floats, ...]:
     """Tables of both sides: a line for each launch of a stage that both sides have."""
-    places = [place for place in common(base, head) if place[0] == stage]
+    places = [place for place in common_places(base, head) if place[0] == stage]
     both = [[watch.took(side.launches[place]) for side in (base, head)] for place in places]
     kept = [each for each in both if all(map(len, each))]
-    return _table([each[0] for each in kept]), _table([each[1] for each in kept])
+    return _make_table([each[0] for each in kept]), _make_table([each[1] for each in kept])
 
 
-def _table(lines: Sequence[Floats]) -> Floats:
+def _make_table(lines: Sequence[Floats]) -> Floats:
     return np.array([line for line in lines if len(line)])
 
 
-def _longest(both: Sequence[Floats]) -> list[int]:
+def _select_longest(both: Sequence[Floats]) -> list[int]:
     """The numbers of the operations that take longest on both sides, which says nothing of how they
     differ."""
     middle = sum(np.median(side, axis=0) for side in both)
     return [int(at) for at in np.argsort(-np.asarray(middle), kind="stable")[:MOST]]
 
 
-def _changed(
+def _find_changed(
     watch: _Watch,
     both: Sequence[Floats],
     numbers: Sequence[int],
@@ -159,7 +163,7 @@ def _changed(
     for number in numbers:
         before, after = (side[:, number] for side in both)
         shift = (
-            paired.shift(after - before, level)
+            paired.estimate_shift(after - before, level)
             if in_pairs
             else paired.unpaired_shift(before, after, level)
         )

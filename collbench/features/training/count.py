@@ -63,10 +63,10 @@ class _Sum(NamedTuple):
         return _Sum(members, ops, nbytes, self.sent + number * op.sent(members, place))
 
 
-def count(step: Step) -> Count:
+def count_step(step: Step) -> Count:
     """The counts of a step."""
     of: list[tuple[int, dict[_Key, _Sum]]] = [
-        (len(program.ranks), _sums(step, program)) for program in step.programs
+        (len(program.ranks), _sum_program(step, program)) for program in step.programs
     ]
     keys = dict.fromkeys(key for _, sums in of for key in sums)
     parts = []
@@ -90,7 +90,7 @@ def count(step: Step) -> Count:
     )
 
 
-def _sums(step: Step, program: Program) -> dict[_Key, _Sum]:
+def _sum_program(step: Step, program: Program) -> dict[_Key, _Sum]:
     """The sums of a program, for the first of its ranks."""
     found: dict[_Key, _Sum] = {}
     of: dict[tuple[object, ...], tuple[Op, int]] = {}  # the first of those alike, and how many
@@ -155,7 +155,7 @@ class Forecast(NamedTuple):
         return self.step - self.computation
 
 
-def forecast(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
+def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
     """What a step would take; ``actors`` as in Walk. Raises UsageError where it would never end."""
     known: dict[tuple[object, ...], float] = {}
 
@@ -176,7 +176,7 @@ def forecast(step: Step, machine: Machine, actors: Actors | None = None) -> Fore
     whole = Walk(step, both, actors)
     phases: dict[tuple[str, str], float] = {}
     for actor in range(len(whole.ops)):
-        for key, seconds in _busy(whole, actor):
+        for key, seconds in _list_busy(whole, actor):
             phases[key] = max(phases.get(key, 0.0), seconds)
     computation, communication = (
         Walk(step, seconds, whole.actors).seconds for seconds in (silent, idle)
@@ -184,7 +184,7 @@ def forecast(step: Step, machine: Machine, actors: Actors | None = None) -> Fore
     return Forecast(whole.seconds, computation, communication, phases)
 
 
-def _busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
+def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
     """How long operations of each phase and group are under way, at least one of them."""
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for op, span in zip(walk.ops[actor], walk.spans[actor], strict=True):

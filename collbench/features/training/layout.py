@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core.errors import UsageError
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 from collbench.features.training.models import Model
 from collbench.features.training.step import Grid
 
@@ -70,7 +70,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a pattern that has none beside its layout."""
 
 
-def read(text: str, into: type[Struct], option: str, base: Struct | None = None) -> Struct:
+def parse_struct(text: str, into: type[Struct], option: str, base: Struct | None = None) -> Struct:
     """The struct that ``tp=4,dp=2`` means; what is not said is as in ``base``. Lists are written
     with a slash: ``bucket_cap_mb=1/25``. Raises UsageError with what there is."""
     known = {field.name: field for field in msgspec.structs.fields(into)}
@@ -79,7 +79,9 @@ def read(text: str, into: type[Struct], option: str, base: Struct | None = None)
         name, equals, value = part.partition("=")
         if not equals or name not in known:
             there = f"{', '.join(known)}, each with = and a value" if known else "none here"
-            raise UsageError(f"{option}: there is no '{part[:40]}'", near(name, known) or there)
+            raise UsageError(
+                f"{option}: there is no '{part[:40]}'", suggest_name(name, known) or there
+            )
         listed = str(known[name].type).startswith("tuple")
         said[name] = value.split("/") if listed else value
     before: Mapping[str, Any] = msgspec.structs.asdict(base) if base is not None else {}

@@ -11,11 +11,11 @@ import msgspec
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
 from collbench.features.training import walk
-from collbench.features.training.count import count
-from collbench.features.training.operation_lines import convert
+from collbench.features.training.count import count_step
+from collbench.features.training.operation_lines import convert_struct
 from collbench.features.training.parts import STEP
 from collbench.features.training.request import Wanted
-from collbench.features.training.step import Step, refuse
+from collbench.features.training.step import Step, refuse_step
 from collbench.suite.toml import TABLE
 
 KEPT = {"slice": "group"}
@@ -39,7 +39,9 @@ class _Steps:
                 raise UsageError("step: there is no such key", f"keys are {', '.join(every)}")
             step = self._from_source(said, where, path)
             said |= {"name": step.name} if step else {}
-            wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
+            wanted = convert_struct(
+                said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}"
+            )
             if Path(wanted.name).suffix in (".toml", ".csv") and not step:
                 wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
             wanted = msgspec.structs.replace(wanted, step=step)
@@ -58,12 +60,12 @@ class _Steps:
 
     def resolve(self, request: Wanted, ranks: int, told: bool, backends: Sequence[str]) -> Step:
         step = request.played(ranks, told, backends)
-        walk.refuse(step)
+        walk.refuse_deadlock(step)
         return step
 
     def measure(self, subject: Step) -> tuple[str, int]:
-        refuse(subject)
-        return STEP, round(count(subject).sent)
+        refuse_step(subject)
+        return STEP, round(count_step(subject).sent)
 
 
 STEPS = _Steps()

@@ -16,7 +16,7 @@ import msgspec
 
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 
 OUTSIDE = -1  # the layer of what is in none
 
@@ -88,31 +88,31 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, tensors=kept, layers=layers)
 
 
-def _dense(name: str, *shape: int, layer: int = OUTSIDE, extra: float = 0) -> Tensor:
+def _make_dense(name: str, *shape: int, layer: int = OUTSIDE, extra: float = 0) -> Tensor:
     """A matrix that every token is multiplied with, and perhaps more work beside."""
     return Tensor(name, shape, layer, 2.0 * math.prod(shape) + extra)
 
 
-def _gpt2() -> Model:
+def _make_gpt2() -> Model:
     d, layers, vocab, context = 768, 12, 50257, 1024
 
     def tensors() -> Iterator[Tensor]:
-        yield _dense("wte.weight", vocab, d)  # the head is tied to it
+        yield _make_dense("wte.weight", vocab, d)  # the head is tied to it
         yield Tensor("wpe.weight", (context, d))
         for n in range(layers):
             at = f"h.{n}"
             yield Tensor(f"{at}.ln_1.weight", (d,), n)
             yield Tensor(f"{at}.ln_1.bias", (d,), n)
-            yield _dense(f"{at}.attn.c_attn.weight", 3 * d, d, layer=n)
+            yield _make_dense(f"{at}.attn.c_attn.weight", 3 * d, d, layer=n)
             yield Tensor(f"{at}.attn.c_attn.bias", (3 * d,), n)
             scores = 2.0 * context * d  # causal: half of two products with the context
-            yield _dense(f"{at}.attn.c_proj.weight", d, d, layer=n, extra=scores)
+            yield _make_dense(f"{at}.attn.c_proj.weight", d, d, layer=n, extra=scores)
             yield Tensor(f"{at}.attn.c_proj.bias", (d,), n)
             yield Tensor(f"{at}.ln_2.weight", (d,), n)
             yield Tensor(f"{at}.ln_2.bias", (d,), n)
-            yield _dense(f"{at}.mlp.c_fc.weight", 4 * d, d, layer=n)
+            yield _make_dense(f"{at}.mlp.c_fc.weight", 4 * d, d, layer=n)
             yield Tensor(f"{at}.mlp.c_fc.bias", (4 * d,), n)
-            yield _dense(f"{at}.mlp.c_proj.weight", d, 4 * d, layer=n)
+            yield _make_dense(f"{at}.mlp.c_proj.weight", d, 4 * d, layer=n)
             yield Tensor(f"{at}.mlp.c_proj.bias", (d,), n)
         yield Tensor("ln_f.weight", (d,))
         yield Tensor("ln_f.bias", (d,))
@@ -133,7 +133,7 @@ def _gpt2() -> Model:
     )
 
 
-def _llama(name: str, d: int, layers: int, ffn: int, heads: int) -> Model:
+def _make_llama(name: str, d: int, layers: int, ffn: int, heads: int) -> Model:
     kv, head, vocab, context = 8, 128, 128256, 8192
 
     def tensors() -> Iterator[Tensor]:
@@ -141,17 +141,17 @@ def _llama(name: str, d: int, layers: int, ffn: int, heads: int) -> Model:
         for n in range(layers):
             at = f"layers.{n}"
             yield Tensor(f"{at}.attention_norm.weight", (d,), n)
-            yield _dense(f"{at}.attention.wq.weight", heads * head, d, layer=n)
-            yield _dense(f"{at}.attention.wk.weight", kv * head, d, layer=n)
-            yield _dense(f"{at}.attention.wv.weight", kv * head, d, layer=n)
+            yield _make_dense(f"{at}.attention.wq.weight", heads * head, d, layer=n)
+            yield _make_dense(f"{at}.attention.wk.weight", kv * head, d, layer=n)
+            yield _make_dense(f"{at}.attention.wv.weight", kv * head, d, layer=n)
             scores = 2.0 * context * heads * head  # causal
-            yield _dense(f"{at}.attention.wo.weight", d, heads * head, layer=n, extra=scores)
+            yield _make_dense(f"{at}.attention.wo.weight", d, heads * head, layer=n, extra=scores)
             yield Tensor(f"{at}.ffn_norm.weight", (d,), n)
-            yield _dense(f"{at}.feed_forward.w1.weight", ffn, d, layer=n)
-            yield _dense(f"{at}.feed_forward.w3.weight", ffn, d, layer=n)
-            yield _dense(f"{at}.feed_forward.w2.weight", d, ffn, layer=n)
+            yield _make_dense(f"{at}.feed_forward.w1.weight", ffn, d, layer=n)
+            yield _make_dense(f"{at}.feed_forward.w3.weight", ffn, d, layer=n)
+            yield _make_dense(f"{at}.feed_forward.w2.weight", d, ffn, layer=n)
         yield Tensor("norm.weight", (d,))
-        yield _dense("output.weight", vocab, d)
+        yield _make_dense("output.weight", vocab, d)
 
     return Model(
         name=name,
@@ -167,7 +167,7 @@ def _llama(name: str, d: int, layers: int, ffn: int, heads: int) -> Model:
     )
 
 
-def _resnet50() -> Model:
+def _make_resnet50() -> Model:
     def convolution(name: str, out: int, into: int, kernel: int, side: int) -> Iterator[Tensor]:
         """One without bias and the batch norm after it; ``side`` is that of its output."""
         weight = (out, into, kernel, kernel)
@@ -189,7 +189,7 @@ def _resnet50() -> Model:
                 if block == 0:
                     yield from convolution(f"{at}.downsample", 4 * width, into, 1, side)
                 into = 4 * width
-        yield _dense("fc.weight", 1000, 2048)
+        yield _make_dense("fc.weight", 1000, 2048)
         yield Tensor("fc.bias", (1000,))
 
     return Model(
@@ -200,20 +200,20 @@ def _resnet50() -> Model:
     )
 
 
-def _attention(at: str, n: int, d: int, heads: int, context: int) -> Iterator[Tensor]:
+def _make_attention(at: str, n: int, d: int, heads: int, context: int) -> Iterator[Tensor]:
     """DeepSeek-V3's attention over latent keys and values."""
     q_lora, kv_lora, nope, rope, v = 1536, 512, 128, 64, 128
-    yield _dense(f"{at}.wq_a.weight", q_lora, d, layer=n)
+    yield _make_dense(f"{at}.wq_a.weight", q_lora, d, layer=n)
     yield Tensor(f"{at}.q_norm.weight", (q_lora,), n)
-    yield _dense(f"{at}.wq_b.weight", heads * (nope + rope), q_lora, layer=n)
-    yield _dense(f"{at}.wkv_a.weight", kv_lora + rope, d, layer=n)
+    yield _make_dense(f"{at}.wq_b.weight", heads * (nope + rope), q_lora, layer=n)
+    yield _make_dense(f"{at}.wkv_a.weight", kv_lora + rope, d, layer=n)
     yield Tensor(f"{at}.kv_norm.weight", (kv_lora,), n)
-    yield _dense(f"{at}.wkv_b.weight", heads * (nope + v), kv_lora, layer=n)
+    yield _make_dense(f"{at}.wkv_b.weight", heads * (nope + v), kv_lora, layer=n)
     scores = context * heads * float(nope + rope + v)  # causal
-    yield _dense(f"{at}.wo.weight", d, heads * v, layer=n, extra=scores)
+    yield _make_dense(f"{at}.wo.weight", d, heads * v, layer=n, extra=scores)
 
 
-def _gated(at: str, n: int, d: int, ffn: int, share: float = 1.0) -> Iterator[Tensor]:
+def _make_gated(at: str, n: int, d: int, ffn: int, share: float = 1.0) -> Iterator[Tensor]:
     """A gated network of two layers that a share of all tokens comes to."""
     for name, shape in (("w1", (ffn, d)), ("w3", (ffn, d)), ("w2", (d, ffn))):
         yield Tensor(f"{at}.{name}.weight", shape, n, 2.0 * math.prod(shape) * share)
@@ -228,19 +228,19 @@ def _deepseek_v3() -> Model:
         for n in range(layers):
             at = f"layers.{n}"
             yield Tensor(f"{at}.attn_norm.weight", (d,), n)
-            yield from _attention(f"{at}.attn", n, d, heads, context)
+            yield from _make_attention(f"{at}.attn", n, d, heads, context)
             yield Tensor(f"{at}.ffn_norm.weight", (d,), n)
             if n < experts.dense:
-                yield from _gated(f"{at}.ffn", n, d, 18432)
+                yield from _make_gated(f"{at}.ffn", n, d, 18432)
                 continue
-            yield _dense(f"{at}.ffn.gate.weight", experts.number, d, layer=n)
+            yield _make_dense(f"{at}.ffn.gate.weight", experts.number, d, layer=n)
             yield Tensor(f"{at}.ffn.gate.bias", (experts.number,), n)
             share = experts.top / experts.number
             for expert in range(experts.number):
-                yield from _gated(f"{at}.ffn.experts.{expert}", n, d, experts.ffn, share)
-            yield from _gated(f"{at}.ffn.shared_experts", n, d, experts.shared * experts.ffn)
+                yield from _make_gated(f"{at}.ffn.experts.{expert}", n, d, experts.ffn, share)
+            yield from _make_gated(f"{at}.ffn.shared_experts", n, d, experts.shared * experts.ffn)
         yield Tensor("norm.weight", (d,))
-        yield _dense("head.weight", vocab, d)
+        yield _make_dense("head.weight", vocab, d)
 
     return Model(
         name="deepseek-v3",
@@ -257,7 +257,7 @@ def _deepseek_v3() -> Model:
     )
 
 
-def _transformer(
+def _make_transformer(
     name: str, d: int, layers: int, heads: int, dtype: str, context: int, vocab: int = 0
 ) -> Model:
     """The matrices of a transformer alone, 12 d^2 a layer, and embeddings where there is a
@@ -265,13 +265,13 @@ def _transformer(
 
     def tensors() -> Iterator[Tensor]:
         if vocab:
-            yield _dense("wte.weight", vocab, d)  # the head is tied to it
+            yield _make_dense("wte.weight", vocab, d)  # the head is tied to it
             yield Tensor("wpe.weight", (context, d))
         for n in range(layers):
-            yield _dense(f"{n}.attn.qkv.weight", 3 * d, d, layer=n)
-            yield _dense(f"{n}.attn.out.weight", d, d, layer=n, extra=2.0 * context * d)
-            yield _dense(f"{n}.mlp.in.weight", 4 * d, d, layer=n)
-            yield _dense(f"{n}.mlp.out.weight", d, 4 * d, layer=n)
+            yield _make_dense(f"{n}.attn.qkv.weight", 3 * d, d, layer=n)
+            yield _make_dense(f"{n}.attn.out.weight", d, d, layer=n, extra=2.0 * context * d)
+            yield _make_dense(f"{n}.mlp.in.weight", 4 * d, d, layer=n)
+            yield _make_dense(f"{n}.mlp.out.weight", d, 4 * d, layer=n)
 
     return Model(
         name=name,
@@ -289,42 +289,43 @@ def _transformer(
     )
 
 
-def _toy() -> Model:
+def _make_toy() -> Model:
     """Two linear layers, 10 to 10 to 5."""
     tensors = (
-        _dense("net1.weight", 10, 10, layer=0),
+        _make_dense("net1.weight", 10, 10, layer=0),
         Tensor("net1.bias", (10,), 0),
-        _dense("net2.weight", 5, 10, layer=1),
+        _make_dense("net2.weight", 5, 10, layer=1),
         Tensor("net2.bias", (5,), 1),
     )
     return Model(name="toy", tensors=tensors, layers=2, dtype="float")
 
 
-def _stack(name: str, layers: int, rows: int, columns: int) -> Model:
+def _make_stack(name: str, layers: int, rows: int, columns: int) -> Model:
     """Equal matrices and nothing else: a number of parameters, where no more is known of a
     model."""
-    tensors = (_dense(f"layers.{n}.weight", rows, columns, layer=n) for n in range(layers))
+    tensors = (_make_dense(f"layers.{n}.weight", rows, columns, layer=n) for n in range(layers))
     return Model(name=name, tensors=tuple(tensors), layers=layers, dtype="float")
 
 
 MODELS: dict[str, Callable[[], Model]] = {
-    "gpt2-124m": _gpt2,
-    "resnet50": _resnet50,
-    "llama3-8b": lambda: _llama("llama3-8b", 4096, 32, 14336, 32),
-    "llama3-70b": lambda: _llama("llama3-70b", 8192, 80, 28672, 64),
-    "llama3-405b": lambda: _llama("llama3-405b", 16384, 126, 53248, 128),
+    "gpt2-124m": _make_gpt2,
+    "resnet50": _make_resnet50,
+    "llama3-8b": lambda: _make_llama("llama3-8b", 4096, 32, 14336, 32),
+    "llama3-70b": lambda: _make_llama("llama3-70b", 8192, 80, 28672, 64),
+    "llama3-405b": lambda: _make_llama("llama3-405b", 16384, 126, 53248, 128),
     "deepseek-v3": _deepseek_v3,
-    "dalle-12b": lambda: _transformer("dalle-12b", 3968, 64, 62, "half", 1280),
-    "gpt3-175b": lambda: _transformer("gpt3-175b", 12288, 96, 96, "float", 2048, 50257),
-    "stack-170b": lambda: _stack("stack-170b", 80, 42_500, 50_000),
-    "toy": _toy,
+    "dalle-12b": lambda: _make_transformer("dalle-12b", 3968, 64, 62, "half", 1280),
+    "gpt3-175b": lambda: _make_transformer("gpt3-175b", 12288, 96, 96, "float", 2048, 50257),
+    "stack-170b": lambda: _make_stack("stack-170b", 80, 42_500, 50_000),
+    "toy": _make_toy,
 }
 
 
-def model(name: str) -> Model:
+def find_model(name: str) -> Model:
     """The model of this name. Raises UsageError."""
     if name not in MODELS:
         raise UsageError(
-            f"there is no model '{name[:60]}'", near(name, MODELS) or f"one of {', '.join(MODELS)}"
+            f"there is no model '{name[:60]}'",
+            suggest_name(name, MODELS) or f"one of {', '.join(MODELS)}",
         )
     return MODELS[name]()

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import text
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError
 from collbench.core.text import UNITS
@@ -24,7 +24,7 @@ from collbench.features.training.step import (
     Op,
     Program,
     Step,
-    refuse,
+    refuse_step,
 )
 
 MOST_OPS = 1 << 20  # of all programs together
@@ -69,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[str, Meta(max_length=1000)] = ""
 
 
-def whole(given: int | str, where: str) -> int:
+def parse_whole(given: int | str, where: str) -> int:
     """The number that is meant: itself, or products and quotients, and sums of these, of whole
     numbers that may end in K, M, G or T (1024-based). Raises UsageError."""
     said, terms = str(given), [0]
@@ -190,13 +190,13 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
     """What a row means. Raises UsageError."""
     kind = row.kind
     if kind not in KINDS:
-        kind = _known(lambda name: collective(name).name, kind, f"{where}, kind", KINDS)
-    type_ = _known(lambda name: find_dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
+        kind = _find_known(lambda name: find_collective(name).name, kind, f"{where}, kind", KINDS)
+    type_ = _find_known(lambda name: find_dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
     if row.count != "" and row.bytes != "":
         raise UsageError(f"{where}: count and bytes are both there", "elements, or bytes")
-    nbytes = whole(row.bytes, f"{where}, bytes") if row.bytes != "" else 0
+    nbytes = parse_whole(row.bytes, f"{where}, bytes") if row.bytes != "" else 0
     if row.count != "":
-        nbytes = whole(row.count, f"{where}, count") * DTYPES[type_].size
+        nbytes = parse_whole(row.count, f"{where}, count") * DTYPES[type_].size
     if nbytes >= 1 << 62:
         raise UsageError(f"{where}, count: these are {nbytes} B", "up to 2^62")
     if row.id.isdigit():
@@ -214,7 +214,7 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
         group=row.group,
         nbytes=nbytes,
         dtype=type_,
-        op=_known(
+        op=_find_known(
             find_reduction, row.reduce or ("sum" if reduces else "none"), f"{where}, reduce", OPS
         ),
         root=0 if rooted and row.root < 0 else row.root,
@@ -232,18 +232,18 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
     return Line(op, row.ranks or ranks, where, row.id, row.after, ahead)
 
 
-def _known(find: Callable[[str], str], word: str, where: str, names: Iterable[str]) -> str:
+def _find_known(find: Callable[[str], str], word: str, where: str, names: Iterable[str]) -> str:
     """The proper name of what ``find`` knows."""
     try:
         return find(word)
     except UsageError as e:
         one_of = f"one of {', '.join(names)}"
         raise UsageError(
-            f"{where}: there is no '{word[:40]}'", text.near(word, names) or one_of
+            f"{where}: there is no '{word[:40]}'", text.suggest_name(word, names) or one_of
         ) from e
 
 
-def built(
+def build_step(
     path: Path, bare: Step, names: Names, lines: Sequence[Line], held: Sequence[Held]
 ) -> Step:
     """The step with the programs that lines make. Raises UsageError."""
@@ -278,10 +278,10 @@ def built(
     for one in held:
         for each in of[one.ranks]:
             each.holds[one.name] = one.nbytes
-    return _checked(path, bare, list(classes.values()))
+    return _check_step(path, bare, list(classes.values()))
 
 
-def _checked(path: Path, bare: Step, classes: list[_Class]) -> Step:
+def _check_step(path: Path, bare: Step, classes: list[_Class]) -> Step:
     """The step, if it says what can be. Raises UsageError."""
     merged: dict[tuple[tuple[Op, ...], tuple[tuple[str, int], ...]], list[int]] = {}
     for each in classes:
@@ -291,7 +291,7 @@ def _checked(path: Path, bare: Step, classes: list[_Class]) -> Step:
     )
     made = msgspec.structs.replace(bare, programs=programs)
     try:
-        refuse(made)
+        refuse_step(made)
     except Misplaced as e:
         found = next(each for each in classes if e.rank in each.ranks)
         raise UsageError(f"{found.where[e.op]}: {e.message.partition(': ')[2]}", e.hint) from e
@@ -300,7 +300,7 @@ def _checked(path: Path, bare: Step, classes: list[_Class]) -> Step:
     return made
 
 
-def convert(
+def convert_struct(
     given: Any,
     into: type[Into],
     where: str,
@@ -315,18 +315,22 @@ def convert(
     except msgspec.ValidationError as e:
         message, _, place = str(e).partition(" - at `")
         parts = [
-            re.sub(r"(\w+)\[(\d+)\]", _numbered, part)
+            re.sub(r"(\w+)\[(\d+)\]", _number_place, part)
             for part in place.strip("$`").split(".")
             if part
         ]
         unknown = re.search("unknown field `(.*?)`", message)
-        hint = text.near(unknown[1], keys) or f"one of {', '.join(keys)}" if unknown else otherwise
+        hint = (
+            text.suggest_name(unknown[1], keys) or f"one of {', '.join(keys)}"
+            if unknown
+            else otherwise
+        )
         raise UsageError(
             f"{', '.join([where, *parts])}: {message[:1].lower()}{message[1:200]}", hint
         ) from e
 
 
-def _numbered(found: re.Match[str]) -> str:
+def _number_place(found: re.Match[str]) -> str:
     """phase[0] as [[phase]] 1, ops[2] as op 3."""
     number = int(found[2]) + 1
     return {"phase": f"[[phase]] {number}", "ops": f"op {number}"}.get(found[1], found[0])

@@ -14,7 +14,7 @@ from collbench.core import splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
-from collbench.core.text import size
+from collbench.core.text import format_size
 from collbench.features.training.parts import PARTS
 from collbench.features.training.reshape import LONG
 from collbench.features.training.step import POINT_TO_POINT, Op, Step
@@ -68,7 +68,7 @@ class Played(NamedTuple):
         return self.meeting, self.case, self.turn
 
 
-def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
+def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
     """The operations of a rank's program that talk to others, in order. Those of groups of one rank
     do nothing."""
     turns: Counter[object] = Counter()
@@ -82,8 +82,8 @@ def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> li
             continue
         place = members.index(rank)
         lane = op.group, op.lane
-        blocks = tables.setdefault(lane, _tables(step, *lane, members))
-        case = _case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
+        blocks = tables.setdefault(lane, _list_split_tables(step, *lane, members))
+        case = _make_case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
         one = Played(at, op, case, members, place, 0)
         whom = (one.meeting, case)
         found.append(one._replace(turn=turns[whom]))
@@ -91,7 +91,9 @@ def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> li
     return found
 
 
-def _tables(step: Step, group: str, lane: str, members: tuple[int, ...]) -> Iterator[str]:
+def _list_split_tables(
+    step: Step, group: str, lane: str, members: tuple[int, ...]
+) -> Iterator[str]:
     """How each all_to_allv of a group divides its buffers, in their order, by what every member
     sends."""
     rows = (
@@ -102,10 +104,10 @@ def _tables(step: Step, group: str, lane: str, members: tuple[int, ...]) -> Iter
         ]
         for rank in members
     )
-    return (splits.written(table) for table in zip(*rows, strict=True))
+    return (splits.write_table(table) for table in zip(*rows, strict=True))
 
 
-def _case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform") -> Case:
+def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform") -> Case:
     """The case that an operation is in its group: in place where frameworks have it so."""
     message = op.kind in POINT_TO_POINT
     row = COLLECTIVES[LIKE if message else op.kind]
@@ -123,68 +125,70 @@ def _case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform")
     )
 
 
-def refuse(step: Step, case: Case, further: Callable[[Case], str] = lambda case: "") -> str:
+def refuse_step_case(
+    step: Step, case: Case, further: Callable[[Case], str] = lambda case: ""
+) -> str:
     """Why a step cannot be run as ``case`` would have it; else an empty string. ``further`` is
     asked of each of its operations."""
     info = backend_info(case.backend)
     if info.groups == "none":
         return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
     asked: set[Case] = set()
-    for op in _talking(step):
+    for op in _list_communicating(step):
         where = f"{step.name}: {op.kind}"
         if op.kind in POINT_TO_POINT and not info.messages:
             return f"{where}: {case.backend} has no messages from rank to rank"
         for n in {len(group) for group in step.family(op.group)} - {1}:
-            each = _case(op, n, case.backend, case.algorithm)
+            each = _make_case(op, n, case.backend, case.algorithm)
             if each not in asked and (reason := refusal.refuse_anywhere(each) or further(each)):
-                return f"{where} of {size(op.nbytes)} {op.dtype}: {reason}"
+                return f"{where} of {format_size(op.nbytes)} {op.dtype}: {reason}"
             asked.add(each)
     return ""
 
 
-def _talking(step: Step) -> Iterator[Op]:
+def _list_communicating(step: Step) -> Iterator[Op]:
     return (op for program in step.programs for op in program.ops if op.communicates)
 
 
-def kinds(step: Step, case: Case) -> list[Case]:
+def list_kinds(step: Step, case: Case) -> list[Case]:
     """One of each kind of operation, among all ranks, for trying whether a library does it."""
     found = {}
-    for op in _talking(step):
+    for op in _list_communicating(step):
         if op.kind not in POINT_TO_POINT and any(len(g) > 1 for g in step.family(op.group)):
-            one = _case(op, case.n, case.backend, case.algorithm)
+            one = _make_case(op, case.n, case.backend, case.algorithm)
             found[op.kind, op.dtype, op.op] = replace(one, root=min(one.root, 0))
     return [*found.values()]
 
 
-def dtypes(step: Step) -> list[str]:
+def list_dtypes(step: Step) -> list[str]:
     """The element types of all operations that communicate, sorted."""
-    return sorted({op.dtype for op in _talking(step)})
+    return sorted({op.dtype for op in _list_communicating(step)})
 
 
-def buffers(step: Step, case: Case, of: Callable[[Case], int]) -> int:
+def count_buffer_bytes(step: Step, case: Case, of: Callable[[Case], int]) -> int:
     """Bytes of all buffers on the rank that needs most: every operation has its own, each ``of``
     its case."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
     return max(
         (
-            sum(of(each.case) for each in played(step, rank, case.backend, case.algorithm))
+            sum(of(each.case) for each in list_played(step, rank, case.backend, case.algorithm))
             for rank in first
         ),
         default=0,
     )
 
 
-def calls(step: Step, case: Case) -> list[Case]:
+def list_calls(step: Step, case: Case) -> list[Case]:
     """The operations of the rank that talks most, as cases."""
     every = (
-        [each.case for each in played(step, program.ranks[0], case.backend, case.algorithm)]
+        [each.case for each in list_played(step, program.ranks[0], case.backend, case.algorithm)]
         for program in step.programs
         if program.ranks
     )
     return max(every, key=len, default=[])
 
 
-def warming(policy: Policy, seconds: float) -> int:
+def choose_warmup(policy: Policy, seconds: float) -> int:
     """Rounds that only warm up, where a step takes so many seconds."""
     return (1 if seconds > SLOW else SETTLED) if policy.warmup is None else policy.warmup
 
@@ -223,7 +227,7 @@ def forecast_rounds(policy: Policy, parts: Sequence[float]) -> Rounds:
     return Rounds(rounds, seconds(fewest), seconds(rounds))
 
 
-def computing(step: Step, flops: float, copied: float) -> float:
+def estimate_computing(step: Step, flops: float, copied: float) -> float:
     """A rough guess of the seconds that a rank computes, where it does so much in a second."""
 
     def seconds(op: Op) -> float:

@@ -14,7 +14,7 @@ from collbench.features.training.parts import PARTS
 from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
 from collbench.features.training.walk import Walk
 from collbench.records import stats
-from collbench.records.paired import Floats, Shift, shift
+from collbench.records.paired import Floats, Shift, estimate_shift
 from collbench.records.types import Operation, Record, RunFile
 from collbench.suite.case import Case
 
@@ -35,7 +35,7 @@ class Overlap(NamedTuple):
     ideal: Shift
 
 
-def overlaps(records: Iterable[Record]) -> list[Overlap]:
+def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
     """One for each step of which all parts were measured, in as many rounds; also of
     those that were finished when a run ended."""
     found: dict[tuple[Case, int], dict[str, Record]] = {}
@@ -45,13 +45,13 @@ def overlaps(records: Iterable[Record]) -> list[Overlap]:
             found.setdefault((like, record.world), {})[record.case.collective] = record
     complete = (parts for parts in found.values() if len(parts) == len(PARTS))
     return [
-        _overlap(*(parts[name] for name in PARTS))
+        _make_overlap(*(parts[name] for name in PARTS))
         for parts in complete
         if len({len(record.times_ns) for record in parts.values()}) == 1
     ]
 
 
-def _overlap(whole: Record, computation: Record, communication: Record) -> Overlap:
+def _make_overlap(whole: Record, computation: Record, communication: Record) -> Overlap:
     each = [
         np.asarray(record.times_ns, dtype=float) for record in (whole, computation, communication)
     ]
@@ -63,19 +63,19 @@ def _overlap(whole: Record, computation: Record, communication: Record) -> Overl
         whole,
         computation,
         communication,
-        bounded(exposed),
-        bounded((comm - exposed) / comm) if talks else None,
-        bounded(np.maximum(comp, comm) / step),
+        bound_mean(exposed),
+        bound_mean((comm - exposed) / comm) if talks else None,
+        bound_mean(np.maximum(comp, comm) / step),
     )
 
 
-def bounded(values: Floats) -> Shift:
+def bound_mean(values: Floats) -> Shift:
     """Their centre with its interval: of means over so many neighbours as make them independent,
     where there are enough to tell."""
-    apart = max(1, math.ceil(len(values) / max(1.0, stats.independent(values))))
+    apart = max(1, math.ceil(len(values) / max(1.0, stats.count_independent(values))))
     apart = apart if len(values) >= TELLING else 1
     kept = len(values) // apart * apart
-    return shift(values[:kept].reshape(-1, apart).mean(axis=1))
+    return estimate_shift(values[:kept].reshape(-1, apart).mean(axis=1))
 
 
 class Phase(NamedTuple):
@@ -106,7 +106,7 @@ class Phase(NamedTuple):
         return self.busy / self.alone if self.alone else None
 
 
-def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
+def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     """Where the time of rank 0's operations goes: medians over the steps that were watched."""
     program = step.program(0)
     if len(program.ops) != len(operations):
@@ -118,16 +118,18 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
             places.setdefault((op.phase, op.group, op.kind), []).append(at)
     spans = [under_way(program, operations, k) for k in range(count)]
     waits = [
-        _parted(
-            [union(each[at] for at in of) for of in places.values()],
-            _waiting(program, operations, k),
+        _divide_waiting(
+            [union_spans(each[at] for at in of) for of in places.values()],
+            _waiting_spans(program, operations, k),
         )
         for k, each in enumerate(spans)
     ]
     found = []
     for number, (key, of) in enumerate(places.items()):
         ops = [program.ops[at] for at in of]
-        alone = [stats.median(told) for op in ops if (told := _alone(program, operations, op))]
+        alone = [
+            stats.median(told) for op in ops if (told := _alone_times(program, operations, op))
+        ]
         members = step.members(key[1], 0)
         found.append(
             Phase(
@@ -135,7 +137,7 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
                 len(ops),
                 sum(op.nbytes for op in ops),
                 sum(op.sent(len(members), members.index(0)) for op in ops),
-                stats.median([length(union(each[at] for at in of)) for each in spans]),
+                stats.median([spans_length(union_spans(each[at] for at in of)) for each in spans]),
                 stats.median([each[number] for each in waits]),
                 sum(alone) if len(alone) == len(ops) else None,
             )
@@ -143,7 +145,7 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     return found
 
 
-def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
+def measure_busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
     """How long operations of each phase and group were under way on rank 0, at least one of them,
     in ns: medians over the steps that were watched."""
     program = step.program(0)
@@ -154,7 +156,7 @@ def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], f
         if op.communicates and count:
             places.setdefault((op.phase, op.group), []).append(at)
     return {
-        key: stats.median([length(union(each[at] for at in of)) for each in spans])
+        key: stats.median([spans_length(union_spans(each[at] for at in of)) for each in spans])
         for key, of in places.items()
     }
 
@@ -172,18 +174,21 @@ class Timed(NamedTuple):
     alone: float | None
 
 
-def operations(program: Program, seen: Sequence[Operation]) -> list[Timed]:
+def list_timed(program: Program, seen: Sequence[Operation]) -> list[Timed]:
     """The operations of rank 0's program that were watched."""
     count = min((len(one.ends_ns) for one in seen), default=0)
-    waits = [_waiting(program, seen, at) for at in range(count)]
+    waits = [_waiting_spans(program, seen, at) for at in range(count)]
     found = []
     for at, (op, times) in enumerate(zip(program.ops, seen, strict=True)):
         if not op.communicates or not count or not all(times.ends_ns):
             continue
         spans = [*zip(times.begins_ns, times.ends_ns, strict=True)]
-        still = [common(union([span]), wait) for span, wait in zip(spans, waits, strict=True)]
+        still = [
+            common_length(union_spans([span]), wait)
+            for span, wait in zip(spans, waits, strict=True)
+        ]
         took = [end - begin for begin, end in spans]
-        alone = _alone(program, seen, op)
+        alone = _alone_times(program, seen, op)
         found.append(
             Timed(
                 at,
@@ -206,10 +211,10 @@ class Blamed(NamedTuple):
     less: Shift
 
 
-def blamed(program: Program, seen: Sequence[Operation]) -> list[Blamed]:
+def list_blamed(program: Program, seen: Sequence[Operation]) -> list[Blamed]:
     """The operations that were left out of steps in turns, that which costs most first."""
     found = [
-        Blamed(at, op, bounded(np.subtract(each.with_ns, each.without_ns, dtype=float)))
+        Blamed(at, op, bound_mean(np.subtract(each.with_ns, each.without_ns, dtype=float)))
         for at, (op, each) in enumerate(zip(program.ops, seen, strict=True))
         if each.without_ns
     ]
@@ -219,14 +224,14 @@ def blamed(program: Program, seen: Sequence[Operation]) -> list[Blamed]:
 Spans = list[tuple[int, int]]  # apart from each other, in order
 
 
-def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans:
+def _waiting_spans(program: Program, operations: Sequence[Operation], k: int) -> Spans:
     """When the program stood still in a step: in waits, and in calls that it waits for."""
     still = (
         at
         for at, op in enumerate(program.ops)
         if op.kind == "wait" or (op.communicates and op.wait == "call")
     )
-    return union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
+    return union_spans((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
 
 
 def under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
@@ -245,7 +250,7 @@ def under_way(program: Program, operations: Sequence[Operation], k: int) -> list
     return found
 
 
-def _parted(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
+def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
     """How long each kind's spans lie in ``waiting``, divided among those that do so at once."""
     every = [*kinds, waiting]
     edges = np.unique([edge for spans in every for span in spans for edge in span])
@@ -269,7 +274,7 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
     if not whole.operations:
         return None
     program, seen = step.program(0), whole.operations[0]
-    took = {op: _alone(program, seen, op) for op in {*program.ops} if op.communicates}
+    took = {op: _alone_times(program, seen, op) for op in {*program.ops} if op.communicates}
     talks = {op for other in step.programs for op in other.ops if op.communicates}
     missing = [
         op
@@ -279,7 +284,7 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
     if missing or not talks:
         return None
     alone = {op: stats.median(times) for op, times in took.items() if times}
-    computed = _computed(step, whole.operations, stats.median(computation.times_ns))
+    computed = _computation_times(step, whole.operations, stats.median(computation.times_ns))
 
     def seconds(op: Op, members: tuple[int, ...]) -> float:
         return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
@@ -287,7 +292,9 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
     return Walk(step, seconds).seconds
 
 
-def _computed(step: Step, seen: Sequence[Sequence[Operation]], total: float) -> dict[Op, float]:
+def _computation_times(
+    step: Step, seen: Sequence[Sequence[Operation]], total: float
+) -> dict[Op, float]:
     """What each computation of a step takes: parts of what all of a rank's take without
     communication, as they were seen in the whole step."""
     times: dict[Op, list[int]] = {}
@@ -306,7 +313,7 @@ def _computed(step: Step, seen: Sequence[Sequence[Operation]], total: float) -> 
     return {op: share * stats.median(each) for op, each in times.items()}
 
 
-def _alone(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:
+def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:
     """Times of the like of an operation by itself."""
     return next(
         (
@@ -318,7 +325,7 @@ def _alone(program: Program, operations: Sequence[Operation], op: Op) -> Sequenc
     )
 
 
-def union(spans: Iterable[tuple[int, int]]) -> Spans:
+def union_spans(spans: Iterable[tuple[int, int]]) -> Spans:
     """Spans that may overlap, as what at least one of them covers."""
     found: Spans = []
     for begin, end in sorted(spans):
@@ -329,13 +336,13 @@ def union(spans: Iterable[tuple[int, int]]) -> Spans:
     return found
 
 
-def length(spans: Spans) -> int:
+def spans_length(spans: Spans) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def common(some: Spans, others: Spans) -> int:
+def common_length(some: Spans, others: Spans) -> int:
     """How long both are under way."""
-    return length(some) + length(others) - length(union([*some, *others]))
+    return spans_length(some) + spans_length(others) - spans_length(union_spans([*some, *others]))
 
 
 def step_of(file: RunFile, case: Case) -> Step | None:

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.core.text import near
+from collbench.core.text import suggest_name
 from collbench.features.training import models
 from collbench.features.training import step_files as files
-from collbench.features.training.layout import Layout, Nothing, read
+from collbench.features.training.layout import Layout, Nothing, parse_struct
 from collbench.features.training.models import Model
 from collbench.features.training.patterns import compressed, experts, fsdp, redistribution, zero
 from collbench.features.training.patterns import data_parallel as data
 from collbench.features.training.patterns import megatron as model
 from collbench.features.training.patterns.transformer import Megatron
-from collbench.features.training.step import Step, refuse
+from collbench.features.training.step import Step, refuse_step
 
 Make = Callable[[Model, Layout, Any], Step]
 
@@ -149,7 +149,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def find(
+def find_step(
     name: str, layout: str = "", options: str = "", world: int | None = None, layers: int = 0
 ) -> Step:
     """The step of this name or file, laid out and told as asked; on ``world`` ranks, with the first
@@ -161,30 +161,30 @@ def find(
                 f"{name} says itself what its ranks do",
                 "leave out --layout, --options, -g, --layers",
             )
-        return files.read(path)
-    preset = _preset(name)
+        return files.read_step(path)
+    preset = _find_preset(name)
     pattern = PATTERNS[preset.pattern]
-    shape = models.model(preset.model)
-    laid = read(layout, Layout, "--layout", read(preset.layout, Layout, "--layout"))
-    told = read(preset.options, pattern.options, "--options")
+    shape = models.find_model(preset.model)
+    laid = parse_struct(layout, Layout, "--layout", parse_struct(preset.layout, Layout, "--layout"))
+    told = parse_struct(preset.options, pattern.options, "--options")
     made = pattern.make(
         shape.cut(layers) if layers else shape,
         laid.on(world) if world else laid,
-        read(options, pattern.options, "--options", told),
+        parse_struct(options, pattern.options, "--options", told),
     )
-    refuse(made)
+    refuse_step(made)
     words = [made.name, layout, options, f"layers={layers}" if layers else ""]
     return msgspec.structs.replace(made, name=" ".join(filter(None, words)))
 
 
-def _preset(name: str) -> Preset:
+def _find_preset(name: str) -> Preset:
     """What a name stands for: a preset, or a pattern and a model."""
     if name in PRESETS:
         return PRESETS[name]
     word, _, rest = name.partition(":")
     if word not in PATTERNS:
         known = [*PRESETS, *(f"{each}:" for each in PATTERNS)]
-        hint = near(name, known) or "collbench workload lists them"
+        hint = suggest_name(name, known) or "collbench workload lists them"
         raise UsageError(f"there is no workload '{name[:60]}'", hint)
     if not rest:
         raise UsageError(

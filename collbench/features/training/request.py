@@ -13,7 +13,7 @@ from msgspec import Meta
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
 from collbench.features.training import reshape
-from collbench.features.training.step import Compute, Step, refuse
+from collbench.features.training.step import Compute, Step, refuse_step
 
 Text = Annotated[str, Meta(max_length=1000)]
 
@@ -42,11 +42,13 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 f"{world} ranks: {self.name} has {self.step.world}",
                 f"leave the number out, or --ranks 0-{world - 1} of a larger trace",
             )
-        found = self.step or presets.find(self.name, self.layout, self.options, world, self.layers)
-        made = reshape.sliced(found, self.group) if self.group else found
-        made = reshape.scaled(made, reshape.share(self.scale))
+        found = self.step or presets.find_step(
+            self.name, self.layout, self.options, world, self.layers
+        )
+        made = reshape.slice_step(found, self.group) if self.group else found
+        made = reshape.scale_step(made, reshape.parse_share(self.scale))
         if made is not found:  # which has been looked at
-            refuse(made)
+            refuse_step(made)
         return made
 
     def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:
@@ -57,9 +59,9 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 f"tflops={self.tflops:g} has no effect on compute={self.compute}, which computes",
                 "compute=sleep or spin takes as long as tflops says; else leave tflops out",
             )
-        made = reshape.computing(self._on(ranks, told), self.compute, self.tflops)
+        made = reshape.set_computation(self._on(ranks, told), self.compute, self.tflops)
         without = [name for name in backends if not backend_info(name).averages]
-        return reshape.summed(made, without[0]) if without else made
+        return reshape.replace_averages(made, without[0]) if without else made
 
     def _on(self, ranks: int, told: bool) -> Step:
         try:

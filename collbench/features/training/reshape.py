@@ -12,14 +12,14 @@ import msgspec
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import near, size
+from collbench.core.text import format_size, suggest_name
 from collbench.features.training.step import POINT_TO_POINT, Op, Program, Step
 
 replace = msgspec.structs.replace
 LONG = ("sleep", "spin")  # computation that only takes time
 
 
-def share(text: str, option: str = "--scale") -> Fraction:
+def parse_share(text: str, option: str = "--scale") -> Fraction:
     """The part of every operation that is meant: 1/16, or 0.25. Raises UsageError."""
     try:
         found = Fraction(text)
@@ -30,7 +30,7 @@ def share(text: str, option: str = "--scale") -> Fraction:
     return found
 
 
-def scaled(step: Step, by: Fraction) -> Step:
+def scale_step(step: Step, by: Fraction) -> Step:
     """The step with as many operations, each of so much of its elements, rounded up to what its
     group can divide and to one at least. What ranks hold shrinks with them."""
     if by == 1:
@@ -61,14 +61,14 @@ def scaled(step: Step, by: Fraction) -> Step:
         for program in step.programs
     )
     told = f"every operation has {by} of its elements, and as much less is computed"
-    return _changed(step, f"scale={by}", told, programs)
+    return _change_step(step, f"scale={by}", told, programs)
 
 
-def sliced(step: Step, name: str) -> Step:
+def slice_step(step: Step, name: str) -> Step:
     """What the ranks of the first group of this name do among themselves; operations with others
     are left out. Raises UsageError."""
     if name not in step.groups:
-        there = near(name, step.groups) or f"one of {', '.join(step.groups)}"
+        there = suggest_name(name, step.groups) or f"one of {', '.join(step.groups)}"
         raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", there)
     kept = step.family(name)[0]
     number = {rank: place for place, rank in enumerate(kept)}
@@ -91,17 +91,19 @@ def sliced(step: Step, name: str) -> Step:
     programs = []
     for program in step.programs:
         if ranks := [number[rank] for rank in program.ranks if rank in number]:
-            ops = _without(program.ops, [stays(op) for op in program.ops])
+            ops = _keep_operations(program.ops, [stays(op) for op in program.ops])
             programs.append(Program(tuple(ranks), ops, program.holds))
     told = f"only the ranks of one group of {name}: {dropped[0]} operations with others left out"
     return replace(
-        _changed(step, f"slice={name}", f"{told}, of {size(dropped[1])}", tuple(programs)),
+        _change_step(
+            step, f"slice={name}", f"{told}, of {format_size(dropped[1])}", tuple(programs)
+        ),
         world=len(kept),
         groups=groups,
     )
 
 
-def _without(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]:
+def _keep_operations(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]:
     """The operations that stay, with what each comes after by its new place. A wait for none of
     those is none."""
     places: dict[int, int] = {}
@@ -117,7 +119,7 @@ def _without(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]:
     return tuple(found)
 
 
-def computing(step: Step, kind: str, tflops: float) -> Step:
+def set_computation(step: Step, kind: str, tflops: float) -> Step:
     """The step with this kind of computation, which takes as long as at so many TFLOP/s where it is
     to take time only. Raises UsageError where nothing says how long."""
     if kind in LONG and not tflops:
@@ -133,27 +135,27 @@ def computing(step: Step, kind: str, tflops: float) -> Step:
 
     made = replace(step, compute=kind, recorded=None if kind == "none" else step.recorded)
     if kind in LONG and tflops:
-        made = _each(made, timed)
+        made = _change_each(made, timed)
     words = f"compute={kind}" + (f"@{tflops:g}" if kind in LONG and tflops else "")
     return made if kind == "auto" else replace(made, name=f"{step.name} {words}")
 
 
-def summed(step: Step, backend: str) -> Step:
+def replace_averages(step: Step, backend: str) -> Step:
     """The step with sums in place of averages, for a library that has none: frameworks divide by
     themselves there."""
     if not any(op.op == "avg" for program in step.programs for op in program.ops):
         return step
     told = f"averages are sums: {backend} has no avg, and frameworks divide by themselves there"
-    made = _each(step, lambda op: replace(op, op="sum") if op.op == "avg" else op)
+    made = _change_each(step, lambda op: replace(op, op="sum") if op.op == "avg" else op)
     return replace(made, assumptions=(*made.assumptions, told))
 
 
-def _each(step: Step, change: Callable[[Op], Op]) -> Step:
+def _change_each(step: Step, change: Callable[[Op], Op]) -> Step:
     programs = tuple(replace(p, ops=tuple(map(change, p.ops))) for p in step.programs)
     return replace(step, programs=programs)
 
 
-def _changed(step: Step, words: str, told: str, programs: tuple[Program, ...]) -> Step:
+def _change_step(step: Step, words: str, told: str, programs: tuple[Program, ...]) -> Step:
     return replace(
         step,
         name=f"{step.name} {words}",

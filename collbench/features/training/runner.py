@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from collbench.core.text import clock, counted, duration
+from collbench.core.text import format_clock, format_count, format_duration
 from collbench.features.training import operations as steps
 from collbench.features.training import reshape
 from collbench.features.training.parts import PARTS
@@ -47,13 +47,13 @@ class _StepRunner:
     remedy = "a smaller --scale, fewer --layers or --compute sleep take less"
 
     def refuse(self, case: Case, subject: Step, refuse_call: Callable[[Case], str]) -> str:
-        return steps.refuse(subject, case, refuse_call)
+        return steps.refuse_step_case(subject, case, refuse_call)
 
     def list_probes(self, job: Job) -> list[Case]:
-        return steps.kinds(job.subject, job.case)
+        return steps.list_kinds(job.subject, job.case)
 
     def list_dtypes(self, job: Job) -> list[str]:
-        return steps.dtypes(job.subject)
+        return steps.list_dtypes(job.subject)
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: Step) -> Job | Skip:
         """A step as a job if it fits, every operation with a buffer of its own."""
@@ -71,24 +71,27 @@ class _StepRunner:
         return Skip(
             case,
             f"{subject.name}: a rank needs {each >> 20:,} MiB for itself and a buffer for each"
-            f" operation, {counted(room.sharers, 'rank')} {needed >> 20:,} MiB {room.where}, where"
+            f" operation, {format_count(room.sharers, 'rank')} {needed >> 20:,} MiB"
+            f" {room.where}, where"
             f" {room.available >> 20:,} MiB are available; {fitting}",
         )
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
-        calls = steps.calls(job.subject, job.case)
+        calls = steps.list_calls(job.subject, job.case)
         own = max((scratch_bytes(each) for each in calls), default=0)
-        needs = steps.buffers(job.subject, job.case, lambda each: buffer_bytes(each, policy))
+        needs = steps.count_buffer_bytes(
+            job.subject, job.case, lambda each: buffer_bytes(each, policy)
+        )
         return RANK_BYTES + own + needs + COMPUTING
 
     def guess_call(self, job: Job) -> float:
-        calls = steps.calls(job.subject, job.case)
+        calls = steps.list_calls(job.subject, job.case)
         once = sum(collectives.guess_call(each) for each in calls)
-        once += steps.computing(job.subject, GUESS_FLOPS, GUESS_COPY)
+        once += steps.estimate_computing(job.subject, GUESS_FLOPS, GUESS_COPY)
         return 2 * once * measure_crowding(job.case)  # the whole, and its two parts
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
-        calls = steps.calls(job.subject, job.case)
+        calls = steps.list_calls(job.subject, job.case)
         nbytes = sum(buffer_bytes(each, policy) for each in calls)
         rounds = GUESS_STEP + GUESS_BLAME * policy.blame
         filled = collectives.guess_filling(job.case, nbytes, policy)
@@ -96,19 +99,20 @@ class _StepRunner:
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> Forecast:
         seen = steps.forecast_rounds(policy, [record.setup_ns / 1e9 for record in warm])
-        least, most = (clock(round(launches * end, -1)) for end in (seen.least, seen.most))
+        least, most = (format_clock(round(launches * end, -1)) for end in (seen.least, seen.most))
         some = "up to " * (policy.iters is None and seen.number >= steps.LEAST)
-        parts = [f"{some}{counted(seen.number, 'round')} of its {self.parts} parts"]
+        parts = [f"{some}{format_count(seen.number, 'round')} of its {self.parts} parts"]
         parts += ["rounds without an operation"] * policy.blame
         of = " min" * (launches * seen.most < 3600)
-        of += f" in {counted(launches, 'launch')}" if launches > 1 else ""
+        of += f" in {format_count(launches, 'launch')}" if launches > 1 else ""
         less = "without --blame" if policy.blame else "with a smaller --scale"
         less += f" or -n {steps.FEWEST}" * (seen.number > steps.FEWEST)
         takes = f"{least} to {most}" if least != most else f"about {most}"
         return Forecast(
             launches * seen.least,
             launches * seen.most,
-            f"a step takes {duration(warm[0].setup_ns)}: {', '.join(parts)} and each operation by"
+            f"a step takes {format_duration(warm[0].setup_ns)}: {', '.join(parts)} and each"
+            " operation by"
             f" itself take {takes}{of}",
             f"{less} it takes less",
         )
@@ -123,10 +127,10 @@ def _find_fitting(step: Step, share: Callable[[Step], float]) -> str:
     """Which parts of a step would fit, of what takes that share of the room."""
     found = []
     for power in range(max(1, math.ceil(math.log2(share(step)))), MOST_SCALED):
-        if share(reshape.scaled(step, Fraction(1, 1 << power))) <= 1:
+        if share(reshape.scale_step(step, Fraction(1, 1 << power))) <= 1:
             found.append(f"--scale 1/{1 << power}")
             break
-    slices = {name: reshape.sliced(step, name) for name in step.groups}
+    slices = {name: reshape.slice_step(step, name) for name in step.groups}
     fits = [name for name, part in slices.items() if share(part) <= 1]
     if fits:
         found.append(f"--slice {max(fits, key=lambda name: slices[name].world)}")

@@ -19,7 +19,7 @@ from msgspec import Meta
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import printable
+from collbench.core.text import printable_text
 
 Whole = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Groups = tuple[tuple[int, ...], ...]
@@ -123,7 +123,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         """Its name, with a digest of what it does: two steps of one title are the same."""
         bare = msgspec.structs.replace(self, name="", assumptions=(), recorded=None)
         told = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
-        return f"{printable(self.name)[:180]} #{told}"
+        return f"{printable_text(self.name)[:180]} #{told}"
 
     def family(self, name: str) -> Groups:
         """The groups of this name."""
@@ -229,10 +229,10 @@ class Misplaced(UsageError):
         self.rank, self.op = rank, op
 
 
-def refuse(step: Step) -> None:
+def refuse_step(step: Step) -> None:
     """Raises UsageError for a step that says what cannot be, with the place where it does."""
     _refuse_groups(step)
-    places = {name: _places(step, name) for name in (WORLD, *step.groups)}
+    places = {name: _place_ranks(step, name) for name in (WORLD, *step.groups)}
     seen: set[int] = set()
     for program in step.programs:
         if twice := seen.intersection(program.ranks):
@@ -243,7 +243,7 @@ def refuse(step: Step) -> None:
             for name, found in places.items()
         }
         for number, op in enumerate(program.ops):
-            if trouble := _trouble(op, number, within, len(program.ranks)):
+            if trouble := _find_trouble(op, number, within, len(program.ranks)):
                 rank = program.ranks[0]
                 where = f"rank {rank}, op {number} ({op.kind})"
                 raise Misplaced(f"{step.name}: {where}: {trouble}", rank, number)
@@ -270,7 +270,7 @@ class _Within(NamedTuple):
         return cls(len(places), frozenset(places), frozenset(place.n for place in places))
 
 
-def _places(step: Step, name: str) -> dict[int, _Place]:
+def _place_ranks(step: Step, name: str) -> dict[int, _Place]:
     return {
         rank: _Place(at, len(group)) for group in step.family(name) for at, rank in enumerate(group)
     }
@@ -290,7 +290,7 @@ def _refuse_groups(step: Step) -> None:
             raise UsageError(f"groups '{name}': there is no rank {max(ranks)} of {step.world}")
 
 
-def _trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> str:
+def _find_trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> str:
     """What is wrong with an operation of so many ranks, which are there in the groups of each name;
     else nothing."""
     for word, what, known in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
@@ -305,10 +305,10 @@ def _trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> 
         return f"there is no group '{op.group[:40]}' that it is in"
     if op.nbytes % DTYPES[op.dtype].size:
         return f"{op.nbytes} B are not a whole number of elements of {op.dtype}"
-    return _misplaced(op, there)
+    return _find_misplaced(op, there)
 
 
-def _misplaced(op: Op, there: _Within) -> str:
+def _find_misplaced(op: Op, there: _Within) -> str:
     """What is wrong with the members that an operation names."""
     n = min(there.sizes)
     if op.kind in POINT_TO_POINT:

@@ -29,10 +29,10 @@ from collbench.features.training.operation_lines import (
     Names,
     Row,
     Word,
-    built,
-    convert,
+    build_step,
+    convert_struct,
     line_of,
-    whole,
+    parse_whole,
 )
 from collbench.features.training.step import MOST_RANKS, Groups, Op, Step, parse_order
 
@@ -64,23 +64,23 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 KEYS = [key for each in (_File, _Phase, Row) for key in each.__struct_fields__]
 
 
-def read(path: Path) -> Step:
+def read_step(path: Path) -> Step:
     """The step in a file. Raises UsageError."""
     ending = path.suffix.lower()
     if ending not in MOST_BYTES:
         raise UsageError(f"{path}: it is neither .toml nor .csv", HINT)
     try:
         if ending == ".csv":
-            content = files.read(path, MOST_BYTES[ending]).decode("utf-8-sig")
+            content = files.read_bytes(path, MOST_BYTES[ending]).decode("utf-8-sig")
         else:
-            _, document = files.toml(path, MOST_BYTES[ending])
+            _, document = files.read_toml(path, MOST_BYTES[ending])
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
-    return _csv(path, content) if ending == ".csv" else _toml(path, document)
+    return _read_csv(path, content) if ending == ".csv" else _read_toml(path, document)
 
 
-def _toml(path: Path, document: dict[str, Any]) -> Step:
-    said = convert(document, _File, str(path), KEYS)
+def _read_toml(path: Path, document: dict[str, Any]) -> Step:
+    said = convert_struct(document, _File, str(path), KEYS)
     names = Names()
     groups: dict[str, Groups] = {}
     for name, given in said.groups.items():
@@ -101,9 +101,11 @@ def _toml(path: Path, document: dict[str, Any]) -> Step:
             for place, row in enumerate(phase.ops, 1)
         ]
         lines += once * phase.repeat
-    held = [Held("", name, whole(n, f"{path}: [holds], {name}")) for name, n in said.holds.items()]
+    held = [
+        Held("", name, parse_whole(n, f"{path}: [holds], {name}")) for name, n in said.holds.items()
+    ]
     bare = Step(said.name or path.stem, said.world, (), groups, tuple(said.assumptions))
-    return built(path, bare, names, lines, held)
+    return build_step(path, bare, names, lines, held)
 
 
 def _known_order(given: str, world: int, where: str) -> Groups:
@@ -131,17 +133,17 @@ class _Declared(msgspec.Struct):
         elif word == "assumption":
             self.assumptions.append(rest)
         elif word == "world":
-            self.world = whole(rest, f"{where}, #world")
+            self.world = parse_whole(rest, f"{where}, #world")
         elif word == "group":
             name, _, ranks = rest.rpartition(" ")
             self.groups[name.strip()] = names.groups(ranks, f"{where}, #group")
         elif word == "holds":
             ranks, _, what = rest.partition(" ")
             name, _, nbytes = what.rpartition(" ")
-            self.held.append(Held(ranks, name.strip(), whole(nbytes, f"{where}, #holds")))
+            self.held.append(Held(ranks, name.strip(), parse_whole(nbytes, f"{where}, #holds")))
 
 
-def _csv(path: Path, content: str) -> Step:
+def _read_csv(path: Path, content: str) -> Step:
     names, said, lines = Names(), _Declared(path.stem), []
     columns: list[str] = []
     for number, line in enumerate(content.split("\n"), 1):
@@ -149,11 +151,11 @@ def _csv(path: Path, content: str) -> Step:
         if line.startswith("#"):
             said.take(line, names, where)
         elif line.strip():
-            cells = _cells(line.rstrip("\r"), where)
+            cells = _split_cells(line.rstrip("\r"), where)
             if columns:
                 lines.append(_from_cells(columns, cells, where))
             else:
-                columns = _columns(cells, where)
+                columns = _read_header(cells, where)
     if not columns:
         raise UsageError(f"{path}: there is no header", ",".join(COLUMNS))
     named = [line.ranks for line in lines] + [each.ranks for each in said.held]
@@ -163,23 +165,23 @@ def _csv(path: Path, content: str) -> Step:
     if world > MOST_RANKS:
         raise UsageError(f"{path}: #world {world}", f"{MOST_RANKS:,} at most")
     bare = Step(said.name, world, (), said.groups, tuple(said.assumptions))
-    return built(path, bare, names, lines, said.held)
+    return build_step(path, bare, names, lines, said.held)
 
 
-def _cells(line: str, where: str) -> list[str]:
+def _split_cells(line: str, where: str) -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except csv.Error as e:
         raise UsageError(f"{where}: {first_line(e)}", "cells with commas in quotes") from e
 
 
-def _columns(cells: list[str], where: str) -> list[str]:
+def _read_header(cells: list[str], where: str) -> list[str]:
     """The header. Raises UsageError."""
     every = (*COLUMNS, *FURTHER, *OURS)
     for name in cells:
         if name not in every or cells.count(name) > 1:
             what = "twice the column" if name in every else "there is no column"
-            hint = text.near(name, every) or f"columns are {', '.join(every)}"
+            hint = text.suggest_name(name, every) or f"columns are {', '.join(every)}"
             raise UsageError(f"{where}: {what} '{name[:40]}'", hint)
     if missing := [name for name in COLUMNS if name not in cells]:
         raise UsageError(f"{where}: the header lacks {', '.join(missing)}", ",".join(COLUMNS))
@@ -196,29 +198,31 @@ def _from_cells(columns: list[str], cells: list[str], where: str) -> Line:
     }
     if "ranks" not in said or "kind" not in said:
         raise UsageError(f"{where}: there are no ranks, or no op", "0-7,all_reduce,4096,float,tp")
-    row = convert(said, Row, where, KEYS, strict=False)
+    row = convert_struct(said, Row, where, KEYS, strict=False)
     return line_of(row, row.ranks, "", where)
 
 
-def write(step: Step) -> str:
+def write_step(step: Step) -> str:
     """The step as CSV."""
     out = io.StringIO()
-    out.write(f"#name {text.printable(step.name)}\n#world {step.world}\n")
+    out.write(f"#name {text.printable_text(step.name)}\n#world {step.world}\n")
     for assumption in step.assumptions:
-        out.write(f"#assumption {text.printable(assumption)}\n")
+        out.write(f"#assumption {text.printable_text(assumption)}\n")
     for name, family in step.groups.items():
-        ranks = ";".join(map(spelled, family))
-        out.write(f"#group {text.printable(name)} {ranks}\n" if family else "")
+        ranks = ";".join(map(format_ranks, family))
+        out.write(f"#group {text.printable_text(name)} {ranks}\n" if family else "")
     for program in step.programs:
         for name, nbytes in program.holds.items():
-            out.write(f"#holds {spelled(program.ranks)} {text.printable(name)} {nbytes}\n")
+            out.write(
+                f"#holds {format_ranks(program.ranks)} {text.printable_text(name)} {nbytes}\n"
+            )
     rows = [_to_cells(op) for program in step.programs for op in program.ops]
     used = [name for name in (*FURTHER, *OURS) if any(row.get(name) for row in rows)]
     writer = csv.DictWriter(out, (*COLUMNS, *used), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     of = iter(rows)
     for program in step.programs:
-        ranks = spelled(program.ranks, ";")
+        ranks = format_ranks(program.ranks, ";")
         writer.writerows({"ranks": ranks, **next(of)} for _ in program.ops)
     return out.getvalue()
 
@@ -246,10 +250,10 @@ def _to_cells(op: Op) -> dict[str, str]:
         "touched": str(op.touched or ""),
         "source": op.source,
     }
-    return {name: str(text.inert(text.printable(cell))) for name, cell in cells.items()}
+    return {name: str(text.inert_cell(text.printable_text(cell))) for name, cell in cells.items()}
 
 
-def spelled(ranks: Sequence[int], between: str = ",") -> str:
+def format_ranks(ranks: Sequence[int], between: str = ",") -> str:
     """Ranks as ``0-3,8-14:2``, in their order."""
     found = []
     at = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.features.training.count import count
+from collbench.features.training.count import count_step
 from collbench.features.training.step import Step
 from collbench.records.traffic import NOISE, replaced_collective, sent_ratio
 from collbench.records.types import Sent
@@ -24,7 +24,7 @@ class Carried(NamedTuple):
 def count_traffic(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
     """What links carried for a step: of the counts, that during which least else did; None where
     there is none, or as much came from others."""
-    found = count(step)
+    found = count_step(step)
     total = known = found.total
     for part in found.parts:
         other = replaced_collective(library, case.backend, part.kind)

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from collbench.core.dtypes import DTYPES
-from collbench.features.training.count import count
+from collbench.features.training.count import count_step
 from collbench.features.training.operations import (
     ALONE,
     ALONE_SHARE,
@@ -27,10 +27,10 @@ from collbench.features.training.operations import (
     MORE,
     WATCHED,
     Played,
-    played,
-    warming,
+    choose_warmup,
+    list_played,
 )
-from collbench.features.training.overlap import bounded, operations
+from collbench.features.training.overlap import bound_mean, list_timed
 from collbench.features.training.parts import COMMUNICATION, PARTS, STEP
 from collbench.features.training.player import Player
 from collbench.features.training.step import POINT_TO_POINT, Step
@@ -41,7 +41,7 @@ from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank import counted
 from collbench.run.rank.bench import Bench, Sites
-from collbench.run.rank.calls import Buffers, allocate
+from collbench.run.rank.calls import Buffers, allocate_slots
 from collbench.run.rank.check import Checker
 from collbench.run.rank.computation import Computation
 from collbench.run.rank.measure import (
@@ -53,8 +53,8 @@ from collbench.run.rank.measure import (
     Steps,
     Sync,
     clock,
+    do_nothing,
     has_lost,
-    nothing,
     overhead_ns,
 )
 from collbench.run.rank.outcome import (
@@ -66,7 +66,7 @@ from collbench.run.rank.outcome import (
     fail_without_samples,
     select_timing,
 )
-from collbench.run.rank.payload import show
+from collbench.run.rank.payload import format_bits
 from collbench.suite.policy import Policy
 
 EVERY = 100  # rounds after each of which is asked whether they suffice, and after a quarter more
@@ -111,7 +111,7 @@ class StepTrial:
         self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
         self._beat = partial(bench.board.beat, bench.rank)
         self._sites: dict[tuple[str, str], Backend] = {}
-        for name, lane in _used(self._step):
+        for name, lane in _list_used(self._step):
             self._sites[name, lane] = sites.at(self._step.family(name), lane)
         self._ops = self._prepared()
         self._program = self._step.program(bench.rank)
@@ -132,21 +132,23 @@ class StepTrial:
         """The operations that this rank has with others, with a buffer each."""
         case, found = self._job.case, []
         checkers: dict[tuple[object, ...], Checker] = {}
-        every = played(self._step, self._rank, case.backend, case.algorithm)
+        every = list_played(self._step, self._rank, case.backend, case.algorithm)
         for (name, lane), backend in self._sites.items():
             mine = [one for one in every if one.site == (name, lane)]
-            slots = allocate(backend, [one.case for one in mine], [0])
+            slots = allocate_slots(backend, [one.case for one in mine], [0])
             for one, (buffers,) in zip(mine, slots, strict=True):
                 key = one.case, one.meeting
                 checkers[key] = checkers.get(key) or Checker(
                     one.case,
                     self._seed + zlib.crc32(one.meeting.encode()),
-                    _place(one),
+                    _buffer_rank(one),
                     backend.device,
                     backend.premultiplies,
                     self._beat,
                 )
-                found.append(_Ready(one, buffers, checkers[key], _call(one, backend, buffers)))
+                found.append(
+                    _Ready(one, buffers, checkers[key], _prepare_call(one, backend, buffers))
+                )
         return sorted(found, key=lambda one: one.what.at)
 
     def run(self) -> Steps[Sequence[CaseOutcome]]:
@@ -187,7 +189,7 @@ class StepTrial:
         self._bench.board.enter(self._rank, phase)
 
     def _sync(self) -> Sync:
-        bench, late = self._bench, self._planted.tarry if self._planted else nothing
+        bench, late = self._bench, self._planted.tarry if self._planted else do_nothing
         sync = Sync(bench.scheme, self._control, bench.board, bench.meet, self._common, late)
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
@@ -206,7 +208,7 @@ class StepTrial:
     def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
         """Rounds that are not counted. Steps that take long enough, or too often find a rank late
         for a window, then begin at a barrier."""
-        (rounds,) = self._control.decide([warming(self._policy, first / 1e9)])
+        (rounds,) = self._control.decide([choose_warmup(self._policy, first / 1e9)])
         taken = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
         late = [bool(one.late.any()) for one in taken if one is not None]
         refused = sync.refuse(sum(late) / max(1, len(late)), first)
@@ -230,16 +232,16 @@ class StepTrial:
         said = began
         while not stop:
             yield
-            rounds.append(_round(samplers, lots, sync))
+            rounds.append(_measure_round(samplers, lots, sync))
             if not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
                 if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
-                    so_far = self._parts(_joined(rounds), known)
+                    so_far = self._parts(_join_rounds(rounds), known)
                     if all(isinstance(part, MeasuredCase) for part in so_far):
                         self._tell(so_far)  # else it would be taken for what came of it
                     said = time.perf_counter()
             (stop,) = self._control.decide([stop])
-        return _joined(rounds), STOPS[stop]
+        return _join_rounds(rounds), STOPS[stop]
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
@@ -257,10 +259,10 @@ class StepTrial:
         whole, silent, _ = (Samples.joined(part).times for part in zip(*kept, strict=True))
         if number < EVERY or number >= self._look:
             self._look = number + stats.next_block(number)
-            exposed = bounded(np.asarray(whole - silent, dtype=float))
+            exposed = bound_mean(np.asarray(whole - silent, dtype=float))
             narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
             least = policy.precision, LEAST, seconds, policy.min_seconds
-            if narrow and stats.converged(whole, *least):
+            if narrow and stats.is_converged(whole, *least):
                 return STOPS.index("converged")
         if number >= policy.max_iters:
             return STOPS.index("max_n")
@@ -283,7 +285,7 @@ class StepTrial:
             if not left:
                 break
             began = time.perf_counter()
-            sampler = self._sampler(first[name].run if name in first else nothing)
+            sampler = self._sampler(first[name].run if name in first else do_nothing)
             sampler.take(1, sync)
             samples = sampler.take(ALONE, sync)
             spent += time.perf_counter() - began
@@ -294,7 +296,7 @@ class StepTrial:
     def _sent(self) -> list[Sent]:
         """What left all hosts in the communication of a step, twice; nothing of one so small that
         what surrounds messages counts, or so large that it is not made again."""
-        total, n = count(self._step).total, self._control.n
+        total, n = count_step(self._step).total, self._control.n
         if not counted.SMALLEST * n < total < counted.LARGE:
             return []
         play = self._player.play(COMMUNICATION)
@@ -303,7 +305,7 @@ class StepTrial:
             play()
             self._finish()
 
-        return [counted.once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
+        return [counted.count_once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
     def _watches(self) -> int:
         """How many steps are watched."""
@@ -323,16 +325,18 @@ class StepTrial:
     def _blame(self, seen: list[Operation], sync: Sync) -> None:
         """Adds to rank 0's operations what steps take without those that it waits for longest: each
         left out by all that meet in it, in rounds, beside the whole step."""
-        timed = operations(self._step.program(0), seen)
+        timed = list_timed(self._step.program(0), seen)
         longest = sorted(timed, key=lambda one: (one.took * (one.hidden - 1), -one.took))[:BLAMED]
         case = self._job.case
-        first = {one.at: one.who for one in played(self._step, 0, case.backend, case.algorithm)}
+        first = {
+            one.at: one.who for one in list_played(self._step, 0, case.backend, case.algorithm)
+        }
         mine = {one.what.who: one.what.at for one in self._ops}
         places = [one.at for one in longest if one.at in first]
         plays = [self._player.without(mine.get(first[at])) for at in places]
         samplers = [self._sampler(play) for play in (self._action(STEP), *plays)]
         lots = np.random.default_rng([self._seed, 2])
-        rounds = [_round(samplers, lots, sync) for _ in range(BLAME_ROUNDS)]
+        rounds = [_measure_round(samplers, lots, sync) for _ in range(BLAME_ROUNDS)]
         kept = [each for each in rounds if not any(one.late.any() for one in each)]
         if self._rank or not kept:
             return
@@ -413,7 +417,7 @@ class StepTrial:
         rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
         at, index, *bits = worst
         op = self._step.program(rank).ops[at]
-        got, expected = (show(pattern, DTYPES[op.dtype]) for pattern in bits)
+        got, expected = (format_bits(pattern, DTYPES[op.dtype]) for pattern in bits)
         where = f"op {at} ({op.words}{f', {op.phase}' if op.phase else ''})"
         note = (
             f"{total} wrong elements {when}, first in {where} on rank {rank} at {index}: {got}"
@@ -432,13 +436,15 @@ def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
     return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
 
 
-def _round(samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync) -> list[Samples]:
+def _measure_round(
+    samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync
+) -> list[Samples]:
     """A sample of each in an order that is drawn, at rank 0."""
     found = {int(place): samplers[place].take(1, sync) for place in lots.permutation(len(samplers))}
     return [one for _, one in sorted(found.items()) if one is not None]
 
 
-def _joined(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
+def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
     """The samples of each part, at rank 0. Where somebody was late for one of a round, all of it
     counts as late."""
     parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
@@ -446,21 +452,21 @@ def _joined(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
     return [part._replace(late=np.logical_or.reduce(late)) for part in parts]
 
 
-def _used(step: Step) -> list[tuple[str, str]]:
+def _list_used(step: Step) -> list[tuple[str, str]]:
     """Groups of more than one rank with the lanes on them, in an order that is the same on all
     ranks."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
-    return sorted({one.site for rank in first for one in played(step, rank, "gloo")})
+    return sorted({one.site for rank in first for one in list_played(step, rank, "gloo")})
 
 
-def _place(one: Played) -> int:
+def _buffer_rank(one: Played) -> int:
     """The rank whose data an operation's buffers hold, in its case: the sender is the first."""
     if one.op.kind in POINT_TO_POINT:
         return int(one.op.kind == "recv")
     return one.rank
 
 
-def _call(one: Played, backend: Backend, buffers: Buffers) -> Call:
+def _prepare_call(one: Played, backend: Backend, buffers: Buffers) -> Call:
     op = one.op
     if op.kind in POINT_TO_POINT:
         return backend.message(op.kind == "send", buffers.recv, op.peer, op.tag)

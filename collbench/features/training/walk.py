@@ -31,7 +31,7 @@ class Use(NamedTuple):
     places: tuple[int, ...] = ()
 
 
-def uses(ops: Sequence[Op]) -> set[Use]:
+def list_uses(ops: Sequence[Op]) -> set[Use]:
     found = set()
     for op in ops:
         if op.kind in POINT_TO_POINT:
@@ -70,8 +70,8 @@ class Actors:
         for number, program in enumerate(self._step.programs):
             for rank in program.ranks:
                 of_program[rank] = number
-        found = [uses(program.ops) for program in self._step.programs]
-        colours, known = _numbered(of_program), 0
+        found = [list_uses(program.ops) for program in self._step.programs]
+        colours, known = _number_marks(of_program), 0
         while len({*colours}) > known:
             known = len({*colours})
             marks: list[list[Hashable]] = [[colour] for colour in colours]
@@ -79,7 +79,7 @@ class Actors:
                 for rank, mark in self._marks(use, colours):
                     if use in found[of_program[rank]]:
                         marks[rank].append(mark)
-            colours = _numbered([tuple(mark) for mark in marks])
+            colours = _number_marks([tuple(mark) for mark in marks])
         return colours
 
     def _marks(self, use: Use, colours: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
@@ -95,7 +95,7 @@ class Actors:
                 yield rank, (met, at)
 
 
-def _numbered(marks: Sequence[Hashable]) -> list[int]:
+def _number_marks(marks: Sequence[Hashable]) -> list[int]:
     """Marks as numbers from 0, in order of appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(mark, len(numbers)) for mark in marks]
@@ -304,6 +304,6 @@ class Walk:
         return at, next(each for each in sorted(met[at].there) if each != actor)
 
 
-def refuse(step: Step) -> None:
+def refuse_deadlock(step: Step) -> None:
     """Raises UsageError for a step in which ranks disagree, or wait for each other for ever."""
     Walk(step)

@@ -141,7 +141,7 @@ class Base:
         return None
 
 
-def find(name: str) -> Backend:
+def find_backend(name: str) -> Backend:
     """The backend called ``name``: this package's, else torch's of that name."""
     module = find_module(name) or importlib.import_module(f"{__name__}._torchdist")
     backend: Backend = module.create(name)

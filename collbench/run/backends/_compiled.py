@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from collbench.core import algorithms, splits
-from collbench.core.program import Bank, Program, Term, lower
+from collbench.core.program import Bank, Program, Term, compile_program
 from collbench.core.schedule import Schedule
 from collbench.suite.case import Case
 
@@ -34,9 +34,9 @@ class Compiled:
     """
 
     def __init__(self, case: Case, halfway: float, waits: bool) -> None:
-        variant = algorithms.find(case.collective, case.algorithm)
+        variant = algorithms.find_variant(case.collective, case.algorithm)
         self.name = variant.schedule(case.n, case.root, case.size / halfway).name
-        self.schedule, self.program = _lowered(
+        self.schedule, self.program = _compile_schedule(
             case.collective, self.name, case.n, case.root, case.in_place, waits
         )
         self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
@@ -46,7 +46,7 @@ class Compiled:
         if case.splits:
             self._starts = [
                 list(itertools.accumulate(row, initial=0))
-                for row in splits.rows(case.matrix).tolist()
+                for row in splits.block_lengths(case.matrix).tolist()
             ]
 
     @functools.cached_property
@@ -104,8 +104,8 @@ class Compiled:
 
 
 @functools.lru_cache(maxsize=64)
-def _lowered(
+def _compile_schedule(
     collective: str, name: str, n: int, root: int, in_place: bool, waits: bool
 ) -> tuple[Schedule, Program]:
-    schedule = algorithms.find(collective, name).schedule(n, root)
-    return schedule, lower(schedule, in_place, waits)
+    schedule = algorithms.find_variant(collective, name).schedule(n, root)
+    return schedule, compile_program(schedule, in_place, waits)

@@ -35,9 +35,9 @@ MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
 NVML = "libnvidia-ml.so.1"
 
 
-# How torch maps symmetric memory where no kernel needs multicast: GPUs that ``seat`` has told apart
-# may have one number, as where each rank sees only its own, and a switch that is down does no harm.
-# With the second one torch sets no multicast up, so kernels that need it do without both.
+# How torch maps symmetric memory where no kernel needs multicast: GPUs that choose_seat has told
+# apart may have one number, as where each rank sees only its own, and a switch that is down does no
+# harm. With the second one torch sets no multicast up, so kernels that need it do without both.
 WITHOUT_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
@@ -66,7 +66,7 @@ class Seat(NamedTuple):
     how: str = ""
 
 
-def seat(
+def choose_seat(
     control: Control, local_rank: int, sharing: bool, backend: str, of_nccl: bool = True
 ) -> Seat:
     """A GPU for this rank, of those that it sees (all ranks call this together). Where a host has
@@ -75,7 +75,7 @@ def seat(
     mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if mine else (0, 0)
     uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
-    everyone = control.collect([environment.host(), uuid, version, *missing_gpu()])
+    everyone = control.collect([environment.host_name(), uuid, version, *missing_gpu()])
     for host, _, _, reason, hint in everyone:
         if reason:
             raise CannotRun(
@@ -89,21 +89,22 @@ def seat(
     too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
-            newer = f" with {name()} {dotted(SHARING)} or newer" * too_old
+            newer = f" with {library_name()} {format_version(SHARING)} or newer" * too_old
             raise CannotRun(
                 f"{describe_gpu_lack(ranks[host], gpus)} on {host}",
                 f"ask for fewer with -g, or for --share-gpu{newer}",
             )
     if crowded and too_old:
         raise CannotRun(
-            f"{name()} {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
+            f"{library_name()} {format_version(oldest)} puts one rank on a GPU;"
+            f" {format_version(SHARING)} and newer can"
             " share it",
-            f"a newer torch or {name()}, or --backend gloo",
+            f"a newer torch or {library_name()}, or --backend gloo",
         )
     how = ""
     if crowded:
         most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
-        how = f", up to {most} ranks a GPU" + " by turns" * (not _served())
+        how = f", up to {most} ranks a GPU" + " by turns" * (not _has_mps())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
@@ -111,17 +112,17 @@ def seat(
     return Seat(torch.device("cuda", local_rank % mine), bool(crowded), how)
 
 
-def settle(device: torch.device, control: Control, pin: bool) -> Cuda:
+def settle_stream(device: torch.device, control: Control, pin: bool) -> Cuda:
     """The stream of a device that this thread has to itself from now on; with ``pin``, it keeps to
     CPUs near the device (all ranks call this together)."""
     if pin:
-        pci = gpu.address(device)
+        pci = gpu.pci_address(device)
         near_gpu(control, topology.cpus_near(pci, environment.ROOT) if pci else ())
     torch.cuda.set_device(device)
     return Cuda(device)
 
 
-def _served() -> bool:
+def _has_mps() -> bool:
     """Whether NVIDIA's MPS lets several processes work on a GPU at once; else they take slices of
     its time, of milliseconds."""
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
@@ -147,16 +148,20 @@ def map_symmetric(
     """Memory of this rank that all ranks of the group map, and torch's handle of it (all ranks call
     this together); at one address of all beside where kernels need ``multicast``, for which every
     rank must see all GPUs. Raises CannotRun on all ranks alike."""
-    with control.refusing_alike(), _mapping():
+    with control.refusing_alike(), _guard_mapping():
         symmetric = symmetric_memory()
         memory: torch.Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
-    with control.refusing_alike(), _mapping(), _defaults({} if multicast else WITHOUT_MULTICAST):
+    with (
+        control.refusing_alike(),
+        _guard_mapping(),
+        _set_defaults({} if multicast else WITHOUT_MULTICAST),
+    ):
         handle = symmetric.rendezvous(memory, group)
     return memory, handle
 
 
 @contextmanager
-def _mapping() -> Iterator[None]:
+def _guard_mapping() -> Iterator[None]:
     """Raise CannotRun for what torch raises within."""
     try:
         yield
@@ -176,7 +181,7 @@ def _mapping() -> Iterator[None]:
 
 
 @contextmanager
-def _defaults(settings: Mapping[str, str]) -> Iterator[None]:
+def _set_defaults(settings: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables that the user has not set, for a while: torch looks at them at each
     rendezvous, and other backends of this process want others."""
     added = {name: value for name, value in settings.items() if name not in os.environ}
@@ -209,7 +214,7 @@ def has_multicast(device: torch.device) -> bool:
 def nccl_version() -> tuple[int, ...]:
     """Major, minor and patch of the NCCL that is loaded. torch itself knows only the one it was
     built with."""
-    ask, code = ncclog.loaded("ncclGetVersion"), ctypes.c_int()
+    ask, code = ncclog.find_loaded("ncclGetVersion"), ctypes.c_int()
     if ask is None or ask(ctypes.byref(code)):
         return built_nccl_version()
     return code.value // 10000, code.value // 100 % 100, code.value % 100
@@ -220,12 +225,12 @@ def built_nccl_version() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
 
 
-def name() -> str:
+def library_name() -> str:
     """What the library is called that torch names nccl: RCCL where torch is built for ROCm."""
     return "RCCL" if torch.version.hip else "NCCL"
 
 
-def dotted(version: tuple[int, ...]) -> str:
+def format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
@@ -287,7 +292,7 @@ class Registered:
                 "leave -R out",
             )
         if isinstance(error, RuntimeError):
-            library = f"{name()} {dotted(nccl_version())}"
+            library = f"{library_name()} {format_version(nccl_version())}"
             return f"{library} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
         missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
         return missing, f"torch {SINCE[self._level]} does"

@@ -68,14 +68,14 @@ def line_bytes(n: int) -> int:
     return -(-8 * (1 + n) // 128) * 128
 
 
-def channels(compiled: Compiled, most: int) -> int:
+def count_channels(compiled: Compiled, most: int) -> int:
     """How many channels are worth their start: one for small messages, and never more than
     ``most``."""
     cell = compiled.row_bytes // compiled.schedule.width
     return max(1, min(most, cell // PIECE_BYTES))
 
 
-def write(
+def write_tape(
     case: Case, compiled: Compiled, ranks: Sequence[int], parts: int, bases: Words, most: int
 ) -> Words:
     """The tape of these ranks, with ``parts`` channels each. ``bases``, of shape (n, ADDRESSES), is
@@ -83,35 +83,35 @@ def write(
     hold."""
     writer = _Writer(case, compiled, parts, bases, most)
     lists = (writer.instructions(rank, channel) for rank in ranks for channel in range(parts))
-    return _assembled(case.n, compiled.program.progress, lists)
+    return _assemble_tape(case.n, compiled.program.progress, lists)
 
 
-def meeting(rank: int, n: int, most: int) -> Words:
+def write_barrier(rank: int, n: int, most: int) -> Words:
     """The tape of a barrier, on one channel: everyone tells everyone else."""
     peers = [peer for peer in range(n) if peer != rank]
-    told, waits = _pushes(1, peers, most), _waits([(peer, 1) for peer in peers], most)
-    return _assembled(n, 1, [[*told, *waits]])
+    told, waits = _encode_pushes(1, peers, most), _encode_waits([(peer, 1) for peer in peers], most)
+    return _assemble_tape(n, 1, [[*told, *waits]])
 
 
-def _assembled(n: int, span: int, lists: Iterable[Iterable[int]]) -> Words:
+def _assemble_tape(n: int, span: int, lists: Iterable[Iterable[int]]) -> Words:
     stop = span << LENGTH | Opcode.STOP
     whole = [np.fromiter(itertools.chain(words, (stop,)), np.int64) for words in lists]
     ends = np.cumsum([2 + len(whole), *map(len, whole)])
     return np.concatenate([[line_bytes(n)], ends, *whole])
 
 
-def _instruction(flagged: int, *words: int) -> tuple[int, ...]:
+def _encode_instruction(flagged: int, *words: int) -> tuple[int, ...]:
     return ((1 + len(words)) << LENGTH | flagged, *words)
 
 
-def _waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
+def _encode_waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
     for at in range(0, max(1, len(peers)), most):
-        yield from _instruction(Opcode.WAIT, *itertools.chain(*peers[at : at + most]))
+        yield from _encode_instruction(Opcode.WAIT, *itertools.chain(*peers[at : at + most]))
 
 
-def _pushes(progress: int, peers: Sequence[int], most: int) -> Iterator[int]:
+def _encode_pushes(progress: int, peers: Sequence[int], most: int) -> Iterator[int]:
     for at in range(0, len(peers), most):
-        yield from _instruction(Opcode.PUBLISH, progress, *peers[at : at + most])
+        yield from _encode_instruction(Opcode.PUBLISH, progress, *peers[at : at + most])
 
 
 class _Writer:
@@ -129,9 +129,9 @@ class _Writer:
         for waits, actions, _, publish in self._compiled.program.ranks[rank]:
             moves = [word for action in actions for word in self._moves(rank, action, channel)]
             if waits or moves:
-                yield from _waits(waits, self._most)
+                yield from _encode_waits(waits, self._most)
             yield from moves
-            yield from _pushes(publish, self._waiting[rank, publish], self._most)
+            yield from _encode_pushes(publish, self._waiting[rank, publish], self._most)
         yield from self._divisions(rank, channel)
 
     def _moves(self, rank: int, action: Action, channel: int) -> Iterator[int]:
@@ -143,7 +143,7 @@ class _Writer:
             places = [(term.rank, spot) for term, spot in zip(named, spots, strict=True)]
             if places[1:] != places[:1]:
                 for wide, operands in self._operands(places):
-                    yield from _instruction(Opcode.MOVE | wide, *operands)
+                    yield from _encode_instruction(Opcode.MOVE | wide, *operands)
 
     def _divisions(self, rank: int, channel: int) -> Iterator[int]:
         """What turns a rank's finished sums into means, once nobody reads them any more."""
@@ -151,10 +151,10 @@ class _Writer:
         if self._case.op not in OPS or not OPS[self._case.op].divides or whole.stop == whole.start:
             return
         own = self._compiled.schedule.output_cells(rank)
-        yield from _waits((), self._most)
+        yield from _encode_waits((), self._most)
         for spot in self._spots(Term(rank, Bank.OUTPUT, own.start), len(own), channel):
             for wide, operands in self._operands([(rank, spot)]):
-                yield from _instruction(Opcode.DIVIDE | wide, *operands, self._case.n)
+                yield from _encode_instruction(Opcode.DIVIDE | wide, *operands, self._case.n)
 
     def _spots(self, term: Term, cells: int, channel: int) -> Iterator[Spot]:
         return self._compiled.spots(term, cells, channel, self._parts, self._grain)

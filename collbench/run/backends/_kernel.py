@@ -464,7 +464,7 @@ def walk(
 INTERPRETED = not isinstance(walk, triton.JITFunction)
 
 
-def options(case: Case, virtual: bool) -> dict[str, Any]:
+def kernel_options(case: Case, virtual: bool) -> dict[str, Any]:
     """The kernel's compile-time arguments for a case, on one GPU or between several. Narrow floats
     are combined as float32 and rounded each time; fp8 that overflows becomes its largest value.
     What is only copied moves in words of 4 bytes at least.

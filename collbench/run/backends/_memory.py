@@ -21,23 +21,23 @@ def one_host(control: Control, backend: str, other: str) -> None:
     """Raises CannotRun unless all ranks see each other's processes (all ranks call this
     together)."""
     homes = control.collect(
-        [environment.boot_id(), environment.host(), str(Path("/proc/self/ns/pid").readlink())]
+        [environment.boot_id(), environment.host_name(), str(Path("/proc/self/ns/pid").readlink())]
     )
     if any(home != homes[0] for home in homes):
         raise CannotRun(f"{backend} needs all ranks on one host, in one PID namespace", other)
 
 
-def share(control: Control, nbytes: int) -> list[Tensor]:
+def share_memory(control: Control, nbytes: int) -> list[Tensor]:
     """Every rank's newly made shared memory, one's own among them (all ranks call this
     together). Raises CannotRun on all ranks alike."""
     fd = os.memfd_create("collbench")
     try:
         os.ftruncate(fd, nbytes)
-        mine = _mapped(fd, nbytes)
+        mine = _map_memory(fd, nbytes)
         everyone = control.collect([os.getpid(), fd, nbytes])
         with control.refusing_alike():  # at the end of which all have opened it
             maps = [
-                mine if rank == control.rank else _opened(*where)
+                mine if rank == control.rank else _open_memory(*where)
                 for rank, where in enumerate(everyone)
             ]
     finally:
@@ -45,7 +45,7 @@ def share(control: Control, nbytes: int) -> list[Tensor]:
     return [torch.frombuffer(m, dtype=torch.uint8) for m in maps]
 
 
-def starts(
+def buffer_starts(
     case: Case, rank: int, memory: Tensor, send: Tensor, recv: Tensor
 ) -> list[tuple[int, int]]:
     """Where every rank's input and output begin, in bytes from the start of its memory: as mine do,
@@ -62,11 +62,11 @@ def starts(
     ]
 
 
-def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+def _map_memory(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
-def _opened(pid: int, fd: int, nbytes: int) -> mmap.mmap:
+def _open_memory(pid: int, fd: int, nbytes: int) -> mmap.mmap:
     try:
         theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
     except (FileNotFoundError, ProcessLookupError) as e:
@@ -74,6 +74,6 @@ def _opened(pid: int, fd: int, nbytes: int) -> mmap.mmap:
     except OSError as e:
         raise CannotRun(f"cannot map another rank's memory: {e}", "--backend gloo runs here") from e
     try:
-        return _mapped(theirs, nbytes)
+        return _map_memory(theirs, nbytes)
     finally:
         os.close(theirs)

@@ -24,7 +24,7 @@ from collbench.suite.case import Case
 TEN_GIGABIT = Link(alpha=20e-6, beta=1 / 1.18e9, gamma=1 / 8e9)
 
 
-def seconds(case: Case, link: Link = TEN_GIGABIT) -> float:
+def predict_seconds(case: Case, link: Link = TEN_GIGABIT) -> float:
     """The bound's time for one call of ``case``."""
     bound = case.row.bound(case.n)
     return bound.alpha * link.alpha + case.moved * (
@@ -43,18 +43,20 @@ class Model:
         """One call's time, and by which model. Raises UsageError where the algorithm cannot run,
         CannotRun where simulating it would take too long."""
         if case.algorithm == "native":
-            return seconds(case, self._network.link), "lower bound of the model"
+            return predict_seconds(case, self._network.link), "lower bound of the model"
         key = case.collective, case.algorithm, case.n, case.root
         if key not in self._predictors:
-            variant = algorithms.find(case.collective, case.algorithm)
+            variant = algorithms.find_variant(case.collective, case.algorithm)
             self._predictors[key] = simulate.Predictor(variant, self._network, case.n, case.root)
         predictor = self._predictors[key]
         predictor.check([case.size])
         note = f"simulated {predictor.schedule(case.size).name} on the flat network"
         if not case.splits:
             return predictor.seconds(case.size), note
-        lengths = splits.rows(case.matrix) * case.type.size
-        return simulate.cost(predictor.schedule(case.size), self._network, lengths).seconds(1), note
+        lengths = splits.block_lengths(case.matrix) * case.type.size
+        return simulate.cost_schedule(
+            predictor.schedule(case.size), self._network, lengths
+        ).seconds(1), note
 
 
 class Predicted(World):

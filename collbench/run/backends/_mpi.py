@@ -78,7 +78,7 @@ _PASSED = (*_UNEVEN, "op", "root", "next", "previous", "tag")  # to mpi4py too
 Values = dict[str, Any]  # of the words in CALLS: tensors, numbers, lists of them, mpi4py's objects
 
 
-def bound(mpi: Any) -> dict[str, Any]:
+def bind_functions(mpi: Any) -> dict[str, Any]:
     """The functions of CALLS by name, of the very library that mpi4py is linked to. They take C's
     arguments; what they return is not looked at, as each communicator has an error handler. Raises
     OSError or AttributeError where they cannot be found.
@@ -155,7 +155,7 @@ def algorithm_asked_for(variables: Variables, function: str) -> str:
 _pointer = ctypes.c_void_p.from_param  # like all such parameters, dearer to make than to pass on
 
 
-def _array(numbers: Sequence[int]) -> Any:
+def _make_array(numbers: Sequence[int]) -> Any:
     return ctypes.byref((ctypes.c_int * len(numbers))(*numbers))
 
 
@@ -193,7 +193,7 @@ class Mpi(Base):
                 "Open MPI saturates most sums of 8-bit integers and wraps the others (its issue"
                 " 8045)"
             )
-        if _elements(case, max(case.counts)) > self._most:
+        if _count_elements(case, max(case.counts)) > self._most:
             return f"{self.library} takes at most {self._most:,} elements, as MPI did before 4.0"
         return ""
 
@@ -201,9 +201,9 @@ class Mpi(Base):
         return case.algorithm == "native" and not case.in_place and case.collective == "broadcast"
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        mpi = _initialised()
+        mpi = _initialise_mpi()
         world = mpi.COMM_WORLD
-        self.library = spoken(mpi.Get_library_version())
+        self.library = describe_library(mpi.Get_library_version())
         at = self.control or Control(rank, n)
         place, size = at.members[rank], n * len(at.groups)
         if (world.rank, world.size) != (place, size):
@@ -221,7 +221,7 @@ class Mpi(Base):
         with suppress(AttributeError, OSError):
             self._variables = Variables(mpi) if len(self.near(at)) == n > 1 else None
         try:
-            self._functions = bound(mpi)
+            self._functions = bind_functions(mpi)
         except (AttributeError, OSError):
             self.library += ", called through mpi4py"
 
@@ -232,7 +232,7 @@ class Mpi(Base):
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         self._prepared = CALLS[case.collective][0] if case.algorithm == "native" else ""
         if case.algorithm != "native":
-            return _wire.prepare(
+            return _wire.prepare_messages(
                 case, send, recv, self._rank, self._comm, self._room, self._posted, HALFWAY
             )
         name, signature = CALLS[case.collective]
@@ -241,7 +241,7 @@ class Mpi(Base):
         start = partial(getattr(self._comm, f"I{name.lower()}"), *given)
         run: Callable[[], object] = partial(getattr(self._comm, name), *given)
         bare = None
-        if name in self._functions and _elements(case, max(case.counts)) <= MOST:
+        if name in self._functions and _count_elements(case, max(case.counts)) <= MOST:
             run, bare = (
                 partial(self._functions[name], *self._arguments(words, some))
                 for some in (values, self._nothing(values))
@@ -249,7 +249,7 @@ class Mpi(Base):
         if (
             self.copies_first(case) and self._rank == case.root
         ):  # of a broadcast only the root's input counts
-            copy = partial(np.copyto, _bytes(recv), _bytes(send))
+            copy = partial(np.copyto, _view_bytes(recv), _view_bytes(send))
             return Call(
                 lambda: (copy(), run()), lambda: (copy(), self._handle([start()]))[1], bare=bare
             )
@@ -257,7 +257,7 @@ class Mpi(Base):
 
     def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:
         way = self._comm.Isend if sends else self._comm.Irecv
-        start = partial(way, [_bytes(buffer), self._mpi.BYTE], peer, tag)
+        start = partial(way, [_view_bytes(buffer), self._mpi.BYTE], peer, tag)
         return Call(lambda: start().Wait(), lambda: self._handle([start()]))
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
@@ -277,8 +277,12 @@ class Mpi(Base):
             if case.in_place and (not case.row.rooted or self._rank == case.root)
             else None
         )
-        count = _elements(case, min(case.counts))
-        table = case.matrix * _elements(case, 1) if case.splits else np.zeros((case.n, case.n), int)
+        count = _count_elements(case, min(case.counts))
+        table = (
+            case.matrix * _count_elements(case, 1)
+            if case.splits
+            else np.zeros((case.n, case.n), int)
+        )
         return {
             "send": self._mpi.IN_PLACE if shared in ("same", "block of recv") else send,
             "recv": self._mpi.IN_PLACE if shared == "block of send" else recv,
@@ -313,7 +317,7 @@ class Mpi(Base):
             value = values[word]
             if isinstance(value, Tensor):
                 uneven = [values[beside] for beside in (_UNEVEN[word],) if beside in words]
-                yield [_bytes(value), *uneven, values["type"]]
+                yield [_view_bytes(value), *uneven, values["type"]]
             elif word in _PASSED:
                 yield value
 
@@ -322,7 +326,7 @@ class Mpi(Base):
         for word in words:
             value = values[word]
             if isinstance(value, list):
-                yield from (_array(value), _array([0, *accumulate(value[:-1])]))
+                yield from (_make_array(value), _make_array([0, *accumulate(value[:-1])]))
             elif isinstance(value, Tensor):
                 yield _pointer(value.data_ptr())
             elif value is self._mpi.IN_PLACE:
@@ -341,11 +345,11 @@ class Mpi(Base):
     def _posted(self, messages: _wire.Messages, comm: MPI.Comm) -> _wire.Post:
         """A step's messages as MPI's non-blocking ones."""
         recvs = [
-            partial(comm.Irecv, [_bytes(tensor), self._mpi.BYTE], peer)
+            partial(comm.Irecv, [_view_bytes(tensor), self._mpi.BYTE], peer)
             for tensor, peer in messages.recvs
         ]
         sends = [
-            partial(comm.Isend, [_bytes(tensor), self._mpi.BYTE], peer)
+            partial(comm.Isend, [_view_bytes(tensor), self._mpi.BYTE], peer)
             for tensor, peer in messages.sends
         ]
         starts = (*recvs, *sends)
@@ -368,16 +372,16 @@ class Mpi(Base):
         atexit.register(self._mpi.Finalize)
 
 
-def _elements(case: Case, count: int) -> int:
+def _count_elements(case: Case, count: int) -> int:
     """Elements to MPI, which takes types that it does not know as bytes."""
     return count * (1 if case.dtype in DATATYPES else case.type.size)
 
 
-def _bytes(tensor: Tensor) -> np.ndarray:
+def _view_bytes(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.uint8).numpy()
 
 
-def load() -> Any:
+def load_mpi() -> Any:
     """The MPI module, MPI not initialised. Raises CannotRun with the reason."""
     try:
         import mpi4py
@@ -389,18 +393,18 @@ def load() -> Any:
     return MPI
 
 
-def _initialised() -> Any:
+def _initialise_mpi() -> Any:
     """The MPI module, MPI initialised for calls by this thread. MPI ends with the process where the
     last world was left in good order; else it does not, since MPI_Finalize would wait for ranks
     that are stuck."""
-    MPI = load()
+    MPI = load_mpi()
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     atexit.unregister(MPI.Finalize)
     return MPI
 
 
-def spoken(version: str) -> str:
+def describe_library(version: str) -> str:
     """Name and version out of what MPI_Get_library_version returns."""
     first = version.splitlines()[0].strip("\0 ")
     found = re.match(r"(.+?)(?: Version)?[\s:]+v?(\d[\w.]*)", first)

@@ -37,7 +37,7 @@ class Arithmetic(NamedTuple):
     divide: Callable[[Span, int], object]
 
 
-def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
+def find_arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
     """The arithmetic of one reduction and datatype on one kind of device."""
     function = OPS[op].function if op in OPS else "add"  # of "none", nothing is combined
     in_numpy, in_torch = getattr(np, function), getattr(torch, function)
@@ -45,25 +45,27 @@ def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
     if device.type == "cpu" and (dtype.kind != "float" or dtype.name in _IN_NUMPY):
         code = np.dtype(_IN_NUMPY.get(dtype.name, dtype.name))
         divide = _true_quotient if dtype.kind == "float" else _whole_quotient
-        combine = partial(_into, in_numpy)
+        combine = partial(_apply_into, in_numpy)
         return Arithmetic(lambda raw: raw.numpy().view(code), combine, np.copyto, divide)
     if dtype.size > 1 or dtype.kind != "float":
         rounding = None if kind.is_floating_point else "floor"
         return Arithmetic(
             lambda raw: raw.view(kind),
-            partial(_into, in_torch),
-            _copy,
+            partial(_apply_into, in_torch),
+            _copy_into,
             lambda span, n: span.div_(n, rounding_mode=rounding),
         )
     return Arithmetic(
         lambda raw: raw.view(kind),
         partial(_in_float32, in_torch),
-        _copy,
+        _copy_into,
         lambda span, n: span.copy_(span.float() / n),
     )
 
 
-def fold(how: Arithmetic, out: torch.Tensor, values: Sequence[torch.Tensor]) -> Iterator[Operation]:
+def fold_values(
+    how: Arithmetic, out: torch.Tensor, values: Sequence[torch.Tensor]
+) -> Iterator[Operation]:
     """Operations that put the combination of ``values`` into ``out``, which may be the first of
     them; all are bytes."""
     if not out.numel():
@@ -77,7 +79,7 @@ def fold(how: Arithmetic, out: torch.Tensor, values: Sequence[torch.Tensor]) -> 
         first = target
 
 
-def mean(how: Arithmetic, op: str, out: torch.Tensor, n: int) -> Iterator[Operation]:
+def finish_mean(how: Arithmetic, op: str, out: torch.Tensor, n: int) -> Iterator[Operation]:
     """Operations that turn a finished sum into what ``op`` asks for."""
     if op in OPS and OPS[op].divides and out.numel():
         yield how.divide, (how.view(out), n)
@@ -94,7 +96,7 @@ def _whole_quotient(span: Span, n: int) -> None:
         np.floor_divide(span, span.dtype.type(n), span)
 
 
-def _into(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:
+def _apply_into(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:
     function(a, b, out=out)
 
 
@@ -102,5 +104,5 @@ def _in_float32(function: Callable[..., Any], a: Span, b: Span, out: Span) -> No
     out.copy_(function(a.float(), b.float()))
 
 
-def _copy(out: Span, a: Span) -> None:
+def _copy_into(out: Span, a: Span) -> None:
     out.copy_(a)

@@ -24,8 +24,8 @@ from collbench.core.program import Action, Bank, Term
 from collbench.machine import environment
 from collbench.run.backends import Base, Call, _memory
 from collbench.run.backends._compiled import Compiled
-from collbench.run.backends._reducers import Operation, arithmetic, fold, mean
-from collbench.run.rank.control import Control, world
+from collbench.run.backends._reducers import Operation, find_arithmetic, finish_mean, fold_values
+from collbench.run.rank.control import Control, make_world_control
 from collbench.suite.case import Case
 
 HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
@@ -68,13 +68,17 @@ class SharedMemory(Base):
         if missing := backend_info("shm").here():
             raise CannotRun(missing, "--backend gloo runs here")
         self._rank, self._control = rank, self.control or Control(rank, n)
-        everyone = world().collect([environment.host(), sorted(os.sched_getaffinity(0))])
-        near = [cores for host, cores in everyone if host == environment.host()]  # of any group
+        everyone = make_world_control().collect(
+            [environment.host_name(), sorted(os.sched_getaffinity(0))]
+        )
+        near = [
+            cores for host, cores in everyone if host == environment.host_name()
+        ]  # of any group
         self._patience = (
             PATIENCE if len(near) <= len({core for cores in near for core in cores}) else 0
         )
         _memory.one_host(self._control, "shm", "--backend gloo joins hosts")
-        self._counters = _memory.share(self._control, n * LINE * 8)[0].numpy().data.cast("q")
+        self._counters = _memory.share_memory(self._control, n * LINE * 8)[0].numpy().data.cast("q")
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -82,14 +86,14 @@ class SharedMemory(Base):
             [],
             [],
         )  # before the new ones, so that two cases never share the memory
-        self._buffers = _memory.share(self._control, nbytes)
+        self._buffers = _memory.share_memory(self._control, nbytes)
         return self._buffers[self._rank]
 
     def _room(self, nbytes: int) -> list[Tensor]:
         """Every rank's scratch, of at least that many bytes."""
         if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
             self._scratch = []
-            self._scratch = _memory.share(self._control, nbytes)
+            self._scratch = _memory.share_memory(self._control, nbytes)
         return self._scratch
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
@@ -103,7 +107,7 @@ class SharedMemory(Base):
             for waits, operations, publish in program:
                 for at, progress in waits:
                     if counters[at] < base + progress:
-                        _await(counters, at, base + progress, patience)
+                        _await_progress(counters, at, base + progress, patience)
                 for function, arguments in operations:
                     function(*arguments)
                 if publish:
@@ -117,7 +121,7 @@ class SharedMemory(Base):
     def _banks(
         self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor
     ) -> list[dict[Bank, Tensor]]:
-        starts = _memory.starts(case, self._rank, self._buffers[self._rank], send, recv)
+        starts = _memory.buffer_starts(case, self._rank, self._buffers[self._rank], send, recv)
         room = -(-compiled.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         scratch = self._room(room * len(extra))
@@ -135,7 +139,7 @@ class SharedMemory(Base):
         self._buffers, self._scratch = [], []
 
 
-def _await(counters: memoryview, at: int, progress: int, patience: int) -> None:
+def _await_progress(counters: memoryview, at: int, progress: int, patience: int) -> None:
     """Look until the counter is there; after ``patience`` looks, let others have the core in
     between."""
     looks = 0
@@ -153,13 +157,13 @@ class _Script:
     ) -> None:
         self._compiled, self._rank, self._banks = compiled, rank, banks
         self._has_data = compiled.schedule.has_data
-        self._arithmetic = arithmetic(case.op, case.type, torch.device("cpu"))
+        self._arithmetic = find_arithmetic(case.op, case.type, torch.device("cpu"))
         cell = compiled.row_bytes // compiled.schedule.width
         self._slices = max(1, min(compiled.row_bytes // SLICE_BYTES, cell // PIECE_BYTES))
         self.span = self._slices * compiled.program.progress + 1
         whole = compiled.output(rank)
         self.finish = tuple(
-            mean(
+            finish_mean(
                 self._arithmetic,
                 case.op,
                 banks[rank][Bank.OUTPUT][whole.start : whole.stop],
@@ -202,4 +206,4 @@ class _Script:
             for term in (Term(self._rank, bank, cell), *terms)
         ]
         for out, *values in zip(*spots, strict=True):
-            yield from fold(self._arithmetic, out, values)
+            yield from fold_values(self._arithmetic, out, values)

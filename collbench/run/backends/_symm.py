@@ -87,7 +87,7 @@ class Symmetric(Base):
         self._rank, self._n = rank, n
         self._ranks = range(n) if self.policy.virtual else range(rank, rank + 1)
         self._control = Control(0, 1) if self.policy.virtual else Control(rank, n)
-        self._walker = _walker()
+        self._walker = _load_kernel()
         self.interpreted = self._walker.INTERPRETED
         self._allot, self._most = self._on_host() if self.interpreted else self._on_gpus(local_rank)
         self._lines = self._allot(self._most * _instructions.line_bytes(n))
@@ -99,7 +99,7 @@ class Symmetric(Base):
         self.finish()
         self._control.barrier()  # all progress is 0
         if not self.policy.virtual:
-            meeting = _instructions.meeting(rank, n, self._walker.peers_at_once())
+            meeting = _instructions.write_barrier(rank, n, self._walker.peers_at_once())
             self._meet = self._launch(
                 Case(collective="barrier", backend="symm", n=n, nbytes=0),
                 self._on_device(meeting),
@@ -117,7 +117,7 @@ class Symmetric(Base):
         _memory.one_host(self._control, "symm", "--backend gloo joins hosts")
 
         def allot(nbytes: int) -> Reach:
-            everyone = _memory.share(self._control, nbytes)
+            everyone = _memory.share_memory(self._control, nbytes)
             return Reach(everyone[self._rank], [memory.data_ptr() for memory in everyone], everyone)
 
         self.library += " (Triton's interpreter)"
@@ -138,8 +138,10 @@ class Symmetric(Base):
         self.device, how = torch.device("cuda", local_rank), ""
         if not virtual:
             sharing = self.policy.share_gpu
-            self.device, _, how = _cuda.seat(self._control, local_rank, sharing, "symm", False)
-        self.stream = _cuda.settle(self.device, self._control, self.policy.pin)
+            self.device, _, how = _cuda.choose_seat(
+                self._control, local_rank, sharing, "symm", False
+            )
+        self.stream = _cuda.settle_stream(self.device, self._control, self.policy.pin)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         most = min(self._control.collect(processors)) // len(self._ranks)
         if not most:
@@ -176,7 +178,7 @@ class Symmetric(Base):
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         assert self._buffers
-        starts = _memory.starts(case, self._rank, self._buffers.mine, send, recv)
+        starts = _memory.buffer_starts(case, self._rank, self._buffers.mine, send, recv)
         pairs = [
             (base + at, base + to) for base, (at, to) in zip(self._buffers.at, starts, strict=True)
         ]
@@ -196,8 +198,8 @@ class Symmetric(Base):
         bases = self._bases(pairs, extra, room)
         alike = case, (bases % VECTOR).tobytes()
         if fresh := alike not in self._tapes:
-            parts = _instructions.channels(compiled, self._most)
-            words = _instructions.write(
+            parts = _instructions.count_channels(compiled, self._most)
+            words = _instructions.write_tape(
                 case, compiled, self._ranks, parts, bases, self._walker.peers_at_once()
             )
             self._tapes[alike] = self._on_device(words), parts
@@ -274,7 +276,7 @@ class Symmetric(Base):
         self._buffers = self._scratch = None
 
 
-def _walker() -> Any:
+def _load_kernel() -> Any:
     """The module of the kernel, which is only there with Triton."""
     try:
         from collbench.run.backends import _kernel

@@ -18,13 +18,13 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from collbench.core.dtypes import premul_factor
 from collbench.core.errors import CannotRun, first_line
-from collbench.core.groups import placed
+from collbench.core.groups import count_placed_ranks
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _cuda, _torch_refusal, _wire
 from collbench.run.backends._torch_refusal import WAITING
 from collbench.run.rank import ncclog
-from collbench.run.rank.control import Control, world
-from collbench.run.rank.gpu import unwatched
+from collbench.run.rank.control import Control, make_world_control
+from collbench.run.rank.gpu import explain_unwatched
 from collbench.suite.case import Case
 
 _REDUCTIONS = {
@@ -85,18 +85,20 @@ class _Joined:
             work.wait()
 
 
-def _op(case: Case, rank: int) -> Any:
+def _reduce_op(case: Case, rank: int) -> Any:
     if case.op == "premul_sum":
         return dist._make_nccl_premul_sum(float(premul_factor(rank)))  # type: ignore[attr-defined]
     return _REDUCTIONS[case.op]
 
 
 def _all_reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(dist.all_reduce, recv, op=_op(case, at.rank), group=at.group)
+    return partial(dist.all_reduce, recv, op=_reduce_op(case, at.rank), group=at.group)
 
 
 def _reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(dist.reduce, recv, at.globally(case.root), op=_op(case, at.rank), group=at.group)
+    return partial(
+        dist.reduce, recv, at.globally(case.root), op=_reduce_op(case, at.rank), group=at.group
+    )
 
 
 def _broadcast(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
@@ -108,7 +110,7 @@ def _gathering(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..
 
 
 def _reducing(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(_reduce_scatter, recv, send, op=_op(case, at.rank), group=at.group)
+    return partial(_reduce_scatter, recv, send, op=_reduce_op(case, at.rank), group=at.group)
 
 
 def _exchange(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
@@ -139,7 +141,7 @@ def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., A
         dist.P2POp(dist.irecv, recv, behind, at.group),
         dist.P2POp(dist.isend, send, ahead, at.group),
     ]
-    if dist.get_group_rank(at.group, ahead) in at.near:  # as _wire._posted does
+    if dist.get_group_rank(at.group, ahead) in at.near:  # as _wire._post_singly does
         pair.reverse()
 
     def issue(async_op: bool = False) -> Any:
@@ -172,7 +174,7 @@ CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = 
 }
 
 
-def place(name: str, local_rank: int = 0) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """Where a rank's tensors are for a backend other than NCCL: on the accelerator here where torch
     says that the backend is for such devices, else on the CPU, as for gloo. Raises CannotRun where
     it is for neither."""
@@ -224,7 +226,7 @@ class TorchDistributed(Base):
         return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        everyone = world() if self.control else Control(rank, n)
+        everyone = make_world_control() if self.control else Control(rank, n)
         if self.name == "nccl":
             self._take_seat(everyone, local_rank)
         else:
@@ -239,30 +241,34 @@ class TorchDistributed(Base):
                 "collbench doctor says what runs here",
             ) from e
         if self.stream and self.control:
-            self._everyone = world().joined(self.name)
+            self._everyone = make_world_control().joined(self.name)
         if level := self.policy.register:
             self._registered = _cuda.Registered(
                 self._at.group, Control(rank, n), self.device, level
             )
 
     def _take_seat(self, control: Control, local_rank: int) -> None:
-        self.device, self.shared, how = _cuda.seat(
+        self.device, self.shared, how = _cuda.choose_seat(
             control, local_rank, self.policy.share_gpu, self.label
         )
-        self.stream = _cuda.settle(self.device, control, self.policy.pin)
+        self.stream = _cuda.settle_stream(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
         loaded = _cuda.nccl_version()
         self._nccl = () if torch.version.hip else loaded
-        version, built = map(_cuda.dotted, (loaded, _cuda.built_nccl_version()))
-        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}, built with {built})"
+        version, built = map(_cuda.format_version, (loaded, _cuda.built_nccl_version()))
+        self.library = (
+            f"{_cuda.library_name()} {version} (torch {torch.__version__}, built with {built})"
+        )
         self.library += how
-        self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
+        self.library += (
+            f", GPUs not watched: {why}" if (why := explain_unwatched(self.device)) else ""
+        )
         if control.rank == 0 and self.label == self.name:
-            self._listener = ncclog.listen()
+            self._listener = ncclog.start_listening()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
 
     def _take_place(self, control: Control, local_rank: int) -> None:
-        self.device = place(self.name, local_rank)
+        self.device = choose_device(self.name, local_rank)
         if self.device.index is not None:
             _set_device(self.device.index)
             self.shared = len(self.near(control)) > torch.accelerator.device_count()
@@ -277,10 +283,10 @@ class TorchDistributed(Base):
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         at = self._at
-        if self.control and placed(case.groups):
+        if self.control and count_placed_ranks(case.groups):
             at = at._replace(rank=self.control.rank, n=case.n, members=self.control.members)
         if case.algorithm != "native":
-            return _wire.prepare(
+            return _wire.prepare_messages(
                 case,
                 send,
                 recv,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from collbench.core.program import Action, Bank, Step, Term
 from collbench.run.backends import Call
 from collbench.run.backends._compiled import Compiled, Spot
-from collbench.run.backends._reducers import Operation, arithmetic, fold, mean
+from collbench.run.backends._reducers import Operation, find_arithmetic, finish_mean, fold_values
 from collbench.run.memory import PAGE
 from collbench.suite.case import Case
 
@@ -64,7 +64,7 @@ class Room:
 Start = Callable[[Messages, Any], Post]  # makes that of messages between the ranks of a group
 
 
-def _posted(messages: Messages, group: Any, near: Collection[int]) -> Post:
+def _post_singly(messages: Messages, group: Any, near: Collection[int]) -> Post:
     """By the process group's own methods: dist.isend costs more than a small message.
 
     A message to one of the ``near`` ranks, those of this machine, is announced before this rank
@@ -86,7 +86,7 @@ def _posted(messages: Messages, group: Any, near: Collection[int]) -> Post:
     return post
 
 
-def _batched(messages: Messages, group: Any) -> Post:
+def _post_batch(messages: Messages, group: Any) -> Post:
     """All messages of a step as one group call, which NCCL needs lest they wait for each other."""
     at = partial(dist.get_global_rank, group)
     batch = [dist.P2POp(dist.irecv, tensor, at(peer), group) for tensor, peer in messages.recvs]
@@ -94,7 +94,7 @@ def _batched(messages: Messages, group: Any) -> Post:
     return lambda: dist.batch_isend_irecv(batch) if batch else []
 
 
-def prepare(
+def prepare_messages(
     case: Case,
     send: Tensor,
     recv: Tensor,
@@ -109,7 +109,9 @@ def prepare(
     """The call that runs ``case.algorithm`` between the ranks of a process group, or of what
     ``start`` knows; or between some ``members`` of it. ``near`` are its ranks on this machine."""
     wire = _Wire(case, send, recv, rank, room, halfway, members or range(case.n))
-    start = start or (_batched if recv.device.type != "cpu" else partial(_posted, near=near))
+    start = start or (
+        _post_batch if recv.device.type != "cpu" else partial(_post_singly, near=near)
+    )
     parts = [
         [(start(messages, group), tuple(messages.local)) for messages in part]
         for part in wire.parts
@@ -149,7 +151,7 @@ class _Wire:
         self.name = self._compiled.name
         self._has_data = self._compiled.schedule.has_data
         self._rank, self._device, self._room = rank, recv.device, room
-        self._arithmetic = arithmetic(case.op, case.type, recv.device)
+        self._arithmetic = find_arithmetic(case.op, case.type, recv.device)
         row = self._compiled.row_bytes
         self._banks = {Bank.INPUT: send.view(torch.uint8), Bank.OUTPUT: recv.view(torch.uint8)}
         for bank in self._compiled.program.banks - self._banks.keys():
@@ -161,7 +163,7 @@ class _Wire:
             [self._messages(step, part, parts) for step in steps] for part in range(parts)
         ]
         self.finish = list(
-            mean(self._arithmetic, case.op, self._at(self._compiled.output(rank)), case.n)
+            finish_mean(self._arithmetic, case.op, self._at(self._compiled.output(rank)), case.n)
         )
 
     def _parts(self, row: int) -> int:
@@ -205,4 +207,4 @@ class _Wire:
                     messages.recvs.append((mine[-1], self._peers[term.rank]))
         if self._has_data:
             for place, mine in zip(places, values, strict=True):
-                messages.local.extend(fold(self._arithmetic, self._at(place), mine))
+                messages.local.extend(fold_values(self._arithmetic, self._at(place), mine))

@@ -33,7 +33,7 @@ _DOING: dict[str, Literal["running", "stopped", "ended"]] = {
 }
 
 
-def doing(pid: int) -> Literal["running", "stopped", "ended"]:
+def process_state(pid: int) -> Literal["running", "stopped", "ended"]:
     """What a process does; one that a debugger holds is stopped, too."""
     try:
         return _DOING.get(psutil.Process(pid).status(), "running")

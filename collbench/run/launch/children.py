@@ -34,14 +34,14 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
-def module(python: str, name: str, *arguments: str) -> list[str]:
+def module_command(python: str, name: str, *arguments: str) -> list[str]:
     """A command that runs a module of collbench with an interpreter: with another than this one it
     has to find collbench by PYTHONPATH."""
     folder = str(Path(__file__).parents[3]) if python == sys.executable else ""
     return [python, "-P", "-c", _RUN, folder, name, *arguments]
 
 
-def bound(python: str, number: signal.Signals, parent: int, *command: str) -> list[str]:
+def bound_command(python: str, number: signal.Signals, parent: int, *command: str) -> list[str]:
     """A command to which the kernel sends a signal when the process that starts it ends, which has
     the pid ``parent`` (0: it may be any). ``{pid}`` in it is the command's own."""
     return [python, "-I", "-S", "-c", _BECOME, str(int(number)), str(parent), *command]

@@ -29,9 +29,9 @@ from collbench.run.launch.meeting import (
     Request,
     Seal,
     Verdict,
+    describe_doors,
+    find_stopped,
     say_stopped,
-    shown,
-    stopped,
 )
 
 ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
@@ -54,7 +54,12 @@ class Connection:
         self._lock = threading.RLock()
         self._key, self.rank = key, member.rank
         self._hello = Hello(
-            member.rank, member.n, environment.host(), os.getpid(), member.launcher, __version__
+            member.rank,
+            member.n,
+            environment.host_name(),
+            os.getpid(),
+            member.launcher,
+            __version__,
         )
         self._connect(doors, seconds)
         self._socket.settimeout(seconds + HELLO_SECONDS)
@@ -90,7 +95,7 @@ class Connection:
         while time.monotonic() < until:
             for door in doors:
                 try:
-                    self._socket = _connected(door)
+                    self._socket = _connect_door(door)
                     self._introduce(self._socket)
                     return
                 except (OSError, EOFError, ValueError, msgspec.MsgspecError) as e:
@@ -102,7 +107,8 @@ class Connection:
                         trouble = "that name has no address here"
             time.sleep(_PAUSE)
         raise RunBroken(
-            f"{self._who()} did not reach rank 0 at {shown(doors)} within {seconds:g} s: {trouble}",
+            f"{self._who()} did not reach rank 0 at {describe_doors(doors)} within {seconds:g}"
+            f" s: {trouble}",
             "did rank 0 start, with the same command line? is that its host? -T sets the limit",
         )
 
@@ -185,7 +191,7 @@ class Connection:
     def stopped(self) -> str:
         """The ranks that are stopped on this host, in words, as far as their processes are known;
         "" where none is."""
-        ranks = stopped(self._pids)
+        ranks = find_stopped(self._pids)
         return (
             say_stopped([f"rank {rank} on {self.hosts[rank]}" for rank in ranks]) if ranks else ""
         )
@@ -208,7 +214,7 @@ class Connection:
         self._socket.close()
 
 
-def _connected(door: Door) -> socket.socket:
+def _connect_door(door: Door) -> socket.socket:
     if not isinstance(door, Path):
         at = socket.create_connection(door, HELLO_SECONDS)
         at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

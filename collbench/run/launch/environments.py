@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 
 Variables = Mapping[str, str]
 
@@ -62,7 +62,9 @@ def slurm_local(variables: Variables) -> int:
     """Tasks on this task's node: SLURM_STEP_TASKS_PER_NODE reads ``4(x2),3``, and SLURM_NODEID
     counts from 0."""
     counts: list[int] = []
-    for part in _first(variables, "SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE").split(","):
+    for part in _first_value(variables, "SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE").split(
+        ","
+    ):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if found is None or int(found[2] or 1) > HOSTS_MAX:
             return 0
@@ -73,7 +75,10 @@ def slurm_local(variables: Variables) -> int:
 
 def slurm_host(variables: Variables) -> str:
     return next(
-        hosts(_first(variables, "SLURM_STEP_NODELIST|SLURM_JOB_NODELIST|SLURM_NODELIST")), ""
+        list_slurm_hosts(
+            _first_value(variables, "SLURM_STEP_NODELIST|SLURM_JOB_NODELIST|SLURM_NODELIST")
+        ),
+        "",
     )
 
 
@@ -87,7 +92,9 @@ def pbs_hosts(variables: Variables) -> list[str]:
 
 
 def _flux_local(variables: Variables) -> int:
-    return _number(variables, "FLUX_JOB_SIZE") if variables.get("FLUX_JOB_NNODES") == "1" else 0
+    return (
+        _first_number(variables, "FLUX_JOB_SIZE") if variables.get("FLUX_JOB_NNODES") == "1" else 0
+    )
 
 
 def _one_pbs_host(variables: Variables) -> int:
@@ -198,7 +205,7 @@ STARTING = ("local", "ray")  # launchers by which a command starts ranks itself
 NAMES = ("auto", "local", *dict.fromkeys(launcher.name for launcher in LAUNCHERS))
 
 
-def detect(wanted: str = "auto", variables: Variables = os.environ) -> Membership | None:
+def detect_variables(wanted: str = "auto", variables: Variables = os.environ) -> Membership | None:
     """The launcher this process was started by, or None when it should start its own ranks.
 
     Raises UsageError for a launcher that is ``wanted`` but whose variables are missing, or not
@@ -210,16 +217,16 @@ def detect(wanted: str = "auto", variables: Variables = os.environ) -> Membershi
         return None
     rows = [row for row in LAUNCHERS if wanted == row.name or (wanted == "auto" and row.found)]
     for row in rows:
-        if all(_first(variables, name) for name in (*row.signs, row.rank, row.n)) or _is_pbs(
+        if all(_first_value(variables, name) for name in (*row.signs, row.rank, row.n)) or _is_pbs(
             row, variables
         ):
-            member = _member(row, variables)
+            member = _read_member(row, variables)
             if wanted == "auto" and row.name == "srun" and member.n == 1:
                 continue  # one task is an interactive step: it starts ranks of its own
             return member
     if wanted != "auto":
         lacking = (
-            [name for name in (*row.signs, row.rank, row.n) if not _first(variables, name)]
+            [name for name in (*row.signs, row.rank, row.n) if not _first_value(variables, name)]
             for row in rows
         )
         missing = dict.fromkeys(
@@ -232,27 +239,35 @@ def detect(wanted: str = "auto", variables: Variables = os.environ) -> Membershi
     return None
 
 
-def describe(member: Membership) -> str:
+def describe_member(member: Membership) -> str:
     """How many ranks a launcher started, with the variables that say so."""
     row = next(row for row in LAUNCHERS if row.title == member.launcher)
     variables = [name for name in row.n.split("|") if name in os.environ]
-    values = ", ".join(plain(f"{name}={os.environ[name]}") for name in variables)
+    values = ", ".join(plain_line(f"{name}={os.environ[name]}") for name in variables)
     by = f" (by {values})" if values else ""
-    return f"{member.launcher} started {counted(member.n, 'rank')}{by}"
+    return f"{member.launcher} started {format_count(member.n, 'rank')}{by}"
 
 
 def _is_pbs(row: Launcher, variables: Variables) -> bool:
-    return row.name == "pbs" and bool(_first(variables, row.rank) and pbs_hosts(variables))
+    return row.name == "pbs" and bool(_first_value(variables, row.rank) and pbs_hosts(variables))
 
 
-def _member(row: Launcher, variables: Variables) -> Membership:
-    n = _number(variables, row.n) if _first(variables, row.n) else len(pbs_hosts(variables))
-    local_rank = _number(variables, row.local_rank) if _first(variables, row.local_rank) else 0
+def _read_member(row: Launcher, variables: Variables) -> Membership:
+    n = (
+        _first_number(variables, row.n)
+        if _first_value(variables, row.n)
+        else len(pbs_hosts(variables))
+    )
+    local_rank = (
+        _first_number(variables, row.local_rank) if _first_value(variables, row.local_rank) else 0
+    )
     if callable(row.local_n):
         local_n = row.local_n(variables)
     else:
-        local_n = _number(variables, row.local_n) if _first(variables, row.local_n) else 0
-    rank = _number(variables, row.rank)
+        local_n = (
+            _first_number(variables, row.local_n) if _first_value(variables, row.local_n) else 0
+        )
+    rank = _first_number(variables, row.rank)
     if not 0 <= rank < n:
         raise UsageError(f"{row.title} says that this is rank {rank} of {n}", INSIDE)
     return Membership(row.title, rank, n, local_rank, local_n)
@@ -262,7 +277,7 @@ def row_of(member: Membership) -> Launcher:
     return next(row for row in LAUNCHERS if row.title == member.launcher)
 
 
-def bare(variables: Variables) -> dict[str, str]:
+def strip_variables(variables: Variables) -> dict[str, str]:
     """The variables without those by which a launcher tells its processes apart and lets them meet:
     what such a process starts is none of the launcher's."""
     own = {
@@ -285,37 +300,37 @@ def place_of_rank0(member: Membership, variables: Variables = os.environ) -> str
     return variables.get("MASTER_ADDR", "") or row_of(member).host(variables)
 
 
-def job(member: Membership, variables: Variables = os.environ) -> str:
+def job_name(member: Membership, variables: Variables = os.environ) -> str:
     """A name all ranks of this launch agree on, no other launch has, and which is no secret; ""
     where there is none."""
     told = ("COLLBENCH_WORLD",) if "COLLBENCH_WORLD" in variables else ()  # (keeper.py)
-    values = [_first(variables, name) for name in told or row_of(member).job]
+    values = [_first_value(variables, name) for name in told or row_of(member).job]
     return "-".join(values) if all(values) else ""
 
 
-def _first(variables: Variables, names: str) -> str:
+def _first_value(variables: Variables, names: str) -> str:
     return next((variables[name] for name in names.split("|") if variables.get(name)), "")
 
 
-def _number(variables: Variables, names: str) -> int:
-    text = _first(variables, names)
+def _first_number(variables: Variables, names: str) -> int:
+    text = _first_value(variables, names)
     if not re.fullmatch(r"\d{1,9}", text):
         raise UsageError(f"{names.replace('|', ' or ')}={text} is not a number", INSIDE)
     return int(text)
 
 
-def hosts(text: str) -> Iterator[str]:
+def list_slurm_hosts(text: str) -> Iterator[str]:
     """The hosts of a Slurm list, in order: ``node[01-03,7],other-[1-2]-ib[0-1]``. Raises
     UsageError.
 
     Numbers keep their width; of several brackets in a name, the last one runs fastest. At most
     HOSTS_MAX are given.
     """
-    names = (name for word in _split(text) for name in _expanded(word))
+    names = (name for word in _split_outside_brackets(text) for name in _expand_word(word))
     yield from itertools.islice(names, HOSTS_MAX)
 
 
-def _split(text: str) -> list[str]:
+def _split_outside_brackets(text: str) -> list[str]:
     """At commas outside brackets."""
     words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
     if ",".join(words) != text:
@@ -326,13 +341,13 @@ def _split(text: str) -> list[str]:
     return words
 
 
-def _expanded(word: str) -> Iterator[str]:
+def _expand_word(word: str) -> Iterator[str]:
     pieces = re.split(r"\[([^\]]*)\]", word)  # text and ranges in turn
-    choices = [_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    choices = [_expand_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
     return map("".join, itertools.product(*choices))
 
 
-def _numbers(text: str) -> list[str]:
+def _expand_numbers(text: str) -> list[str]:
     """``01-03,7`` is 01, 02, 03, 7."""
     numbers: list[str] = []
     for part in text.split(","):

@@ -19,13 +19,13 @@ PREFIX = "collbench-tmp-"
 
 
 @contextmanager
-def private() -> Iterator[Path]:
+def make_private() -> Iterator[Path]:
     """A new folder, this process's alone, which goes with all that is in it."""
-    sweep(Path(tempfile.gettempdir()))
+    sweep_folders(Path(tempfile.gettempdir()))
     opened = None
     while opened is None:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        opened = held(folder)
+        opened = hold_folder(folder)
     try:
         yield folder
     finally:
@@ -33,7 +33,7 @@ def private() -> Iterator[Path]:
         os.close(opened)
 
 
-def held(folder: Path) -> int | None:
+def hold_folder(folder: Path) -> int | None:
     """A descriptor of a folder that is not swept until it is closed; None where it just was."""
     opened = None
     with suppress(FileNotFoundError):
@@ -47,7 +47,7 @@ def held(folder: Path) -> int | None:
     return None
 
 
-def sweep(place: Path) -> None:
+def sweep_folders(place: Path) -> None:
     """Remove the folders there that this user's processes have left, and nobody holds."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is somebody's, or has no locks, or is gone

@@ -25,7 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.world import Channel
@@ -51,7 +51,7 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
     told: bool = False
 
 
-def leave(status: int, unwatched: str = "") -> NoReturn:
+def leave_process(status: int, unwatched: str = "") -> NoReturn:
     """End this process at once, its exit handlers run and all printed. Python would take torch down
     part by part first, for a quarter of a second, in which libraries may abort around ranks that
     are gone. Where nobody else watches this process, by whose name it is called then, exit handlers
@@ -109,7 +109,7 @@ class Parent:
         except subprocess.TimeoutExpired:
             self.process.kill()
             late = f"did not end within {LEAVE_SECONDS:g} s, and was killed"
-            tell(f"{self.name} (pid {self.process.pid}) {late}")
+            print_message(f"{self.name} (pid {self.process.pid}) {late}")
             return self.process.wait()
 
 
@@ -166,7 +166,7 @@ class Server:
 
             if told:
                 stream = channel.makefile("rwb")
-                status = fresh.live(Channel(stream, stream))
+                status = fresh.live_as_rank(Channel(stream, stream))
             else:
                 status = worker.local_rank(rank, board, channel)
         except BaseException:
@@ -185,7 +185,7 @@ class Server:
 
 
 def main() -> None:
-    streams.secure()
+    streams.secure_streams()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is the parent's to handle: it ends the ranks
@@ -200,7 +200,7 @@ def main() -> None:
     # the parent may have found a reason not to run, and be gone
     with suppress(BrokenPipeError, ConnectionResetError):
         Server(control).serve()
-    leave(0)
+    leave_process(0)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Told(msgspec.Struct, frozen=True):
     side: Side | None = None
 
 
-def live(channel: Channel) -> int:
+def live_as_rank(channel: Channel) -> int:
     """A rank's life, from what it is told first to the status to exit with."""
     told = msgspec.json.decode(channel.source.readline(), type=Told)
     try:
@@ -53,7 +53,7 @@ def live(channel: Channel) -> int:
     except Exception as e:
         if not isinstance(e, CollbenchError):
             traceback.print_exc()
-            who = f"rank {told.member.rank} on {environment.host()}"
+            who = f"rank {told.member.rank} on {environment.host_name()}"
             e = RunBroken(f"{who} raised {type(e).__name__}: {first_line(e)}")
         channel.say(Said(error=Failure.of(e)))
         return 1

@@ -19,9 +19,9 @@ from typing import Literal
 import msgspec
 
 from collbench.core.errors import CannotRun
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.run.launch.board import LEAVE_SECONDS
-from collbench.run.launch.children import bound, module
+from collbench.run.launch.children import bound_command, module_command
 from collbench.run.launch.meeting import Hello, News, Order, Terms
 
 ANSWER_SECONDS = 5.0  # of the process itself, which waits for nothing
@@ -43,11 +43,11 @@ class Host:
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._answers: dict[int, Future[News]] = {}
         self._control, theirs = socket.socketpair()
-        command = module(sys.executable, "collbench.run.launch.meeting")
+        command = module_command(sys.executable, "collbench.run.launch.meeting")
         with listener, theirs:
             self._process = subprocess.Popen(
                 # it is not killed with rank 0, but goes on to clean up after it
-                bound(sys.executable, signal.SIGCONT, os.getpid(), *command),
+                bound_command(sys.executable, signal.SIGCONT, os.getpid(), *command),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -86,7 +86,7 @@ class Host:
         elif news.number:
             self._answers.pop(news.number).set_result(news)
         elif news.trouble:
-            tell(f"fault where ranks meet: {news.trouble}")
+            print_message(f"fault where ranks meet: {news.trouble}")
         else:
             if news.gone:
                 self.gone.append(news.gone)
@@ -152,7 +152,7 @@ class Host:
         with suppress(OSError):
             late = self._order("see_off", seconds=seconds).result(seconds + ANSWER_SECONDS)
             for name in late.names:
-                tell(f"{name} did not leave within {seconds:g} s of the last case")
+                print_message(f"{name} did not leave within {seconds:g} s of the last case")
 
     def close(self) -> None:
         """End the process."""

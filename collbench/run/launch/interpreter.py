@@ -41,7 +41,7 @@ elif missing:
     told = {"missing": missing}
 else:
     from collbench.machine import environment
-    told = environment.software(os.environ)
+    told = environment.gather_software(os.environ)
 print(json.dumps(told))
 """
 
@@ -75,7 +75,7 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
     tree: str = ""
 
 
-def alone(settings: dict[str, str], folder: Path) -> dict[str, str]:
+def isolate_settings(settings: dict[str, str], folder: Path) -> dict[str, str]:
     """An environment in which Python finds the same harness on both sides, by a link in a private
     folder, without our other packages."""
     alone = folder / "collbench-alone"
@@ -88,10 +88,12 @@ def alone(settings: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def builds_folder() -> Path:
-    return store.home() / "builds"
+    return store.home_folder() / "builds"
 
 
-def says(variant: Variant, option: str, python: str, own: Mapping[str, str], tree: str) -> bool:
+def is_asked_for(
+    variant: Variant, option: str, python: str, own: Mapping[str, str], tree: str
+) -> bool:
     """Whether a home's interpreter, "" for this one, variables and tree are what is asked for of a
     side here, where a tree lies among the builds of whoever asks."""
     if tree and not (variant.revision and Path(tree).parent == builds_folder()):
@@ -115,7 +117,7 @@ def refuse_absent(tree: str, option: str) -> None:
 
 def find_interpreter(text: str, option: str) -> str:
     """The executable in ``text``: a path, a virtual environment's folder, or a name on PATH."""
-    inside = files.expand(text) / "bin" / "python"
+    inside = files.expand_path(text) / "bin" / "python"
     # a Path loses "./"
     found = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
     if found is None:
@@ -128,7 +130,7 @@ def find_interpreter(text: str, option: str) -> str:
     )  # never resolved: a virtual environment's python is a link to the system's
 
 
-def software(python: str, settings: dict[str, str], option: str) -> dict[str, Any]:
+def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str, Any]:
     """The interpreter, libraries and settings of a side, on this machine. Raises CannotRun and
     UsageError where no rank can be started so."""
     try:

@@ -27,7 +27,7 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
@@ -37,7 +37,7 @@ from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.host import Host
-from collbench.run.launch.meeting import listener, who
+from collbench.run.launch.meeting import name_hello, open_listener
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
 from collbench.survive.signals import interrupts
 
@@ -80,13 +80,13 @@ _ANOTHER = "another rank (it or the launcher says why)"
 _SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
 
 
-def detect(wanted: str = "auto") -> Membership | None:
+def detect_launcher(wanted: str = "auto") -> Membership | None:
     """The launcher this process was started by, or None when it should start its own ranks.
 
     Raises UsageError where ``wanted`` is not it, CannotRun where processes started together each
     believe to be alone.
     """
-    member = environments.detect(wanted)
+    member = environments.detect_variables(wanted)
     if wanted == "auto" and (member is None or member.n == 1):
         _refuse_strangers()
     return member
@@ -103,7 +103,8 @@ def _refuse_strangers() -> None:
         alike = sum(process.cmdline() == me.cmdline() for process in parent.children())
         if alike > 1:
             raise CannotRun(
-                f"{parent.name()} started {alike} processes like this one on {environment.host()},"
+                f"{parent.name()} started {alike} processes like this one on"
+                f" {environment.host_name()},"
                 " but each believes that it is alone",
                 "is it another MPI's? set RANK, WORLD_SIZE and MASTER_ADDR, or --launcher local for"
                 " a world each",
@@ -120,7 +121,7 @@ class Meeting(NamedTuple):
     def gone(self) -> str:
         """At rank 0, ranks that left without saying so, and their hosts; those first that left
         first."""
-        return ", ".join(map(who, self.host.gone if self.host else []))
+        return ", ".join(map(name_hello, self.host.gone if self.host else []))
 
     def lost(self, seconds: float) -> str:
         """The ranks that rank 0 has lost, silent for so long or stopped, and their hosts; at others
@@ -152,14 +153,14 @@ def divert_stdout() -> None:
         os.dup2(2, 1)
 
 
-def met(member: Membership, seconds: float) -> Meeting:
+def meet_ranks(member: Membership, seconds: float) -> Meeting:
     """All ranks of the launch, met within ``seconds``. Raises RunBroken or CannotRun, with who came
     and who did not."""
     host = None
     try:
-        with rendezvous.agreed(member) as (places, key):
+        with rendezvous.agree_on_doors(member) as (places, key):
             if member.rank == 0:
-                host = Host(listener(places), member.n, key, seconds)
+                host = Host(open_listener(places), member.n, key, seconds)
             return Meeting(Connection(member, places, key, seconds), host)
     except BaseException:
         if host:
@@ -168,12 +169,12 @@ def met(member: Membership, seconds: float) -> Meeting:
 
 
 @contextmanager
-def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
-    """What ``met`` finds; libraries then keep to the interface that ranks met on, and who does not
-    leave at the end is named."""
-    connection, host = meeting = met(member, seconds)
+def hold_meeting(member: Membership, seconds: float) -> Iterator[Meeting]:
+    """What ``meet_ranks`` finds; libraries then keep to the interface that ranks met on, and who
+    does not leave at the end is named."""
+    connection, host = meeting = meet_ranks(member, seconds)
     try:
-        keep_to(rendezvous.interface(connection.address))
+        keep_to(rendezvous.find_interface(connection.address))
         yield meeting
         connection.close()
         if host:
@@ -197,7 +198,7 @@ def shared_board(member: Membership, control: Control) -> Board:
     with ExitStack() as stack:
         path = None
         if member.rank == 0 and member.n == member.local_n and member.n > 1:
-            path = stack.enter_context(folders.private()) / "board"
+            path = stack.enter_context(folders.make_private()) / "board"
             path.touch(0o600)
             os.truncate(path, Board.size(member.n))
         where = control.broadcast(str(path) if path else None)
@@ -256,14 +257,14 @@ class Watchdog(threading.Thread):
         if rank and first not in lost:
             ended = self._meeting.connection.ended(within=LEAVE_SECONDS)
             if ended and not lost:
-                return self._stall.broken(f"{_who(rank)} lost {_ANOTHER}", rank)
+                return self._stall.broken(f"{_name_rank(rank)} lost {_ANOTHER}", rank)
             lost = lost or f"nothing is heard of {first}"
         if lost:
             hint = "is the host up, its network, and the rank not stopped?"
             return self._stall.broken(lost, rank, hint)
         alone = self._member.n == self._member.local_n
         behind = self._stall.behind() if alone else [rank]
-        who = _who(behind[0]) if behind else f"all {self._member.n} ranks"
+        who = _name_rank(behind[0]) if behind else f"all {self._member.n} ranks"
         what = "has not moved" if behind else "hang in the same call"
         return self._stall.broken(f"{who} {what} for {seconds:.0f} s", (behind or [rank])[0])
 
@@ -271,8 +272,8 @@ class Watchdog(threading.Thread):
         self._stop.set()
 
 
-def _who(rank: int) -> str:
-    return f"rank {rank} on {environment.host()}"
+def _name_rank(rank: int) -> str:
+    return f"rank {rank} on {environment.host_name()}"
 
 
 class Joined(World):
@@ -297,16 +298,18 @@ class Joined(World):
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store
 
-        with meet(self._member, self._seconds) as meeting:
+        with hold_meeting(self._member, self._seconds) as meeting:
             timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
             timer.daemon = True
             timer.start()
             place = self._place(meeting.connection.hosts)
             store = Store(meeting.connection)
-            control = worker.connect(place, store)
+            control = worker.connect_control(place, store)
             member = self._member._replace(local_rank=place.local_rank, local_n=place.local_n)
             board = shared_board(member, control)
-            line = _with(_hosts(control, place, meeting.connection.hosts), listener.hear)
+            line = _add_facts(
+                _collect_hosts(control, place, meeting.connection.hosts), listener.hear
+            )
             agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
             timer.cancel()
             for plan in msgspec.convert(agreed, list[Plan]):
@@ -324,13 +327,13 @@ class Joined(World):
                         raise
                     listener.unopened(plan, e)  # as all ranks do
                 except Exception as e:
-                    what = f"{_who(member.rank)} {_blame(e, meeting)}"
+                    what = f"{_name_rank(member.rank)} {_blame_rank(e, meeting)}"
                     error = StallWatch(board, plan).broken(what, member.rank)
                     listener.lost(plan, error)
                     raise error from e
                 finally:
                     watchdog.end()
-        rendezvous.leave()
+        rendezvous.leave_mpi()
 
     def _place(self, hosts: list[str]) -> Place:
         from collbench.run.rank import worker
@@ -341,7 +344,7 @@ class Joined(World):
         return worker.Place(rank, n, before, beside, self._member.launcher)
 
     def _gave_up(self, hung: Callable[[RunBroken], None]) -> None:
-        who = f"rank {self._member.rank} of {self._member.n} on {environment.host()}"
+        who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
         where = f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}"
         late = f"not all reached each other within {self._seconds:g} s more"
         try:
@@ -350,7 +353,7 @@ class Joined(World):
             os._exit(Exit.TIMEOUT)
 
 
-def follow(member: Membership, seconds: float) -> Exit:
+def follow_rank_0(member: Membership, seconds: float) -> Exit:
     """Take part as a rank that has nothing to plan, print or keep. Returns the exit code, which
     tells as rank 0's whether no world opened, or one broke. Raises as Joined.run."""
     interrupts.leave_to_the_system()
@@ -358,7 +361,7 @@ def follow(member: Membership, seconds: float) -> Exit:
 
     def hung(error: RunBroken) -> None:
         if member.local_rank == 0 or first in error.message:
-            tell(error.message)
+            print_message(error.message)
 
     unopened: list[CollbenchError] = []
     listener = Listener(
@@ -378,7 +381,7 @@ def follow(member: Membership, seconds: float) -> Exit:
     return Exit.TIMEOUT if broken else Exit.CANNOT_RUN
 
 
-def _hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:
+def _collect_hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:
     """The facts of each host, as its first rank finds them; nothing where there is but one host."""
     if len(set(names)) == 1:
         return {}
@@ -386,27 +389,27 @@ def _hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[s
     return {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
 
 
-def alike(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list[HostInfo]:
+def describe_hosts(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list[HostInfo]:
     """Each host and by what it differs, of the facts that decide how fast ``backend`` is."""
     used = [
-        {key: value for key, value in of_host.items() if environment.decides(key, {backend})}
+        {key: value for key, value in of_host.items() if environment.fact_decides(key, {backend})}
         for of_host in facts.values()
     ]
     return [
-        HostInfo(host=name, fingerprint=environment.digest(of_host), differs=apart)
-        for name, of_host, apart in zip(facts, used, environment.apart(used), strict=True)
+        HostInfo(host=name, fingerprint=environment.digest_facts(of_host), differs=apart)
+        for name, of_host, apart in zip(facts, used, environment.find_odd_hosts(used), strict=True)
     ]
 
 
-def _with(facts: Mapping[str, Mapping[str, Any]], hear: Hear) -> Hear:
+def _add_facts(facts: Mapping[str, Mapping[str, Any]], hear: Hear) -> Hear:
     return lambda line: hear(
-        msgspec.structs.replace(line, hosts=alike(facts, line.backend))
+        msgspec.structs.replace(line, hosts=describe_hosts(facts, line.backend))
         if isinstance(line, types.World)
         else line
     )
 
 
-def _blame(error: Exception, meeting: Meeting) -> str:
+def _blame_rank(error: Exception, meeting: Meeting) -> str:
     """What happened to a rank. That another is gone may be known a moment later only; more than
     that and the launcher ends this one, too, before it could tell."""
     if not says_peer_is_gone(first_line(error)):

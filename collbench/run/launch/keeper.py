@@ -27,11 +27,18 @@ from collbench.core.errors import CannotRun, CollbenchError
 from collbench.machine import environment
 from collbench.run import memory
 from collbench.run.launch import environments
-from collbench.run.launch.board import Board, doing
-from collbench.run.launch.children import bound, module
-from collbench.run.launch.forkserver import leave
-from collbench.run.launch.fresh import Side, Told, live
-from collbench.run.launch.interpreter import SideName, Variant, alone, refuse_absent, says, software
+from collbench.run.launch.board import Board, process_state
+from collbench.run.launch.children import bound_command, module_command
+from collbench.run.launch.forkserver import leave_process
+from collbench.run.launch.fresh import Side, Told, live_as_rank
+from collbench.run.launch.interpreter import (
+    SideName,
+    Variant,
+    ask_software,
+    is_asked_for,
+    isolate_settings,
+    refuse_absent,
+)
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
 from collbench.suite.policy import Policy
@@ -77,14 +84,14 @@ class Keeper:
     def ask(self, question: Question) -> Answer:
         try:
             if question.room:
-                return Answer(room=memory.room(*question.room))
-            found = environment.gather()
+                return Answer(room=memory.measure_room(*question.room))
+            found = environment.gather_facts()
             if (side := question.side) is not None:
                 self._refuse(side.env, side)
                 settings = self._settings(side.env, side)
                 python = side.python or sys.executable
                 refuse_absent(side.tree, side.option)
-                found |= software(python, settings, side.option)
+                found |= ask_software(python, settings, side.option)
             return Answer(described=found)
         except CollbenchError as e:
             return Answer(error=Failure.of(e))
@@ -134,9 +141,9 @@ class Keeper:
             self.tell(told.world, as_json(told))
             if told.world in self._ended:
                 process.kill()
-            for stream, line in _lines(process):
+            for stream, line in _read_lines(process):
                 if stream is None:
-                    if (doing(process.pid) == "stopped") != stopped:
+                    if (process_state(process.pid) == "stopped") != stopped:
                         stopped = not stopped
                         yield as_json(Said(stopped=stopped))
                     continue
@@ -154,10 +161,10 @@ class Keeper:
         """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""
         if told.side:
             return Forked(self._server(told, told.side))
-        command = module(sys.executable, "collbench.run.launch.keeper")
+        command = module_command(sys.executable, "collbench.run.launch.keeper")
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            bound(sys.executable, signal.SIGKILL, os.getpid(), *command),
+            bound_command(sys.executable, signal.SIGKILL, os.getpid(), *command),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -182,9 +189,9 @@ class Keeper:
         variant = self._sides().get(name)
         if not (side and variant):
             raise CannotRun("ranks of no side of the experiment", SAME)
-        if not says(variant, side.option, side.python, side.env, side.tree):
+        if not is_asked_for(variant, side.option, side.python, side.env, side.tree):
             raise CannotRun(f"{side.option} '{variant.text}' is something else at rank 0", SAME)
-        if foreign := environment.foreign(env.keys() - side.env.keys()):
+        if foreign := environment.list_foreign_variables(env.keys() - side.env.keys()):
             raise CannotRun(
                 f"{', '.join(foreign)}: no setting of a library that is measured",
                 "name it in --base and --head",
@@ -192,8 +199,8 @@ class Keeper:
 
     def _settings(self, env: Mapping[str, str], side: Side | None) -> dict[str, str]:
         """The whole environment of a rank: this process's, without what says who that is."""
-        settings = {**environments.bare(os.environ), **env}
-        return alone(settings, self._folder) if side else settings
+        settings = {**environments.strip_variables(os.environ), **env}
+        return isolate_settings(settings, self._folder) if side else settings
 
 
 class Forked:
@@ -236,7 +243,7 @@ def as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:
+def _read_lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:
     """(stream, line) of all that a process writes to standard output and error, until both end; no
     stream when it has been silent for a while. A line over the limit ends the process."""
     rests: dict[Any, bytes] = {process.stdout: b""}
@@ -261,8 +268,8 @@ def _lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, byt
 
 def main() -> None:
     """A rank's process. Its lines go where standard output was."""
-    streams.secure()
-    leave(live(Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))))
+    streams.secure_streams()
+    leave_process(live_as_rank(Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))))
 
 
 if __name__ == "__main__":

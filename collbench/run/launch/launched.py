@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from collbench.core.errors import Exit, RunBroken
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.run.launch import folders, join, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS
@@ -29,7 +29,7 @@ from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import MEET_SECONDS, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
-from collbench.run.launch.meeting import who
+from collbench.run.launch.meeting import name_hello
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.run.launch.world import Said
 
@@ -146,7 +146,7 @@ class Launched(Places):
         if isinstance(error, KeyboardInterrupt):
             time.sleep(_MOMENT)
             if gone := self._host.gone:
-                raise RunBroken(f"lost {', '.join(map(who, gone))} (the launcher says why)")
+                raise RunBroken(f"lost {', '.join(map(name_hello, gone))} (the launcher says why)")
 
     def dismiss(self, code: int) -> None:
         """Tell the others with which code this process ends."""
@@ -156,11 +156,11 @@ class Launched(Places):
 
 
 @contextmanager
-def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
+def gather_places(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
     """At rank 0: the places of all, which have ``timeout`` seconds to come, and to say that they
     are there. They end once this process has, with the code of what is raised within."""
     join.divert_stdout()
-    meeting = join.met(member, timeout or join.SECONDS)
+    meeting = join.meet_ranks(member, timeout or join.SECONDS)
     places, code = Launched(member, meeting, folder, timeout or PRESENT_SECONDS), int(Exit.OK)
     try:
         yield places
@@ -172,12 +172,12 @@ def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterato
         places.dismiss(code)
 
 
-def serve(member: Membership, timeout: float | None, sides: Sides) -> int:
+def serve_place(member: Membership, timeout: float | None, sides: Sides) -> int:
     """At all ranks but 0: keep a place for ranks of ``sides``, and return the code to exit with,
     which is rank 0's. Where that is lost, one rank a host says so."""
     join.divert_stdout()
-    connection = join.met(member, timeout or join.SECONDS).connection
-    with folders.private() as folder:
+    connection = join.meet_ranks(member, timeout or join.SECONDS).connection
+    with folders.make_private() as folder:
         try:
             place = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)
             code = place.until_told()
@@ -239,4 +239,4 @@ class _Serving:
     def _tell_lost(self, what: str) -> None:
         hosts, rank = self._connection.hosts, self._connection.rank
         if hosts.index(hosts[rank]) in (rank, 0):
-            tell(f"rank {rank} on {environment.host()} {what} rank 0 on {hosts[0]}")
+            print_message(f"rank {rank} on {environment.host_name()} {what} rank 0 on {hosts[0]}")

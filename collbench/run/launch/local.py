@@ -21,13 +21,13 @@ import psutil
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.run.backends import _model
 from collbench.run.jobs import Plan
 from collbench.run.launch import folders
-from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.children import bound, module
+from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_state
+from collbench.run.launch.children import bound_command, module_command
 from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
@@ -73,9 +73,9 @@ class ForkServer(Parent):
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = module(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
+        command = module_command(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
         self.process = subprocess.Popen(
-            bound(python, signal.SIGKILL, os.getpid(), *command),
+            bound_command(python, signal.SIGKILL, os.getpid(), *command),
             pass_fds=[theirs.fileno()],
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -181,7 +181,7 @@ class Launcher(FreshRanks):
     def started(self, plan: Plan, listener: Listener) -> Iterator[Watch]:
         board, fd = Board.create(plan.processes)
         try:
-            with folders.private() as folder, self._parent(plan, folder) as parent:
+            with folders.make_private() as folder, self._parent(plan, folder) as parent:
                 parent.spawn(plan.processes, fd)
                 watch = Watch(plan, listener, parent, board, str(folder / "store"))
                 yield watch
@@ -270,7 +270,7 @@ class Watch(RankWatch):
                 if not says_peer_is_gone(error.message)
             }
             for rank, words in (own | {r: end.words for r, end in self.deaths.items()}).items():
-                tell(f"{self._who(rank)} {words} while leaving; all had been measured")
+                print_message(f"{self._who(rank)} {words} while leaving; all had been measured")
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
@@ -297,8 +297,8 @@ class Watch(RankWatch):
         if not self._over:
             return True
         late = [rank for rank in self._pids if rank not in self._gone]
-        still = [rank for rank in late if doing(self._pids[rank]) != "ended"]
-        stopped = [rank for rank in still if doing(self._pids[rank]) == "stopped"]
+        still = [rank for rank in late if process_state(self._pids[rank]) != "ended"]
+        stopped = [rank for rank in still if process_state(self._pids[rank]) == "stopped"]
         who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
         if late:
             tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
@@ -314,7 +314,7 @@ class Watch(RankWatch):
         known = {pid: rank for rank, pid in self._processes()}
         if len(self._wardens) < self.plan.processes:  # one may be stopped before it tells of itself
             known = {pid: rank for rank, pid in self._parent.below()} | known
-        stopped = [(rank, pid) for pid, rank in known.items() if doing(pid) == "stopped"]
+        stopped = [(rank, pid) for pid, rank in known.items() if process_state(pid) == "stopped"]
         self._idle = {pid: self._idle.get(pid, 0.0) + seconds for _, pid in stopped}
         for rank, pid in stopped:
             if self._idle[pid] > self.plan.timeout:
@@ -354,7 +354,7 @@ class Watch(RankWatch):
             if self.finished:
                 self._over = 0.0
                 message = self._parent.ended(len(self._pids)).message
-                tell(f"{message}; all had been measured")
+                print_message(f"{message}; all had been measured")
                 return
             if self._parent.end() < 0:  # it was killed, and with it all
                 self.deaths = {r: end for r, end in self.deaths.items() if end is not ORPHANED}
@@ -435,13 +435,13 @@ class Watch(RankWatch):
 
     def _who(self, rank: int) -> str:
         pid = self._pids.get(rank)
-        return f"rank {rank} on {environment.host()}" + (f" (pid {pid})" if pid else "")
+        return f"rank {rank} on {environment.host_name()}" + (f" (pid {pid})" if pid else "")
 
     def _unmade(self, seconds: float) -> RunBroken:
         """Not all ranks were made. Where mpirun lacks one, that is named."""
         hint = self._limit()
         parent, born, n = self._parent, len(self._pids), self.plan.processes
-        stopped = doing(parent.process.pid) == "stopped"
+        stopped = process_state(parent.process.pid) == "stopped"
         what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
         missing = [rank for rank in range(n) if rank not in self._pids]
         if born and len(missing) == 1 and not stopped and self._by_mpirun:
@@ -457,9 +457,9 @@ class Watch(RankWatch):
             gone = f"{self._store} was removed, by which ranks find each other"
             return self._stall.broken(gone, 0, "keep TMPDIR from being cleaned, or set another")
         for rank, pid in [*self._processes(), *self._parent.below()]:
-            if doing(pid) == "stopped":
+            if process_state(pid) == "stopped":
                 return self._stopped(rank, pid)
-            if (room := _room(pid)) < _LITTLE:
+            if (room := _mappable_bytes(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
                 return self.broken(rank, what, hint)
         if len(self._pids) < self.plan.processes:
@@ -470,7 +470,7 @@ class Watch(RankWatch):
         return self._stall.broken(everybody, 0, hint)
 
 
-def _room(pid: int) -> int:
+def _mappable_bytes(pid: int) -> int:
     """Bytes that a process may still map."""
     try:
         limit, _ = (process := psutil.Process(pid)).rlimit(psutil.RLIMIT_AS)

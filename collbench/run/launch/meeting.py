@@ -36,7 +36,7 @@ import msgspec
 
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
-from collbench.run.launch.board import doing
+from collbench.run.launch.board import process_state
 
 HELLO_SECONDS = 5.0
 
@@ -189,23 +189,23 @@ class Seal:
         return hmac.digest(self._key, b"%s %d %s" % (*at, body), "sha256").hex().encode()
 
 
-def listener(doors: Sequence[Door]) -> socket.socket:
+def open_listener(doors: Sequence[Door]) -> socket.socket:
     """Rank 0's, at the first door that is free. Raises CannotRun."""
     trouble: OSError | None = None
     for door in doors:
         try:
-            at = _opened(door)
+            at = _open_door(door)
             at.setblocking(False)
             return at
         except OSError as e:
             trouble = trouble or e
     raise CannotRun(
-        f"rank 0 on {socket.gethostname()} cannot listen at {shown(doors)}: {trouble}",
+        f"rank 0 on {socket.gethostname()} cannot listen at {describe_doors(doors)}: {trouble}",
         "MASTER_ADDR must be rank 0's host; MASTER_PORT, if set, a free port there",
     )
 
 
-def _opened(door: Door) -> socket.socket:
+def _open_door(door: Door) -> socket.socket:
     if not isinstance(door, Path):
         return socket.create_server(
             door, family=socket.AF_INET6 if ":" in door[0] else socket.AF_INET
@@ -216,7 +216,7 @@ def _opened(door: Door) -> socket.socket:
     return at
 
 
-def shown(doors: Sequence[Door]) -> str:
+def describe_doors(doors: Sequence[Door]) -> str:
     if isinstance(doors[0], Path):
         return str(doors[0])
     return (
@@ -309,7 +309,7 @@ class MeetingServer:
         return min(max(time.monotonic() - self._woke, 0.0), LONGEST)
 
     def _names(self, ranks: Iterable[int]) -> list[str]:
-        return [who(self._came[rank]) for rank in ranks]
+        return [name_hello(self._came[rank]) for rank in ranks]
 
     def _silent(self, seconds: float) -> list[int]:
         """Ranks that have said nothing for so long, though they have not left."""
@@ -319,7 +319,7 @@ class MeetingServer:
 
     def _stopped(self) -> list[int]:
         """Ranks on this host whose processes are stopped."""
-        return stopped(self._pids)
+        return find_stopped(self._pids)
 
     def _lost(self, seconds: float) -> str:
         """The ranks that are stopped, else those that have been silent for so long where not all
@@ -349,7 +349,8 @@ class MeetingServer:
             await asyncio.wait_for(self._decided.wait(), self._seconds)
         except TimeoutError:
             self._decide(
-                missing(self._came.values(), self._n, self._seconds, self._strays), late=True
+                describe_missing(self._came.values(), self._n, self._seconds, self._strays),
+                late=True,
             )
         if not self._verdict.refused:  # else whoever comes is told, too
             server.close()
@@ -404,7 +405,7 @@ class MeetingServer:
         if writer.transport.is_closing():
             return  # it had to make room, and will come again
         writer.write(seal.line(Verdict()))
-        if why := mismatch(hello, self._came):
+        if why := explain_mismatch(hello, self._came):
             self._decide(why)
         else:
             self._came[hello.rank] = hello
@@ -453,7 +454,7 @@ class MeetingServer:
         )
         await asyncio.wait({decided, left}, return_when=asyncio.FIRST_COMPLETED)
         if not decided.done():
-            self._decide(f"{who(hello)} left again before all {self._n} ranks had come")
+            self._decide(f"{name_hello(hello)} left again before all {self._n} ranks had come")
         decided.cancel(), left.cancel()
         await asyncio.gather(decided, left, return_exceptions=True)
 
@@ -492,57 +493,66 @@ class MeetingServer:
             self._set.pop(key).set()
 
 
-def mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
+def explain_mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
     """Why who comes cannot be of the same world as those that came, or ""."""
     for other in came.values():
         if hello.n != other.n:
-            return f"two worlds: {who(hello)} is one of {hello.n}, {who(other)} one of {other.n}"
+            return (
+                f"two worlds: {name_hello(hello)} is one of {hello.n}, {name_hello(other)} one"
+                f" of {other.n}"
+            )
         if hello.version != other.version:
-            return f"{who(hello)} runs collbench {hello.version}, {who(other)} {other.version}"
+            return (
+                f"{name_hello(hello)} runs collbench {hello.version}, {name_hello(other)}"
+                f" {other.version}"
+            )
     if hello.rank in came:
-        return f"rank {hello.rank} came twice: {_from(came[hello.rank])}, and {_from(hello)}"
+        return (
+            f"rank {hello.rank} came twice: {_describe_origin(came[hello.rank])}, and"
+            f" {_describe_origin(hello)}"
+        )
     return ""
 
 
-def missing(came: Iterable[Hello], n: int, seconds: float, strays: int) -> str:
+def describe_missing(came: Iterable[Hello], n: int, seconds: float, strays: int) -> str:
     """The ranks that never came, and where the others are, in words."""
     ranks = sorted(set(range(n)) - {hello.rank for hello in came})
     hosts: dict[str, list[int]] = {}
     for hello in sorted(came, key=lambda hello: hello.rank):
         hosts.setdefault(hello.host, []).append(hello.rank)
     present = (
-        "; ".join(f"{_ranks(mine)} came from {host}" for host, mine in hosts.items())
+        "; ".join(f"{_format_ranks(mine)} came from {host}" for host, mine in hosts.items())
         or "nobody came"
     )
     refused = f"; {strays} connections did not belong here" if strays else ""
     return (
-        f"not all ranks came together within {seconds:g} s: {_ranks(ranks)} never came;"
+        f"not all ranks came together within {seconds:g} s: {_format_ranks(ranks)} never came;"
         f" {present}{refused}"
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:16])) + (
         f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
     )
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
-def stopped(pids: Mapping[int, int]) -> list[int]:
+def find_stopped(pids: Mapping[int, int]) -> list[int]:
     """The ranks whose processes are stopped, of these."""
-    return [rank for rank, pid in sorted(pids.items()) if doing(pid) == "stopped"]
+    return [rank for rank, pid in sorted(pids.items()) if process_state(pid) == "stopped"]
 
 
 def say_stopped(names: Sequence[str]) -> str:
     return f"{', '.join(names)} is stopped (SIGSTOP)"
 
 
-def who(hello: Hello) -> str:
+def name_hello(hello: Hello) -> str:
     """Its rank and host, as messages name it."""
     return f"rank {hello.rank} on {hello.host}"
 
 
-def _from(hello: Hello) -> str:
+def _describe_origin(hello: Hello) -> str:
     return f"from {hello.host} (pid {hello.pid}, {hello.launcher})"
 
 
@@ -563,7 +573,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(serve(socket.socket(fileno=0)))
-    folders.sweep(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
+    folders.sweep_folders(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
 
 
 if __name__ == "__main__":

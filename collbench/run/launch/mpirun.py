@@ -25,8 +25,8 @@ import psutil
 from collbench.core.errors import CannotRun
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.children import bound, die_with_parent, module
-from collbench.run.launch.forkserver import Note, Parent, leave
+from collbench.run.launch.children import bound_command, die_with_parent, module_command
+from collbench.run.launch.forkserver import Note, Parent, leave_process
 from collbench.survive import streams
 from collbench.survive.signals import interrupts
 
@@ -72,7 +72,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
-def find(python: str = sys.executable) -> str:
+def find_mpirun(python: str = sys.executable) -> str:
     """The mpirun beside an interpreter, else the first on the PATH. Raises CannotRun where there is
     none."""
     places = (str(Path(python).parent), os.environ.get("PATH", os.defpath))
@@ -90,7 +90,7 @@ class Mpirun(Parent):
     name = "mpirun"
 
     def __init__(self, env: Mapping[str, str], python: str, folder: Path) -> None:
-        self._python, self._mpirun = python, find(python)
+        self._python, self._mpirun = python, find_mpirun(python)
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         as_root = AS_ROOT if os.getuid() == 0 else {}
         self._env = {
@@ -114,12 +114,12 @@ class Mpirun(Parent):
         self._notes.bind(place)
         self._alive = n
         mine = [place, f"/proc/{me}/fd/{board}", "{pid}"]
-        warden = module(self._python, "collbench.run.launch.mpirun", *mine)
+        warden = module_command(self._python, "collbench.run.launch.mpirun", *mine)
         begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), place]
         started = [self._mpirun, "-n", str(n), *begin, *warden]
         with interrupts.uninterrupted():
             self.process = subprocess.Popen(
-                bound(self._python, signal.SIGTERM, me, *started),
+                bound_command(self._python, signal.SIGTERM, me, *started),
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
@@ -197,10 +197,10 @@ class Mpirun(Parent):
         os.close(self._folder)
 
 
-def _guard(place: str, board: str, mpirun: str) -> None:
+def _guard_rank(place: str, board: str, mpirun: str) -> None:
     """A warden's life: fork the rank, tell of it before it loads torch, and of its end. It ends
     with mpirun, also where that is not its parent."""
-    member = environments.detect()
+    member = environments.detect_variables()
     assert member is not None, "mpirun says nothing of its ranks in the environment"
     try:
         above = os.pidfd_open(int(mpirun))
@@ -221,7 +221,7 @@ def _guard(place: str, board: str, mpirun: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         notes.close()
         ours.close()
-        leave(_rank(member.rank, Board.at(Path(board), member.n), theirs))
+        leave_process(_live_as_rank(member.rank, Board.at(Path(board), member.n), theirs))
     told = msgspec.json.encode(Note(member.rank, pid=pid))
     socket.send_fds(notes, [told], [ours.fileno()])
     ours.close()
@@ -239,7 +239,7 @@ def _guard(place: str, board: str, mpirun: str) -> None:
         notes.send(msgspec.json.encode(Note(member.rank, status=status)))
 
 
-def _rank(rank: int, board: Board, at: socket.socket) -> int:
+def _live_as_rank(rank: int, board: Board, at: socket.socket) -> int:
     """A rank's life, told of where torch cannot be loaded; its exit status."""
     try:
         from collbench.run.rank import worker
@@ -253,8 +253,8 @@ def _rank(rank: int, board: Board, at: socket.socket) -> int:
 
 def main() -> None:
     """A warden's process: ``PLACE BOARD MPIRUN``."""
-    streams.secure()
-    _guard(*sys.argv[1:])
+    streams.secure_streams()
+    _guard_rank(*sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import msgspec
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, Exit, RunBroken
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record
@@ -124,14 +124,14 @@ class Places(FreshRanks):
     def environment(self) -> dict[str, Any]:
         """The first rank's node; the git repository is this process's."""
         (answer,) = self._answers(self.among(1), [Question()])
-        return {**answer.described, "git": environment.gather(Path.cwd())["git"]}
+        return {**answer.described, "git": environment.gather_facts(Path.cwd())["git"]}
 
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
         """What ranks of a world of n share, on the node that is the tightest for them. A GPU that
         is a place's alone is one rank's."""
         seats = self.among(n)
         alone = backend_info(backend).gpu != ""
-        sharers = [1 if alone and s.node.gpus else len(_beside(s, seats)) for s in seats]
+        sharers = [1 if alone and s.node.gpus else len(_select_beside(s, seats)) for s in seats]
         asked = [Question(room=(backend, some, policy)) for some in sharers]
         found = [answer.room for answer in self._answers(seats, asked) if answer.room]
         return min(found, key=lambda of: of.available // of.sharers)
@@ -140,7 +140,7 @@ class Places(FreshRanks):
         """A side's home, once a place on each host has been found to have it; described as it is
         at rank 0's. Raises CannotRun and UsageError, which name the host."""
         seats = [seat for seat in self.seats if seat.place == 0]
-        found = self._answers(seats, [Question(side=_side(home, name))] * len(seats))
+        found = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
         git = home.described.get("git")
         return msgspec.structs.replace(home, described={**found[0].described, "git": git})
 
@@ -156,7 +156,7 @@ class Places(FreshRanks):
     @contextmanager
     def started(self, plan: Plan, listener: Listener, side: Side | None = None) -> Iterator[Watch]:
         seats = self.among(plan.n)
-        told = instructions(plan, seats, self.launcher, self._passed, side)
+        told = make_instructions(plan, seats, self.launcher, self._passed, side)
         watch = Watch(plan, seats, listener, told[0].world, self.lost)
         try:
             for rank, (seat, each) in enumerate(zip(seats, told, strict=True)):
@@ -172,7 +172,7 @@ class SideRanks(FreshRanks):
     """The ranks of an experiment's side, at places that both sides share."""
 
     def __init__(self, places: Places, home: Home, name: SideName) -> None:
-        self._places, self._side = places, _side(home, name)
+        self._places, self._side = places, _make_side(home, name)
 
     def started(self, plan: Plan, listener: Listener) -> Any:
         return self._places.started(plan, listener, self._side)
@@ -182,18 +182,18 @@ class SideRanks(FreshRanks):
         self._side = msgspec.structs.replace(self._side, renewed=self._side.renewed + 1)
 
 
-def _side(home: Home, name: SideName) -> Side:
+def _make_side(home: Home, name: SideName) -> Side:
     return Side(
         "" if home.python == sys.executable else home.python, home.own, home.tree, f"--{name}"
     )
 
 
-def _beside(seat: Seat, seats: list[Seat]) -> list[Seat]:
+def _select_beside(seat: Seat, seats: list[Seat]) -> list[Seat]:
     """Those of ``seats`` that are on the node of one."""
     return [other for other in seats if other.node.id == seat.node.id]
 
 
-def instructions(
+def make_instructions(
     plan: Plan,
     seats: list[Seat],
     launcher: str,
@@ -206,7 +206,7 @@ def instructions(
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
     found = []
     for rank, seat in enumerate(seats):
-        beside = _beside(seat, seats)
+        beside = _select_beside(seat, seats)
         gpus = ",".join(
             sorted(
                 (other.node.gpus for other in beside if other.node.gpus),
@@ -297,7 +297,7 @@ class Watch(RankWatch):
         elif said.pid is not None:
             self._pids[rank] = said.pid
         elif said.says is not None:
-            tell(said.says)
+            print_message(said.says)
         elif said.stopped is not None:
             (self.stopped.add if said.stopped else self.stopped.discard)(rank)
         elif said.lost is not None:

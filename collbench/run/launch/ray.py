@@ -20,7 +20,7 @@ import msgspec
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, UsageError, first_line
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.run.launch import folders
 from collbench.run.launch.fresh import MEET_SECONDS, Told
@@ -102,14 +102,14 @@ class RankActor(Keeper):
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        super().__init__(self._stack.enter_context(folders.private()))
+        super().__init__(self._stack.enter_context(folders.make_private()))
 
     def node(self) -> str:
         import ray
 
         node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return as_json(Node(node, address, environment.host(), gpus))
+        return as_json(Node(node, address, environment.host_name(), gpus))
 
     def asked(self, question: str) -> str:
         answer = self.ask(msgspec.json.decode(question, type=Question))
@@ -147,7 +147,7 @@ class Actor:
 
     def ask(self, question: Question) -> Answer:
         call = self._actor.asked.remote(as_json(question))
-        return msgspec.json.decode(_answers(self._ray, [call])[0], type=Answer)
+        return msgspec.json.decode(_collect_answers(self._ray, [call])[0], type=Answer)
 
 
 class Cluster(Places):
@@ -182,7 +182,7 @@ class Cluster(Places):
         bundle = {"CPU": 1, "GPU": 1} if self._gpus else {"CPU": 1}
         self._group = group = placement_group([bundle] * n, strategy=strategy, name="collbench")
         if not group.wait(min(seconds, _PATIENCE)):
-            tell(f"waiting for places on Ray: {self._lack(bundle)}")
+            print_message(f"waiting for places on Ray: {self._lack(bundle)}")
             if not group.wait(max(0.0, seconds - _PATIENCE)):
                 raise CannotRun(
                     f"Ray has no places for {n} ranks within {seconds:g} s: {self._lack(bundle)}",
@@ -193,7 +193,7 @@ class Cluster(Places):
         make = self._ray.remote(**options)(RankActor)
         at = [PlacementGroupSchedulingStrategy(group, bundle_index) for bundle_index in range(n)]
         self._actors = [make.options(scheduling_strategy=place).remote() for place in at]
-        said = _answers(self._ray, [actor.node.remote() for actor in self._actors])
+        said = _collect_answers(self._ray, [actor.node.remote() for actor in self._actors])
         nodes = [msgspec.json.decode(of, type=Node) for of in said]
         ids = [node.id for node in nodes]
         self.seats = [
@@ -226,7 +226,7 @@ class Cluster(Places):
         self._ray.shutdown()
 
 
-def _answers(ray: Any, calls: list[Any]) -> list[str]:
+def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
     """What actors answer. Raises CannotRun where one cannot be started."""
     try:
         found: list[str] = ray.get(calls, timeout=MEET_SECONDS)

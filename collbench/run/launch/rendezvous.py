@@ -56,18 +56,18 @@ def on_one_host(member: Membership) -> bool:
 
 
 @contextmanager
-def agreed(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
+def agree_on_doors(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
     """Doors to try in turn, and the key. Raises CannotRun where nothing says where rank 0 is."""
     if on_one_host(member):
         with _private_folder(member) as folder:
-            yield [folder / "meeting"], _key(member)
+            yield [folder / "meeting"], _derive_key(member)
         return
     host = environments.place_of_rank0(member)
     if host:
-        yield _doors(member, host), _key(member)
+        yield _list_doors(member, host), _derive_key(member)
         return
     mine = chosen_address() if member.rank == 0 else ""
-    found = tell(member, mine) if member.launcher.startswith(("mpirun", "flux")) else None
+    found = tell_address(member, mine) if member.launcher.startswith(("mpirun", "flux")) else None
     if found is None:
         raise CannotRun(
             f"{member.launcher} started ranks on several hosts and nothing says where they meet",
@@ -75,7 +75,7 @@ def agreed(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
             " install mpi4py",
         )
     host, token = found
-    yield _doors(member, host, token), (os.environ.get("COLLBENCH_TOKEN") or token).encode()
+    yield _list_doors(member, host, token), (os.environ.get("COLLBENCH_TOKEN") or token).encode()
 
 
 @contextmanager
@@ -85,11 +85,11 @@ def _private_folder(member: Membership) -> Iterator[Path]:
 
     Raises CannotRun where somebody else has made it.
     """
-    name = f"{folders.PREFIX}{os.getuid()}-{_here(member)}"
+    name = f"{folders.PREFIX}{os.getuid()}-{_local_name(member)}"
     folder, opened = Path(tempfile.gettempdir()) / name, None
     while opened is None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        opened = folders.held(folder)
+        opened = folders.hold_folder(folder)
     is_over = member.rank == 0
     try:
         found = os.fstat(opened)
@@ -109,25 +109,25 @@ def _private_folder(member: Membership) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _here(member: Membership) -> str:
+def _local_name(member: Membership) -> str:
     """A name that all ranks of this launch on this host agree on: the launcher's job, else their
     parent process."""
-    if job := environments.job(member):
+    if job := environments.job_name(member):
         return hashlib.sha256(job.encode()).hexdigest()[:16]
     parent = psutil.Process(os.getppid())
     return f"{parent.pid}-{int(parent.create_time() * 100)}"
 
 
-def _key(member: Membership) -> bytes:
-    return (os.environ.get("COLLBENCH_TOKEN") or _launch(member)).encode()
+def _derive_key(member: Membership) -> bytes:
+    return (os.environ.get("COLLBENCH_TOKEN") or _name_launch(member)).encode()
 
 
-def _launch(member: Membership) -> str:
+def _name_launch(member: Membership) -> str:
     meeting = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-    return f"{member.launcher} {environments.job(member) or meeting}"
+    return f"{member.launcher} {environments.job_name(member) or meeting}"
 
 
-def _doors(member: Membership, host: str, launch: str = "") -> list[Door]:
+def _list_doors(member: Membership, host: str, launch: str = "") -> list[Door]:
     """Rank 0's, at ``host``, as all ranks find them: MASTER_PORT first, which torchrun needs
     itself; then some that follow from the launch's name."""
     given = os.environ.get("MASTER_PORT", "") if member.launcher != "torchrun" else ""
@@ -136,7 +136,7 @@ def _doors(member: Membership, host: str, launch: str = "") -> list[Door]:
             f"MASTER_PORT={given} is not a port",
             "leave it out, or give one that is free on rank 0's host",
         )
-    digest = hashlib.sha256((launch or _launch(member)).encode()).digest()
+    digest = hashlib.sha256((launch or _name_launch(member)).encode()).digest()
     spread = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(PORTS))
     ports = [
         *([int(given)] if given else []),
@@ -155,7 +155,7 @@ def own_address(host: str) -> str:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as e:
         raise CannotRun(
-            f"rank 0 on {environment.host()} does not know the host {host} it is said to be"
+            f"rank 0 on {environment.host_name()} does not know the host {host} it is said to be"
             f" on: {e}",
             "set MASTER_ADDR to an address of rank 0's host",
         ) from e
@@ -175,7 +175,7 @@ def chosen_address() -> str:
     return ""
 
 
-def interface(address: str) -> str:
+def find_interface(address: str) -> str:
     """The one that has this address; loopback for none."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address.partition("%")[0] == address for known in addresses):
@@ -183,7 +183,7 @@ def interface(address: str) -> str:
     return LOOPBACK
 
 
-def tell(member: Membership, address: str) -> tuple[str, str] | None:
+def tell_address(member: Membership, address: str) -> tuple[str, str] | None:
     """(address, token) as rank 0 has them, at every rank; None where the launcher has no means.
 
     All ranks must call. ``address`` counts at rank 0, which makes up the token.
@@ -252,7 +252,7 @@ def _by_mpi(member: Membership, mine: str) -> str | None:
     return told.rstrip(b"\0").decode()
 
 
-def leave() -> None:
+def leave_mpi() -> None:
     """All went well: MPI, if it told, ends with the process. Else it must not, since it would wait
     for stuck ranks."""
     if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():

@@ -27,9 +27,9 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.machine import environment
-from collbench.machine.load import Load, look
+from collbench.machine.load import Load, measure_load
 from collbench.records import types
 from collbench.run import memory
 from collbench.run.jobs import Job, Plan
@@ -84,16 +84,16 @@ class World(Protocol):
 
     def environment(self) -> dict[str, Any]:
         """The machine of rank 0, and the git repository that the command runs in."""
-        return environment.gather(Path.cwd())
+        return environment.gather_facts(Path.cwd())
 
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
         """What n ranks share."""
-        return memory.room(backend, n, policy)
+        return memory.measure_room(backend, n, policy)
 
     def load(self) -> dict[str, Load]:
         """Others' load by host while no rank runs. Empty where that cannot be told: where somebody
         else starts the ranks, on other hosts perhaps."""
-        return look()
+        return measure_load()
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start what takes long and plans for these backends will need; return at once."""
@@ -231,7 +231,7 @@ STOPPED = Death("is stopped (SIGSTOP)")
 
 def tell_late(who: str, what: str = "did not end") -> None:
     words = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
-    tell(f"{who} {words}")
+    print_message(f"{who} {words}")
 
 
 class RankWatch:

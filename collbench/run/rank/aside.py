@@ -57,7 +57,7 @@ class Cadence(NamedTuple):
             return None
         sampler.dirty = sorted(sampler.used)
         if self.make:
-            sampler = _settled(self.make, self.sync, sampler.dirty, control)
+            sampler = _settle_sampler(self.make, self.sync, sampler.dirty, control)
         found = sampler.take(count, self.sync)
         if found is None:
             return None
@@ -66,7 +66,7 @@ class Cadence(NamedTuple):
         return Aside(found.only(kept), sampler.inner if self.make else None)
 
 
-def _settled(make: Make, sync: Sync, dirty: Sequence[int], control: Control) -> Sampler:
+def _settle_sampler(make: Make, sync: Sync, dirty: Sequence[int], control: Control) -> Sampler:
     """One of as many calls a sample as its clock needs, that has seen how far ahead they must be
     issued. The slots of ``dirty`` hold what other calls have left."""
     first = make(1)

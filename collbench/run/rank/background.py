@@ -22,10 +22,10 @@ import torch
 from collbench.records.types import Background
 from collbench.run.backends import Backend
 from collbench.run.rank.bench import Bench, Sites
-from collbench.run.rank.calls import allocate
+from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.check import Checker
 from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work
-from collbench.run.rank.measure import Action, Steps, clock, nothing
+from collbench.run.rank.measure import Action, Steps, clock, do_nothing
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
@@ -49,32 +49,32 @@ class Task(NamedTuple):
     wrong: Callable[[], str]
 
 
-def background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
+def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
     """What a case has in its background on this rank; None for nothing. All ranks ask."""
     if not case.background:
         return None
-    other = backgrounds.beside(case)
+    other = backgrounds.background_case(case)
     if other is None:
-        task = _computation(bench, case)
+        task = _make_computation(bench, case)
     else:
-        family = backgrounds.parsed(case.background).family(case.world)
+        family = backgrounds.parse_background(case.background).family(case.world)
         backend = sites.at(family, "background")  # which all ranks make
         if not any(bench.rank in group for group in family):
             return None
-        task = _collective(bench, other, backend)
+        task = _make_collective(bench, other, backend)
     beat = partial(bench.board.beat, bench.rank)
     return Behind(task, bench.backend, beat)
 
 
-def _computation(bench: Bench, case: Case) -> Task:
-    kind, backend = backgrounds.parsed(case.background).kind, bench.backend
+def _make_computation(bench: Bench, case: Case) -> Task:
+    kind, backend = backgrounds.parse_background(case.background).kind, bench.backend
     if kind == "spin":
-        return Task(_spinning(bench.control.decide), bool, 1, str)
+        return Task(_make_spin(bench.control.decide), bool, 1, str)
     unit = Work(UNIT_NS)
     once = Computation(
         kind,  # type: ignore[arg-type]
         backend.device,
-        nothing,
+        do_nothing,
         bench.control.decide,
         backend.finish,
     ).action(unit)
@@ -82,7 +82,7 @@ def _computation(bench: Bench, case: Case) -> Task:
     return Task(once, bool, 1, str)
 
 
-def _spinning(decide: Callable[[list[int]], list[int]]) -> Action:
+def _make_spin(decide: Callable[[list[int]], list[int]]) -> Action:
     """A unit of sums over one number that is there again and again: numpy holds neither memory's
     bandwidth nor Python's lock meanwhile, as a loop of Python's would."""
 
@@ -98,14 +98,14 @@ def _spinning(decide: Callable[[list[int]], list[int]]) -> Action:
     return partial(spin, count)
 
 
-def _collective(bench: Bench, case: Case, backend: Backend) -> Task:
+def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
     """The library's own, on a backend of its own, with data that is checked, in each group
     another."""
     own = backend.control or bench.control
     flag = msgspec.structs.replace(
         case, collective="all_reduce", nbytes=4, dtype="int32", op="sum", root=-1, splits=""
     )
-    (buffers,), (told,) = allocate(backend, [case, flag], [0])
+    (buffers,), (told,) = allocate_slots(backend, [case, flag], [0])
     seed = bench.policy.seed + zlib.crc32(case.key.encode()) + own.number
     beat = partial(bench.board.beat, bench.rank)
     checker = Checker(case, seed, own.rank, backend.device, backend.premultiplies, beat)

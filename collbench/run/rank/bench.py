@@ -17,7 +17,7 @@ from collbench.run.rank.calls import Planted
 from collbench.run.rank.control import Control
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import Streak, Watch
-from collbench.suite.faults import faults
+from collbench.suite.faults import parse_faults
 from collbench.suite.policy import Policy
 
 
@@ -49,7 +49,7 @@ class Bench(NamedTuple):
 
     def planted(self) -> Planted | None:
         """The faults that are planted on this rank, if there are any."""
-        mine = [fault for fault in faults(self.policy.inject) if fault.rank == self.rank]
+        mine = [fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank]
         return Planted(mine, self.policy.seed, self.backend.finish) if mine else None
 
 
@@ -67,7 +67,7 @@ class Sites:
         inside = {rank for group in family for rank in group}
         whole = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
         if (whole, lane) not in self._open:
-            made = backends.find(self._name)
+            made = backends.find_backend(self._name)
             made.policy, made.hosts = self._like.policy, self._like.hosts
             made.control = self._control.divided(whole)
             try:

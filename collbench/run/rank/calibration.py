@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from collbench.machine.load import delayed
+from collbench.machine.load import delayed_seconds
 from collbench.records.types import Calibration
 from collbench.run.launch.board import Board
 from collbench.run.rank.control import Control
@@ -41,7 +41,7 @@ UNKNOWN = -1.0
 _PARTS = 1_000_000  # of a share, in messages
 
 
-def signs(told: np.ndarray, cramped: bool) -> np.ndarray:
+def read_signs(told: np.ndarray, cramped: bool) -> np.ndarray:
     """What each rank saw by cause, shape (ranks, causes): shares, then ln of ns; UNKNOWN where it
     does not know. ``told`` are its integers, a row a rank: steal, delay and the work of its other
     threads in millionths of the block, ns of arithmetic, copy and round trip; negative where not
@@ -54,7 +54,7 @@ def signs(told: np.ndarray, cramped: bool) -> np.ndarray:
     return np.column_stack([np.where(steal < 0, UNKNOWN, steal), others, times])
 
 
-def causes(launch: np.ndarray, case: np.ndarray) -> list[str]:
+def find_causes(launch: np.ndarray, case: np.ndarray) -> list[str]:
     """Why each block of the case is disturbed, "" where it is not, by the signs of its own blocks
     and the launch's, both of shape (blocks, ranks, causes)."""
     if len(launch) < FEWEST:
@@ -82,8 +82,8 @@ class Calibrator:
         self.launch: deque[np.ndarray] = deque(maxlen=MOST)  # at rank 0
 
     def before(self) -> None:
-        arithmetic = _typical(lambda: sum(range(NUMBERS)))
-        copy = _typical(lambda: np.copyto(self._to, self._from))
+        arithmetic = _typical_time(lambda: sum(range(NUMBERS)))
+        copy = _typical_time(lambda: np.copyto(self._to, self._from))
         self._times = [arithmetic, copy, self._round_trip()]
         self._counts = self._read()
 
@@ -95,7 +95,7 @@ class Calibrator:
 
     def _read(self) -> np.ndarray:
         threads = time.process_time() - time.thread_time()
-        return np.array([time.perf_counter(), self._stolen(), delayed(), threads])
+        return np.array([time.perf_counter(), self._stolen(), delayed_seconds(), threads])
 
     def _round_trip(self) -> int:
         """Median ns of a word's way to the next rank and back: by turns ranks of even numbers, then
@@ -137,11 +137,11 @@ class Blocks:
     def judged(self, told: np.ndarray) -> Sequence[int]:
         """The same, by what all ranks tell of the latest block."""
         assert self._calibrator
-        seen, launch = signs(told, self._calibrator.cramped), self._calibrator.launch
+        seen, launch = read_signs(told, self._calibrator.cramped), self._calibrator.launch
         launch.append(seen)
         self._signs.append(seen)
         self._times.append(told)
-        found = dict(enumerate(causes(np.stack(launch), np.stack(self._signs))))
+        found = dict(enumerate(find_causes(np.stack(launch), np.stack(self._signs))))
         fresh = [place for place in found if found[place] and place not in self._replaced]
         now = fresh[: max(1, self.planned // 2) - len(self._replaced)]
         self._replaced |= {place: found[place] for place in now}
@@ -167,7 +167,7 @@ class Blocks:
         )
 
 
-def _typical(piece: Callable[[], object]) -> int:
+def _typical_time(piece: Callable[[], object]) -> int:
     """Median ns of some runs of it."""
     times = [time.perf_counter_ns()]
     for _ in range(PIECES):

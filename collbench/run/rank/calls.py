@@ -17,7 +17,7 @@ from collbench.run.backends import Backend, Call
 from collbench.run.memory import PAGE
 from collbench.run.rank import payload
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import clock, nothing
+from collbench.run.rank.measure import clock, do_nothing
 from collbench.suite import arrivals
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault
@@ -55,7 +55,7 @@ class _Laid(NamedTuple):
         return cls(case, placement, lengths, strides)
 
 
-def allocate(
+def allocate_slots(
     backend: Backend, slots: Sequence[Case], held: Sequence[int], unalign: int = 0
 ) -> list[Slot]:
     """Page-aligned buffers (shifted by ``unalign`` elements) for a case each, in place as views of
@@ -81,7 +81,7 @@ def allocate(
     return found
 
 
-def copied(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
+def copy_slots(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
     """What all slots hold, rank by rank; nothing where the device has not twice the room for it, as
     libraries may want some, too."""
     written = [[buffers.written for buffers in slot] for slot in slots]
@@ -92,12 +92,12 @@ def copied(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
     return []
 
 
-def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
+def prepare_call(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
     """A call on the buffers of a slot: this rank's, or all ranks' where they are virtual."""
     if virtual:
         return backend.prepare_all(case, [each.send for each in slot], [each.recv for each in slot])
     if not slot:  # a rank that is in no group
-        return Call(nothing, None)
+        return Call(do_nothing, None)
     ((send, recv, _),) = slot
     return backend.prepare(case, send, recv)
 
@@ -138,7 +138,7 @@ class Planted:
 
     def tarry(self) -> None:
         """Come late to a call, all ranks having been told to start."""
-        wait(sum(fault.amount for fault in self._faults if fault.kind == "late"))
+        wait_seconds(sum(fault.amount for fault in self._faults if fault.kind == "late"))
 
     def _end(self, fault: Fault) -> None:
         if fault.kind == "drop" and self._calls == FATAL_CALL:
@@ -148,12 +148,14 @@ class Planted:
 
     def _after(self, fault: Fault, took: float, recv: torch.Tensor) -> None:
         if fault.kind in ("slow-rank", "jitter"):
-            wait(took * fault.amount * (self._rng.random() if fault.kind == "jitter" else 1.0))
+            wait_seconds(
+                took * fault.amount * (self._rng.random() if fault.kind == "jitter" else 1.0)
+            )
         elif fault.kind == "corrupt" and self._calls == 1:
-            flip(recv)
+            flip_bit(recv)
 
 
-def wait(seconds: float) -> None:
+def wait_seconds(seconds: float) -> None:
     until = time.perf_counter() + seconds
     if seconds > _SLEEPS:
         time.sleep(seconds - _SLEEPS)
@@ -161,7 +163,7 @@ def wait(seconds: float) -> None:
         pass
 
 
-def flip(buffer: torch.Tensor) -> None:
+def flip_bit(buffer: torch.Tensor) -> None:
     """Turns the bit of the first element that no tolerance hides: a float's sign, an integer's top
     bit."""
     first = buffer[:1].view(torch.uint8)
@@ -174,16 +176,16 @@ class Pattern:
     (``one-late:50us``), or each by a time drawn anew (``random:100us``)."""
 
     def __init__(self, arrival: str, own: Control, seed: int) -> None:
-        self._kind, self._spread = arrivals.parsed(arrival)
+        self._kind, self._spread = arrivals.parse_arrival(arrival)
         self._own, self._turn = own, 0
         self._rng = np.random.default_rng([seed, own.rank])
 
     def tarry(self) -> None:
         self._turn += 1
         if self._kind == "random":
-            wait(self._spread * self._rng.random())
+            wait_seconds(self._spread * self._rng.random())
         elif self._turn % self._own.n == self._own.rank:
-            wait(self._spread)
+            wait_seconds(self._spread)
 
 
 def submit_times(call: Call, control: Control, beat: Callable[[], None]) -> np.ndarray | None:

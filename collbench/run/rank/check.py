@@ -20,7 +20,7 @@ import torch
 
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.run.rank import payload
-from collbench.run.rank.calls import flip
+from collbench.run.rank.calls import flip_bit
 from collbench.run.rank.payload import WINDOW, Piece
 from collbench.suite.case import Case
 
@@ -55,7 +55,7 @@ class _Span(NamedTuple):
     high: int
 
 
-def _spans(pieces: Sequence[Piece]) -> Iterator[_Span]:
+def _list_spans(pieces: Sequence[Piece]) -> Iterator[_Span]:
     for piece in pieces:
         done = 0
         while done < piece.length:
@@ -89,23 +89,25 @@ class Checker:
         self.sends = payload.send_layout(case, rank)
         self.receives = payload.recv_layout(case, rank)
         self.tolerance = (
-            payload.tolerance(case.op, case.type, case.n, premultiplies) if case.row.reduces else 0
+            payload.find_tolerance(case.op, case.type, case.n, premultiplies)
+            if case.row.reduces
+            else 0
         )
-        tables, found = payload.tables(case, seed), self.receives or ()
+        tables, found = payload.make_tables(case, seed), self.receives or ()
         self._send = self._on(device, tables.send(rank))
         self._expected = {
             ranks: self._on(device, tables.expected(ranks))
             for ranks in {piece.ranks for piece in found}
         }
         longest = min(WINDOW, max((piece.length for piece in [*self.sends, *found]), default=0))
-        self._offsets = torch.from_numpy(payload.offsets().copy()).to(device)
+        self._offsets = torch.from_numpy(payload.window_offsets().copy()).to(device)
         self._index = torch.empty(longest, dtype=torch.int32, device=device)
         self._scratch = torch.empty(longest, dtype=self.bits, device=device)
 
     def fill_send(self, buffer: torch.Tensor, slot: int = 0) -> None:
         """Writes what this rank contributes; elements past the layout stay as they are."""
         view = self._view(buffer, self.sends)
-        for span in _spans(self.sends):
+        for span in _list_spans(self.sends):
             self._play(span, slot, self._send, view[span.start : span.start + span.high - span.low])
 
     def poison(self, buffer: torch.Tensor) -> None:
@@ -119,7 +121,7 @@ class Checker:
         """Writes what this rank must receive."""
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
-        for span in _spans(pieces):
+        for span in _list_spans(pieces):
             out = view[span.start : span.start + span.high - span.low]
             self._play(span, slot, self._expected[span.piece.ranks], out)
 
@@ -128,14 +130,14 @@ class Checker:
         elsewhere."""
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
-        counts = [self._wrong(span, slot, view).count_nonzero() for span in _spans(pieces)]
+        counts = [self._wrong(span, slot, view).count_nonzero() for span in _list_spans(pieces)]
         wrong = torch.stack(counts) if counts else torch.zeros(1)
         total = int(wrong.sum())
         checked = sum(piece.length for piece in pieces)
         if not total:
             return Checked(checked, 0, None)
         bad = next(
-            span for span, count in zip(_spans(pieces), wrong.tolist(), strict=True) if count
+            span for span, count in zip(_list_spans(pieces), wrong.tolist(), strict=True) if count
         )
         return Checked(checked, total, self._first(bad, slot, view))
 
@@ -162,7 +164,7 @@ class Checker:
         key = payload.window_key(self.seed, slot, span.piece.stream, span.window)
         index = self._index[: span.high - span.low]
         torch.bitwise_xor(self._offsets[span.low : span.high], key, out=index)
-        torch.index_select(table, 0, payload.pick(index), out=out)
+        torch.index_select(table, 0, payload.pick_scenarios(index), out=out)
 
     def _view(self, buffer: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
         needed = max((piece.start + piece.length for piece in pieces), default=0)
@@ -199,7 +201,7 @@ def _why_blind(checker: Checker, device: torch.device | str) -> str:
     checker.fill_recv(buffer)
     if wrong := checker.check_recv(buffer).wrong:
         return f"{wrong} elements that are right were found wrong"
-    flip(buffer)
+    flip_bit(buffer)
     found = checker.check_recv(buffer)
     if found.first is None:
         return "a flipped bit was not found"
@@ -212,7 +214,7 @@ TABLE = 1 << 16  # numbers, which then repeat
 CHUNK = 1 << 24  # bytes
 
 
-def rounds(case: Case) -> bool:
+def is_rounded(case: Case) -> bool:
     """Whether the result depends on the order in which it is made."""
     return (
         case.row.reduces
@@ -222,7 +224,7 @@ def rounds(case: Case) -> bool:
     )
 
 
-def fill(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: int) -> None:
+def fill_floats(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: int) -> None:
     """Puts what ``rank`` contributes into a row of floats: normally distributed, the same each
     time."""
     numbers = np.random.default_rng([seed, rank]).standard_normal(TABLE)
@@ -233,7 +235,7 @@ def fill(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: int) ->
             part.copy_(values[: len(part)])
 
 
-def digest(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
+def digest_bits(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
     """A digest of the bits that were received, where the collective defines them."""
     found = hashlib.blake2b(digest_size=8)
     for piece in pieces:
@@ -243,6 +245,6 @@ def digest(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
     return found.hexdigest()
 
 
-def together(parts: Sequence[str]) -> str:
+def join_digests(parts: Sequence[str]) -> str:
     """One of several ranks'."""
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()

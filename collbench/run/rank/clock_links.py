@@ -39,7 +39,7 @@ WORD = struct.Struct("<q")
 Offer = tuple[str, int, dict[str, str]]  # address, port, and each child's token
 
 
-def address() -> str:
+def control_address() -> str:
     """Where the control group listens: on the interface of GLOO_SOCKET_IFNAME, else as this host's
     name resolves."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
@@ -88,7 +88,7 @@ class Links:
         if not tokens:
             return None, None, ""
         try:
-            at = address()
+            at = control_address()
             kind = socket.AF_INET6 if ":" in at else socket.AF_INET
             listener = socket.create_server((at, 0), family=kind, backlog=2 * len(tokens) + 8)
         except OSError as e:
@@ -134,26 +134,26 @@ class Links:
         for _ in range(times):
             before = read()
             link.send(WORD.pack(0))
-            told = _word(link)
+            told = _receive_word(link)
             trips.append((before, told, read()))
         return trips
 
     def serve(self, peer: int, times: int, read: Callable[[], int]) -> None:
         link = self._peers[peer]
         for _ in range(times):
-            _word(link)
+            _receive_word(link)
             link.send(WORD.pack(read()))
 
     def latest(self, value: int, ahead: int) -> int:
         """The largest of all ranks' values plus the root's ``ahead``, at every rank: up the tree
         and down again."""
         for child in self._children:
-            value = max(value, _word(self._peers[child]))
+            value = max(value, _receive_word(self._peers[child]))
         if self._parent is None:
             value += ahead
         else:
             self._peers[self._parent].send(WORD.pack(value))
-            value = _word(self._peers[self._parent])
+            value = _receive_word(self._peers[self._parent])
         for child in self._children:
             self._peers[child].send(WORD.pack(value))
         return value
@@ -164,7 +164,7 @@ class Links:
         self._peers.clear()
 
 
-def _word(link: socket.socket) -> int:
+def _receive_word(link: socket.socket) -> int:
     """The next message. To sleep would add the time of waking up to one way of the two, so that it
     is spun for, except where it comes so late that somebody may need this core for it to come."""
     for _ in range(SPINS):

@@ -178,7 +178,7 @@ class Control:
             distance *= 2
 
 
-def world() -> Control:
+def make_world_control() -> Control:
     """The control group of all ranks, whatever groups they are divided into."""
     return Control(dist.get_rank(), dist.get_world_size())
 
@@ -195,7 +195,7 @@ class Store(dist.Store):  # type: ignore[name-defined, misc]
         self._connection, self._limit = connection, limit
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._connection.ask(Request("set", [key], _bytes(value)))
+        self._connection.ask(Request("set", [key], _encode_bytes(value)))
 
     def get(self, key: str) -> bytes:
         return self._connection.ask(Request("get", [key]), self._limit.total_seconds()).value
@@ -204,7 +204,9 @@ class Store(dist.Store):  # type: ignore[name-defined, misc]
         return self._connection.ask(Request("add", [key], number=number)).number
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._connection.ask(Request("swap", [key], _bytes(desired), _bytes(expected))).value
+        return self._connection.ask(
+            Request("swap", [key], _encode_bytes(desired), _encode_bytes(expected))
+        ).value
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._connection.ask(Request("check", keys)).number)
@@ -230,5 +232,5 @@ class Store(dist.Store):  # type: ignore[name-defined, misc]
         return self
 
 
-def _bytes(value: bytes | str) -> bytes:
+def _encode_bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value

@@ -23,7 +23,7 @@ class Cores(NamedTuple):
     cramped: bool
 
 
-def settle(rank: int, control: Control, threads: int, bind: bool) -> Cores:
+def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores:
     """Give each rank of a machine cores of its own if there are enough for the ``threads`` of each
     that must run and nobody has bound it yet: one bound to a single core waits there for the
     library's thread, up to a timer tick, while other cores are idle.
@@ -32,7 +32,7 @@ def settle(rank: int, control: Control, threads: int, bind: bool) -> Cores:
     """
     cpus = environment.usable_cpus()
     cores = cpus[: environment.core_count()]
-    here = environment.boot_id() or environment.host()
+    here = environment.boot_id() or environment.host_name()
     everyone = control.collect([here, cores])
     shared = {
         machine: {c for m, mine in everyone for c in mine if m == machine}
@@ -58,9 +58,9 @@ def near_gpu(control: Control, near: Collection[int]) -> None:
     Ranks that their launcher has bound, each to CPUs of its own, are left as they are, as are those
     that may use none of the CPUs near their GPU.
     """
-    allowed = environment.affinity()
+    allowed = environment.list_affinity()
     mine = sorted({*near} & {*allowed})
-    here = environment.boot_id() or environment.host()
+    here = environment.boot_id() or environment.host_name()
     everyone = control.collect([here, allowed, mine])
     bound = any(machine == here and cpus != allowed for machine, cpus, _ in everyone)
     if bound or not mine:

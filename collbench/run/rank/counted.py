@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from collbench.machine import environment, sysfs
-from collbench.records.traffic import needed, settled
+from collbench.records.traffic import needed_bytes, settle_counts
 from collbench.records.types import Sent
 from collbench.run.rank.control import Control
 from collbench.run.rank.gpu import Watch
@@ -40,51 +40,53 @@ WORD = 4  # bytes that port_xmit_data counts as one
 Counters = dict[str, int]  # "tcp", "ib" or "nvlink", then whose it is
 
 
-def count(
+def count_sent(
     control: Control, watch: Watch | None, case: Case, call: Callable[[], object]
 ) -> list[Sent]:
     """What left all hosts in calls of all ranks, at every rank: nothing for cases too small to
     tell, and again where the first count is not what is needed, so that what comes only once is
     known for that. ``call`` returns when this rank is done."""
-    calls = _calls(case) if control.n == case.world else 0  # virtual ranks are one process
+    calls = _choose_calls(case) if control.n == case.world else 0  # virtual ranks are one process
     found: list[Sent] = []
-    while calls and len(found) < MOST_COUNTS and settled(case, found) is None:
-        found.append(once(control, watch, call, calls))
+    while calls and len(found) < MOST_COUNTS and settle_counts(case, found) is None:
+        found.append(count_once(control, watch, call, calls))
     return found
 
 
-def once(control: Control, watch: Watch | None, call: Callable[[], object], calls: int = 1) -> Sent:
+def count_once(
+    control: Control, watch: Watch | None, call: Callable[[], object], calls: int = 1
+) -> Sent:
     """What left all hosts in so many calls of all ranks, and in as long a time without."""
-    ns, sent = _during(control, watch, lambda: [call() for _ in range(calls)])
+    ns, sent = _count_during(control, watch, lambda: [call() for _ in range(calls)])
     pause = min(ns * 1e-9, LONGEST)
-    idle_ns, idle = _during(control, watch, partial(time.sleep, pause))
+    idle_ns, idle = _count_during(control, watch, partial(time.sleep, pause))
     return Sent(calls=calls, ns=ns, idle_ns=idle_ns, bytes=sent, idle=idle)
 
 
-def _calls(case: Case) -> int:
+def _choose_calls(case: Case) -> int:
     """How many calls tell what they send: 0 where too little of it is data, or where another call
     would take long, as smaller sizes tell the same."""
     if case.n < 2 or case.size < case.n * SMALLEST:
         return 0
-    whole = needed(case)
+    whole = needed_bytes(case)
     return min(MOST_CALLS, math.ceil(ENOUGH * case.n / whole)) if 0 < whole < LARGE else 0
 
 
-def _during(
+def _count_during(
     control: Control, watch: Watch | None, action: Callable[[], object]
 ) -> tuple[int, dict[str, int]]:
     """How long it took the slowest rank, and the bytes that left all hosts, by what counted
     them."""
     control.barrier()
-    before = _read(watch)
+    before = _read_counters(watch)
     control.barrier()
     began = clock()
     action()
     took = clock() - began
     control.barrier()
-    after = _read(watch)
+    after = _read_counters(watch)
     risen = {name: value - before.get(name, value) for name, value in after.items()}
-    moved = {name: by for name, by in risen.items() if by and _carries(name, environment.ROOT)}
+    moved = {name: by for name, by in risen.items() if by and _ask_carries(name, environment.ROOT)}
     everyone = control.collect([took, moved])
     once: Counters = {}
     for _, counters in reversed(everyone):
@@ -96,48 +98,48 @@ def _during(
     return max(took for took, _ in everyone), {k: by for k, by in sums.items() if by > 0}
 
 
-def _read(watch: Watch | None) -> Counters:
+def _read_counters(watch: Watch | None) -> Counters:
     root = environment.ROOT
-    machine = environment.boot_id() or environment.host()
+    machine = environment.boot_id() or environment.host_name()
     network = f"{machine} {Path('/proc/self/ns/net').stat().st_ino}"
-    found = {f"tcp {network} {name}": by for name, by in interfaces(root).items()}
-    found |= {f"ib {machine} {name}": by for name, by in ports(root).items()}
+    found = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
+    found |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
     state = watch.read() if watch else None
     if state and state.nvlink_kib is not None:  # sent and received, and each byte was both
         found[f"nvlink {machine} {state.index}"] = (state.nvlink_kib << 10) // 2
     return found
 
 
-def interfaces(root: Path) -> Counters:
+def read_interfaces(root: Path) -> Counters:
     """Bytes that left by each interface of this process's network, without their headers."""
     found = {}
-    for line in (sysfs.text(root / "proc/net/dev") or "").splitlines()[2:]:
+    for line in (sysfs.read_text(root / "proc/net/dev") or "").splitlines()[2:]:
         name, _, rest = line.rpartition(":")
         numbers = [int(word) for word in rest.split()]
         found[name.strip()] = numbers[8] - HEADERS * numbers[9]
     return found
 
 
-def ports(root: Path) -> Counters:
+def read_ports(root: Path) -> Counters:
     """Bytes that left by each InfiniBand or RoCE port as RDMA, with their headers."""
     files = (root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")
-    words = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.integer(path) for path in files}
+    words = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.read_integer(path) for path in files}
     return {name: WORD * count for name, count in words.items() if count is not None}
 
 
-def _carries(name: str, root: Path) -> bool:
-    return not name.startswith("tcp ") or carries(name.rpartition(" ")[2], root)
+def _ask_carries(name: str, root: Path) -> bool:
+    return not name.startswith("tcp ") or is_counted(name.rpartition(" ")[2], root)
 
 
-def carries(name: str, root: Path) -> bool:
+def is_counted(name: str, root: Path) -> bool:
     """Whether bytes of this interface are counted by no other: it is loopback, a device's, or one
     end of a pair or child of an interface of another network; not what lies on others that count
     them as well (bridges, bonds, VLANs, tunnels)."""
     place = root / "sys/class/net" / name
     if name == "lo" or not place.exists():
         return True
-    kind, above = sysfs.integer(place / "type"), any(place.glob("lower_*"))
-    if kind == INFINIBAND and ports(root):
+    kind, above = sysfs.read_integer(place / "type"), any(place.glob("lower_*"))
+    if kind == INFINIBAND and read_ports(root):
         return False
-    linked = sysfs.integer(place / "iflink") != sysfs.integer(place / "ifindex")
+    linked = sysfs.read_integer(place / "iflink") != sysfs.read_integer(place / "ifindex")
     return (place / "device").exists() or (linked and not above)

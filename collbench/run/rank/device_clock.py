@@ -14,7 +14,15 @@ from typing import Any, Literal
 from collbench.records import stats
 from collbench.run.rank.control import Control
 from collbench.run.rank.gpu import Stream
-from collbench.run.rank.measure import Action, Sampler, Samples, Sync, clock, nothing, preemptions
+from collbench.run.rank.measure import (
+    Action,
+    Sampler,
+    Samples,
+    Sync,
+    clock,
+    count_preemptions,
+    do_nothing,
+)
 
 AHEAD = 16  # samples issued while the stream is held
 
@@ -64,7 +72,7 @@ class DeviceSampler(Sampler):
     def take(self, count: int, sync: Sync) -> Samples | None:
         times: list[int] = []
         lates: list[int] = []
-        before = preemptions()
+        before = count_preemptions()
         while len(times) < count:
             begun = clock()
             queued = self._queue(min(self._ahead, count - len(times)), sync)
@@ -106,7 +114,7 @@ class DeviceSampler(Sampler):
         return 1 if call_ns >= SHORT_NS else stats.inner_repeats(max(call_ns, LEAST_NS), SPAN_NS)
 
     def idle(self) -> Sampler:
-        return DeviceSampler(self._stream, [(nothing, ())], 1, self._control, nothing)
+        return DeviceSampler(self._stream, [(do_nothing, ())], 1, self._control, do_nothing)
 
     def alone(self, call_ns: float, seconds: float) -> list[int]:
         fits = int(1e9 * seconds / max(call_ns, 1))

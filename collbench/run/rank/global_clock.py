@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.core.text import duration
+from collbench.core.text import format_duration
 from collbench.run.rank.clock_links import Links
 from collbench.run.rank.control import Control
 
@@ -81,7 +81,7 @@ class Model(NamedTuple):
         )
 
 
-def bracket(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+def bracket_offset(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
     """(time, offset, width) by the ping-pongs (before, told, after): told lies between the other
     two, whatever each way took, so that the offset does between the tightest limits; it is put into
     the middle."""
@@ -90,7 +90,7 @@ def bracket(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
     return (trips[0][0] + trips[-1][2]) // 2, (least + most) // 2, max(1, most - least)
 
 
-def fit(points: np.ndarray) -> Model:
+def fit_model(points: np.ndarray) -> Model:
     """The line through (time, offset, width) rows, the narrow weighing most: half its width is what
     an offset errs."""
     times, offsets, widths = points.T
@@ -110,24 +110,24 @@ def fit(points: np.ndarray) -> Model:
     return Model(origin, first + round(level - drift * mid), round(drift * PARTS))
 
 
-def narrower(points: np.ndarray) -> np.ndarray:
+def select_narrower(points: np.ndarray) -> np.ndarray:
     """The half with the narrower brackets, in their order: in the others somebody was kept from
     answering, which says nothing of the clocks."""
     return points[np.sort(np.argsort(points[:, 2], kind="stable")[: (len(points) + 1) // 2])]
 
 
-def error(model: Model, points: np.ndarray) -> int:
+def estimate_error(model: Model, points: np.ndarray) -> int:
     """How far offsets are from a model, in ns: no more than 1 of 20 farther."""
     off = [abs(model.forth(t) - t - offset) for t, offset, _ in points.tolist()]
     return int(np.quantile(off, 0.95, method="higher"))
 
 
-def parent(place: int) -> int:
+def parent_place(place: int) -> int:
     """A place's parent in the binomial tree; the root's is -1."""
     return place - (1 << place.bit_length() >> 1) if place else -1
 
 
-def tree(domains: Sequence[str]) -> list[int | None]:
+def make_tree(domains: Sequence[str]) -> list[int | None]:
     """Each rank's parent: the first ranks of all domains are one binomial tree, the ranks of a
     domain one each."""
     leaders = [domains.index(name) for name in dict.fromkeys(domains)]
@@ -138,7 +138,7 @@ def tree(domains: Sequence[str]) -> list[int | None]:
             if rank in leaders
             else [other for other in range(len(domains)) if domains[other] == domain]
         )
-        found.append(peers[parent(peers.index(rank))] if rank else None)
+        found.append(peers[parent_place(peers.index(rank))] if rank else None)
     return found
 
 
@@ -164,10 +164,10 @@ class History:
         fitted = np.concatenate([one[:, ::2] for one in self._batches], axis=1)
         held = np.concatenate([one[:, 1::2] for one in self._batches], axis=1)
         self.models, errors, hidden = [Model()], [0], [0]
-        for place, up in enumerate(map(parent, range(1, len(batch))), 1):
-            edge = fit(narrower(fitted[place]))
+        for place, up in enumerate(map(parent_place, range(1, len(batch))), 1):
+            edge = fit_model(select_narrower(fitted[place]))
             self.models.append(edge.over(self.models[up]))
-            errors.append(errors[up] + error(edge, narrower(held[place])))
+            errors.append(errors[up] + estimate_error(edge, select_narrower(held[place])))
             hidden.append(hidden[up] + int(fitted[place][:, 2].min()) // 2)
         self.error_ns, self.hidden_ns = max(errors), max(hidden)
 
@@ -192,7 +192,7 @@ class GlobalClock:
         names = list(dict.fromkeys(domains))
         self._leaders = [domains.index(name) for name in names]
         self._places = [names.index(name) for name in domains]
-        above = tree(domains)
+        above = make_tree(domains)
         up, below = (
             above[control.rank],
             [rank for rank in range(control.n) if above[rank] == control.rank],
@@ -227,8 +227,8 @@ class GlobalClock:
         few = self.error_ns >= ERROR_NS
         if not few and self.error_ns < ERROR_SHARE * sample_ns:
             return ""
-        limit = duration(ERROR_NS) if few else f"{ERROR_SHARE:.0%} of the time"
-        return f"hosts' clocks are known to {duration(self.error_ns)} only, not to {limit}"
+        limit = format_duration(ERROR_NS) if few else f"{ERROR_SHARE:.0%} of the time"
+        return f"hosts' clocks are known to {format_duration(self.error_ns)} only, not to {limit}"
 
     def refresh(self) -> None:
         """Start anew if the last look is too long ago: before a case."""
@@ -300,7 +300,7 @@ class GlobalClock:
         its parent, width)."""
         found = (self._read(), 0, 1)
         if self._up is not None:
-            found = bracket(self._links.ask(self._up, PINGS, self._read))
+            found = bracket_offset(self._links.ask(self._up, PINGS, self._read))
         for below in self._below:
             self._links.serve(below, PINGS, self._read)
         return found

@@ -17,7 +17,7 @@ import torch
 from collbench.core.errors import CannotRun
 from collbench.machine import amd, topology
 from collbench.machine import gpu as machine_gpu
-from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
+from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask_nvml, load_nvml, read_fields, xid_events
 from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
 
@@ -273,7 +273,7 @@ class NvmlWatch:
         self._default = application or self._ask("MaxClockInfo", SM)
         self._knows_default = bool(application)  # no GPU stays at its highest clock for long
         self._traffic, self._errors = (
-            _answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
+            _first_answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
         )
         self._events = xid_events(nvml, gpu)
         self._locked: int | None = None
@@ -302,7 +302,7 @@ class NvmlWatch:
         return int(reasons or 0)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        return ask(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
+        return ask_nvml(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
 
     def read(self) -> GpuState:
         """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
@@ -311,7 +311,7 @@ class NvmlWatch:
         ``xid`` is the last since the reading before, 0 for none."""
         reasons = self._reasons()
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
-        values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
+        values = read_fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
         usual = self._locked or self._default
         lawful = reasons & (IDLE | POWER_CAP | (0 if self._locked else SET_CLOCKS))
         celsius = self._ask("Temperature", 0)  # gone with CUDA 14
@@ -329,8 +329,8 @@ class NvmlWatch:
                 *["low_sm_clock"] * bool(slow),
             ),
             ecc=self._ask("TotalEccErrors", UNCORRECTED, VOLATILE),
-            nvlink_kib=_total(values[: len(self._traffic)]),
-            nvlink_errors=_total(values[len(self._traffic) :]),
+            nvlink_kib=_sum_known(values[: len(self._traffic)]),
+            nvlink_errors=_sum_known(values[len(self._traffic) :]),
             pcie_replays=self._ask("PcieReplayCounter"),
             xid=self._xid(),
         )
@@ -340,14 +340,14 @@ class NvmlWatch:
             return None
         last = 0
         for _ in range(MOST_EVENTS):
-            event = ask(self._nvml, "EventSetWait_v2", self._events, 0)
+            event = ask_nvml(self._nvml, "EventSetWait_v2", self._events, 0)
             if event is None:  # a time-out: no more have come
                 break
             last = int(event.eventData)
         return last
 
     def close(self) -> None:
-        ask(self._nvml, "Shutdown")
+        ask_nvml(self._nvml, "Shutdown")
 
 
 class AmdWatch:
@@ -358,16 +358,16 @@ class AmdWatch:
 
     def __init__(self, smi: Any, gpu: Any, index: int, name: str) -> None:
         self._smi, self._gpu, self._index, self._name = smi, gpu, index, name
-        clock = amd.ask(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
-        self._default = amd.number(clock, "max_clk")
-        self._before = amd.read(smi, gpu).held
+        clock = amd.ask_amdsmi(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
+        self._default = amd.read_number(clock, "max_clk")
+        self._before = amd.read_state(smi, gpu).held
 
     def find_lock(self, stream: Stream) -> str:
         """None is looked for: no reading is judged by its clock."""
         return ""
 
     def read(self) -> GpuState:
-        now = amd.read(self._smi, self._gpu)
+        now = amd.read_state(self._smi, self._gpu)
         rising = [name for name, by in now.held.items() if by > self._before.get(name, by)]
         self._before = now.held
         return GpuState(
@@ -430,7 +430,7 @@ class Guard:
         if not self._watch or not self._worst:
             return False
         now = self._watch.read()
-        self._worst = worst(self._worst, now)
+        self._worst = worst_state(self._worst, now)
         self._held_back = self._held_back or now.is_held_back
         return now.is_held_back
 
@@ -446,15 +446,15 @@ class Guard:
     @property
     def state(self) -> GpuState | None:
         """The GPU at its worst since this guard was made; counters are what they rose by."""
-        return since(self._first, self._worst) if self._first and self._worst else None
+        return state_since(self._first, self._worst) if self._first and self._worst else None
 
 
-def watch(device: torch.device) -> Watch | None:
+def open_watch(device: torch.device) -> Watch | None:
     """The watch of the GPU that torch calls ``device``; a MIG instance has that of the whole GPU.
     None without NVML or AMD SMI, or for a GPU it does not know."""
     if device.type != "cuda":
         return None
-    known, kind = (_amd, AmdWatch) if torch.version.hip else (_known, NvmlWatch)
+    known, kind = (_amd_handle, AmdWatch) if torch.version.hip else (_nvml_handle, NvmlWatch)
     library, gpu = known(device)
     about = torch.cuda.get_device_properties(device) if gpu is not None else None
     return kind(library, gpu, device.index or 0, about.name) if about else None
@@ -465,57 +465,57 @@ def is_fake(device: torch.device) -> bool:
     return device.type == "cuda" and machine_gpu.is_fake(torch.cuda.get_device_name(device))
 
 
-def unwatched(device: torch.device | None = None) -> str:
+def explain_unwatched(device: torch.device | None = None) -> str:
     """Why AMD SMI cannot watch this GPU of AMD's, and what to do; without one, why it can watch
     none. Empty where it can, and for others' GPUs."""
     if device is not None and not torch.version.hip:
         return ""
     try:
-        smi = amd.load()
+        smi = amd.load_amdsmi()
     except CannotRun as e:
         return f"{e.message} ({e.hint})"
     if device is None:
         return ""
-    pci = address(device)
+    pci = pci_address(device)
     here = f"at {pci}" if pci else f"of which torch {torch.__version__} tells no address"
-    known = pci and amd.handle(smi, pci) is not None
+    known = pci and amd.find_handle(smi, pci) is not None
     return "" if known else f"AMD SMI knows no GPU {here}"
 
 
-def address(device: torch.device) -> str | None:
+def pci_address(device: torch.device) -> str | None:
     """The PCI address of the GPU that torch calls ``device``, 0000:0f:00.0; None where neither
     torch (older ones do not) nor NVML tells it."""
     about: Any = torch.cuda.get_device_properties(device)
     if hasattr(about, "pci_bus_id"):
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
-    nvml, gpu = (None, None) if torch.version.hip else _known(device)
-    pci = gpu is not None and ask(nvml, "DeviceGetPciInfo", gpu)
+    nvml, gpu = (None, None) if torch.version.hip else _nvml_handle(device)
+    pci = gpu is not None and ask_nvml(nvml, "DeviceGetPciInfo", gpu)
     if nvml:
-        ask(nvml, "Shutdown")
-    return topology.address(str(pci.busId)) if pci else None
+        ask_nvml(nvml, "Shutdown")
+    return topology.format_pci_address(str(pci.busId)) if pci else None
 
 
-def describe(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """A rank's device as records have it: "cpu", or "cuda:3 [0000:0f:00] NVIDIA H200" with as much
     of its address as nccl-tests prints, and none where nothing tells it."""
     if device.type != "cuda":
         return str(device)
-    pci, name = address(device), torch.cuda.get_device_properties(device).name
+    pci, name = pci_address(device), torch.cuda.get_device_properties(device).name
     return f"{device} [{pci.rpartition('.')[0]}] {name}" if pci else f"{device} {name}"
 
 
-def worst(seen: GpuState, now: GpuState) -> GpuState:
+def worst_state(seen: GpuState, now: GpuState) -> GpuState:
     """Lowest clocks, highest temperature and power, all reasons of either; counters as they stood
     last."""
-    lowest = {name: _pick(min, seen, now, name) for name in ("sm_mhz", "memory_mhz")}
-    highest = {name: _pick(max, seen, now, name) for name in ("celsius", "watts", *COUNTERS)}
+    lowest = {name: _pick_known(min, seen, now, name) for name in ("sm_mhz", "memory_mhz")}
+    highest = {name: _pick_known(max, seen, now, name) for name in ("celsius", "watts", *COUNTERS)}
     reasons = tuple(dict.fromkeys((*seen.throttle, *now.throttle)))
     return msgspec.structs.replace(
         now, **lowest, **highest, throttle=reasons, xid=now.xid or seen.xid
     )
 
 
-def since(first: GpuState, last: GpuState) -> GpuState:
+def state_since(first: GpuState, last: GpuState) -> GpuState:
     """``last`` with counters as what they rose by since ``first``; None where one of them does not
     know."""
     pairs = {name: (getattr(first, name), getattr(last, name)) for name in COUNTERS}
@@ -538,7 +538,7 @@ def merge_by_rank(control: Control, text: str) -> str:
     )
 
 
-def everyones(control: Control, state: GpuState | None) -> list[GpuState]:
+def collect_states(control: Control, state: GpuState | None) -> list[GpuState]:
     """All ranks' states, in rank order, at every rank; those of ranks without a watch are left
     out."""
     return [
@@ -548,43 +548,43 @@ def everyones(control: Control, state: GpuState | None) -> list[GpuState]:
     ]
 
 
-def _known(device: torch.device) -> tuple[Any, Any]:
+def _nvml_handle(device: torch.device) -> tuple[Any, Any]:
     """NVML and its handle of a device of torch's, whatever CUDA_VISIBLE_DEVICES makes of its index,
     of the whole GPU for a MIG instance; two None where there is none."""
     try:
-        nvml = load()
+        nvml = load_nvml()
     except CannotRun:
         return None, None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
-    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
-    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
-    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
+    part = ask_nvml(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
+    whole = part and ask_nvml(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
+    gpu = whole or ask_nvml(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
     if gpu is None:
-        ask(nvml, "Shutdown")
+        ask_nvml(nvml, "Shutdown")
         return None, None
     return nvml, gpu
 
 
-def _amd(device: torch.device) -> tuple[Any, Any]:
+def _amd_handle(device: torch.device) -> tuple[Any, Any]:
     """AMD SMI and its handle of a device of torch's; None where there is none."""
     try:
-        smi = amd.load()
+        smi = amd.load_amdsmi()
     except CannotRun:
         return None, None
-    pci = address(device)
-    return smi, amd.handle(smi, pci) if pci else None
+    pci = pci_address(device)
+    return smi, amd.find_handle(smi, pci) if pci else None
 
 
-def _pick(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:
+def _pick_known(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:
     return choose(
         (v for v in (getattr(seen, name), getattr(now, name)) if v is not None), default=None
     )
 
 
-def _answered(nvml: Any, gpu: Any, choices: Iterable[Fields]) -> Fields:
-    return next((ids for ids in choices if _total(fields(nvml, gpu, ids)) is not None), ())
+def _first_answered(nvml: Any, gpu: Any, choices: Iterable[Fields]) -> Fields:
+    return next((ids for ids in choices if _sum_known(read_fields(nvml, gpu, ids)) is not None), ())
 
 
-def _total(values: Iterable[int | None]) -> int | None:
+def _sum_known(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None

@@ -49,7 +49,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # work that pauses where others may have the machine
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """The call that overhead is measured with."""
 
 
@@ -68,7 +68,7 @@ def bare_ns(call: Action, inner: int) -> int:
     return int(np.median(took))
 
 
-def outlasts(policy: Policy, ns: float) -> bool:
+def is_longer_than_case(policy: Policy, ns: float) -> bool:
     """Whether what took so long took more than the time of its case."""
     return ns > 1e9 * (policy.max_seconds or math.inf)
 
@@ -86,7 +86,7 @@ def is_overdue(elapsed: float, valid: int, tried: int, most: float) -> bool:
     return valid < tried and elapsed * (1 + 0.5 / tried) >= most
 
 
-def preemptions() -> int:
+def count_preemptions() -> int:
     """How often the kernel has taken this thread off its core."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
@@ -103,9 +103,9 @@ class Sync:
         scheme: Scheme,
         control: Control,
         board: Board | None,
-        align: Action = nothing,
+        align: Action = do_nothing,
         common: GlobalClock | None = None,
-        after: Action = nothing,
+        after: Action = do_nothing,
     ) -> None:
         self.scheme, self.refused, self._after = scheme, "", after
         self._control = control
@@ -201,7 +201,7 @@ class Sampler:
         control: Control,
         beat: Action,
         freshen: Callable[[int], object] | None = None,
-        finish: Action = nothing,
+        finish: Action = do_nothing,
         marks: Stream | None = None,
     ) -> None:
         self.inner, self.calls, self.again = inner, calls, calls
@@ -232,7 +232,7 @@ class Sampler:
         as short as can be: ranks that nothing aligns feel it."""
         begins, ends, lates, times = ([0] * count for _ in range(4))
         turn, turns, marks = self._next, len(self._batches), self._marks
-        before = preemptions()
+        before = count_preemptions()
         for i in range(count):
             batch, slots = self._batches[(turn + i) % turns]
             if self._freshen:
@@ -275,7 +275,7 @@ class Sampler:
         times: list[int],
         before: int,
     ) -> Samples | None:
-        switched = [preemptions() - before] * len(begins)
+        switched = [count_preemptions() - before] * len(begins)
         everyone = self._control.gather(np.array([begins, ends, lates, switched, times]))
         if everyone is None:
             return None
@@ -289,7 +289,13 @@ class Sampler:
     def idle(self) -> Sampler:
         """The same around calls that do nothing."""
         return Sampler(
-            [(nothing, ())], self.inner, self._control, nothing, None, self._finish, self._marks
+            [(do_nothing, ())],
+            self.inner,
+            self._control,
+            do_nothing,
+            None,
+            self._finish,
+            self._marks,
         )
 
     def alone(self, call_ns: float, seconds: float) -> list[int]:
@@ -419,7 +425,7 @@ class Protocol:
         fixed, most = self._policy.warmup, self._most_seconds
         longest = min(WARM_CAP_S, most / 2, max(WARM_MIN_S, WARM_SHARE * most))
         block = max(1, min(10, int(longest / 2 * 1e9 / max(first_ns, 1))))
-        if outlasts(self._policy, first_ns):
+        if is_longer_than_case(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
         begun, done, seen, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
@@ -431,7 +437,7 @@ class Protocol:
                 seen = np.concatenate([seen, self._times(samples)])
                 late += int(samples.late.sum())
                 elapsed = time.perf_counter() - begun
-                steady = stats.steady(seen)
+                steady = stats.is_steady(seen)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= longest
                 fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
@@ -512,12 +518,12 @@ class Protocol:
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
             return min(missing, most), 0
-        if n and stats.converged(
+        if n and stats.is_converged(
             times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
         ):
             return 0, STOPS.index("converged")
         if tried >= policy.max_iters:  # very short samples may take less than min_seconds
-            narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
+            narrow = n and stats.is_converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
         # another would end farther beyond than this is before
         spent = elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least

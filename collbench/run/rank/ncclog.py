@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 from collbench.records.types import Choice
 
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
@@ -56,7 +56,7 @@ _VIA = re.compile(
 )
 
 
-def chosen(text: str) -> Choice | None:
+def parse_choice(text: str) -> Choice | None:
     """The last choice in a piece of NCCL's log, without the transport; None where it has none. A
     line that is cut is not read."""
     found = None
@@ -65,8 +65,8 @@ def chosen(text: str) -> Choice | None:
             said = match.groupdict()
             channels = int(said["high"]) - int(said["low"]) + 1 if said["high"] else 0
             found = Choice(
-                algorithm=_named(said["algorithm"], ALGORITHMS),
-                protocol=_named(said["protocol"], PROTOCOLS),
+                algorithm=_match_name(said["algorithm"], ALGORITHMS),
+                protocol=_match_name(said["protocol"], PROTOCOLS),
                 channels=channels,
             )
         elif match := _SYMMETRIC.search(line):
@@ -76,7 +76,7 @@ def chosen(text: str) -> Choice | None:
     return found
 
 
-def connections(text: str) -> set[str]:
+def parse_connections(text: str) -> set[str]:
     """Over what connections were made, in a piece of NCCL's log: P2P, SHM, NET/IB, NET/IB/GDRDMA,
     COLLNET/SHARP ..."""
     found = set()
@@ -86,7 +86,7 @@ def connections(text: str) -> set[str]:
     return found
 
 
-def _named(said: str, names: tuple[str, ...]) -> str:
+def _match_name(said: str, names: tuple[str, ...]) -> str:
     """NCCL's own spelling in its settings; what is not among ``names``, as it stands."""
     if said.isdigit():
         return names[int(said)] if int(said) < len(names) else said
@@ -109,13 +109,13 @@ class Listener:
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         """Make the call, and what it ran; rank 0 of the communicator hears all, others only of
         their connections. ``call`` must return when the device is done."""
-        self._connections |= connections(self._turn(True))
+        self._connections |= parse_connections(self._turn(True))
         try:
             call()
         finally:
             said = self._turn(False)
-        self._connections |= connections(said)
-        found = chosen(said) or Choice()
+        self._connections |= parse_connections(said)
+        found = parse_choice(said) or Choice()
         found = Choice(
             algorithm=found.algorithm,
             protocol=found.protocol,
@@ -132,24 +132,26 @@ class Listener:
         return "+".join(sorted(self._connections))
 
 
-def listen() -> Listener:
+def start_listening() -> Listener:
     """Has NCCL write its log where it is read; to be called before NCCL does anything."""
-    theirs = _settings()
+    theirs = _read_settings()
     level, path = (theirs["NCCL_DEBUG"] or "").upper(), theirs["NCCL_DEBUG_FILE"]
     if level in ("INFO", "ABORT", "TRACE") and path:
         systems = (theirs["NCCL_DEBUG_SUBSYS"] or "").upper()
         tuning = ("TUNING" in systems or "ALL" in systems) != systems.startswith("^")
         return Listener(
-            _File(_expanded(path)).turn,
-            _nothing,
+            _File(_expand_path(path)).turn,
+            _do_nothing,
             "" if tuning else "NCCL_DEBUG_SUBSYS lacks TUNING",
         )
     if level in ("INFO", "ABORT", "TRACE") or (level == "WARN" and path):
-        return Listener(_silence, _nothing, "NCCL_DEBUG is set, but not INFO in NCCL_DEBUG_FILE")
-    reset = _reset()
+        return Listener(
+            _choose_level, _do_nothing, "NCCL_DEBUG is set, but not INFO in NCCL_DEBUG_FILE"
+        )
+    reset = _find_reset()
     if reset is None:
         why = "no ncclResetDebugInit; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE=nccl.log tell them"
-        return Listener(_silence, _nothing, why)
+        return Listener(_choose_level, _do_nothing, why)
     log = _Log(reset, theirs)
     return Listener(log.turn, log.close)
 
@@ -198,7 +200,7 @@ class _Log:
         said = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
         for line in said.splitlines() if self._warns else ():
             if "NCCL WARN" in line:
-                print(plain(line), file=sys.stderr)
+                print(plain_line(line), file=sys.stderr)
         return said
 
     def _set(self, values: Mapping[str, str | None], fd: int) -> None:
@@ -215,15 +217,15 @@ class _Log:
         self._fd = fd
 
 
-def _silence(attentive: bool) -> str:
+def _choose_level(attentive: bool) -> str:
     return ""
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return
 
 
-def _settings() -> dict[str, str | None]:
+def _read_settings() -> dict[str, str | None]:
     """What the user has NCCL log, by the environment, else by its configuration files (initEnv in
     NCCL)."""
     own = Path(os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"))  # noqa: PTH111
@@ -238,22 +240,22 @@ def _settings() -> dict[str, str | None]:
     return {name: os.environ.get(name, found.get(name)) for name in NAMES}
 
 
-def _expanded(path: str) -> Path:
+def _expand_path(path: str) -> Path:
     """NCCL_DEBUG_FILE with its %h (host name, without the domain) and %p (process)."""
     known = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
     return Path(re.sub(r"%.", lambda match: known.get(match[0], match[0]), path))
 
 
-def _reset() -> Callable[[], object] | None:
+def _find_reset() -> Callable[[], object] | None:
     """ncclResetDebugInit of the NCCL that this process has loaded; None before 2.24."""
-    function = loaded("ncclResetDebugInit")
+    function = find_loaded("ncclResetDebugInit")
     if function is not None:
         function.argtypes, function.restype = [], None
     reset: Callable[[], object] | None = function
     return reset
 
 
-def loaded(name: str) -> Any:
+def find_loaded(name: str) -> Any:
     """A function of the NCCL that this process has loaded, which may be part of torch; None where
     it has none such."""
     paths = re.findall(

@@ -28,7 +28,7 @@ from collbench.run.rank.aside import Aside
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import HOPELESS
 from collbench.run.rank.measure import Measured, Samples
-from collbench.run.rank.payload import show
+from collbench.run.rank.payload import format_bits
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -309,7 +309,7 @@ def find_wrong_data(
 def _describe_wrong(case: Case, number: int, ranks: Sequence[Any], when: str) -> WrongData:
     total = sum(wrong for _, wrong, _ in ranks)
     rank, index, *bits = next(first for _, _, first in ranks if first)
-    got, expected = (show(pattern, case.type) for pattern in bits)
+    got, expected = (format_bits(pattern, case.type) for pattern in bits)
     label = f"rank {rank}" + (f" of group {number}" if case.groups else "")
     return WrongData(
         total,

@@ -54,14 +54,14 @@ def _mix64(x: Any) -> Any:
     return x ^ (x >> 31)
 
 
-def _key(*parts: int) -> int:
+def _window_key(*parts: int) -> int:
     return functools.reduce(
         lambda state, part: int(_mix64((state + part) * 0x9E3779B97F4A7C15 & _MASK)), parts, 1
     )
 
 
 @functools.cache
-def offsets() -> NDArray[np.int32]:
+def window_offsets() -> NDArray[np.int32]:
     """A well mixed number for each place in a window; the same for every window, which
     ``window_key`` tells apart."""
     table: NDArray[np.int32] = (
@@ -72,11 +72,11 @@ def offsets() -> NDArray[np.int32]:
 
 
 def window_key(seed: int, slot: int, stream: int, window: int) -> int:
-    """The signed 32-bit number to xor ``offsets()`` with before ``pick``."""
-    return (_key(seed, slot, stream, window) >> 32) - (1 << 31)
+    """The signed 32-bit number to xor ``offsets()`` with before ``pick_scenarios``."""
+    return (_window_key(seed, slot, stream, window) >> 32) - (1 << 31)
 
 
-def pick(x: Any) -> Any:
+def pick_scenarios(x: Any) -> Any:
     """Turns keyed offsets into scenario numbers, in place, for an int32 array of numpy or torch
     (wrapping alike)."""
     x *= -1640531535
@@ -87,13 +87,17 @@ def pick(x: Any) -> Any:
     return x
 
 
-def scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
+def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
     """The scenarios that elements ``start .. start + length`` of a stream play."""
     parts = [np.empty(0, np.int32)]
     while length > 0:
         window, low = divmod(start, WINDOW)
         high = min(WINDOW, low + length)
-        parts.append(pick(offsets()[low:high] ^ np.int32(window_key(seed, slot, stream, window))))
+        parts.append(
+            pick_scenarios(
+                window_offsets()[low:high] ^ np.int32(window_key(seed, slot, stream, window))
+            )
+        )
         start, length = start + high - low, length - (high - low)
     return np.concatenate(parts)
 
@@ -103,10 +107,10 @@ class _Random:
     the same."""
 
     def __init__(self, *key: int) -> None:
-        self.state = _key(*key)
+        self.state = _window_key(*key)
 
     def bits(self, *shape: int) -> NDArray[np.uint64]:
-        self.state = _key(self.state, 1)
+        self.state = _window_key(self.state, 1)
         drawn: NDArray[np.uint64] = _mix64(
             np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(self.state)
         )
@@ -127,12 +131,12 @@ class _Random:
         return (orders[turn // n].T + turn) % n
 
 
-def _limit(d: DType) -> int:
+def _exact_limit(d: DType) -> int:
     """The largest m such that all integers up to it are exact in ``d`` and in int64."""
     return (1 << min(d.precision, 63)) - (d.kind != "float")
 
 
-def _shares(
+def _draw_shares(
     rng: _Random, active: Array, signs: Array, limit: int, factors: Array
 ) -> NDArray[np.int64]:
     """Signed numbers, zero unless active, whose multiples by ``factors`` sum to ``limit`` at most
@@ -148,7 +152,7 @@ def _shares(
     return shares
 
 
-def _scaled(rng: _Random, d: DType, shares: Array, low: int) -> Array:
+def _scale_shares(rng: _Random, d: DType, shares: Array, low: int) -> Array:
     """Shares in d's own numbers: floats get one random exponent, from ``low``, per scenario."""
     if d.kind != "float":
         return shares.astype(d.name)
@@ -156,46 +160,54 @@ def _scaled(rng: _Random, d: DType, shares: Array, low: int) -> Array:
     return np.ldexp(shares.astype(np.float64), d.emax - d.precision - rng.below(spare + 1, T))
 
 
-def _sums(rng: _Random, d: DType, n: int, factor: Callable[[int], int] = lambda rank: 1) -> Array:
+def _draw_sums(
+    rng: _Random, d: DType, n: int, factor: Callable[[int], int] = lambda rank: 1
+) -> Array:
     if d.kind == "uint":
         return rng.bits(n, T).astype(d.name)
     factors = np.array([[factor(rank)] for rank in range(n)])
-    active = rng.places(n) < max(1, _limit(d) // (2 * int(factors.max())))
-    return _scaled(rng, d, _shares(rng, active, rng.signs(n, T), _limit(d), factors), d.emin)
+    active = rng.places(n) < max(1, _exact_limit(d) // (2 * int(factors.max())))
+    return _scale_shares(
+        rng, d, _draw_shares(rng, active, rng.signs(n, T), _exact_limit(d), factors), d.emin
+    )
 
 
-def _averages(rng: _Random, d: DType, n: int) -> Array:
+def _draw_averages(rng: _Random, d: DType, n: int) -> Array:
     """One sign; integers few enough to be felt in the quotient, and two floats where NCCL's factor
     1/n is inexact."""
     crowd = (
         2
         if d.kind == "float" and n & (n - 1)
-        else max(2, _limit(d) // (2 if d.kind == "float" else 64 * n))
+        else max(2, _exact_limit(d) // (2 if d.kind == "float" else 64 * n))
     )
     signs = np.broadcast_to(rng.signs(T) if d.kind == "float" else np.ones(T, np.int64), (n, T))
-    shares = _shares(rng, rng.places(n) < crowd, signs, _limit(d), np.ones((n, 1), np.int64))
-    return _scaled(rng, d, shares, d.emin + (n - 1).bit_length())
+    shares = _draw_shares(
+        rng, rng.places(n) < crowd, signs, _exact_limit(d), np.ones((n, 1), np.int64)
+    )
+    return _scale_shares(rng, d, shares, d.emin + (n - 1).bit_length())
 
 
-def _products(rng: _Random, d: DType, n: int) -> Array:
+def _draw_products(rng: _Random, d: DType, n: int) -> Array:
     if d.kind == "uint":
         return (rng.bits(n, T) | np.uint64(1)).astype(d.name)
     place, signs, ones = rng.places(n), rng.signs(n, T), np.ones((n, 1), np.int64)
     if d.kind == "int":
         reach = d.precision // 3
-        powers = _shares(rng, (place > 0) & (place <= reach), ones, reach, ones)
+        powers = _draw_shares(rng, (place > 0) & (place <= reach), ones, reach, ones)
         leader = 1 + rng.below((1 << (d.precision - reach)) - 1, T)
         return (signs * np.where(place == 0, leader, 1) << powers).astype(d.name)
     reach = min(-d.emin, d.emax - 1)
     own = reach // 3
-    powers = _shares(rng, (place > 0) & (place <= reach - own), rng.signs(n, T), reach - own, ones)
+    powers = _draw_shares(
+        rng, (place > 0) & (place <= reach - own), rng.signs(n, T), reach - own, ones
+    )
     leader = np.ldexp(
         1.0 + rng.below(half := 1 << (d.precision - 1), T) / half, rng.below(2 * own + 1, T) - own
     )
     return signs * np.where(place == 0, leader, np.ldexp(1.0, powers))
 
 
-def _finite(rng: _Random, d: DType, n: int) -> Array:
+def _draw_finite(rng: _Random, d: DType, n: int) -> Array:
     """Any normal number or, for integers, any value but the signed minimum (kept for poison)."""
     if d.kind != "float":
         values = rng.bits(n, T).astype(d.name)
@@ -205,22 +217,28 @@ def _finite(rng: _Random, d: DType, n: int) -> Array:
             else np.where(values == np.iinfo(d.name).min, np.ones_like(values), values)
         )
     smallest = 1 << (d.precision - 1)
-    return rng.signs(n, T) * decode(smallest + rng.below(_largest(d) - smallest + 1, n, T), d)
+    return rng.signs(n, T) * decode_bits(
+        smallest + rng.below(_largest_bits(d) - smallest + 1, n, T), d
+    )
 
 
-def _extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
+def _draw_extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
     """Whoever is not worse than the rank at place 0 holds the worst value: one rank decides, and by
     any value."""
-    values, place = _finite(rng, d, n), rng.places(n)
+    values, place = _draw_finite(rng, d, n), rng.places(n)
     decisive = values[place.argmin(0), np.arange(T)]
-    high = decode(_largest(d), d) if d.kind == "float" else np.array(np.iinfo(d.name).max, d.name)
+    high = (
+        decode_bits(_largest_bits(d), d)
+        if d.kind == "float"
+        else np.array(np.iinfo(d.name).max, d.name)
+    )
     low = np.zeros_like(high) if d.kind == "uint" else -high
     return np.where(
         (place == 0) | worse(values, decisive), values, low if worse is np.less else high
     )
 
 
-def _flags(rng: _Random, d: DType, n: int) -> Array:
+def _draw_flags(rng: _Random, d: DType, n: int) -> Array:
     """Random bits, each set on at most one rank."""
     wanted, flags, turn = rng.bits(T), np.zeros((n, T), np.uint64), np.arange(T)
     for bit in range(d.size * 8):
@@ -228,7 +246,7 @@ def _flags(rng: _Random, d: DType, n: int) -> Array:
     return flags.astype(d.name)
 
 
-def _divide(total: Array, n: int) -> Array:
+def _divide_total(total: Array, n: int) -> Array:
     return (
         total / n
         if total.dtype == np.float64
@@ -239,32 +257,32 @@ def _divide(total: Array, n: int) -> Array:
 # What every rank contributes, as (n, T) arrays of the integer type or, holding any float type's
 # numbers, float64.
 _INPUTS: dict[str, Callable[[_Random, DType, int], Array]] = {
-    "none": _finite,
-    "sum": _sums,
-    "prod": _products,
-    "min": lambda rng, d, n: _extremes(rng, d, n, np.greater),
-    "max": lambda rng, d, n: _extremes(rng, d, n, np.less),
-    "avg": _averages,
-    "band": lambda rng, d, n: ~_flags(rng, d, n),
-    "bor": _flags,
-    "bxor": _finite,
-    "premul_sum": lambda rng, d, n: _sums(rng, d, n, premul_factor),
+    "none": _draw_finite,
+    "sum": _draw_sums,
+    "prod": _draw_products,
+    "min": lambda rng, d, n: _draw_extremes(rng, d, n, np.greater),
+    "max": lambda rng, d, n: _draw_extremes(rng, d, n, np.less),
+    "avg": _draw_averages,
+    "band": lambda rng, d, n: ~_draw_flags(rng, d, n),
+    "bor": _draw_flags,
+    "bxor": _draw_finite,
+    "premul_sum": lambda rng, d, n: _draw_sums(rng, d, n, premul_factor),
 }
 
 
 _SCALE: dict[str, Callable[[int], int]] = {"premul_sum": premul_factor}
 
 
-_FINISH: dict[str, Callable[[Array, int], Array]] = {"avg": _divide}
+_FINISH: dict[str, Callable[[Array, int], Array]] = {"avg": _divide_total}
 
 
-def _largest(d: DType) -> int:
+def _largest_bits(d: DType) -> int:
     """Bits of the largest finite number; a format without infinities has its only NaN right above
     it."""
     return min(((d.emax - d.emin + 2) << (d.precision - 1)) - 1, (1 << (d.size * 8 - 1)) - 2)
 
 
-def encode(values: Array, d: DType) -> Array:
+def encode_values(values: Array, d: DType) -> Array:
     """Bit patterns, as unsigned integers of d's width; floats (finite, in d's range) are rounded to
     nearest even."""
     if d.kind != "float":
@@ -279,7 +297,7 @@ def encode(values: Array, d: DType) -> Array:
     return bits
 
 
-def decode(bits: Any, d: DType) -> Array:
+def decode_bits(bits: Any, d: DType) -> Array:
     """The numbers behind bit patterns of a float type, exactly, as float64."""
     fraction, sign = d.precision - 1, 1 << (d.size * 8 - 1)
     bits = np.asarray(bits, np.uint64)
@@ -288,21 +306,23 @@ def decode(bits: Any, d: DType) -> Array:
     rest = magnitude & ((1 << fraction) - 1)
     significand = (rest + (np.minimum(field, 1) << fraction)).astype(np.float64)
     values = np.ldexp(significand, np.clip(field, 1, d.emax - d.emin + 1) - 1 + d.emin - fraction)
-    special = np.where((rest == 0) & (magnitude == _largest(d) + 1), np.inf, np.nan)
-    values = np.where(magnitude > _largest(d), special, values)
+    special = np.where((rest == 0) & (magnitude == _largest_bits(d) + 1), np.inf, np.nan)
+    values = np.where(magnitude > _largest_bits(d), special, values)
     return np.where(bits >= np.uint64(sign), -values, values)
 
 
-def show(bits: int, d: DType) -> str:
+def format_bits(bits: int, d: DType) -> str:
     """A bit pattern as a person reads it: ``3.5 (0x4060)``."""
-    number = decode(bits, d) if d.kind == "float" else np.array(bits, f"u{d.size}").view(d.name)
+    number = (
+        decode_bits(bits, d) if d.kind == "float" else np.array(bits, f"u{d.size}").view(d.name)
+    )
     return (
         f"{number.item():{'' if d.kind != 'float' else '.9g' if d.size < 8 else '.17g'}}"
         f" (0x{bits:0{d.size * 2}x})"
     )
 
 
-def tolerance(op: str, d: DType, n: int, premultiplies: bool) -> int:
+def find_tolerance(op: str, d: DType, n: int, premultiplies: bool) -> int:
     """Units in the last place a result may be off: 0, or 2 where avg multiplies by an inexact 1/n
     before it adds."""
     return 2 if premultiplies and op in _FINISH and d.kind == "float" and n & (n - 1) else 0
@@ -318,7 +338,7 @@ class Tables(NamedTuple):
 
     def send(self, rank: int) -> Array:
         """What ``rank`` contributes; for copies the same table for all ranks."""
-        return encode(self.inputs[rank % len(self.inputs)], self.dtype)
+        return encode_values(self.inputs[rank % len(self.inputs)], self.dtype)
 
     def expected(self, ranks: tuple[int, ...]) -> Array:
         """What reducing the contributions of ``ranks`` gives; of none: the copied pattern."""
@@ -330,22 +350,22 @@ class Tables(NamedTuple):
             for rank in ranks
         ]
         total = functools.reduce(OPS[self.op].combine, scaled)
-        return encode(
+        return encode_values(
             _FINISH[self.op](total, len(ranks)) if self.op in _FINISH else total, self.dtype
         )
 
 
-def tables(case: Case, seed: int) -> Tables:
+def make_tables(case: Case, seed: int) -> Tables:
     """The scenarios of a case; shared by all its sizes."""
     return (
-        _tables(case.op, case.dtype, case.n, seed)
+        _make_tables(case.op, case.dtype, case.n, seed)
         if case.row.reduces
-        else _tables("none", case.dtype, 1, seed)
+        else _make_tables("none", case.dtype, 1, seed)
     )
 
 
 @functools.lru_cache(maxsize=2)
-def _tables(op: str, dtype: str, n: int, seed: int) -> Tables:
+def _make_tables(op: str, dtype: str, n: int, seed: int) -> Tables:
     return Tables(op, DTYPES[dtype], _INPUTS[op](_Random(seed, n), DTYPES[dtype], n))
 
 
@@ -377,7 +397,7 @@ def in_place_offsets(case: Case, rank: int) -> Placement:
     return Placement(*case.row.overlay(case.n, case.count, rank))
 
 
-def _cells(case: Case) -> NDArray[np.int64]:
+def _cell_lengths(case: Case) -> NDArray[np.int64]:
     """Elements of every rank's send cells, (n, cells): the pieces the collective moves or reduces
     as a whole."""
     if case.splits:
@@ -386,7 +406,7 @@ def _cells(case: Case) -> NDArray[np.int64]:
 
 
 @functools.lru_cache(maxsize=4)
-def _arrivals(
+def _list_arrivals(
     name: str, n: int, root: int, listed: bool, rank: int
 ) -> list[tuple[tuple[int, ...], int]] | None:
     """The (ranks, cell) that make up what ``rank`` receives: the table's ``result`` run over
@@ -408,16 +428,16 @@ def _arrivals(
 
 def send_layout(case: Case, rank: int) -> list[Piece]:
     """What ``rank``'s send buffer holds, from ``Tables.send(rank)``."""
-    length = int(_cells(case)[rank].sum())
+    length = int(_cell_lengths(case)[rank].sum())
     return [Piece(0, length, 0 if case.row.reduces else rank, 0, ())] if length else []
 
 
 def recv_layout(case: Case, rank: int) -> list[Piece] | None:
     """What ``rank``'s receive buffer must hold, from ``Tables.expected(piece.ranks)``; None if
     undefined."""
-    sizes = _cells(case)
+    sizes = _cell_lengths(case)
     starts = sizes.cumsum(1) - sizes
-    arrivals = _arrivals(case.collective, case.n, case.root, bool(case.splits), rank)
+    arrivals = _list_arrivals(case.collective, case.n, case.root, bool(case.splits), rank)
     if arrivals is None:
         return None
     pieces, start = [], 0

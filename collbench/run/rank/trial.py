@@ -25,7 +25,14 @@ from collbench.run.rank import check, counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.calls import Pattern, Slot, allocate, copied, prepare, submit_times
+from collbench.run.rank.calls import (
+    Pattern,
+    Slot,
+    allocate_slots,
+    copy_slots,
+    prepare_call,
+    submit_times,
+)
 from collbench.run.rank.check import Checker
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Stream
@@ -37,8 +44,8 @@ from collbench.run.rank.measure import (
     Sync,
     T,
     clock,
-    nothing,
-    outlasts,
+    do_nothing,
+    is_longer_than_case,
 )
 from collbench.run.rank.outcome import (
     CaseOutcome,
@@ -98,9 +105,9 @@ class Trial:
             )
         device = bench.backend.device
         self._planted = bench.planted()
-        self._late = self._planted.tarry if self._planted else nothing
+        self._late = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation
-        self._slots = allocate(bench.backend, slots, bench.held, self._policy.unalign)
+        self._slots = allocate_slots(bench.backend, slots, bench.held, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
         self._seed = self._policy.seed + zlib.crc32(
             self._case.key.encode()
@@ -123,7 +130,7 @@ class Trial:
 
     def _prepare(self, slot: Slot) -> Call:
         self._bench.board.beat(self._rank)
-        call = prepare(self._bench.backend, self._case, slot, self._policy.virtual)
+        call = prepare_call(self._bench.backend, self._case, slot, self._policy.virtual)
         if self._planted and slot:
             return self._planted.within(call, slot[0].recv)
         return call._replace(waits=True) if self._policy.inject else call
@@ -165,7 +172,7 @@ class Trial:
         summed = self._bits()
         sent: list[Sent] = []
         if self._beside:
-            sent = counted.count(self._control, self._bench.watch, self._case, self._again)
+            sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
         if guard:
@@ -191,7 +198,7 @@ class Trial:
     def _takes_longer_than_there_is(self, first_ns: int) -> bool:
         """Whether one call takes more than the time of the case, so that one is timed. Its own data
         is checked then, in a buffer filled anew, instead of calls' made for that alone."""
-        return bool(self._control.decide([int(outlasts(self._policy, first_ns))])[0])
+        return bool(self._control.decide([int(is_longer_than_case(self._policy, first_ns))])[0])
 
     def _protocol(self, sync: Sync, guard: Guard | None) -> Protocol:
         return Protocol(
@@ -340,7 +347,7 @@ class Trial:
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
         pattern = self._case.arrival
-        apart = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else nothing
+        apart = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else do_nothing
 
         def after() -> None:
             self._late()
@@ -377,7 +384,7 @@ class Trial:
             return None
         aligned = mode == "host" or self._case.arrival
         scheme: Scheme = self._bench.scheme if aligned else "none"
-        return Cadence(Sync(scheme, self._control, board, nothing, self._common, self._late))
+        return Cadence(Sync(scheme, self._control, board, do_nothing, self._common, self._late))
 
     def _sampler(self, inner: int) -> Sampler:
         beat = self._beat
@@ -413,25 +420,27 @@ class Trial:
     def _bits(self) -> list[list[str]]:
         """Digests by group of what two calls made of the same data, which must be rounded: one if
         they agree."""
-        if not self._policy.bitwise or not check.rounds(self._case):
+        if not self._policy.bitwise or not check.is_rounded(self._case):
             return [[]] * len(self._own.groups)
         mine = []
         for _ in range(2):
             self._fill(0)
             places = list(zip(self._bench.held, self._checkers, self._slots[0], strict=True))
             for rank, checker, buffers in places:
-                check.fill(buffers.send, checker.sends, self._seed, rank)
+                check.fill_floats(buffers.send, checker.sends, self._seed, rank)
             self._bench.backend.finish()
             self._control.barrier()
             self._finished()
             mine.append(
-                check.together(
-                    [check.digest(b.recv, checker.receives or ()) for _, checker, b in places]
+                check.join_digests(
+                    [check.digest_bits(b.recv, checker.receives or ()) for _, checker, b in places]
                 )
             )
         everyone = self._control.collect(mine)
         of = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
-        return [list(dict.fromkeys(map(check.together, zip(*told, strict=True)))) for told in of]
+        return [
+            list(dict.fromkeys(map(check.join_digests, zip(*told, strict=True)))) for told in of
+        ]
 
     def _again(self) -> None:
         """One more call, to its end."""
@@ -451,7 +460,7 @@ class Trial:
 
     def _copies(self) -> list[list[torch.Tensor]]:
         stream = self._bench.backend.stream
-        return copied(self._slots, stream.room()) if self._grows and stream else []
+        return copy_slots(self._slots, stream.room()) if self._grows and stream else []
 
     def _put_back(self, slot: int) -> None:
         """A slot as it was filled before, by a launch for each rank's buffer where there are

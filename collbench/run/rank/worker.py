@@ -37,10 +37,10 @@ from collbench.run.launch.world import Asked, Channel, Failure, Said
 from collbench.run.rank import gpu
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
-from collbench.run.rank.calls import allocate, prepare
+from collbench.run.rank.calls import allocate_slots, prepare_call
 from collbench.run.rank.check import why_blind
 from collbench.run.rank.control import LONG, Control
-from collbench.run.rank.cores import Cores, settle
+from collbench.run.rank.cores import Cores, settle_cores
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     launcher: str
 
 
-def connect(place: Place, store: Any) -> Control:
+def connect_control(place: Place, store: Any) -> Control:
     """Join the control group, on Gloo. ``store`` must live as long as any process group. Gloo's
     thread for this group (none of what is measured) no longer pushes this one off a core they
     share, to spin for a lock that it holds.
@@ -118,7 +118,7 @@ class Worker:
         self._control = control
         self._board = board
         self._emit = emit
-        self._backend: Backend = backends.find(plan.backend)
+        self._backend: Backend = backends.find_backend(plan.backend)
         self._backend.policy = plan.policy
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
@@ -156,7 +156,7 @@ class Worker:
         self._others = Others(place.rank, self._control.collect)
         info = backend_info(plan.backend)
         threads, on_cpus = info.threads or 1, not info.gpu
-        cores = settle(place.rank, self._control, threads, self._policy.pin and on_cpus)
+        cores = settle_cores(place.rank, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
         opened.callback(self._own.leave)
         opened.callback(self._backend.close)
@@ -223,14 +223,14 @@ class Worker:
 
     def _divide(self) -> None:
         """Make the groups that are measured at once; the backend then works within this rank's."""
-        rule, hosts = self._plan.groups, self._control.collect(environment.host())
+        rule, hosts = self._plan.groups, self._control.collect(environment.host_name())
         cases = [job.case for job in self._plan.jobs]
-        for each in {rule, *map(backgrounds.rule, cases), *(case.groups for case in cases)}:
-            if wrong := groups.misplaced(each, hosts):
+        for each in {rule, *map(backgrounds.group_rule, cases), *(case.groups for case in cases)}:
+            if wrong := groups.describe_misplaced(each, hosts):
                 raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
         if rule:
             self._own = self._backend.control = self._control.divided(
-                groups.members(rule, self._plan.n)
+                groups.list_members(rule, self._plan.n)
             )
         mine = range(self._own.rank, self._own.rank + 1)
         self._held = range(self._plan.n) if self._policy.virtual else mine
@@ -239,10 +239,12 @@ class Worker:
     def _place(self, case: Case) -> Bench:
         """What the case is measured with: by this rank in its group, if it has been placed in
         one."""
-        if not groups.placed(case.groups):
+        if not groups.count_placed_ranks(case.groups):
             self._backend.control = self._own if self._plan.groups else None
             return self._bench
-        own = self._backend.control = self._control.among(groups.members(case.groups, case.world))
+        own = self._backend.control = self._control.among(
+            groups.list_members(case.groups, case.world)
+        )
         return self._bench._replace(held=[] if own.idle else [own.rank])
 
     def _open(self, place: Place) -> None:
@@ -254,7 +256,7 @@ class Worker:
             trouble = None
         except CannotRun as e:
             trouble = [e.message, e.hint]
-        everyone = self._control.collect([environment.host(), trouble])
+        everyone = self._control.collect([environment.host_name(), trouble])
         found = [(rank, *each) for rank, each in enumerate(everyone) if each[1]]
         if len(found) == len(everyone):
             raise CannotRun(*found[0][2])
@@ -267,9 +269,9 @@ class Worker:
         stream = self._backend.stream
         if not stream:
             return None, []
-        watch = gpu.watch(self._backend.device)
+        watch = gpu.open_watch(self._backend.device)
         self._clocks = gpu.merge_by_rank(self._control, watch.find_lock(stream) if watch else "")
-        return watch, gpu.everyones(self._control, watch.read() if watch else None)
+        return watch, gpu.collect_states(self._control, watch.read() if watch else None)
 
     def _common(self) -> GlobalClock | None:
         """The clock that ranks agree on by messages; None where all read one and share a board
@@ -287,7 +289,7 @@ class Worker:
         common: GlobalClock | None,
     ) -> World:
         place = self.place
-        host, device = socket.gethostname(), gpu.describe(self._backend.device)
+        host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
         cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [
@@ -301,7 +303,7 @@ class Worker:
             )
             for rank in self._held
         ]
-        counters = topology.counters(environment.ROOT) if place.local_rank == 0 else {}
+        counters = topology.read_counters(environment.ROOT) if place.local_rank == 0 else {}
         fake = gpu.is_fake(self._backend.device)
         everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters, fake])
         inits, infos, hosts, counted, fakes = zip(*everyone, strict=True)
@@ -465,10 +467,10 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                (slot,) = allocate(self._backend, [tiny], held)
+                (slot,) = allocate_slots(self._backend, [tiny], held)
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
-                prepare(self._backend, tiny, slot, self._policy.virtual).run()
+                prepare_call(self._backend, tiny, slot, self._policy.virtual).run()
                 self._backend.finish()  # which raises what a call could not
                 trouble = "" if held else None
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
@@ -498,7 +500,7 @@ def local_rank(rank: int, board: Board, at: socket.socket) -> int:
     place = Place(rank, n, rank, n, "local")
     try:
         board.enter(rank, Phase.CONNECTING)
-        control = connect(place, dist.FileStore(asked.store, n))  # type: ignore[attr-defined]
+        control = connect_control(place, dist.FileStore(asked.store, n))  # type: ignore[attr-defined]
         Worker(place, asked.plan, control, board, channel.line, channel.further, channel.turn).run()
     except BaseException as e:
         channel.say(Said(error=Failure.of(e)))

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.core.text import duration, plain, size
+from collbench.core.text import format_duration, format_size, plain_line
 from collbench.records.points import Point
 from collbench.records.types import RankInfo
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
-from collbench.show.views.series import Series, View, left_out, plus_minus, table
+from collbench.show.views.series import Series, View, left_out, make_table, plus_minus
 
 MAPS = 6
 
@@ -29,12 +29,12 @@ Floats = NDArray[np.float64]
 _Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mode, backend, ranks
 
 
-def arrival(view: View) -> Section | None:
+def make_arrival(view: View) -> Section | None:
     """Cases whose ranks came apart on purpose, and those that take another time in the other
     cadence; None where there are neither."""
     points = [(one, point) for one in view.series for point in one.points]
-    apart = [_apart(*pair) for pair in points if pair[1].case.arrival]
-    other = [_other(*pair) for pair in points if pair[1].first.sensitive]
+    apart = [_line_apart(*pair) for pair in points if pair[1].case.arrival]
+    other = [_line_other(*pair) for pair in points if pair[1].first.sensitive]
     if not (apart or other):
         return None
     words = []
@@ -54,45 +54,45 @@ def arrival(view: View) -> Section | None:
     came = (*what, "arrival", "spread", "after the last", "±", "absorbed")
     took = (*what, "as called", "aligned", "factor", "flags")
     tables = [
-        table("apart", "Ranks that come apart", came, apart, align="llrlrrrr"),
-        table("cadence", "As called and aligned", took, other, align="llrrrrl"),
+        make_table("apart", "Ranks that come apart", came, apart, align="llrlrrrr"),
+        make_table("cadence", "As called and aligned", took, other, align="llrrrrl"),
     ]
     tables = [one for one in tables if one.lines]
     return Section(name="arrival", title="Arrival", words=words, tables=tables)
 
 
-def _apart(one: Series, point: Point) -> Line:
+def _line_apart(one: Series, point: Point) -> Line:
     spread, absorbed = point.first.skew, point.first.absorbed
     cells = (
         point.case.collective,
         one.name,
-        size(point.size) if point.size else "-",
+        format_size(point.size) if point.size else "-",
         point.case.arrival,
-        "-" if spread is None else duration(spread),
-        duration(point.median),
+        "-" if spread is None else format_duration(spread),
+        format_duration(point.median),
         plus_minus(point),
         "not known" if absorbed is None else f"{absorbed:.0%}",
     )
     return Line(cells, one.meta)
 
 
-def _other(one: Series, point: Point) -> Line:
+def _line_other(one: Series, point: Point) -> Line:
     control = point.first.control or point.median
     natural = point.case.mode == "host"
     called, aligned = (point.median, control) if natural else (control, point.median)
     cells = (
         f"{point.case.collective}, {point.case.mode}",
         one.name,
-        size(point.size) if point.size else "-",
-        duration(called),
-        duration(aligned),
+        format_size(point.size) if point.size else "-",
+        format_duration(called),
+        format_duration(aligned),
         f"{max(called, aligned) / min(called, aligned):.1f}x",
         " ".join(point.flags),
     )
     return Line(cells, one.meta, "" if natural else "notice")
 
 
-def skew(view: View) -> Section | None:
+def make_skew(view: View) -> Section | None:
     """Lateness by rank and size, and the ranks that came late too often for chance; None where
     nobody was."""
     usable = [
@@ -108,7 +108,7 @@ def skew(view: View) -> Section | None:
     for point in usable:
         case = point.case
         grouped[point.run, case.collective, case.mode, case.backend, case.members].append(point)
-    found = {key: _cells(view, points) for key, points in grouped.items()}
+    found = {key: _late_matrix(view, points) for key, points in grouped.items()}
     tables = [one for one in _late_ranks(view, usable) if one.lines]
     told = any(table.name == "late" for table in tables)
     late = {key: cells for key, cells in found.items() if told and cells.max() > SHARE}
@@ -127,7 +127,7 @@ def skew(view: View) -> Section | None:
         title="Late ranks",
         words=words,
         figures=[
-            _map(view, place, key, grouped[key], late[key]) for place, key in enumerate(shown)
+            _draw_map(view, place, key, grouped[key], late[key]) for place, key in enumerate(shown)
         ],
         tables=tables,
     )
@@ -135,22 +135,22 @@ def skew(view: View) -> Section | None:
 
 def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
     heads = ("rank", "host", "runs on", "collectives", "cases")
-    late = table(
+    late = make_table(
         "late",
         "Late ranks",
         (*heads[:-1], "late by", heads[-1]),
-        _ranks(view, usable, "late_rank"),
+        _list_ranks(view, usable, "late_rank"),
         align="llll",
         note=(
             "Ranks that came last more often than chance explains and by more than 5 % of the"
             " time; late by: in the median of these cases alone."
         ),
     )
-    slow = table(
+    slow = make_table(
         "slow",
         "Ranks that leave last",
         heads,
-        _ranks(view, usable, "slow_rank"),
+        _list_ranks(view, usable, "slow_rank"),
         align="llll",
         note=(
             "Ranks that started on time but finished last: slow transfers, or the algorithm's last"
@@ -160,32 +160,32 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
     return late, slow
 
 
-def _late(view: View, point: Point) -> list[float]:
+def _late_shares(view: View, point: Point) -> list[float]:
     """Share of a sample's time by which each rank came after the first."""
     whole = view.record(point).inner * point.first.times.median
     return [late / whole for late in point.first.lateness]
 
 
-def _places(points: Sequence[Point]) -> tuple[list[int], list[int]]:
+def _list_places(points: Sequence[Point]) -> tuple[list[int], list[int]]:
     """Sizes, and places among the ranks, that a map has."""
-    sizes = figures.thinned(sorted({point.size for point in points}), 32)
-    return sizes, figures.thinned(range(len(points[0].case.members)), 64)
+    sizes = figures.thin_points(sorted({point.size for point in points}), 32)
+    return sizes, figures.thin_points(range(len(points[0].case.members)), 64)
 
 
-def _cells(view: View, points: Sequence[Point]) -> Floats:
+def _late_matrix(view: View, points: Sequence[Point]) -> Floats:
     """How late each rank started, by rank and size: the median over cases."""
-    sizes, places = _places(points)
+    sizes, places = _list_places(points)
     by_size: dict[int, list[list[float]]] = defaultdict(list)
     for point in points:
-        by_size[point.size].append(_late(view, point))
+        by_size[point.size].append(_late_shares(view, point))
     return np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
 
 
-def _map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floats) -> Figure:
+def _draw_map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floats) -> Figure:
     """Ranks by sizes."""
     run, collective, mode, backend, members = key
     n = len(members)
-    sizes, places = _places(points)
+    sizes, places = _list_places(points)
     ranks = [members[place] for place in places]
     world = view.world(points[0])
     hosts = {info.rank: info.host for info in world.ranks} if world else {}
@@ -194,13 +194,13 @@ def _map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floa
         f"rank {rank}" + (f" ({hosts[rank]})" if many and rank in hosts else "") for rank in ranks
     ]
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
-    title = view.titled(run, f"{collective}, {plain(backend)}, {n} ranks, {mode}")
+    title = view.titled(run, f"{collective}, {plain_line(backend)}, {n} ranks, {mode}")
     words = (
         f"In the median of the cases of a size, rank {ranks[row]} is the latest: by"
-        f" {cells[row, column]:.1%} of the time at {size(sizes[column])}."
+        f" {cells[row, column]:.1%} of the time at {format_size(sizes[column])}."
     )
     matrix = figures.Matrix(
-        x=[size(at) if at else "no data" for at in sizes],
+        x=[format_size(at) if at else "no data" for at in sizes],
         y=names,
         z=cells.tolist(),
         text=[[f"{cell:.1%} late" for cell in line] for line in cells.tolist()],
@@ -208,11 +208,11 @@ def _map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floa
         legend="late by",
         least=0.2,
     )
-    about = {"collective": collective, "backend": plain(backend), "ranks": str(n)}
-    return figures.heat(f"skew-{place}", title, words, matrix, about)
+    about = {"collective": collective, "backend": plain_line(backend), "ranks": str(n)}
+    return figures.draw_heatmap(f"skew-{place}", title, words, matrix, about)
 
 
-def _ranks(
+def _list_ranks(
     view: View, usable: Sequence[Point], what: Literal["late_rank", "slow_rank"]
 ) -> list[Line]:
     """Ranks that rows name so, those in most cases first."""
@@ -230,23 +230,27 @@ def _ranks(
         world = view.worlds[run][index]
         info = next((info for info in world.ranks if info.rank == rank), None)
         share = float(
-            np.median([_late(view, point)[point.case.members.index(rank)] for point in points])
+            np.median(
+                [_late_shares(view, point)[point.case.members.index(rank)] for point in points]
+            )
         )
         late = what == "late_rank"
         cells = (
-            view.titled(run, f"rank {rank} of {world.n} ({plain(world.backend)})"),
-            plain(info.host) if info else "unknown",
-            _seat(info),
+            view.titled(run, f"rank {rank} of {world.n} ({plain_line(world.backend)})"),
+            plain_line(info.host) if info else "unknown",
+            _name_seat(info),
             ", ".join(sorted({point.case.collective for point in points})),
             *([f"{share:.0%}"] if late else []),
             f"{len(points):,} of {of[run, index, rank]:,}",
         )
-        about = {"backend": plain(world.backend), "ranks": str(world.n)}
+        about = {"backend": plain_line(world.backend), "ranks": str(world.n)}
         lines.append(Line(cells, about, "notice" if late else ""))
     return lines
 
 
-def _seat(info: RankInfo | None) -> str:
+def _name_seat(info: RankInfo | None) -> str:
     if info is None:
         return "unknown"
-    return f"CPU {', '.join(map(str, info.cpus))}" if info.device == "cpu" else plain(info.device)
+    return (
+        f"CPU {', '.join(map(str, info.cpus))}" if info.device == "cpu" else plain_line(info.device)
+    )

@@ -32,7 +32,7 @@ def describe(
             cells.append((name, _words(given[rank]), *after, _words(result)))
     shared = all(buffers.recv is None for buffers in found)
     after_head = ("after",) if shared else ("send after", "receive after")
-    table = terminal.listing(
+    table = terminal.make_listing(
         f"{row.name} on {backend}", ("rank", "before", *after_head, "promised"), cells
     )
     lines = ["one buffer is both input and output"] if shared else []

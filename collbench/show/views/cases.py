@@ -13,7 +13,14 @@ from typing import Any
 from collbench.core import algorithm_files
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
-from collbench.core.text import bandwidth, clock, counted, duration, plain, size
+from collbench.core.text import (
+    format_bandwidth,
+    format_clock,
+    format_count,
+    format_duration,
+    format_size,
+    plain_line,
+)
 from collbench.core.version import __version__
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
@@ -21,28 +28,38 @@ from collbench.records.flags import (
     PREEMPTED,
     UNCONVERGED,
     Flag,
-    doubts,
     flag_kind,
     is_known,
     is_wide,
     is_without_interval,
+    list_doubts,
+    list_remarks,
     look_up,
-    remarks,
 )
 from collbench.records.origins import FAKE
 from collbench.records.store import Outline
 from collbench.records.types import End, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
-from collbench.show.busy import sentence
-from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
+from collbench.show.busy import describe_run_load
+from collbench.show.document import (
+    Block,
+    Cell,
+    Document,
+    Line,
+    Table,
+    Tone,
+    Weight,
+    Words,
+    tone_text,
+)
 from collbench.show.flags import (
     MARK,
     common_flags,
     common_lines,
-    legend,
-    lettered,
-    named,
-    precision,
+    explain_doubts,
+    format_precision,
+    letter_flags,
+    name_flags,
     why_unknown,
 )
 from collbench.show.views import best as choice
@@ -51,20 +68,20 @@ from collbench.show.views.summary import single_call
 from collbench.show.words import (
     AXES,
     LEFT,
-    along,
-    axes,
+    axis_values,
     by_mode,
-    caveats,
-    cells,
-    columns,
-    interval,
-    movements,
-    notes,
-    reasons,
-    reserved,
-    story,
+    choose_columns,
+    count_notes,
+    count_reasons,
+    format_cells,
+    format_interval,
+    list_caveats,
+    list_movements,
+    reserved_columns,
+    split_axes,
+    tell_story,
     two_modes,
-    worded,
+    word_axes,
 )
 from collbench.suite.case import Case
 
@@ -95,18 +112,20 @@ DROPPED = (
 SHOWN = 5  # of the cases that went wrong, this many are told in full
 
 
-def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list[Words]:
+def make_header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list[Words]:
     """Three lines: what runs; where and on which library; how it is measured."""
-    varying, constant = axes(cases) if cases else ([], "nothing to run")
+    varying, constant = split_axes(cases) if cases else ([], "nothing to run")
     what = [constant] if constant else []
     if cases and (most := max(case.size for case in cases)):
         least = min(case.size for case in cases)
-        what.append(size(most) if least == most else f"{size(least)} to {size(most)}")
+        what.append(
+            format_size(most) if least == most else f"{format_size(least)} to {format_size(most)}"
+        )
     for name in varying:
-        values = list(dict.fromkeys(along(case)[name] for case in cases))
+        values = list(dict.fromkeys(axis_values(case)[name] for case in cases))
         words = [v for v in values if v and name != "place"]
         few = ", ".join(words[:4]) + (" …" if len(words) > 4 else "")
-        cycles = counted(len(words), "launch" if run.policy.fresh else "cycle")
+        cycles = format_count(len(words), "launch" if run.policy.fresh else "cycle")
         told = {"ranks": f"{few} ranks", "root": f"roots {few}", "cycle": cycles}
         what.append(told.get(name, few))
     policy = run.policy
@@ -120,18 +139,20 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
     how.append(
         f"{policy.iters} iterations"
         if policy.iters
-        else f"precision {precision(policy, crowded, '%')}, at most {limits.max_seconds:g} s a case"
+        else f"precision {format_precision(policy, crowded, '%')}, at most"
+        f" {limits.max_seconds:g} s a case"
     )
-    where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
+    where = " · ".join(plain_line(part) for part in _describe_machine(run, worlds) if part)
     lines = [
-        toned(f"collbench {__version__}  ", strong=True) + plain(" · ".join(filter(None, what))),
-        toned(where, "quiet"),
-        toned(plain(" · ".join(how)), "quiet"),
+        tone_text(f"collbench {__version__}  ", strong=True)
+        + plain_line(" · ".join(filter(None, what))),
+        tone_text(where, "quiet"),
+        tone_text(plain_line(" · ".join(how)), "quiet"),
     ]
-    return [*lines, *(toned(text, "bad") for text in caveats(run, worlds.values()))]
+    return [*lines, *(tone_text(text, "bad") for text in list_caveats(run, worlds.values()))]
 
 
-def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
+def _describe_machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
     hosts = list(dict.fromkeys(info.host for world in worlds.values() for info in world.ranks))
     about = run.environment
     cpu, gpus = about.get("cpu") or {}, (about.get("gpus") or {}).get("devices") or []
@@ -147,7 +168,7 @@ def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
     ]
 
 
-def table(
+def make_table(
     mode: str,
     outcomes: Sequence[Outcome],
     cases: Sequence[Case],
@@ -159,9 +180,9 @@ def table(
     not fit goes in the order of DROPPED, but never a count of wrong elements. Cycles of ``fresh``
     ranks are launches."""
     planned = [case for case in cases if case.mode == mode]
-    varying, constant = axes(planned or [record.case for record, _ in outcomes])
-    lines = [cells(*outcome) for outcome in outcomes]
-    names = columns(lines, varying, reserved(outcomes))
+    varying, constant = split_axes(planned or [record.case for record, _ in outcomes])
+    lines = [format_cells(*outcome) for outcome in outcomes]
+    names = choose_columns(lines, varying, reserved_columns(outcomes))
     several = len({case.mode for case in cases}) > 1
     groups = [[line[name] for name in names if name in AXES and name != "place"] for line in lines]
     changes = [
@@ -175,7 +196,7 @@ def table(
         title=f"{mode}: {constant}" if several else "",
         heads=tuple("launch" if fresh and n == "cycle" else HEADS.get(n, n) for n in names),
         lines=[
-            _line(
+            _make_line(
                 outcome, [line[name] for name in names], names.index("±"), change and ruled, common
             )
             for outcome, line, change in zip(outcomes, lines, changes, strict=True)
@@ -184,47 +205,48 @@ def table(
         quiet=tuple(HEADS.get(name, name) for name in QUIET),
         dropped=tuple(HEADS.get(name, name) for name in DROPPED if not (name == "wrong" and wrong)),
         brief=tuple(
-            _brief(row, doubted, common) if row and record.status not in BAD else ""
+            _shorten_flags(row, doubted, common) if row and record.status not in BAD else ""
             for (record, row), doubted in zip(outcomes, own, strict=True)
         ),
-        key=_key(flag for doubted in own for flag in doubted),
+        key=_explain_letters(flag for doubted in own for flag in doubted),
     )
 
 
 BAD = ("wrong", "failed")  # the status of a row that has no time to show
 
 
-def common(told: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
+def describe_common(told: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
     """What most rows have, said once above their table."""
     crowded = {world.cramped for world in told.worlds.values()}
     return [
-        toned(plain(text), "quiet") for text in common_lines(outcomes, told.run.policy, crowded)
+        tone_text(plain_line(text), "quiet")
+        for text in common_lines(outcomes, told.run.policy, crowded)
     ]
 
 
 def _own_doubts(row: Derived, common: Mapping[str, str]) -> list[str]:
     """The doubts that stand in a row's line: those that are not said once for all."""
-    return [flag for flag in doubts(row) if flag_kind(flag) not in common]
+    return [flag for flag in list_doubts(row) if flag_kind(flag) not in common]
 
 
-def _mark(row: Derived, common: Mapping[str, str]) -> Words:
+def _mark_remark(row: Derived, common: Mapping[str, str]) -> Words:
     """A dim mark where there is a remark; that its interval is wide, that shows."""
-    own = {flag_kind(flag) for flag in remarks(row)} - common.keys() - {UNCONVERGED}
-    return toned(MARK if own else "", "quiet")
+    own = {flag_kind(flag) for flag in list_remarks(row)} - common.keys() - {UNCONVERGED}
+    return tone_text(MARK if own else "", "quiet")
 
 
-def _brief(row: Derived, doubted: Sequence[str], common: Mapping[str, str]) -> Words:
+def _shorten_flags(row: Derived, doubted: Sequence[str], common: Mapping[str, str]) -> Words:
     """The last cell where there is no room for words."""
-    return _flagged(lettered(doubted), _mark(row, common))
+    return _tone_flags(letter_flags(doubted), _mark_remark(row, common))
 
 
-def _key(flags: Iterable[str]) -> str:
+def _explain_letters(flags: Iterable[str]) -> str:
     """What letters stand for, in the order of FLAGS."""
     rows: list[Flag] = [look_up(flag) for flag in dict.fromkeys(map(flag_kind, flags))]
     return ", ".join(f"{row.letter} {row.name}" for row in rows if row.letter)
 
 
-def _line(
+def _make_line(
     outcome: Outcome,
     values: Sequence[str],
     interval_index: int,
@@ -238,35 +260,35 @@ def _line(
         return Line(tuple(values), weight=weight, ruled=ruled, single=True)
     cells: list[Cell] = [*values]
     if is_wide(row) and not is_without_interval(row):
-        cells[interval_index] = toned(values[interval_index], "notice")
-    cells[-1] = _flagged(named(row, _own_doubts(row, common)), _mark(row, common))
+        cells[interval_index] = tone_text(values[interval_index], "notice")
+    cells[-1] = _tone_flags(name_flags(row, _own_doubts(row, common)), _mark_remark(row, common))
     return Line(tuple(cells), ruled=ruled, single=True)
 
 
-def _flagged(flags: Sequence[str], mark: Words) -> Words:
-    line = toned("")
+def _tone_flags(flags: Sequence[str], mark: Words) -> Words:
+    line = tone_text("")
     for index, flag in enumerate(flags):
-        line = line + (" " if index else "") + toned(flag, "notice", flag.endswith("!"))
+        line = line + (" " if index else "") + tone_text(flag, "notice", flag.endswith("!"))
     return line + (" " if flags and str(mark) else "") + mark
 
 
 ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
 
 
-def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
+def list_saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
     """Saved runs, oldest first, with the name each answers to, none while it is running, and how it
     ended; of ``of`` in all."""
     heads = ("name", "id", "tag", "cases", "size", "ended", "arguments")
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
-        ended = "running" if file.running else _ended(file.end)
-        arguments = plain(" ".join(file.run.command[1:]))
-        names = [plain(text) for text in (name, file.run.id, file.run.tag)]
+        ended = "running" if file.running else _describe_end(file.end)
+        arguments = plain_line(" ".join(file.run.command[1:]))
+        names = [plain_line(text) for text in (name, file.run.id, file.run.tag)]
         values = (*names, file.cases, file.nbytes, ended, arguments, file.run.started, file.fake)
         rows.append(dict(zip((*heads, "started", FAKE), values, strict=True)))
         tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
-        fake = toned(", fake GPU" if file.fake else "", "bad")
-        told = str(file.cases), size(file.nbytes), toned(ended, tone) + fake, arguments
+        fake = tone_text(", fake GPU" if file.fake else "", "bad")
+        told = str(file.cases), format_size(file.nbytes), tone_text(ended, tone) + fake, arguments
         cells: list[Cell] = [*names, *told]
         lines.append(Line(cells, single=True))
     whole = ("name", "id", "cases", "ended")
@@ -277,7 +299,7 @@ def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
     return Document(title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": of})
 
 
-def _ended(end: End | None) -> str:
+def _describe_end(end: End | None) -> str:
     if end is None:
         return "cut short"
     if end.exit not in [*Exit]:
@@ -295,7 +317,7 @@ PLANNED = (
 )
 
 
-def plan(
+def describe_plan(
     rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False, cores: int = 0
 ) -> list[Block]:
     """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
@@ -306,46 +328,53 @@ def plan(
     cycles = Counter(row.case.cycle for row in rows)
     alike = len(cycles) > 1 == len({*cycles.values()})
     listed = [row for row in rows if row.case.cycle == 0] if alike else rows
-    varying, constant = axes([row.case for row in listed]) if rows else ([], "")
-    constant += f"; each of {counted(len(cycles), cycle)}" * alike
+    varying, constant = split_axes([row.case for row in listed]) if rows else ([], "")
+    constant += f"; each of {format_count(len(cycles), cycle)}" * alike
     lines = []
     for row in listed[:MOST_PLANNED]:
-        values = worded(row.case)
+        values = word_axes(row.case)
         values["cycle"] = f"{cycle} {row.case.cycle + 1}"
         words = [values[name] for name in varying if values[name]]
-        label = plain(", ".join([*words, row.case.mode]))
+        label = plain_line(", ".join([*words, row.case.mode]))
         if row.skipped:
-            why = toned(label) + toned(f": {plain(row.skipped)}", "notice")
-            lines.append(Line((why, size(row.case.nbytes), "", "", "", "")))
+            why = tone_text(label) + tone_text(f": {plain_line(row.skipped)}", "notice")
+            lines.append(Line((why, format_size(row.case.nbytes), "", "", "", "")))
         else:
-            memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank))
-            time = duration(row.seconds * 1e9 or None)
+            memory = (
+                format_size(row.case.size),
+                format_size(row.moved),
+                format_size(row.bytes_per_rank),
+            )
+            time = format_duration(row.seconds * 1e9 or None)
             lines.append(Line((label, *memory, str(row.rotation), time)))
     heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
     about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
-    total = f"{counted(len(run), 'case')}, about {clock(starting + about)}"
-    total += f" (up to {clock(starting + longest)} if noisy)" * (longest > about)
-    total += f", of which {clock(starting)} to start ranks" * (starting > 0)
-    most = size(max((row.bytes_per_rank for row in run), default=0))
+    total = f"{format_count(len(run), 'case')}, about {format_clock(starting + about)}"
+    total += f" (up to {format_clock(starting + longest)} if noisy)" * (longest > about)
+    total += f", of which {format_clock(starting)} to start ranks" * (starting > 0)
+    most = format_size(max((row.bytes_per_rank for row in run), default=0))
     return [
-        toned(plain(constant), strong=True),
+        tone_text(plain_line(constant), strong=True),
         Table(heads=heads, lines=lines, align="w"),
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
-        *(toned(words, "quiet") for words in PLANNED if run),
+        *(tone_text(words, "quiet") for words in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
         *_may_be_refused([row.case for row in run]),
-        *_crowded([row.case for row in run], cores),
+        *_describe_crowded([row.case for row in run], cores),
     ]
 
 
-def _crowded(cases: Sequence[Case], cores: int) -> list[Words]:
+def _describe_crowded(cases: Sequence[Case], cores: int) -> list[Words]:
     """How many of the planned cases have more ranks than there are cores."""
     crowded = [case for case in cases if case.world > cores and case.backend != "model"]
     if not (crowded and cores):
         return []
-    where = f"{counted(max(case.world for case in crowded), 'rank')} on {counted(cores, 'core')}"
-    flagged = f"{counted(len(crowded), 'row')} will be flagged oversubscribed"
-    return [noticed(f"{where}: {flagged}, which is not fit for claims; -g {cores} fits")]
+    where = (
+        f"{format_count(max(case.world for case in crowded), 'rank')} on"
+        f" {format_count(cores, 'core')}"
+    )
+    flagged = f"{format_count(len(crowded), 'row')} will be flagged oversubscribed"
+    return [tone_notice(f"{where}: {flagged}, which is not fit for claims; -g {cores} fits")]
 
 
 def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
@@ -353,102 +382,112 @@ def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
     unsure = [case for case in cases if backend_info(case.backend).may_refuse(case)]
     names = dict.fromkeys(f"{case.dtype} {case.op}".removesuffix(" none") for case in unsure)
     libraries = ", ".join(dict.fromkeys(case.backend for case in unsure))
-    text = f"{libraries} may refuse {counted(len(unsure), 'case')} of these: {', '.join(names)}"
-    return [noticed(plain(text))] if unsure else []
+    text = (
+        f"{libraries} may refuse {format_count(len(unsure), 'case')} of these: {', '.join(names)}"
+    )
+    return [tone_notice(plain_line(text))] if unsure else []
 
 
-def summary(told: Gathered) -> list[Words]:
+def summarise_run(told: Gathered) -> list[Words]:
     """What went wrong, how busy others kept the machine, floor and peak of each collective and
     mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
     cases, what was left out and why, what was verified, and where it is kept."""
-    lines = [toned(text, "bad") for text in caveats(told.run, told.worlds.values())]
+    lines = [tone_text(text, "bad") for text in list_caveats(told.run, told.worlds.values())]
     counting = [(record, row) for record, row in told.outcomes if not (row and FAKE in row.flags)]
-    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told, counting)]
-    lines += [*map(noticed, _modal(counting)), *_late(told, counting)]
-    lines += arrivals(counting, told.worlds)
-    lines += map(noticed, (*explained(told), *movements(told.outcomes)))
-    lines += [toned(f"note: {line}", "quiet") for line in notes(told.outcomes)]
     lines += [
-        toned(f"{number} skipped: {reason}", "quiet")
-        for reason, number in reasons(told.skips, told.arrived)
+        *_describe_trouble(told),
+        *map(tone_notice, filter(None, [describe_busy(told)])),
+        *_describe_best(told, counting),
     ]
-    lines += [*map(noticed, dropped(told)), *_verified(told)]
-    return [*lines, *map(toned, kept(told))]
+    lines += [*map(tone_notice, _describe_modes(counting)), *_describe_late(told, counting)]
+    lines += describe_arrivals(counting, told.worlds)
+    lines += map(tone_notice, (*explain_flags(told), *list_movements(told.outcomes)))
+    lines += [tone_text(f"note: {line}", "quiet") for line in count_notes(told.outcomes)]
+    lines += [
+        tone_text(f"{number} skipped: {reason}", "quiet")
+        for reason, number in count_reasons(told.skips, told.arrived)
+    ]
+    lines += [*map(tone_notice, describe_dropped(told)), *_describe_verified(told)]
+    return [*lines, *map(tone_text, describe_saved(told))]
 
 
-def kept(told: Gathered) -> list[str]:
+def describe_saved(told: Gathered) -> list[str]:
     """Where a run is kept, by the name that finds it again; of one that ended early how to go
     on."""
     if told.path is None:
         return ["not saved"]
-    ours = told.path.parent == store.home() / "runs"
-    lines = [f"saved: {plain(told.path.stem if ours else str(told.path))}"]
+    ours = told.path.parent == store.home_folder() / "runs"
+    lines = [f"saved: {plain_line(told.path.stem if ours else str(told.path))}"]
     if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
         name = "@last" if ours else shlex.quote(str(told.path))
         files = ",".join(algorithm_files.list_words(told.run.command))
         more = f" --algo {shlex.quote(files)}" if files else ""
-        lines.append(plain(f"continue with: collbench run --resume {name}{more}"))
+        lines.append(plain_line(f"continue with: collbench run --resume {name}{more}"))
     return lines
 
 
-def best(told: Gathered) -> list[Table]:
+def best_tables(told: Gathered) -> list[Table]:
     """The fastest at each size, where there is a choice; a table a mode."""
     if len({record.case.label for record, _ in told.arrived}) < 2:
         return []
-    return choice.tables(series.view([told.file]))
+    return choice.make_tables(series.make_view([told.file]))
 
 
-def noticed(text: str) -> Words:
-    return toned(text, "notice")
+def tone_notice(text: str) -> Words:
+    return tone_text(text, "notice")
 
 
-def busy(told: Gathered) -> str:
-    return sentence(told.run, (record for record, _ in told.arrived), told.ended)
+def describe_busy(told: Gathered) -> str:
+    return describe_run_load(told.run, (record for record, _ in told.arrived), told.ended)
 
 
-def explained(told: Gathered) -> list[str]:
-    """A line for each doubt that occurred, one for remarks (flags.legend); what stands above the
-    tables not again."""
+def explain_flags(told: Gathered) -> list[str]:
+    """A line for each doubt that occurred, one for remarks (flags.explain_doubts); what stands
+    above the tables not again."""
     crowded = {world.cramped for world in told.worlds.values()}
     above = [common_flags(outcomes) for _, outcomes in by_mode(told.outcomes)]
     everywhere = set.intersection(*map(set, above)) - {UNCONVERGED} if above else set()
-    return legend(told.outcomes, told.run.policy, crowded, told.run.command, everywhere)
+    return explain_doubts(told.outcomes, told.run.policy, crowded, told.run.command, everywhere)
 
 
-def _modal(outcomes: Sequence[Outcome]) -> list[str]:
+def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:
     return two_modes((record.case, row, record.inner) for record, row in outcomes if row)
 
 
-def dropped(told: Gathered) -> list[str]:
+def describe_dropped(told: Gathered) -> list[str]:
     """The cases for which a budget left no time, by name, in at most one line."""
     cases = [r.case for r, _ in told.arrived if r.note.startswith(NO_TIME_LEFT)]
-    varying, _ = axes(cases) if cases else ([], "")
+    varying, _ = split_axes(cases) if cases else ([], "")
     named = [name for name in varying if name != "cycle"]
     words = Counter(
-        " ".join(filter(None, [size(case.size), *(worded(case)[name] for name in named)]))
+        " ".join(filter(None, [format_size(case.size), *(word_axes(case)[name] for name in named)]))
         for case in cases
     )
     times = [f"{name} (x{number})" if number > 1 else name for name, number in words.items()]
-    return [plain(f"dropped: {', '.join(times)}")] if times else []
+    return [plain_line(f"dropped: {', '.join(times)}")] if times else []
 
 
-def _trouble(told: Gathered) -> Iterable[Words]:
+def _describe_trouble(told: Gathered) -> Iterable[Words]:
     for status, title in (("wrong", "WRONG DATA"), ("failed", "FAILED")):
         bad = [record for record, _ in told.outcomes if record.status == status]
         if bad:
-            yield toned(f"{title} in {len(bad)} of {counted(len(told.arrived), 'case')}", "bad")
-            yield from (toned(f"  {plain(story(record))}", "bad") for record in bad[:SHOWN])
+            yield tone_text(
+                f"{title} in {len(bad)} of {format_count(len(told.arrived), 'case')}", "bad"
+            )
+            yield from (
+                tone_text(f"  {plain_line(tell_story(record))}", "bad") for record in bad[:SHOWN]
+            )
         if len(bad) > SHOWN:
-            yield toned(f"  … and {len(bad) - SHOWN} more", "bad")
+            yield tone_text(f"  … and {len(bad) - SHOWN} more", "bad")
     if told.ended and told.ended.exit and told.ended.note:
-        yield toned(
-            f"ended early, after {len(told.arrived)} of {counted(len(told.cases), 'case')}:"
-            f" {plain(told.ended.note)}",
+        yield tone_text(
+            f"ended early, after {len(told.arrived)} of {format_count(len(told.cases), 'case')}:"
+            f" {plain_line(told.ended.note)}",
             "bad",
         )
 
 
-def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _describe_best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     good = [
         (record.case, row)
         for record, row in outcomes
@@ -456,17 +495,19 @@ def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
-        varying, _ = axes([case for case, _ in mine])
+        varying, _ = split_axes([case for case, _ in mine])
         if len({case.size for case, _ in mine}) == 1:
             world = told.worlds.get(next(r.world for r, _ in outcomes if r.case == mine[0][0]))
             asked = told.run.policy.resolved(bool(world and world.cramped)).precision
             fixed = told.run.policy.iters is not None
             known = [_only_size(mine, varying, None if fixed else asked)]
         else:
-            known = [_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
-            known += _peak(mine, varying)
+            known = (
+                [_describe_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
+            )
+            known += _describe_peak(mine, varying)
         if known:
-            yield toned(plain(f"{name}, {mode}: {'; '.join(known)}"))
+            yield tone_text(plain_line(f"{name}, {mode}: {'; '.join(known)}"))
 
 
 Timed = Sequence[tuple[Case, Derived]]
@@ -474,57 +515,61 @@ Timed = Sequence[tuple[Case, Derived]]
 
 def _only_size(rows: Timed, varying: Sequence[str], precision: float | None) -> str:
     """The fastest row where there is one size, and whether it is less precise than asked for."""
-    chosen = fastest(rows)
+    chosen = find_fastest(rows)
     if chosen is None:
-        return f"time at {size(rows[0][0].size)} not known{_unknown(rows)}"
+        return f"time at {format_size(rows[0][0].size)} not known{_explain_unknown(rows)}"
     case, row = chosen
-    rate = f", busbw {bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
+    rate = f", busbw {format_bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
     half = row.half_width
     vague = precision is not None and math.isfinite(half) and half > precision
     less = f": less precise than the ±{100 * (precision or 0):.2g} % asked for" if vague else ""
-    return f"{_given(duration(row.times.median), case, row, varying)}{rate}{less}"
+    return f"{_describe_figure(format_duration(row.times.median), case, row, varying)}{rate}{less}"
 
 
-def _floor(rows: Timed, varying: Sequence[str]) -> str:
+def _describe_floor(rows: Timed, varying: Sequence[str]) -> str:
     """The least time at the smallest size, where latency is all that there is."""
     least = min(case.size for case, _ in rows)
     smallest = [(case, row) for case, row in rows if case.size == least]
-    if (chosen := fastest(smallest)) is None:
-        return f"latency floor not known at {size(least)}{_unknown(smallest)}"
+    if (chosen := find_fastest(smallest)) is None:
+        return f"latency floor not known at {format_size(least)}{_explain_unknown(smallest)}"
     case, row = chosen
-    return f"latency floor {_given(duration(row.times.median), case, row, varying)}"
+    return (
+        f"latency floor {_describe_figure(format_duration(row.times.median), case, row, varying)}"
+    )
 
 
-def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
+def _describe_peak(rows: Timed, varying: Sequence[str]) -> list[str]:
     """The highest bus bandwidth."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
         return []
-    if (chosen := highest(rated)) is None:
-        return [f"peak busbw not known{_unknown(rated)}"]
+    if (chosen := find_highest(rated)) is None:
+        return [f"peak busbw not known{_explain_unknown(rated)}"]
     case, row = chosen
-    return [f"peak busbw {_given(f'{bandwidth(row.busbw)} GB/s', case, row, varying)}"]
+    return [
+        f"peak busbw {_describe_figure(f'{format_bandwidth(row.busbw)} GB/s', case, row, varying)}"
+    ]
 
 
-def fastest(rows: Timed) -> tuple[Case, Derived] | None:
+def find_fastest(rows: Timed) -> tuple[Case, Derived] | None:
     """The row of the least time that is known: one without a doubt, unless one with a doubt took
     surely less."""
     known = [(case, row) for case, row in rows if is_known(row)]
     if not known:
         return None
-    good = [pair for pair in known if not doubts(pair[1])]
+    good = [pair for pair in known if not list_doubts(pair[1])]
     surely = [
         pair for pair in known if good and pair[1].times.hi < min(row.times.lo for _, row in good)
     ]
     return min(surely or good or known, key=lambda pair: pair[1].times.median)
 
 
-def highest(rows: Timed) -> tuple[Case, Derived] | None:
+def find_highest(rows: Timed) -> tuple[Case, Derived] | None:
     """The same of the highest bus bandwidth."""
     known = [(case, row) for case, row in rows if is_known(row)]
     if not known:
         return None
-    good = [pair for pair in known if not doubts(pair[1])]
+    good = [pair for pair in known if not list_doubts(pair[1])]
     most = max((_upper_busbw(row) for _, row in good), default=math.inf)
     surely = [pair for pair in known if _lower_busbw(pair[1]) > most]
     return max(surely or good or known, key=lambda pair: pair[1].busbw or 0.0)
@@ -538,24 +583,24 @@ def _lower_busbw(row: Derived) -> float:
     return (row.busbw or 0.0) * row.times.median / row.times.hi
 
 
-def _given(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
+def _describe_figure(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
     """A figure with its interval, where, and why to doubt it."""
-    sure = "" if is_without_interval(row) else f" {interval(row.half_width)}"
-    doubted = f" ({', '.join(named(row, flags))})" if (flags := doubts(row)) else ""
-    return f"{figure}{sure} at {_point(case, varying)}{doubted}"
+    sure = "" if is_without_interval(row) else f" {format_interval(row.half_width)}"
+    doubted = f" ({', '.join(name_flags(row, flags))})" if (flags := list_doubts(row)) else ""
+    return f"{figure}{sure} at {_describe_point(case, varying)}{doubted}"
 
 
-def _unknown(rows: Timed) -> str:
+def _explain_unknown(rows: Timed) -> str:
     return f" ({why_unknown([row for _, row in rows])})"
 
 
-def _point(case: Case, varying: Sequence[str]) -> str:
-    values = worded(case)
+def _describe_point(case: Case, varying: Sequence[str]) -> str:
+    values = word_axes(case)
     named = ", ".join(values[name] for name in varying if values[name])
-    return size(case.size) + (f" ({named})" if named else "")
+    return format_size(case.size) + (f" ({named})" if named else "")
 
 
-def _late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _describe_late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     late = Counter(
         (record.world, row.late_rank)
         for record, row in outcomes
@@ -568,19 +613,19 @@ def _late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
             record.world == index and rank in record.case.members for record, _ in told.arrived
         )
         group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
-        where = plain(host)
+        where = plain_line(host)
         doubted = any(
-            row.late_rank == rank and "late" in map(flag_kind, doubts(row))
+            row.late_rank == rank and "late" in map(flag_kind, list_doubts(row))
             for record, row in outcomes
             if row and record.world == index
         )
-        yield toned(
-            f"late: rank {rank}{group} ({where}) in {times} of {counted(of, 'row')}",
+        yield tone_text(
+            f"late: rank {rank}{group} ({where}) in {times} of {format_count(of, 'row')}",
             "notice" if doubted else "quiet",
         )
 
 
-def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterable[Words]:
+def describe_arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterable[Words]:
     """One sentence for each mode in which it matters how ranks come to a call: by how much at most,
     why if that is known, and which of the two times a program sees."""
     for mode, members in by_mode(outcomes):
@@ -597,21 +642,23 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
         together, called = (first, second) if mode == "isolated" else (second, first)
         why = " (other processes were at work)" * (PREEMPTED in row.flags)
         if world and world.cramped:
-            ranks, library = counted(record.case.n, "rank"), plain(record.case.label)
+            ranks, library = format_count(record.case.n, "rank"), plain_line(record.case.label)
             why = f" (too few cores for {ranks} of {library})"
         hint = "; --mode host measures what a program sees" if mode == "isolated" else ""
-        yield toned(
-            f"{len(found)} of {counted(len(members), 'row')} in mode {mode} depend on when ranks"
-            f" arrive: {_point(record.case, ['implementation', 'place'])} takes {duration(called)}"
-            f" as called, {duration(together)} if all ranks start together"
+        yield tone_text(
+            f"{len(found)} of {format_count(len(members), 'row')} in mode {mode} depend on when"
+            " ranks"
+            f" arrive: {_describe_point(record.case, ['implementation', 'place'])} takes"
+            f" {format_duration(called)}"
+            f" as called, {format_duration(together)} if all ranks start together"
             f" ({max(ratio, 1 / ratio):.1f}x){why}{hint}",
             "quiet",
         )
 
 
-def _verified(told: Gathered) -> Iterable[Words]:
+def _describe_verified(told: Gathered) -> Iterable[Words]:
     checked = sum(record.checked for record, _ in told.arrived)
     if checked and not any(record.wrong for record, _ in told.arrived):
-        yield toned(f"{checked:,} elements verified, none wrong")
+        yield tone_text(f"{checked:,} elements verified, none wrong")
     elif not checked and any(record.status == "ok" for record, _ in told.arrived):
-        yield toned("data was not verified", "notice")
+        yield tone_text("data was not verified", "notice")

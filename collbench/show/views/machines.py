@@ -1,7 +1,7 @@
 """Machines and settings that runs were made with, and their differences.
 
 GPUs and RDMA adapters stand in words, their wiring in a table like that of nvidia-smi topo -m; all
-of it comes from the facts of environment.gather.
+of it comes from the facts of environment.gather_facts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from collbench.core.text import counted, duration, plain, size
+from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.show.document import Line, Section, Table
-from collbench.show.views.series import View, table
+from collbench.show.views.series import View, make_table
 from collbench.suite.policy import Policy
 
 BESIDE = 6  # runs side by side
@@ -39,7 +39,7 @@ STRANGE = (
 GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
 
 
-def section(view: View) -> Section:
+def make_section(view: View) -> Section:
     """Differences first, since they explain others; then the facts of each run, side by side."""
     shown = list(range(len(view.files)))[:BESIDE]
     if not shown:
@@ -50,7 +50,7 @@ def section(view: View) -> Section:
         else []
     )
     heads = ("", *(view.labels[run] for run in shown))
-    apart = _apart(view, shown)
+    apart = _difference_lines(view, shown)
     if len(shown) > 1:
         words.append(
             "The runs' machines differ in facts that decide performance: what differs between runs"
@@ -60,25 +60,25 @@ def section(view: View) -> Section:
         )
     facts = []
     for name, ask in FACTS.items():
-        answers = [_safely(ask, view.files[run]) for run in shown]
+        answers = [_ask_safely(ask, view.files[run]) for run in shown]
         if any(answers):
             facts.append(Line((name, *(answer or "unknown" for answer in answers))))
     worlds = [
         Line(
-            _group(view, run, world),
-            {"backend": plain(world.backend), "ranks": str(world.n)},
+            _describe_group(view, run, world),
+            {"backend": plain_line(world.backend), "ranks": str(world.n)},
             "notice" if world.oversubscribed else "",
         )
         for run in shown
-        for world in _distinct(view.files[run])
+        for world in _distinct_worlds(view.files[run])
     ]
-    hosts = _unlike(view, shown)
+    hosts = _unlike_tables(view, shown)
     tables = [
         *hosts,
-        table("differences", "What differs", heads, apart, align="l" * len(heads)),
-        table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
-        *_topologies(view, shown),
-        table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
+        make_table("differences", "What differs", heads, apart, align="l" * len(heads)),
+        make_table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
+        *_topology_tables(view, shown),
+        make_table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
     ]
     return Section(
         name="environment",
@@ -89,32 +89,36 @@ def section(view: View) -> Section:
     )
 
 
-def describe(file: RunFile) -> list[str]:
+def describe_machine(file: RunFile) -> list[str]:
     """A run's GPUs or else its processor, its host and begin, as far as its file tells."""
-    return [told for ask in (_processor, FACTS["host"], _begin) if (told := _safely(ask, file))]
+    return [
+        told
+        for ask in (_describe_processor, FACTS["host"], _describe_begin)
+        if (told := _ask_safely(ask, file))
+    ]
 
 
-def _processor(file: RunFile) -> str:
-    cpu = _at(file, "cpu") or {}
-    cores = counted(cpu["physical"], "core") if cpu.get("physical") else ""
-    found = cards(_at(file, "gpus") or {}) or [str(cpu.get("model") or ""), cores]
+def _describe_processor(file: RunFile) -> str:
+    cpu = _find_commit(file, "cpu") or {}
+    cores = format_count(cpu["physical"], "core") if cpu.get("physical") else ""
+    found = describe_cards(_find_commit(file, "gpus") or {}) or [str(cpu.get("model") or ""), cores]
     return ", ".join(filter(None, found))
 
 
-def _begin(file: RunFile) -> str:
+def _describe_begin(file: RunFile) -> str:
     return f"{datetime.fromisoformat(file.run.started).astimezone(UTC):%d %b %Y %H:%M} UTC"
 
 
-def _topologies(view: View, shown: list[int]) -> list[Table]:
+def _topology_tables(view: View, shown: list[int]) -> list[Table]:
     """The paths between GPUs of each machine that has several, once where runs have the same."""
     found: dict[int, tuple[tuple[str, ...], list[Line]]] = {}
     for run in shown:
         with suppress(*STRANGE):
-            found_here = matrix(_at(view.files[run], "gpus") or {})
+            found_here = make_matrix(_find_commit(view.files[run], "gpus") or {})
             if found_here[1] and found_here not in found.values():
                 found[run] = found_here
     return [
-        table(
+        make_table(
             f"topology-{run}",
             view.titled(run, "GPU topology"),
             heads,
@@ -126,21 +130,21 @@ def _topologies(view: View, shown: list[int]) -> list[Table]:
     ]
 
 
-def unlike(view: View) -> list[str]:
+def describe_unlike(view: View) -> list[str]:
     """A sentence for each run on hosts that are not alike."""
     told = []
     for run, file in enumerate(view.files):
         if differs := next(
             (w.hosts[0].differs for w in file.worlds if w.hosts and w.hosts[0].differs), None
         ):
-            names = ", ".join(plain(key) for key in list(differs)[:4]) + (
+            names = ", ".join(plain_line(key) for key in list(differs)[:4]) + (
                 " and others" if len(differs) > 4 else ""
             )
             told.append(view.titled(run, f"The hosts are not alike, see Environment: {names}."))
     return told
 
 
-def _unlike(view: View, shown: list[int]) -> list[Table]:
+def _unlike_tables(view: View, shown: list[int]) -> list[Table]:
     """Tables of the facts in which the hosts of a run differ; hosts that are alike share a
     column."""
     tables = []
@@ -151,13 +155,15 @@ def _unlike(view: View, shown: list[int]) -> list[Table]:
             alike.setdefault(repr(info.differs), []).append(info)
         kinds = list(alike.values())[:BESIDE]
         more = f" ({len(alike) - BESIDE} more kinds are not shown)" if len(alike) > BESIDE else ""
-        heads = ("", *(_named(kind) for kind in kinds))
+        heads = ("", *(_name_hosts(kind) for kind in kinds))
         lines = [
             Line(
                 (
-                    plain(key),
+                    plain_line(key),
                     *(
-                        "unknown" if (value := kind[0].differs.get(key)) is None else plainly(value)
+                        "unknown"
+                        if (value := kind[0].differs.get(key)) is None
+                        else format_fact(value)
                         for kind in kinds
                     ),
                 ),
@@ -167,21 +173,21 @@ def _unlike(view: View, shown: list[int]) -> list[Table]:
             for key in (hosts[0].differs if hosts else ())
         ]
         title = view.titled(run, f"What differs between hosts{more}")
-        tables.append(table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
+        tables.append(make_table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
     return tables
 
 
-def _named(hosts: list[HostInfo]) -> str:
+def _name_hosts(hosts: list[HostInfo]) -> str:
     more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
-    return ", ".join(plain(info.host) for info in hosts[:3]) + more
+    return ", ".join(plain_line(info.host) for info in hosts[:3]) + more
 
 
-def _apart(view: View, shown: list[int]) -> list[Line]:
+def _difference_lines(view: View, shown: list[int]) -> list[Line]:
     """Every fact in which a run differs from the first, with its value in all."""
     found: dict[str, dict[int, Any]] = {}
     backends = set[str]().union(*(view.files[run].backends for run in shown))
     for run in shown[1:]:
-        for key, here, there in environment.differences(
+        for key, here, there in environment.find_differences(
             view.files[shown[0]].run.environment, view.files[run].run.environment, backends
         ):
             found.setdefault(key, {shown[0]: here})[run] = there
@@ -191,26 +197,28 @@ def _apart(view: View, shown: list[int]) -> list[Line]:
         cells = [values.get(run, same) for run in shown]
         lines.append(
             Line(
-                (plain(key), *("unknown" if v is None else plainly(v) for v in cells)), {}, "notice"
+                (plain_line(key), *("unknown" if v is None else format_fact(v) for v in cells)),
+                {},
+                "notice",
             )
         )
     return lines
 
 
-def _group(view: View, run: int, world: World) -> tuple[str, ...]:
-    name = view.titled(run, f"{counted(world.n, 'rank')}, {plain(world.backend)}")
-    start = duration(world.init_ns) if world.init_ns else ""
+def _describe_group(view: View, run: int, world: World) -> tuple[str, ...]:
+    name = view.titled(run, f"{format_count(world.n, 'rank')}, {plain_line(world.backend)}")
+    start = format_duration(world.init_ns) if world.init_ns else ""
     return (
         name,
-        plain(world.library),
-        plain(world.launcher),
-        _hosts(world),
+        plain_line(world.library),
+        plain_line(world.launcher),
+        _describe_hosts(world),
         start,
         "yes" if world.oversubscribed else "no",
     )
 
 
-def _distinct(file: RunFile) -> list[World]:
+def _distinct_worlds(file: RunFile) -> list[World]:
     """One world of each kind: a comparison opens the same one many times."""
     return list(
         {
@@ -219,7 +227,7 @@ def _distinct(file: RunFile) -> list[World]:
     )[::-1]
 
 
-def _hosts(world: World) -> str:
+def _describe_hosts(world: World) -> str:
     hosts: dict[str, list[str]] = {}
     for info in world.ranks:
         cpus = (
@@ -227,47 +235,48 @@ def _hosts(world: World) -> str:
             if info.cpus
             else ""
         )
-        hosts.setdefault(plain(info.host), []).append(
-            cpus if info.device == "cpu" else plain(info.gpu or info.device)
+        hosts.setdefault(plain_line(info.host), []).append(
+            cpus if info.device == "cpu" else plain_line(info.gpu or info.device)
         )
     told = [
-        f"{host}: {counted(len(on), 'rank')} ({', '.join(dict.fromkeys(filter(None, on[:8])))})"
+        f"{host}: {format_count(len(on), 'rank')}"
+        f" ({', '.join(dict.fromkeys(filter(None, on[:8])))})"
         for host, on in hosts.items()
     ]
     return "; ".join(told[:8]) + (
-        f"; {counted(len(told) - 8, 'host')} more" if len(told) > 8 else ""
+        f"; {format_count(len(told) - 8, 'host')} more" if len(told) > 8 else ""
     )
 
 
-def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
+def _ask_safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
     """An answer, or nothing where a description has another shape, by another version or hand."""
     try:
-        return plainly(ask(file))
+        return format_fact(ask(file))
     except STRANGE:
         return ""
 
 
-def plainly(value: Any) -> str:
+def format_fact(value: Any) -> str:
     """A fact of any type as one line of at most LONG characters."""
     try:
-        return plain(str(value))[:LONG]
+        return plain_line(str(value))[:LONG]
     except RecursionError:
         return "nested too deeply"
 
 
-def _at(file: RunFile, *path: str) -> Any:
+def _find_commit(file: RunFile, *path: str) -> Any:
     value: Any = file.run.environment
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def _started(file: RunFile) -> str:
+def _describe_started(file: RunFile) -> str:
     imported = f"imported from {file.run.imported}" if file.run.imported else ""
     return ", ".join(filter(None, [file.run.started, imported]))
 
 
-def _ended(file: RunFile) -> str:
+def _describe_ended(file: RunFile) -> str:
     if file.end is None:
         return "cut short: its file has no end"
     return f"{file.end.ended}" + (
@@ -275,56 +284,64 @@ def _ended(file: RunFile) -> str:
     )
 
 
-def _cpu(file: RunFile) -> str:
-    cpu = _at(file, "cpu") or {}
+def _describe_cpu(file: RunFile) -> str:
+    cpu = _find_commit(file, "cpu") or {}
     cores = (
-        f"{cpu['cores']} of {counted(cpu['physical'], 'core')} usable"
+        f"{cpu['cores']} of {format_count(cpu['physical'], 'core')} usable"
         if cpu.get("cores") and cpu.get("physical")
         else ""
     )
-    threads = counted(cpu["logical"], "thread") if cpu.get("smt") else ""
-    cache = f"last-level cache {size(cpu['llc_bytes'])}" if cpu.get("llc_bytes") else ""
+    threads = format_count(cpu["logical"], "thread") if cpu.get("smt") else ""
+    cache = f"last-level cache {format_size(cpu['llc_bytes'])}" if cpu.get("llc_bytes") else ""
     governor = f"governor {cpu['governor']}" if cpu.get("governor") else ""
     turbo = "" if cpu.get("turbo") is None else f"turbo {'on' if cpu['turbo'] else 'off'}"
     return ", ".join(filter(None, [cpu.get("model"), cores, threads, cache, governor, turbo]))
 
 
-def _memory(file: RunFile) -> str:
-    memory = _at(file, "memory") or {}
-    limit = f"limited to {size(memory['limit'])}" if memory.get("limit") else ""
-    return ", ".join(filter(None, [size(memory["total"]) if memory.get("total") else "", limit]))
+def _describe_memory(file: RunFile) -> str:
+    memory = _find_commit(file, "memory") or {}
+    limit = f"limited to {format_size(memory['limit'])}" if memory.get("limit") else ""
+    return ", ".join(
+        filter(None, [format_size(memory["total"]) if memory.get("total") else "", limit])
+    )
 
 
-def _gpus(file: RunFile) -> str:
-    gpus = _at(file, "gpus") or {}
+def _describe_gpus(file: RunFile) -> str:
+    gpus = _find_commit(file, "gpus") or {}
     versions = [
         f"{name} {gpus[key]}"
         for key, name in (("driver", "driver"), ("cuda", "CUDA"))
         if gpus.get(key)
     ]
-    return ", ".join([*cards(gpus), *versions]) or ("none" if gpus else "")
+    return ", ".join([*describe_cards(gpus), *versions]) or ("none" if gpus else "")
 
 
-def _nics(file: RunFile) -> str:
-    nics = {name: nic for name, nic in (_at(file, "nics") or {}).items() if nic.get("driver")}
+def _describe_nics(file: RunFile) -> str:
+    nics = {
+        name: nic for name, nic in (_find_commit(file, "nics") or {}).items() if nic.get("driver")
+    }
     return ", ".join(
         f"{name} ({nic['driver']}" + (f", {nic['mbps'] / 1000:g} Gb/s)" if nic.get("mbps") else ")")
         for name, nic in nics.items()
     )
 
 
-def _container(file: RunFile) -> str:
-    container = _at(file, "container") or {}
+def _describe_container(file: RunFile) -> str:
+    container = _find_commit(file, "container") or {}
     quota = f"{container['cpu_quota']:g} CPUs at most" if container.get("cpu_quota") else ""
     return ", ".join(filter(None, ["yes" if container.get("marks") else "", quota]))
 
 
-def _git(file: RunFile) -> str:
-    revision = _at(file, "git", "revision")
-    return f"{revision}{', with changes' if _at(file, 'git', 'dirty') else ''}" if revision else ""
+def _describe_git(file: RunFile) -> str:
+    revision = _find_commit(file, "git", "revision")
+    return (
+        f"{revision}{', with changes' if _find_commit(file, 'git', 'dirty') else ''}"
+        if revision
+        else ""
+    )
 
 
-def _policy(file: RunFile) -> str:
+def _describe_policy(file: RunFile) -> str:
     """Fields of the policy that differ from the defaults."""
     plain_policy = msgspec.structs.asdict(Policy())
     own = msgspec.structs.asdict(file.run.policy)
@@ -334,55 +351,60 @@ def _policy(file: RunFile) -> str:
     )
 
 
-def _pairs(values: Any) -> str:
+def _format_pairs(values: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in (values or {}).items())
 
 
 FACTS: dict[str, Callable[[RunFile], str]] = {
     "run": lambda file: file.run.id,
     "tag": lambda file: file.run.tag,
-    "started": _started,
-    "ended": _ended,
+    "started": _describe_started,
+    "ended": _describe_ended,
     "command": lambda file: " ".join(file.run.command),
-    "policy": _policy,
+    "policy": _describe_policy,
     "fingerprint": lambda file: (
-        environment.fingerprint(file.run.environment, file.backends) if file.run.environment else ""
+        environment.make_fingerprint(file.run.environment, file.backends)
+        if file.run.environment
+        else ""
     ),
-    "host": lambda file: _at(file, "host") or "",
+    "host": lambda file: _find_commit(file, "host") or "",
     "system": lambda file: ", ".join(
-        filter(None, [_at(file, "os"), _at(file, "kernel"), _at(file, "machine")])
+        filter(
+            None,
+            [_find_commit(file, "os"), _find_commit(file, "kernel"), _find_commit(file, "machine")],
+        )
     ),
-    "product": lambda file: _at(file, "product") or "",
-    "CPU": _cpu,
-    "memory": _memory,
-    "GPUs": _gpus,
-    "GPU links": lambda file: links(_at(file, "gpus") or {}),
-    "RDMA": lambda file: ", ".join(adapters(_at(file, "rdma") or {})),
-    "network": _nics,
-    "container": _container,
-    "Python": lambda file: _at(file, "python") or "",
-    "libraries": lambda file: _pairs(_at(file, "libraries")),
-    "variables": lambda file: _pairs(_at(file, "variables")),
-    "git": _git,
+    "product": lambda file: _find_commit(file, "product") or "",
+    "CPU": _describe_cpu,
+    "memory": _describe_memory,
+    "GPUs": _describe_gpus,
+    "GPU links": lambda file: describe_links(_find_commit(file, "gpus") or {}),
+    "RDMA": lambda file: ", ".join(describe_adapters(_find_commit(file, "rdma") or {})),
+    "network": _describe_nics,
+    "container": _describe_container,
+    "Python": lambda file: _find_commit(file, "python") or "",
+    "libraries": lambda file: _format_pairs(_find_commit(file, "libraries")),
+    "variables": lambda file: _format_pairs(_find_commit(file, "variables")),
+    "git": _describe_git,
 }
 
 
 Facts = Mapping[str, Any]
 
 
-def cards(gpus: Facts) -> list[str]:
+def describe_cards(gpus: Facts) -> list[str]:
     """Each kind of GPU with its number, memory and settings; PCIe lanes where fewer are in use than
     there are."""
-    kinds = Counter(_card(device) for device in gpus.get("devices") or [])
+    kinds = Counter(_describe_card(device) for device in gpus.get("devices") or [])
     return [f"{number} x {kind}" for kind, number in kinds.items()]
 
 
-def _card(device: Facts) -> str:
+def _describe_card(device: Facts) -> str:
     lanes, most = device.get("pcie_lanes"), device.get("max_pcie_lanes")
     modes = {name: (device.get(name) or [None])[0] for name in ("ecc", "mig")}
     told = [
         str(device.get("name")),
-        size(device["memory"]) if device.get("memory") else "",
+        format_size(device["memory"]) if device.get("memory") else "",
         f"PCIe {device['max_pcie']}.0 x{most}" if device.get("max_pcie") and most else "",
         f"only {lanes} lanes in use" if lanes and most and lanes < most else "",
         f"limited to {device['power_limit'] / 1000:g} W" if device.get("power_limit") else "",
@@ -390,45 +412,48 @@ def _card(device: Facts) -> str:
         "MIG on" if modes["mig"] else "",
         "persistence off" if device.get("persistence") == 0 else "",
     ]
-    return plain(told[0]) + (
+    return plain_line(told[0]) + (
         f" ({', '.join(rest)})" if (rest := [word for word in told[1:] if word]) else ""
     )
 
 
-def links(gpus: Facts) -> str:
+def describe_links(gpus: Facts) -> str:
     """Paths between GPUs, the most frequent first; empty for fewer than two."""
     rows = gpus.get("links") or []
     paths = Counter(
         str(path or "unknown") for index, row in enumerate(rows) for path in row[index + 1 :]
     )
     if len(paths) == 1:
-        return f"{plain(next(iter(paths)))} between all {len(rows)}"
+        return f"{plain_line(next(iter(paths)))} between all {len(rows)}"
     return ", ".join(
-        f"{plain(path)} between {counted(number, 'pair')}" for path, number in paths.most_common()
+        f"{plain_line(path)} between {format_count(number, 'pair')}"
+        for path, number in paths.most_common()
     )
 
 
-def adapters(rdma: Facts) -> list[str]:
+def describe_adapters(rdma: Facts) -> list[str]:
     """Each port of an RDMA adapter with its rate, and the way to the nearest GPUs."""
-    return [_port(name, port) for name, port in rdma.items()]
+    return [_describe_port(name, port) for name, port in rdma.items()]
 
 
-def _port(name: str, port: Facts) -> str:
+def _describe_port(name: str, port: Facts) -> str:
     state = str(port.get("state") or "").rpartition(" ")[2]  # the kernel writes 4: ACTIVE
     near = f"{port['path']} to GPU {', '.join(map(str, port['gpus']))}" if port.get("path") else ""
     told = ", ".join(
         filter(None, [port.get("rate"), "" if state == "ACTIVE" else state.lower(), near])
     )
-    return plain(f"{name} ({told})" if told else name)
+    return plain_line(f"{name} ({told})" if told else name)
 
 
-def matrix(gpus: Facts) -> tuple[tuple[str, ...], list[Line]]:
+def make_matrix(gpus: Facts) -> tuple[tuple[str, ...], list[Line]]:
     """Heads and lines of the table of paths, with each GPU's CPUs and NUMA node."""
     rows, devices = gpus.get("links") or [], gpus.get("devices") or []
     heads = ("", *(f"GPU {index}" for index in range(len(rows))), "CPUs", "NUMA node")
     lines = []
     for index, (row, device) in enumerate(zip(rows, devices, strict=True)):
         numa = device.get("numa")
-        about = (plain(str(device.get("cpus") or "?")), "?" if numa is None else str(numa))
-        lines.append(Line((f"GPU {index}", *(plain(str(path or "?")) for path in row), *about)))
+        about = (plain_line(str(device.get("cpus") or "?")), "?" if numa is None else str(numa))
+        lines.append(
+            Line((f"GPU {index}", *(plain_line(str(path or "?")) for path in row), *about))
+        )
     return heads, lines

@@ -11,7 +11,7 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.feature import load_ordered
-from collbench.core.text import counted, plain, settings, size
+from collbench.core.text import format_count, format_settings, format_size, plain_line
 from collbench.records import columns
 from collbench.records.derive import told_over
 from collbench.records.flags import EXCLUDED, INVALID, OVERSUBSCRIBED, UNCONVERGED
@@ -20,12 +20,21 @@ from collbench.records.points import Point
 from collbench.records.types import Record, RunFile
 from collbench.show import busy
 from collbench.show.document import Document, Line, Section, Table, Weight
-from collbench.show.figures import finite, thinned
+from collbench.show.figures import round_finite, thin_points
 from collbench.show.views import arrival, best, machines, measured
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
-from collbench.show.views.series import Conclusion, View, meta, table
-from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, notes_of, story
+from collbench.show.views.series import Conclusion, View, filter_values, make_table
+from collbench.show.words import (
+    COLUMNS,
+    PLACES,
+    axis_values,
+    flatten_record,
+    list_caveats,
+    notes_of,
+    split_axes,
+    tell_story,
+)
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
@@ -50,44 +59,49 @@ MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
 }
 
 
-def summary(view: View) -> Section:
+def make_summary(view: View) -> Section:
     """What was left out or went wrong, what was verified, each collective's floor and peak, the
     meaning of flags, and what is noted of cases."""
-    counts = _statuses(view)
+    counts = _count_statuses(view)
     told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
     words = []
     if told or counts["predicted"] or len(view.files) != 1 or not view.points:
-        made = _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
-        words = [f"{', '.join([made, *told])}, in {counted(len(view.files), 'run')}."]
+        made = _describe_number(counts["ok"] + counts["wrong"], counts["predicted"], "record")
+        words = [f"{', '.join([made, *told])}, in {format_count(len(view.files), 'run')}."]
     words[:0] = [
         view.titled(run, text)
         for run, file in enumerate(view.files)
-        for text in caveats(file.run, file.worlds)
+        for text in list_caveats(file.run, file.worlds)
     ]
-    words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
-    more = len(_troubles(view)) - TROUBLES
+    words += [
+        _tell_story(view, other.run, other.record) for other in _list_troubles(view)[:TROUBLES]
+    ]
+    more = len(_list_troubles(view)) - TROUBLES
     words += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
     words += [
-        _cut(label, file)
+        _describe_cut(label, file)
         for label, file in zip(view.labels, view.files, strict=True)
-        if _short(file)
+        if _is_cut_short(file)
     ]
-    answers = summing.answers(view)
+    answers = summing.answer_table(view)
     told_by_answers = answers is not None and answers.lines[-1].cells[0] == "data"
-    words += [*machines.unlike(view), *([] if told_by_answers else summing.verified(view))]
-    words += summing.averages(view)
-    words += summing.crowded(view)
+    words += [
+        *machines.describe_unlike(view),
+        *([] if told_by_answers else summing.describe_verified(view)),
+    ]
+    words += summing.describe_averages(view)
+    words += summing.describe_crowded(view)
     words += [f"{told}." for told in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
-    floors, title = summing.floors(view), "Floor and peak of each collective"
-    peaks = table("best-of", title, heads, floors, align="llrrlrrl", common=2)
-    shown = (answers or peaks, summing.meanings(view), _notes(view))
+    floors, title = summing.list_floors(view), "Floor and peak of each collective"
+    peaks = make_table("best-of", title, heads, floors, align="llrrlrrl", common=2)
+    shown = (answers or peaks, summing.flag_table(view), _notes_table(view))
     tables = [one for one in shown if one.lines]
-    closing = summing.late(view)
+    closing = summing.describe_late(view)
     return Section(name="summary", title="Summary", words=words, tables=tables, closing=closing)
 
 
-def _notes(view: View) -> Table:
+def _notes_table(view: View) -> Table:
     """What is noted of cases that went well, most frequent first."""
     noted: dict[tuple[int, str], list[Record]] = {}
     for run, file in enumerate(view.files):
@@ -95,20 +109,20 @@ def _notes(view: View) -> Table:
             for note in notes_of(record):
                 noted.setdefault((run, note), []).append(record)
     lines = [
-        Line((view.titled(run, note), _cases(members), f"{len(members):,}"))
+        Line((view.titled(run, note), _describe_cases(members), f"{len(members):,}"))
         for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
     ]
-    return table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
+    return make_table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
 
 
-def trouble(view: View) -> Section | None:
+def make_trouble(view: View) -> Section | None:
     """What was left out, where some of it failed or was wrong: that stands before any figure."""
-    return left_out(view) if _troubles(view) else None
+    return left_out(view) if _list_troubles(view) else None
 
 
-def skips(view: View) -> Section | None:
+def make_skips(view: View) -> Section | None:
     """What was left out, where it was only skipped."""
-    return None if _troubles(view) else left_out(view)
+    return None if _list_troubles(view) else left_out(view)
 
 
 def left_out(view: View) -> Section | None:
@@ -116,7 +130,7 @@ def left_out(view: View) -> Section | None:
     order = {"wrong": 0, "failed": 1, FAKE: 2, INVALID: 2, "skipped": 3}
     found: dict[tuple[int, str, str], list[Record]] = {}
     for other in view.others:
-        reason = EXCLUDED.get(other.why) or plain(other.record.note)
+        reason = EXCLUDED.get(other.why) or plain_line(other.record.note)
         key = other.run, other.why, reason or "no reason given"
         found.setdefault(key, []).append(other.record)
     if not found:
@@ -125,24 +139,26 @@ def left_out(view: View) -> Section | None:
     for (run, status, reason), members in sorted(
         found.items(), key=lambda item: (order.get(item[0][1], 3), -len(item[1]))
     ):
-        same = [meta(record.case) for record in members]
+        same = [filter_values(record.case) for record in members]
         about = {
             key: value
             for key, value in same[0].items()
             if all(one.get(key) == value for one in same)
         }
-        cells = (status, view.titled(run, reason), _cases(members), f"{len(members):,}")
+        cells = (status, view.titled(run, reason), _describe_cases(members), f"{len(members):,}")
         lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
     counts = Counter(other.why for other in view.others)
     words = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
-    shown = table("reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll")
+    shown = make_table(
+        "reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll"
+    )
     return Section(name="left-out", title="Left out", words=words, tables=[shown])
 
 
-def data(view: View) -> Section:
+def make_data(view: View) -> Section:
     """Columns of the data and their meanings."""
-    total, shown = sum(len(file.records) for file in view.files), len(_kept(view))
-    rows = counted(shown, "row")
+    total, shown = sum(len(file.records) for file in view.files), len(_select_places(view))
+    rows = format_count(shown, "row")
     words = [
         f"{rows}, one for each record: times in nanoseconds, sizes in bytes, bandwidths in 1e9"
         " bytes a second."
@@ -153,51 +169,51 @@ def data(view: View) -> Section:
             " files hold them."
         ]
     lines = [Line((name, MEANINGS[name])) for name in NAMES]
-    meant = table("columns", "Columns", ("column", "meaning"), lines, align="ll")
+    meant = make_table("columns", "Columns", ("column", "meaning"), lines, align="ll")
     return Section(name="data", title="Data", words=words, tables=[meant], folded=True)
 
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section | None]], ...] = (
-    ("best", best.section),
-    ("summary", summary),
-    ("trouble", trouble),
-    ("bandwidths", measured.bandwidths),
-    ("skips", skips),
-    ("arrival", arrival.arrival),
-    ("skew", arrival.skew),
-    ("pairs", measured.pairs),
-    ("distributions", measured.distributions),
-    ("outliers", measured.outliers),
-    ("machines", machines.section),
-    ("data", data),
+    ("best", best.make_section),
+    ("summary", make_summary),
+    ("trouble", make_trouble),
+    ("bandwidths", measured.make_bandwidths),
+    ("skips", make_skips),
+    ("arrival", arrival.make_arrival),
+    ("skew", arrival.make_skew),
+    ("pairs", measured.make_pairs),
+    ("distributions", measured.make_distributions),
+    ("outliers", measured.make_outliers),
+    ("machines", machines.make_section),
+    ("data", make_data),
 )
 
 
-def document(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> Document:
+def make_document(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> Document:
     """A report on ``files``, which may be none; with ``conclusion``, on that first of all."""
-    view = rows.view(files, conclusion)
-    verdict, tone = _verdict(view)
+    view = rows.make_view(files, conclusion)
+    verdict, tone = _conclude_verdict(view)
     if told := busy.of_files(files):
         verdict = f"{verdict} {told[0].upper()}{told[1:]}."
         tone = "notice" if tone == "good" and not conclusion else tone
     makers = load_ordered("sections", SECTIONS).values()
     found = [section for make in makers if (section := make(view)) is not None]
     return Document(
-        title=_title(view),
+        title=_choose_title(view),
         verdict=verdict,
         weight=tone,
-        runs=[_run(view, i) for i in range(len(files))],
+        runs=[_describe_run(view, i) for i in range(len(files))],
         sections=found,
-        data=_data(view),
+        data=_flatten_records(view),
     )
 
 
-def _verdict(view: View) -> tuple[str, Weight]:
-    counts = _statuses(view)
+def _conclude_verdict(view: View) -> tuple[str, Weight]:
+    counts = _count_statuses(view)
     total = sum(counts.values())
     if counts["wrong"] or counts["failed"]:
         parts = [
-            f"{counts[name]:,} of {counted(total, 'case')} {word}"
+            f"{counts[name]:,} of {format_count(total, 'case')} {word}"
             for name, word in (("wrong", "gave wrong data"), ("failed", "failed"))
             if counts[name]
         ]
@@ -206,7 +222,7 @@ def _verdict(view: View) -> tuple[str, Weight]:
         return f"{view.conclusion.headline}.", view.conclusion.weight
     if fake := sum(other.why == FAKE for other in view.others):
         return (
-            f"{counted(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
+            f"{format_count(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
             "notice",
         )
     if not view.points:
@@ -215,18 +231,18 @@ def _verdict(view: View) -> tuple[str, Weight]:
             if total
             else "There is nothing to report: no case was run."
         ), "notice"
-    if any(map(_short, view.files)):
+    if any(map(_is_cut_short, view.files)):
         which = "the run was" if len(view.files) == 1 else "a run was"
-        return f"{_points(view)} before {which} cut short.", "notice"
+        return f"{_describe_points(view)} before {which} cut short.", "notice"
     return _fit_for_claims(view, counts)
 
 
 def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     """The verdict on complete runs in which nothing failed."""
-    number = _points(view)
+    number = _describe_points(view)
     if counts["predicted"] and not counts["ok"]:
         return f"{number}; nothing was measured.", "notice"
-    imported = sorted({plain(file.run.imported) for file in view.files if file.run.imported})
+    imported = sorted({plain_line(file.run.imported) for file in view.files if file.run.imported})
     if imported:
         tools = ", ".join(imported)
         return (
@@ -238,7 +254,7 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
         for file in view.files
         for record in file.records
     )
-    points = _counted(view)
+    points = _select_counted(view)
     crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
     if crowded:
@@ -251,62 +267,62 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     return f"{number}, {data}{told}.", "good" if good else "notice"
 
 
-def _points(view: View) -> str:
-    points = _counted(view)
+def _describe_points(view: View) -> str:
+    points = _select_counted(view)
     predicted = sum(point.predicted for point in points)
     nouns = {point.case.table.noun for point in points}
     what = nouns.pop() if len(nouns) == 1 else "case"
-    return _made(len(points) - predicted, predicted, what)
+    return _describe_number(len(points) - predicted, predicted, what)
 
 
-def _counted(view: View) -> list[Point]:
+def _select_counted(view: View) -> list[Point]:
     """Points as a verdict counts them: a step is one, of which parts are measured besides."""
     return [point for point in view.points if not point.case.is_part]
 
 
-def _made(measured: int, predicted: int, what: str) -> str:
-    parts = [f"{counted(measured, what)} measured"] if measured or not predicted else []
+def _describe_number(measured: int, predicted: int, what: str) -> str:
+    parts = [f"{format_count(measured, what)} measured"] if measured or not predicted else []
     return ", ".join(
         parts
         + (
-            [f"{predicted if parts else counted(predicted, what)} predicted by a model"]
+            [f"{predicted if parts else format_count(predicted, what)} predicted by a model"]
             if predicted
             else []
         )
     )
 
 
-def _statuses(view: View) -> Counter[str]:
+def _count_statuses(view: View) -> Counter[str]:
     return Counter(record.status for file in view.files for record in file.records)
 
 
-def _short(file: RunFile) -> bool:
+def _is_cut_short(file: RunFile) -> bool:
     return file.end is None or file.end.exit == Exit.INTERRUPTED
 
 
-def _cut(label: str, file: RunFile) -> str:
-    why = plain(file.end.note) if file.end and file.end.note else "its file has no end"
-    return f"{label} was cut short after {counted(len(file.records), 'record')}: {why}."
+def _describe_cut(label: str, file: RunFile) -> str:
+    why = plain_line(file.end.note) if file.end and file.end.note else "its file has no end"
+    return f"{label} was cut short after {format_count(len(file.records), 'record')}: {why}."
 
 
-def _troubles(view: View) -> list[rows.Other]:
+def _list_troubles(view: View) -> list[rows.Other]:
     return sorted(
         (o for o in view.others if o.record.status in ("wrong", "failed")),
         key=lambda o: o.record.status != "wrong",
     )
 
 
-def _story(view: View, run: int, record: Record) -> str:
-    return plain(view.titled(run, f"{record.status}: {story(record)}"))
+def _tell_story(view: View, run: int, record: Record) -> str:
+    return plain_line(view.titled(run, f"{record.status}: {tell_story(record)}"))
 
 
-def _cases(members: Sequence[Record]) -> str:
+def _describe_cases(members: Sequence[Record]) -> str:
     """What cases have in common, and which sizes they span."""
     cases = [record.case for record in members[:1000]]
-    varying, common = axes(cases)
+    varying, common = split_axes(cases)
     words = [common]
     for name in varying:
-        values = list(dict.fromkeys(along(case)[name] for case in cases))
+        values = list(dict.fromkeys(axis_values(case)[name] for case in cases))
         values = [
             PLACES.get(value, value) if name == "place" else value for value in values if value
         ]
@@ -317,15 +333,17 @@ def _cases(members: Sequence[Record]) -> str:
         )
     sizes = sorted({case.nbytes for case in cases if case.nbytes})
     words.append(
-        size(sizes[0]) + (f" to {size(sizes[-1])}" if len(sizes) > 1 else "") if sizes else ""
+        format_size(sizes[0]) + (f" to {format_size(sizes[-1])}" if len(sizes) > 1 else "")
+        if sizes
+        else ""
     )
-    return plain("; ".join(word for word in words if word))
+    return plain_line("; ".join(word for word in words if word))
 
 
-def _title(view: View) -> str:
+def _choose_title(view: View) -> str:
     if view.conclusion is not None:
         return view.conclusion.title
-    names = list(dict.fromkeys(plain(file.run.suite.name) for file in view.files))
+    names = list(dict.fromkeys(plain_line(file.run.suite.name) for file in view.files))
     return (
         f"collbench: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
         if names
@@ -333,7 +351,7 @@ def _title(view: View) -> str:
     )
 
 
-def _run(view: View, number: int) -> str:
+def _describe_run(view: View, number: int) -> str:
     file = view.files[number]
     run, label = file.run, view.labels[number]
     ranks = sorted({record.case.n for record in file.records})
@@ -342,39 +360,41 @@ def _run(view: View, number: int) -> str:
         f"{'/'.join(map(str, ranks[:4]))} ranks" if ranks else "",
         ", ".join(sorted({record.case.backend for record in file.records})),
         f"imported from {run.imported}" if run.imported else "",
-        *machines.describe(file),
+        *machines.describe_machine(file),
     ]
-    return " · ".join(machines.plainly(part) for part in parts if part)
+    return " · ".join(machines.format_fact(part) for part in parts if part)
 
 
-def _kept(view: View) -> list[tuple[int, int]]:
+def _select_places(view: View) -> list[tuple[int, int]]:
     """Runs and places of the records that DATA bytes hold, evenly spread."""
     places = [
         (run, place) for run, file in enumerate(view.files) for place in range(len(file.records))
     ]
-    sample = thinned(places, 50)
-    each = len(msgspec.json.encode([_flat(view, *place) for place in sample])) / max(1, len(sample))
-    return thinned(places, max(1, int(DATA / each)))
+    sample = thin_points(places, 50)
+    each = len(msgspec.json.encode([_flatten_record(view, *place) for place in sample])) / max(
+        1, len(sample)
+    )
+    return thin_points(places, max(1, int(DATA / each)))
 
 
-def _data(view: View) -> list[dict[str, Any]]:
-    """Records as words.flat has them, with texts for tuples, less the columns that none of them
-    fills."""
-    found = [_flat(view, run, place) for run, place in _kept(view)]
+def _flatten_records(view: View) -> list[dict[str, Any]]:
+    """Records as words.flatten_record has them, with texts for tuples, less the columns that none
+    of them fills."""
+    found = [_flatten_record(view, run, place) for run, place in _select_places(view)]
     filled = [name for name in NAMES if any(row[name] not in (None, "") for row in found)]
     return [{name: row[name] for name in filled} for row in found]
 
 
-def _flat(view: View, run: int, place: int) -> dict[str, Any]:
+def _flatten_record(view: View, run: int, place: int) -> dict[str, Any]:
     record, row = view.files[run].records[place], view.derived[run][place]
-    values = {"run": view.labels[run]} | flat(record, row)
-    values |= {"env": settings(record.case.env), "over": told_over(record)}
-    return {name: _value(value) for name, value in values.items()}
+    values = {"run": view.labels[run]} | flatten_record(record, row)
+    values |= {"env": format_settings(record.case.env), "over": told_over(record)}
+    return {name: _plain_value(value) for name, value in values.items()}
 
 
-def _value(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, float):
-        return finite(value)
+        return round_finite(value)
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return plain(value) if isinstance(value, str) else value
+    return plain_line(value) if isinstance(value, str) else value

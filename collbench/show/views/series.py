@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.collectives import reading_place
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 from collbench.records.derive import Derived
 from collbench.records.points import Point, over_launches
-from collbench.records.rows import NO_TIME, by, fit
-from collbench.records.rows import table as records_table
+from collbench.records.rows import NO_TIME, group_rows, select_fit
+from collbench.records.rows import make_rows as records_table
 from collbench.records.types import Record, RunFile, World
 from collbench.show.document import Line, Meta, Table, Weight
-from collbench.show.words import axes, interval, worded
+from collbench.show.words import format_interval, split_axes, word_axes
 from collbench.suite.case import MODES, Case
 
 STAMP = re.compile(r"^\d{8}-\d{6,9}-")  # how an id begins
@@ -91,7 +91,7 @@ class View(NamedTuple):
         return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
 
 
-def view(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> View:
+def make_view(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> View:
     """The view of these runs: everything is derived and sorted once."""
     worlds = [{world.index: world for world in file.worlds} for file in files]
     rows = records_table(files)
@@ -107,26 +107,26 @@ def view(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> View
         for run, cycle in cycles
         if cycle.unfit not in ("", NO_TIME)
     ]
-    cases = by(rows, lambda row: (row.file, row.case, row.predicted))
-    points = [over_launches(launches) for launches in cases.values() if fit(launches)]
-    labels = _labels(files)
-    series = _series(points, labels)
+    cases = group_rows(rows, lambda row: (row.file, row.case, row.predicted))
+    points = [over_launches(launches) for launches in cases.values() if select_fit(launches)]
+    labels = _label_runs(files)
+    series = _make_series(points, labels)
     points = [point for one in series for point in one.points]
     return View(files, labels, worlds, derived, points, series, others, conclusion)
 
 
-def meta(case: Case) -> Meta:
+def filter_values(case: Case) -> Meta:
     """The value of each of document.FILTERS; a barrier has no datatype."""
     kind = {"dtype": case.dtype} if case.row.moves_data else {}
     return {
         "collective": case.collective,
-        "backend": plain(case.backend),
+        "backend": plain_line(case.backend),
         "ranks": str(case.n),
         **kind,
     }
 
 
-def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
+def group_series(series: Iterable[Series]) -> dict[str, list[Series]]:
     """Series by the title of the figure they share: a collective and a mode, and whether a model
     predicted them."""
     found: dict[str, list[Series]] = {}
@@ -140,7 +140,7 @@ def name_mode(point: Point) -> str:
     return point.case.mode + (", predicted" if point.predicted else "")
 
 
-def together(found: dict[str, list[Series]]) -> dict[str, list[Series]]:
+def merge_groups(found: dict[str, list[Series]]) -> dict[str, list[Series]]:
     """Groups, those of one mode merged into one where there is one implementation and few lines;
     each series is then named after its collective."""
     by_mode: dict[str, list[str]] = {}
@@ -153,30 +153,32 @@ def together(found: dict[str, list[Series]]) -> dict[str, list[Series]]:
         if not alone or len(titles) == 1:
             joined |= {title: found[title] for title in titles}
             continue
-        joined[f"all collectives, {mode}"] = [one._replace(name=_renamed(one)) for one in every]
+        joined[f"all collectives, {mode}"] = [
+            one._replace(name=_rename_series(one)) for one in every
+        ]
     return joined
 
 
-def _renamed(one: Series) -> str:
+def _rename_series(one: Series) -> str:
     """The name with the collective in place of the implementation."""
-    label, words = plain(one.case.label), one.name.split(", ")
+    label, words = plain_line(one.case.label), one.name.split(", ")
     return ", ".join([one.case.collective, *(word for word in words if word != label)])
 
 
-def named(title: str) -> str:
+def figure_name(title: str) -> str:
     """A figure's name, from its title."""
     return title.replace(", ", "-").replace(" ", "-")
 
 
-def _labels(files: Sequence[RunFile]) -> list[str]:
+def _label_runs(files: Sequence[RunFile]) -> list[str]:
     """Each run's tag, else its id without the time; the whole id where another run has the same.
     Sides of an experiment are named by what sets them apart."""
-    ids = [plain(file.run.id) for file in files]
+    ids = [plain_line(file.run.id) for file in files]
     names = [
         (
-            f"{file.run.pairing.side} {plain(file.run.pairing.variant)}".strip()
+            f"{file.run.pairing.side} {plain_line(file.run.pairing.variant)}".strip()
             if file.run.pairing
-            else plain(file.run.tag) or STAMP.sub("", ident)
+            else plain_line(file.run.tag) or STAMP.sub("", ident)
         )
         for file, ident in zip(files, ids, strict=True)
     ]
@@ -186,32 +188,32 @@ def _labels(files: Sequence[RunFile]) -> list[str]:
     ]
 
 
-def _series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
+def _make_series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
     mixed: dict[tuple[int, Case, bool], list[Point]] = {}
     for point in points:
         key = point.run, msgspec.structs.replace(point.case, nbytes=0), point.predicted
         mixed.setdefault(key, []).append(point)
-    found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0][:2])))
+    found = dict(sorted(mixed.items(), key=lambda item: _order_key(*item[0][:2])))
     sharing: dict[tuple[str, str], list[tuple[int, Case]]] = {}
     for run, case, _ in found:
         sharing.setdefault((case.collective, case.mode), []).append((run, case))
     varying = {
-        where: axes(list(dict.fromkeys(case for _, case in members)))[0]
+        where: split_axes(list(dict.fromkeys(case for _, case in members)))[0]
         for where, members in sharing.items()
     }
 
     def name(run: int, case: Case) -> str:
         where = case.collective, case.mode
         several = len({one for one, _ in sharing[where]}) > 1
-        return _name(case, varying[where], labels[run] if several else "")
+        return _name_series(case, varying[where], labels[run] if several else "")
 
     return [
-        Series(run, case, sorted(mine, key=lambda p: p.size), name(run, case), meta(case))
+        Series(run, case, sorted(mine, key=lambda p: p.size), name(run, case), filter_values(case))
         for (run, case, _), mine in found.items()
     ]
 
 
-def _place(run: int, case: Case) -> tuple[Any, ...]:
+def _order_key(run: int, case: Case) -> tuple[Any, ...]:
     """The key that orders series: libraries before algorithms, since runs are measured in shuffled
     order."""
     whose = case.algorithm != "native", case.label
@@ -227,21 +229,21 @@ def _place(run: int, case: Case) -> tuple[Any, ...]:
     )
 
 
-def _name(case: Case, varying: Sequence[str], label: str) -> str:
+def _name_series(case: Case, varying: Sequence[str], label: str) -> str:
     """The implementation, and the values of those other axes along which the group varies."""
-    values = worded(case)
+    values = word_axes(case)
     words = [values[name] for name in varying if name != "implementation" and values[name]]
-    return plain(", ".join(filter(None, [label, case.label, *words])))
+    return plain_line(", ".join(filter(None, [label, case.label, *words])))
 
 
 def plus_minus(point: Point) -> str:
-    """The interval as words.interval has it; nothing for a prediction."""
+    """The interval as words.format_interval has it; nothing for a prediction."""
     if point.predicted:
         return ""
-    return interval(point.half_width)
+    return format_interval(point.half_width)
 
 
-def chosen(series: Sequence[Series], most: int) -> list[Series]:
+def choose_series(series: Sequence[Series], most: int) -> list[Series]:
     """At most ``most``, spread evenly over those with at least half as many sizes as any has."""
     if len(series) <= most:
         return list(series)
@@ -255,7 +257,7 @@ def left_out(shown: int, of: int, what: str) -> list[str]:
     return [f"{shown:,} of {of:,} {what} shown; the rest is in the data."] if shown < of else []
 
 
-def table(
+def make_table(
     name: str,
     title: str,
     heads: tuple[str, ...],

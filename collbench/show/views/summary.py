@@ -7,22 +7,28 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from collbench.core.text import bandwidth, counted, duration, plain, size
+from collbench.core.text import (
+    format_bandwidth,
+    format_count,
+    format_duration,
+    format_size,
+    plain_line,
+)
 from collbench.records.flags import (
     OVERSUBSCRIBED,
     UNCONVERGED,
-    doubts,
     flag_kind,
     is_known,
     is_without_interval,
+    list_doubts,
 )
 from collbench.records.points import Point
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.records.types import RELATIVE, VALIDATED
 from collbench.show import busy
 from collbench.show.document import Line, Table, Weight
-from collbench.show.flags import GENERAL, explained, figures, why_unknown
-from collbench.show.views.series import Series, View, groups, plus_minus, table
+from collbench.show.flags import GENERAL, explain_flag, fill_limits, why_unknown
+from collbench.show.views.series import Series, View, group_series, make_table, plus_minus
 from collbench.show.words import two_modes
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -30,10 +36,10 @@ from collbench.suite.policy import Policy
 UNKNOWN = ("-", "not known")
 
 
-def floors(view: View) -> list[Line]:
+def list_floors(view: View) -> list[Line]:
     """For each collective and mode the least time at the smallest size, and the largest busbw."""
     lines = []
-    for title, series in groups(view.series).items():
+    for title, series in group_series(view.series).items():
         if series[0].case.subject:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
@@ -44,29 +50,29 @@ def floors(view: View) -> list[Line]:
             if single_call(point.case, view.files[point.run].run.policy)
         ]
         smallest = min((point.size for point, _ in single), default=0)
-        floor = _best(
+        floor = _describe_best(
             [(point, one) for point, one in single if point.size == smallest],
             lambda point: -point.median,
-            lambda point: duration(point.median),
+            lambda point: format_duration(point.median),
         )
-        peak = _best(
+        peak = _describe_best(
             [
                 (point, one)
                 for point, one in points
                 if point.busbw is not None and math.isfinite(point.busbw)
             ],
             lambda point: point.busbw or 0.0,
-            lambda point: bandwidth(point.busbw),
+            lambda point: format_bandwidth(point.busbw),
             peak=True,
         )
         lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
     return lines
 
 
-def answers(view: View) -> Table | None:
+def answer_table(view: View) -> Table | None:
     """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
     one mode."""
-    found = floors(view)
+    found = list_floors(view)
     if len(found) != 1:
         return None
     _, _, floor, floor_sure, floor_at, peak, peak_sure, peak_at = map(str, found[0].cells)
@@ -87,7 +93,7 @@ def answers(view: View) -> Table | None:
     return Table(name="answers", heads=heads, lines=lines, align="lll", tiled=True)
 
 
-def _best(
+def _describe_best(
     points: Sequence[tuple[Point, Series]],
     merit: Callable[[Point], float],
     shown: Callable[[Point], str],
@@ -101,28 +107,28 @@ def _best(
     known = [(point, one) for point, one in points if point.predicted or is_known(point)]
     if not known:
         return "not known", "", why_unknown([point for point, _ in points])
-    good = [(point, one) for point, one in known if not _doubts(point)]
+    good = [(point, one) for point, one in known if not _list_doubts(point)]
     surely = []
     if good and not peak:
         least = min(point.lo for point, _ in good)
         surely = [(point, one) for point, one in known if point.hi < least]
     elif good:
-        most = max(_rate(point, point.bounds[0]) for point, _ in good)
-        surely = [(point, one) for point, one in known if _rate(point, point.bounds[1]) > most]
+        most = max(_rate_at(point, point.bounds[0]) for point, _ in good)
+        surely = [(point, one) for point, one in known if _rate_at(point, point.bounds[1]) > most]
     point, one = max(surely or good or known, key=lambda pair: merit(pair[0]))
-    doubted = f" ({', '.join(flags)})" if (flags := _doubts(point)) else ""
+    doubted = f" ({', '.join(flags)})" if (flags := _list_doubts(point)) else ""
     sure = "" if is_without_interval(point) else plus_minus(point)
-    return shown(point), sure, f"{_spot(point, one)}{doubted}"
+    return shown(point), sure, f"{_describe_spot(point, one)}{doubted}"
 
 
-def _rate(point: Point, time: float) -> float:
+def _rate_at(point: Point, time: float) -> float:
     """The bus bandwidth that a point would have at another time."""
     return (point.busbw or 0.0) * point.median / time if time > 0 else math.inf
 
 
-def _doubts(point: Point) -> list[str]:
+def _list_doubts(point: Point) -> list[str]:
     """The doubts of a point; none where launches enough bound its time."""
-    return [] if point.launches >= FEWEST_LAUNCHES else doubts(point)
+    return [] if point.launches >= FEWEST_LAUNCHES else list_doubts(point)
 
 
 def single_call(case: Case, policy: Policy) -> bool:
@@ -131,27 +137,27 @@ def single_call(case: Case, policy: Policy) -> bool:
     return case.mode in ("isolated", "host") and policy.agg_iters == 1
 
 
-def _spot(point: Point, one: Series) -> str:
-    return f"{size(point.size)}, {one.name}" if point.size else one.name
+def _describe_spot(point: Point, one: Series) -> str:
+    return f"{format_size(point.size)}, {one.name}" if point.size else one.name
 
 
-def meanings(view: View) -> Table:
+def flag_table(view: View) -> Table:
     """The flags that occurred, doubts first, then most frequent first."""
     flags = Counter(flag_kind(flag) for point in view.points for flag in point.flags)
-    doubted = {flag_kind(flag) for point in view.points for flag in doubts(point)}
-    known = _figures(view)
+    doubted = {flag_kind(flag) for point in view.points for flag in list_doubts(point)}
+    known = _fill_limits(view)
     lines = []
     for flag, times in sorted(flags.items(), key=lambda item: (item[0] not in doubted, -item[1])):
-        row = explained(flag, known)
+        row = explain_flag(flag, known)
         weight: Weight = "notice" if flag in doubted else ""
         lines.append(Line((flag, f"{times:,}", row.meaning, row.remedy), {}, weight))
     heads = ("flag", "cases", "meaning", "what to do")
     told = ", ".join(f"{line.cells[0]} {line.cells[1]}" for line in lines)
-    title = f"Flags of {counted(len(view.points), 'case')}: {told}"
-    return table("flags", title, heads, lines, align="lrll", folded=True)
+    title = f"Flags of {format_count(len(view.points), 'case')}: {told}"
+    return make_table("flags", title, heads, lines, align="lrll", folded=True)
 
 
-def _figures(view: View) -> dict[str, str]:
+def _fill_limits(view: View) -> dict[str, str]:
     """The limits that stand in flags' texts, where all runs have the same policy; else general
     words."""
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
@@ -160,7 +166,7 @@ def _figures(view: View) -> dict[str, str]:
     crowded = {world.cramped for file in view.files for world in file.worlds}
     stops = {view.record(p).stop for p in view.points if UNCONVERGED in p.flags}
     commands = [word for file in view.files for word in file.run.command]
-    return figures(policies[0], crowded, stops, commands)
+    return fill_limits(policies[0], crowded, stops, commands)
 
 
 def busy_runs(view: View) -> list[str]:
@@ -170,39 +176,39 @@ def busy_runs(view: View) -> list[str]:
     return [
         view.titled(run, told)
         for run, f in enumerate(view.files)
-        if (told := busy.sentence(f.run, f.records, f.end))
+        if (told := busy.describe_run_load(f.run, f.records, f.end))
     ]
 
 
-def modal(view: View) -> list[str]:
+def describe_modes(view: View) -> list[str]:
     return two_modes((p.case, p.first, view.record(p).inner) for p in view.points)
 
 
-def crowded(view: View) -> list[str]:
+def describe_crowded(view: View) -> list[str]:
     many = sum(OVERSUBSCRIBED in point.flags for point in view.points)
     if not many:
         return []
     return [
-        f"More ranks than cores in {many:,} of {counted(len(view.points), 'case')}: such times"
+        f"More ranks than cores in {many:,} of {format_count(len(view.points), 'case')}: such times"
         " include waiting for a core and are not fit for claims about a network or a library."
     ]
 
 
-def late(view: View) -> list[str]:
+def describe_late(view: View) -> list[str]:
     found = Counter(
         (p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None
     )
     return [
-        view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
+        view.titled(run, f"rank {rank} came late in {format_count(times, 'case')}.")
         for (run, rank), times in found.most_common(3)
     ]
 
 
-def verified(view: View) -> list[str]:
+def describe_verified(view: View) -> list[str]:
     """What collbench verified, and what the logs of other tools report."""
     own = [record for file in view.files if not file.run.imported for record in file.records]
     checked = sum(record.checked for record in own)
-    lines = _reported(view) if any(file.run.imported for file in view.files) else []
+    lines = _describe_reported(view) if any(file.run.imported for file in view.files) else []
     if checked:
         wrong = sum(record.wrong or 0 for record in own)
         result = f"{wrong:,} of them wrong" if wrong else "none wrong"
@@ -211,7 +217,7 @@ def verified(view: View) -> list[str]:
     return ["Data was not verified.", *lines] if measured_any else lines
 
 
-def _reported(view: View) -> list[str]:
+def _describe_reported(view: View) -> list[str]:
     """What logs report of the data, which their tools checked."""
     counts = [
         record.wrong
@@ -222,10 +228,10 @@ def _reported(view: View) -> list[str]:
     ]
     if not counts:
         return _by_tools(view)
-    return [f"{_logs(view)} {counted(sum(counts), 'wrong element')}."]
+    return [f"{_name_logs(view)} {format_count(sum(counts), 'wrong element')}."]
 
 
-def _logs(view: View) -> str:
+def _name_logs(view: View) -> str:
     """The subject of what imported logs say."""
     return "The log reports" if len(view.files) == 1 else "The logs report"
 
@@ -242,29 +248,31 @@ def _by_tools(view: View) -> list[str]:
         ]
     passed = notes.count(VALIDATED)
     return [
-        f"The tool validated the data of {counted(passed, 'case')}."
+        f"The tool validated the data of {format_count(passed, 'case')}."
         if passed
         else "No log says that data was verified."
     ]
 
 
-def averages(view: View) -> list[str]:
+def describe_averages(view: View) -> list[str]:
     """The average bus bandwidths that imported logs end with."""
     told = ((run, file.run) for run, file in enumerate(view.files) if file.run.imported)
     return [
-        view.titled(n, f"{plain(r.suite.description)}.") for n, r in told if r.suite.description
+        view.titled(n, f"{plain_line(r.suite.description)}.")
+        for n, r in told
+        if r.suite.description
     ]
 
 
-def moved(view: View) -> list[str]:
+def describe_traffic(view: View) -> list[str]:
     """A sentence for each implementation that sends more bytes than busbw assumes, with the
     reason."""
     found = {
-        (p.run, p.case.collective, p.case.label, p.case.n): plain(p.first.moves)
+        (p.run, p.case.collective, p.case.label, p.case.n): plain_line(p.first.moves)
         for p in view.points
         if p.first.carried > 1
     }
     return [
-        view.titled(run, f"{name} of {label}, {counted(n, 'rank')}: {moves}.")
+        view.titled(run, f"{name} of {label}, {format_count(n, 'rank')}: {moves}.")
         for (run, name, label, n), moves in found.items()
     ]

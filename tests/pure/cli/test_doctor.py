@@ -283,16 +283,16 @@ def test_persistence_that_is_off_is_told(told: Callable[..., Told]) -> None:
 def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch, seen: Load, state: str, says: str
 ) -> None:
-    monkeypatch.setattr(doctor.load, "look", lambda: {"vm": seen})
-    ((what, told, detail),) = doctor._others()
+    monkeypatch.setattr(doctor.load, "measure_load", lambda: {"vm": seen})
+    ((what, told, detail),) = doctor._check_other_load()
     assert (what, told) == ("idle machine", state) and says in detail
 
 
 def test_where_nobody_can_tell_how_busy_it_is_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doctor.load, "look", dict)
-    assert list(doctor._others()) == []
+    monkeypatch.setattr(doctor.load, "measure_load", dict)
+    assert list(doctor._check_other_load()) == []
 
 
 AMDS = {
@@ -371,7 +371,7 @@ def test_libraries_of_gpus_are_told_of_only_where_there_is_one(
     ],
 )
 def test_the_last_line_says_what_is_ready(found: dict[str, str], gpus: int, says: str) -> None:
-    assert doctor.ready(found, 2, gpus) == says
+    assert doctor.describe_ready(found, 2, gpus) == says
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -391,6 +391,6 @@ def test_a_fake_gpu_is_told_as_one(
 
 
 def test_gpus_that_are_divided_are_named() -> None:
-    assert doctor_gpus.mig([{"mig": (0, 0)}, {"name": "x"}]) is None
-    found = doctor_gpus.mig([{"mig": (0, 0)}, {"mig": (1, 1)}, {"mig": None}])
+    assert doctor_gpus.check_mig([{"mig": (0, 0)}, {"name": "x"}]) is None
+    found = doctor_gpus.check_mig([{"mig": (0, 0)}, {"mig": (1, 1)}, {"mig": None}])
     assert found is not None and "GPU 1:" in found.detail

@@ -17,16 +17,16 @@ from collbench.core import algorithms
 from collbench.core.algorithms import Algorithm, Variant
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.core.schedule import Schedule, prove, run
+from collbench.core.schedule import Schedule, prove_schedule, run_schedule
 
-CATALOGUE = algorithms.catalogue()
+CATALOGUE = algorithms.list_catalogue()
 EVERY = [pytest.param(row, id=f"{row.collective}-{row.name}") for row in CATALOGUE.values()]
 ALL_AT_ONCE = {("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("all_to_all", "linear")}
 
 
 def outputs(schedule: Schedule, inputs: list[list[Any]]) -> list[list[Any] | None]:
     """What each rank ends with; None where the collective leaves it undefined."""
-    for state in run(schedule, inputs, lambda a, b: a + b):
+    for state in run_schedule(schedule, inputs, lambda a, b: a + b):
         last = state
     defined = [not schedule.row.rooted or rank == schedule.root for rank in range(schedule.n)]
     if schedule.collective in ("broadcast", "scatter"):
@@ -37,7 +37,7 @@ def outputs(schedule: Schedule, inputs: list[list[Any]]) -> list[list[Any] | Non
 
 def first(name: str, n: int, root: int = 0) -> Iterator[Schedule]:
     """Every algorithm for a collective that runs on n ranks."""
-    for row in algorithms.of(name):
+    for row in algorithms.list_algorithms(name):
         if Variant(row).why_not(n) is None:
             yield Variant(row).schedule(n, root)
 
@@ -47,7 +47,7 @@ def test_is_right_for_1_to_33_ranks(algorithm: Algorithm) -> None:
     possible = [n for n in range(1, 34) if Variant(algorithm).why_not(n) is None]
     assert len(possible) >= 6
     for n in possible:
-        assert prove(Variant(algorithm).schedule(n)) == [], n
+        assert prove_schedule(Variant(algorithm).schedule(n)) == [], n
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_is_right_for_every_root(algorithm: Algorithm) -> None:
         for root in range(n):
             schedule = Variant(algorithm).schedule(n, root)
             assert schedule.root == root
-            assert prove(schedule) == [], (n, root)
+            assert prove_schedule(schedule) == [], (n, root)
             if n > 1:
-                assert prove(schedule._replace(root=(root + 1) % n)), (
+                assert prove_schedule(schedule._replace(root=(root + 1) % n)), (
                     "another root's schedule cannot be right"
                 )
 
@@ -70,11 +70,13 @@ def test_is_right_with_every_parameter(algorithm: Algorithm) -> None:
     (parameter,) = algorithm.parameters
     for n in (1, 2, 3, 5, 6, 8, 12):
         for value in (1, 2, 3, 4, 7):
-            variant = algorithms.find(algorithm.collective, f"{algorithm.name}:{parameter}={value}")
+            variant = algorithms.find_variant(
+                algorithm.collective, f"{algorithm.name}:{parameter}={value}"
+            )
             if variant.why_not(n) is None:
                 schedule = variant.schedule(n, n // 2)
                 assert schedule.name == f"{algorithm.name}:{parameter}={value}"
-                assert prove(schedule) == [], (n, value)
+                assert prove_schedule(schedule) == [], (n, value)
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
@@ -85,7 +87,7 @@ def test_over_numbers_gives_what_the_table_says(algorithm: Algorithm) -> None:
         schedule = Variant(algorithm).schedule(n, n - 1)
         if not schedule.has_data:
             heard = [[frozenset({rank})] for rank in range(n)]
-            *_, last = run(schedule, heard, lambda a, b: a | b)
+            *_, last = run_schedule(schedule, heard, lambda a, b: a | b)
             assert {cell for (cell,) in last} == {frozenset(range(n))}
             continue
         sent = row.counts(n, schedule.cells)[0]
@@ -138,9 +140,10 @@ def test_the_worked_example_of_four_ranks(name: str, root: int, inputs: Any, wan
 
 
 def test_the_ring_of_three_ranks_step_by_step() -> None:
-    ring = algorithms.find("all_reduce", "ring").schedule(3)
+    ring = algorithms.find_variant("all_reduce", "ring").schedule(3)
     states = [
-        state.copy() for state in run(ring, [[2, 4, 6], [1, 2, 3], [4, 8, 12]], lambda a, b: a + b)
+        state.copy()
+        for state in run_schedule(ring, [[2, 4, 6], [1, 2, 3], [4, 8, 12]], lambda a, b: a + b)
     ]
     assert len(states) == 1 + 2 + 2  # the start, M - 1 steps that reduce, M - 1 that broadcast
     assert [{move.reduce for move in step} for step in ring.steps()] == [
@@ -213,21 +216,25 @@ def test_one_port(algorithm: Algorithm) -> None:
 
 
 def test_where_an_algorithm_cannot_run_it_says_why() -> None:
-    assert "power of two" in str(algorithms.find("all_gather", "recursive_doubling").why_not(6))
-    assert algorithms.find("all_gather", "recursive_doubling").why_not(8) is None
-    assert "groups of 4 do not divide 6" in str(
-        algorithms.find("all_reduce", "hierarchical:group=4").why_not(6)
+    assert "power of two" in str(
+        algorithms.find_variant("all_gather", "recursive_doubling").why_not(6)
     )
-    assert "even number" in str(algorithms.find("all_gather", "neighbour_exchange").why_not(3))
+    assert algorithms.find_variant("all_gather", "recursive_doubling").why_not(8) is None
+    assert "groups of 4 do not divide 6" in str(
+        algorithms.find_variant("all_reduce", "hierarchical:group=4").why_not(6)
+    )
+    assert "even number" in str(
+        algorithms.find_variant("all_gather", "neighbour_exchange").why_not(3)
+    )
     with pytest.raises(UsageError, match="all_reduce swing: needs a power of two"):
-        algorithms.find("all_reduce", "swing").schedule(6)
+        algorithms.find_variant("all_reduce", "swing").schedule(6)
     with pytest.raises(UsageError, match="root 4 does not exist among 4 ranks"):
-        algorithms.find("reduce", "binomial").schedule(4, 4)
+        algorithms.find_variant("reduce", "binomial").schedule(4, 4)
 
 
 def test_finding_by_name_alias_and_parameters() -> None:
-    assert algorithms.find("allreduce", "tree").algorithm.name == "reduce_broadcast"
-    chain = algorithms.find("bcast", "chain:segments=7")
+    assert algorithms.find_variant("allreduce", "tree").algorithm.name == "reduce_broadcast"
+    chain = algorithms.find_variant("bcast", "chain:segments=7")
     assert (chain.schedule(4).name, chain.schedule(4).cells) == ("chain:segments=7", 7)
     assert len(list(chain.schedule(4).steps())) == 7 + 4 - 2
 
@@ -245,7 +252,7 @@ def test_finding_by_name_alias_and_parameters() -> None:
 )
 def test_what_cannot_be_found_is_explained(name: str, text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        algorithms.find(name, text)
+        algorithms.find_variant(name, text)
     assert message in caught.value.message and hint in caught.value.hint
 
 
@@ -272,12 +279,12 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def write(text: str) -> None:
         (tmp_path / "newcomer.py").write_text(textwrap.dedent(text))
         monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-        algorithms.catalogue.cache_clear()
+        algorithms.list_catalogue.cache_clear()
 
     yield write
     sys.modules.pop("collbench.core.algorithms.newcomer", None)
     vars(algorithms).pop("newcomer", None)
-    algorithms.catalogue.cache_clear()
+    algorithms.list_catalogue.cache_clear()
 
 
 def collbench(*args: str) -> Result:
@@ -287,7 +294,7 @@ def collbench(*args: str) -> Result:
 def test_the_ring_the_other_way_takes_a_textbooks_steps() -> None:
     """Device 2 sends partition 1 to device 1, device 1 sends 3 to device 3, device 3 sends 2 to
     device 2; half way the sums 14, 21 and 7 are on devices 1, 2 and 3."""
-    ring = algorithms.find("all_reduce", "ring:down").schedule(3)
+    ring = algorithms.find_variant("all_reduce", "ring:down").schedule(3)
     first = next(ring.steps())
     assert {(move.src + 1, move.chunk + 1, move.dst + 1) for move in first} == {
         (2, 1, 1),
@@ -295,7 +302,7 @@ def test_the_ring_the_other_way_takes_a_textbooks_steps() -> None:
         (3, 2, 2),
     }
     inputs = [[2, 4, 6], [1, 2, 3], [4, 8, 12]]
-    states = [state.copy() for state in run(ring, inputs, lambda a, b: a + b)]
+    states = [state.copy() for state in run_schedule(ring, inputs, lambda a, b: a + b)]
     whole = [7, 14, 21]
     assert [[sum_ for sum_ in row if sum_ in whole] for row in states[2].tolist()] == [
         [14],
@@ -309,7 +316,7 @@ def test_an_algorithm_in_a_file_of_its_own_is_listed_proved_drawn_and_predicted(
     family: Any,
 ) -> None:
     family(NEW_FAMILY.format(steps=1))
-    assert any("left_ring" in row[1] for row in list_.catalogue()["Algorithms"])
+    assert any("left_ring" in row[1] for row in list_.list_tables()["Algorithms"])
     proved = collbench("prove", "all_reduce", "left_ring")
     assert (
         proved.exit_code == 0
@@ -364,9 +371,9 @@ def test_a_rooted_algorithm_is_proved_for_the_root_0_and_another(family: Any) ->
 
 
 def test_without_the_file_the_algorithm_is_gone() -> None:
-    assert algorithms.catalogue() == CATALOGUE
+    assert algorithms.list_catalogue() == CATALOGUE
     with pytest.raises(UsageError):
-        algorithms.find("all_reduce", "left_ring")
+        algorithms.find_variant("all_reduce", "left_ring")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import OPS, premul_factor
 from collbench.core.errors import UsageError
 
@@ -115,8 +115,8 @@ def test_counts_follow_nccl_tests() -> None:
 
 
 def test_names() -> None:
-    assert collective("allreduce").name == "all_reduce"
-    assert collective("alltoall").name == "all_to_all"
+    assert find_collective("allreduce").name == "all_reduce"
+    assert find_collective("alltoall").name == "all_to_all"
     with pytest.raises(UsageError, match="unknown collective"):
-        collective("all_produce")
+        find_collective("all_produce")
     assert [premul_factor(r) for r in range(4)] == [1, 2, 1, 2]

@@ -18,15 +18,22 @@ import pytest
 from collbench.core import algorithms, export
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.schedule import Moves, Schedule, coalesce, hazards, prove, run
+from collbench.core.schedule import (
+    Moves,
+    Schedule,
+    find_hazards,
+    join_neighbours,
+    prove_schedule,
+    run_schedule,
+)
 from collbench.features.study import export_command as command
 
-EVERY = list(algorithms.catalogue())
+EVERY = list(algorithms.list_catalogue())
 MOVABLE = [key for key in EVERY if key[0] not in ("barrier", "all_to_allv")]
 
 
 def schedules(key: tuple[str, str], ranks: range = range(1, 10)) -> list[Schedule]:
-    variant = algorithms.find(*key)
+    variant = algorithms.find_variant(*key)
     return [variant.schedule(n, n // 2, ratio=9.0) for n in ranks if variant.why_not(n) is None]
 
 
@@ -201,15 +208,17 @@ def executed(schedule: Schedule, text: str, eager: bool, seed: int) -> None:
 @pytest.mark.parametrize("key", MOVABLE, ids="-".join)
 def test_msccl_computes_the_collective_in_any_order(key: tuple[str, str]) -> None:
     for schedule in schedules(key):
-        text = export.msccl(schedule, 0)
+        text = export.write_msccl(schedule, 0)
         for seed, eager in enumerate((True, False)):
             executed(schedule, text, eager, seed)
 
 
 def test_the_executor_has_its_own_word_and_nothing_custom() -> None:
     def coll(collective: str) -> str:
-        algorithm = algorithms.find(collective, algorithms.of(collective)[0].name)
-        text = export.executor(algorithm.schedule(4), 0)
+        algorithm = algorithms.find_variant(
+            collective, algorithms.list_algorithms(collective)[0].name
+        )
+        text = export.write_msccl_executor(algorithm.schedule(4), 0)
         return ElementTree.fromstring(text).attrib["coll"]
 
     names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
@@ -227,9 +236,9 @@ def test_the_executor_has_its_own_word_and_nothing_custom() -> None:
 
 
 def test_msccl_needs_its_dependencies() -> None:
-    schedule = algorithms.find("all_reduce", "recursive_doubling").schedule(8)
+    schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(8)
     loose = re.sub(
-        r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', export.msccl(schedule, 0)
+        r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', export.write_msccl(schedule, 0)
     ).replace("nop", "cpy")
     loose = re.sub(r'.*type="cpy".*cnt="0".*\n', "", loose)
     with pytest.raises(AssertionError):
@@ -238,29 +247,33 @@ def test_msccl_needs_its_dependencies() -> None:
 
 
 def test_msccl_needs_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = algorithms.find("all_reduce", "recursive_doubling").schedule(4)
-    monkeypatch.setattr(export, "staged", lambda s: s)
+    schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(4)
+    monkeypatch.setattr(export, "remove_hazards", lambda s: s)
     with pytest.raises(AssertionError, match=r"rank|deadlock"):
-        executed(schedule, export.msccl(schedule, 0), False, 0)
+        executed(schedule, export.write_msccl(schedule, 0), False, 0)
 
 
 @pytest.mark.parametrize("collective", ["barrier", "all_to_allv"])
 def test_msccl_refuses_what_it_has_no_words_for(collective: str) -> None:
     with pytest.raises(CannotRun, match="MSCCL moves equal chunks"):
-        export.msccl(schedules((collective, algorithms.of(collective)[0].name))[3], 0)
+        export.write_msccl(
+            schedules((collective, algorithms.list_algorithms(collective)[0].name))[3], 0
+        )
 
 
 def test_msccl_keeps_the_runtimes_limits() -> None:
     with pytest.raises(CannotRun, match="more steps between two ranks than the 256"):
-        export.msccl(algorithms.find("broadcast", "chain:segments=300").schedule(3), 0)
+        export.write_msccl(
+            algorithms.find_variant("broadcast", "chain:segments=300").schedule(3), 0
+        )
     with pytest.raises(CannotRun, match="thread blocks"):
-        export.msccl(algorithms.find("all_reduce", "two_shot").schedule(110), 0)
-    long = algorithms.find("broadcast", "scatter_allgather").schedule(
+        export.write_msccl(algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0)
+    long = algorithms.find_variant("broadcast", "scatter_allgather").schedule(
         90
     )  # up to 64 neighbouring cells in a message
-    executed(long, export.msccl(long, 0), True, 0)
-    wide = algorithms.find("all_gather", "gather_broadcast").schedule(80)
-    executed(wide, export.msccl(wide, 0), False, 0)
+    executed(long, export.write_msccl(long, 0), True, 0)
+    wide = algorithms.find_variant("all_gather", "gather_broadcast").schedule(80)
+    executed(wide, export.write_msccl(wide, 0), False, 0)
 
 
 # --- staging
@@ -273,11 +286,13 @@ def test_staging_removes_hazards_and_changes_nothing_else(key: tuple[str, str]) 
         width = 400
 
     for schedule in schedules(key):
-        wide = Wide(*export.staged(schedule))
-        assert not hazards(wide)
+        wide = Wide(*export.remove_hazards(schedule))
+        assert not find_hazards(wide)
         if schedule.has_data:
             given = inputs(schedule)
-            states = [list(run(s, given, lambda a, b: a + b))[-1] for s in (schedule, wide)]
+            states = [
+                list(run_schedule(s, given, lambda a, b: a + b))[-1] for s in (schedule, wide)
+            ]
             np.testing.assert_array_equal(states[0], states[1][:, : schedule.width])
 
 
@@ -340,18 +355,22 @@ def test_goal_runs_to_its_end_and_moves_the_schedules_bytes(key: tuple[str, str]
         for moves in schedule.steps():
             cells = Counter((move.src, move.dst) for move in moves if move.src != move.dst)
             wanted.update({pair: count * length for pair, count in cells.items()})
-        text = export.goal(schedule, nbytes)
+        text = export.write_goal(schedule, nbytes)
         for seed, eager in enumerate((True, False)):
             assert simulated(text, eager, seed) == wanted
 
 
 def test_goal_loses_no_byte_of_uneven_cells() -> None:
-    moved = simulated(export.goal(algorithms.find("all_reduce", "ring").schedule(4), 1003), True, 0)
+    moved = simulated(
+        export.write_goal(algorithms.find_variant("all_reduce", "ring").schedule(4), 1003), True, 0
+    )
     assert sum(moved.values()) == 2 * 3 * 1003
 
 
 def test_goal_waits_for_what_it_passes_on() -> None:
-    text = export.goal(algorithms.find("broadcast", "chain:segments=1").schedule(3), 64)
+    text = export.write_goal(
+        algorithms.find_variant("broadcast", "chain:segments=1").schedule(3), 64
+    )
     assert "rank 1 {\nl0: recv 64b from 0 tag 0\nl1: send 64b to 2 tag 1\nl1 requires l0\n}" in text
 
 
@@ -368,11 +387,11 @@ def test_goal_reader_sees_deadlocks() -> None:
 
 def test_goal_takes_no_empty_messages() -> None:
     with pytest.raises(UsageError, match="7 B leave cells empty") as caught:
-        export.goal(algorithms.find("all_reduce", "ring").schedule(8), 7)
+        export.write_goal(algorithms.find_variant("all_reduce", "ring").schedule(8), 7)
     assert "--bytes 8 " in caught.value.hint
-    assert "0b" not in export.goal(algorithms.find("barrier", "tree").schedule(4), 0).replace(
-        "10b", ""
-    )
+    assert "0b" not in export.write_goal(
+        algorithms.find_variant("barrier", "tree").schedule(4), 0
+    ).replace("10b", "")
 
 
 # --- DOT and JSON
@@ -407,8 +426,8 @@ def drawn(schedule: Schedule, text: str) -> Schedule:
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_dot_shows_the_schedule(key: tuple[str, str]) -> None:
     for schedule in schedules(key):
-        again = drawn(schedule, export.dot(schedule, 0))
-        assert not prove(again)
+        again = drawn(schedule, export.write_dot(schedule, 0))
+        assert not prove_schedule(again)
         steps = [moves for moves in schedule.steps() if len(moves)]
         for moves, seen in zip(steps, again.steps(), strict=True):
             assert sorted(moves) == sorted(seen)
@@ -439,17 +458,17 @@ def test_json_computes_the_collective(key: tuple[str, str]) -> None:
 
 
 def test_json_joins_runs() -> None:
-    schedule = algorithms.find("all_gather", "bruck").schedule(8)
+    schedule = algorithms.find_variant("all_gather", "bruck").schedule(8)
     read = json.loads(export.as_json(schedule, 0))
     assert [len(step) for step in read["steps"]] == [
-        len(coalesce(moves).src) for moves in schedule.steps()
+        len(join_neighbours(moves).src) for moves in schedule.steps()
     ]
 
 
 def test_command_writes_what_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    schedule = algorithms.find("gather", "binomial").schedule(5, 3)
+    schedule = algorithms.find_variant("gather", "binomial").schedule(5, 3)
     with pytest.raises(CannotRun, match="run no gather"):
         command.export("gather", "binomial", 5, 3, "msccl-executor")
     for form, write in export.FORMATS.items():
@@ -458,7 +477,7 @@ def test_command_writes_what_was_asked_for(
         command.export("gather", "binomial", 5, 3, form, "1K", tmp_path / form)
         assert (tmp_path / form).read_text() == write(schedule, 1024)
     command.export("gather", "binomial", 5, 3, "goal", "1K")
-    assert capsys.readouterr().out == export.goal(schedule, 1024)
+    assert capsys.readouterr().out == export.write_goal(schedule, 1024)
     with pytest.raises(UsageError, match="--to 'xml' is unknown"):
         command.export("gather", "binomial", 5, 3, "xml")
     with pytest.raises(CannotRun, match="none does not exist"):

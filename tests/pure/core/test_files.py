@@ -69,7 +69,7 @@ def test_json_as_of_nccl_tests_is_its_owners(saved: Path, tmp_path: Path) -> Non
 def test_who_may_read_a_file_that_is_replaced_stays(tmp_path: Path) -> None:
     path = tmp_path / "x.md"
     path.touch(mode=0o640)
-    files.save(path, "x")
+    files.save_text(path, "x")
     assert (path.read_text(), mode(path)) == ("x", 0o640)
 
 
@@ -81,10 +81,10 @@ def test_folders_that_are_made_are_their_owners(saved: Path, tmp_path: Path) -> 
 
 def test_an_unknown_home_folder_is_a_usage_error() -> None:
     with pytest.raises(UsageError):
-        files.expand("~nobody-is-called-so/x")
+        files.expand_path("~nobody-is-called-so/x")
 
 
 def test_folders_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    files.make(tmp_path / "a")
+    files.make_folder(tmp_path / "a")
     assert mode(tmp_path) == 0o755

@@ -17,7 +17,7 @@ from collbench.run.memory import Room
 from collbench.show import words as formats
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Override, Part, Suite, expand
+from collbench.suite.sweep import Axes, Override, Part, Suite, expand_axes
 
 GIB = 1 << 30
 
@@ -41,7 +41,7 @@ GIB = 1 << 30
     ],
 )
 def test_which_ranks_are_together(rule: str, members: list[list[int]]) -> None:
-    assert [list(group) for group in groups.members(rule, 8)] == members
+    assert [list(group) for group in groups.list_members(rule, 8)] == members
 
 
 COLOURS: dict[str, Callable[[int, int], int]] = {
@@ -56,12 +56,12 @@ COLOURS: dict[str, Callable[[int, int], int]] = {
 def test_every_rank_is_in_the_one_group_of_its_colour(name: str, value: int, n: int) -> None:
     colours = [COLOURS[name](rank, value) for rank in range(n)]
     sizes = {colours.count(colour) for colour in colours}
-    rule = groups.spelled(f"{name}:{value}")
+    rule = groups.normalise_rule(f"{name}:{value}")
     if len(sizes) > 1:
         with pytest.raises(UsageError, match="not equally large"):
-            groups.members(rule, n)
+            groups.list_members(rule, n)
         return
-    found = groups.members(rule, n)
+    found = groups.list_members(rule, n)
     assert sorted(rank for group in found for rank in group) == list(range(n))
     assert [{colours[rank] for rank in group} for group in found] == [
         {colour} for colour in sorted(set(colours))
@@ -89,7 +89,7 @@ def test_every_rank_is_in_the_one_group_of_its_colour(name: str, value: int, n: 
     ],
 )
 def test_spellings(text: str, rule: str) -> None:
-    assert groups.spelled(text) == rule == groups.spelled(rule)
+    assert groups.normalise_rule(text) == rule == groups.normalise_rule(rule)
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,18 @@ def test_spellings(text: str, rule: str) -> None:
 )
 def test_what_is_no_rule(text: str) -> None:
     with pytest.raises(UsageError, match=r"--split: unknown grouping '.*'"):
-        groups.spelled(text)
+        groups.normalise_rule(text)
 
 
 @pytest.mark.parametrize("text", ["mod:0", "/0", "&0x0", "or 0b0", "node:0"])
 def test_nothing_splits_by_0(text: str) -> None:
     with pytest.raises(UsageError, match="splits by 0"):
-        groups.spelled(text)
+        groups.normalise_rule(text)
 
 
 def test_sizes_that_differ_are_named() -> None:
     with pytest.raises(UsageError, match=r"mod:3 makes groups of 8 ranks .*: 2 of 3, 1 of 2"):
-        groups.members("mod:3", 8)
+        groups.list_members("mod:3", 8)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_sizes_that_differ_are_named() -> None:
     ],
 )
 def test_nccl_tests_variables(variables: dict[str, str], told: tuple[str, str]) -> None:
-    assert groups.told(variables) == told
+    assert groups.rule_from_environment(variables) == told
 
 
 def test_errors_name_the_variable() -> None:
     with pytest.raises(UsageError, match=r"^NCCL_TESTS_SPLIT: 'MOD 0' splits by 0"):
-        groups.told({"NCCL_TESTS_SPLIT": "MOD 0"})
+        groups.rule_from_environment({"NCCL_TESTS_SPLIT": "MOD 0"})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_errors_name_the_variable() -> None:
     ],
 )
 def test_groups_by_host_are_where_the_hosts_are(rule: str, hosts: str, fits: bool) -> None:
-    words = groups.misplaced(rule, list(hosts))
+    words = groups.describe_misplaced(rule, list(hosts))
     assert (words == "") is fits
     assert fits or "consecutive ranks on each host; there are" in words
 
@@ -167,7 +167,7 @@ def swept(**axes: object) -> list[Case]:
         "in_place": (False,),
         "groups": "mod:4",
     }
-    return expand(Axes(**{**given, **axes}))[0]  # type: ignore[arg-type]
+    return expand_axes(Axes(**{**given, **axes}))[0]  # type: ignore[arg-type]
 
 
 def test_every_group_is_a_case_of_its_own() -> None:
@@ -208,24 +208,24 @@ def test_an_override_keeps_the_groups() -> None:
 def test_memory_time_and_worlds_are_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     divided, whole = swept(sizes=(64 << 20,))[0], swept(sizes=(64 << 20,), ranks=(2,), groups="")[0]
     monkeypatch.setattr(
-        "collbench.run.memory.room",
+        "collbench.run.memory.measure_room",
         lambda backend, n, policy: Room("on this host", GIB, 1 << 20, n, 0),
     )
-    jobs, skips = session.fitted([divided, whole], Policy())
+    jobs, skips = session.fit_to_host([divided, whole], Policy())
     assert ([job.case for job in jobs], [skip.case for skip in skips]) == ([whole], [divided])
-    made = plan.worlds([plan.Job(divided, 2, ""), plan.Job(whole, 2, "")], Policy())
+    made = plan.plan_worlds([plan.Job(divided, 2, ""), plan.Job(whole, 2, "")], Policy())
     assert [(p.n, p.groups) for p in made] == [(8, "mod:4"), (2, "")]
-    assert plan.limit([plan.Job(divided, 2, "")], Policy()) > plan.limit(
+    assert plan.choose_timeout([plan.Job(divided, 2, "")], Policy()) > plan.choose_timeout(
         [plan.Job(whole, 2, "")], Policy()
     )
 
 
 def test_tables_name_the_group_where_it_varies_and_the_rule_above() -> None:
     cases = swept()
-    varying, constant = formats.axes(cases)
+    varying, constant = formats.split_axes(cases)
     assert varying == ["group"] and "2 ranks, 4 groups by mod:4" in constant
     assert [
-        formats.cells(Record(case=case, status="failed"), None)["group"] for case in cases
+        formats.format_cells(Record(case=case, status="failed"), None)["group"] for case in cases
     ] == list("0123")
-    varying, constant = formats.axes(cases[:1])
+    varying, constant = formats.split_axes(cases[:1])
     assert varying == [] and "4 groups by mod:4, group 0" in constant

@@ -90,7 +90,7 @@ def test_a_step_costs_what_its_messages_cost_one_by_one(
     network: Network, n: int, seed: int
 ) -> None:
     messages = some(n, seed)
-    found = networks.lines(network, n, messages)
+    found = networks.list_cost_lines(network, n, messages)
     for cell in (0.0, 1.0, 100.0, 1e4, 1e7):
         assert (found[:, 0] + found[:, 1] * cell).max() == pytest.approx(
             plainly(network, n, messages, cell), rel=1e-12
@@ -101,7 +101,7 @@ def test_only_lines_that_are_highest_somewhere_are_kept() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         lines = rng.integers(0, 6, (rng.integers(1, 9), 2)).astype(float)
-        kept = networks._highest(*lines.T)
+        kept = networks._select_highest(*lines.T)
         assert len(kept) <= len(lines)
         for x in (0.0, 0.3, 1.0, 7.0, 1e3):
             assert (kept @ [1, x]).max() == (lines @ [1, x]).max()
@@ -112,14 +112,15 @@ def test_without_messages_nothing_takes_time() -> None:
     nothing = np.zeros(0, np.int64)
     for network, n in NETWORKS:
         messages = Messages(nothing, nothing, np.zeros(0), np.zeros(0))
-        assert networks.lines(network, n, messages).max() == 0
+        assert networks.list_cost_lines(network, n, messages).max() == 0
 
 
 @pytest.mark.parametrize("n", [4, 7, 16])
 def test_neighbours_on_a_ring_are_as_near_as_on_a_flat_network(n: int) -> None:
-    schedule = algorithms.find("all_reduce", "ring").schedule(n)
+    schedule = algorithms.find_variant("all_reduce", "ring").schedule(n)
     flat, ring = (
-        simulate.time(schedule, network, 1e6) for network in (Network(LINK), Torus(LINK, (n,)))
+        simulate.predict_seconds(schedule, network, 1e6)
+        for network in (Network(LINK), Torus(LINK, (n,)))
     )
     assert ring == pytest.approx(flat, rel=1e-12)
 
@@ -127,40 +128,42 @@ def test_neighbours_on_a_ring_are_as_near_as_on_a_flat_network(n: int) -> None:
 def test_far_partners_share_the_wires_of_a_ring() -> None:
     """Recursive doubling at distance 4 among 8: every rank sends forwards, 4 messages on each
     wire."""
-    schedule = algorithms.find("all_reduce", "recursive_doubling").schedule(8)
-    on_ring = simulate.time(schedule, Torus(Link(0, 1, 0), (8,)), 1)
+    schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(8)
+    on_ring = simulate.predict_seconds(schedule, Torus(Link(0, 1, 0), (8,)), 1)
     assert on_ring == pytest.approx(1 + 2 + 4)
-    swing = algorithms.find("all_reduce", "swing_latency").schedule(8)
-    assert simulate.time(swing, Torus(Link(0, 1, 0), (8,)), 1) < on_ring
+    swing = algorithms.find_variant("all_reduce", "swing_latency").schedule(8)
+    assert simulate.predict_seconds(swing, Torus(Link(0, 1, 0), (8,)), 1) < on_ring
 
 
 @pytest.mark.parametrize(("nodes", "group"), [(2, 2), (3, 4), (8, 8), (5, 3)])
 def test_hierarchical_meets_its_closed_form_on_two_levels(nodes: int, group: int) -> None:
     n, size = nodes * group, 1e6
-    schedule = algorithms.find("all_reduce", f"hierarchical:group={group}").schedule(n)
+    schedule = algorithms.find_variant("all_reduce", f"hierarchical:group={group}").schedule(n)
     rounds = 2 * (group - 1) * INSIDE.alpha + 2 * (nodes - 1) * LINK.alpha
     wire = 2 * (group - 1) / group * INSIDE.beta + 2 * (nodes - 1) / n * LINK.beta
     adding = (group - 1) / group * INSIDE.gamma + (nodes - 1) / n * LINK.gamma
-    found = simulate.time(schedule, TwoLevel(LINK, INSIDE, group), size)
+    found = simulate.predict_seconds(schedule, TwoLevel(LINK, INSIDE, group), size)
     assert found == pytest.approx(rounds + size * (wire + adding), rel=1e-12)
 
 
 def test_an_oversubscribed_tree_slows_what_leaves_the_leaf() -> None:
-    schedule = algorithms.find("sendrecv", "direct").schedule(
+    schedule = algorithms.find_variant("sendrecv", "direct").schedule(
         8
     )  # one message leaves each leaf of 4
     wire = Link(0, 1, 0)
-    assert simulate.time(schedule, FatTree(wire, 4, 1.0), 1) == pytest.approx(1)
-    assert simulate.time(schedule, FatTree(wire, 4, 8.0), 1) == pytest.approx(2)
+    assert simulate.predict_seconds(schedule, FatTree(wire, 4, 1.0), 1) == pytest.approx(1)
+    assert simulate.predict_seconds(schedule, FatTree(wire, 4, 8.0), 1) == pytest.approx(2)
 
 
 def test_bounds_hold_on_every_network() -> None:
     for network, n in NETWORKS:
-        for algorithm in algorithms.catalogue().values():
+        for algorithm in algorithms.list_catalogue().values():
             variant = algorithms.Variant(algorithm)
             if variant.why_not(n):
                 continue
-            view = simulate.forecast(COLLECTIVES[algorithm.collective], n, network, [variant], [1])
+            view = simulate.forecast_variants(
+                COLLECTIVES[algorithm.collective], n, network, [variant], [1]
+            )
             for size in (0.0, 1e3, 1e6):
                 (taken,) = view.seconds(size).values()
                 assert taken >= view.bound(size) * (1 - 1e-9), (
@@ -222,7 +225,7 @@ def test_words_for_networks() -> None:
         "fat-tree:16:2.5": FatTree(LINK, 16, 2.5),
     }
     for text, network in known.items():
-        assert networks.parse(text, 32, LINK, INSIDE) == network
+        assert networks.parse_network(text, 32, LINK, INSIDE) == network
 
 
 @pytest.mark.parametrize(
@@ -239,7 +242,7 @@ def test_words_for_networks() -> None:
 )
 def test_errors_about_networks(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        networks.parse(text, 32, LINK, INSIDE)
+        networks.parse_network(text, 32, LINK, INSIDE)
     assert caught.value.hint
 
 

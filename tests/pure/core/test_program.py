@@ -12,7 +12,7 @@ from interleaving import finish
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.program import Bank, Program, Step, lower
+from collbench.core.program import Bank, Program, Step, compile_program
 from collbench.core.schedule import Schedule
 
 Memory = dict[tuple[int, Bank, int], int]
@@ -91,16 +91,16 @@ def execute(schedule: Schedule, program: Program, in_place: bool, rng: random.Ra
 
 
 def programs(collective: str, name: str, n: int) -> Iterator[tuple[Schedule, Program, bool]]:
-    variant, row = algorithms.find(collective, name), COLLECTIVES[collective]
+    variant, row = algorithms.find_variant(collective, name), COLLECTIVES[collective]
     if variant.why_not(n):
         return
     for root in sorted({0, n - 1} if row.rooted else {0}):
         for in_place in (False, True) if row.in_place else (False,):
             schedule = variant.schedule(n, root, ratio=3.0)
-            yield schedule, lower(schedule, in_place), in_place
+            yield schedule, compile_program(schedule, in_place), in_place
 
 
-@pytest.mark.parametrize("key", sorted(algorithms.catalogue()), ids="-".join)
+@pytest.mark.parametrize("key", sorted(algorithms.list_catalogue()), ids="-".join)
 def test_any_interleaving_gives_the_result(key: tuple[str, str]) -> None:
     rng = random.Random(str(key))
     for n in (1, 2, 3, 4, 5, 6, 8, 9):
@@ -158,7 +158,9 @@ def test_results_of_symmetric_algorithms_are_combined_in_rank_order_everywhere()
     """So that all ranks round alike: one_shot's terms are sorted, in place too, where the result is
     put aside first."""
     for in_place in (False, True):
-        program = lower(algorithms.find("all_reduce", "one_shot").schedule(5), in_place)
+        program = compile_program(
+            algorithms.find_variant("all_reduce", "one_shot").schedule(5), in_place
+        )
         for steps in program.ranks:
             (terms,) = (
                 action.terms for step in steps for action in step.actions if len(action.terms) > 1
@@ -167,7 +169,9 @@ def test_results_of_symmetric_algorithms_are_combined_in_rank_order_everywhere()
 
 
 def test_neighbouring_cells_are_moved_as_one() -> None:
-    program = lower(algorithms.find("all_reduce", "halving_doubling").schedule(8), False)
+    program = compile_program(
+        algorithms.find_variant("all_reduce", "halving_doubling").schedule(8), False
+    )
     assert [action.cells for step in program.ranks[0] for action in step.actions] == [
         4,
         2,

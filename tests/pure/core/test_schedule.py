@@ -15,11 +15,21 @@ from hypothesis import strategies as st
 from collbench.core import algorithms
 from collbench.core.algorithms import Algorithm, Variant
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.schedule import Fault, Hazard, Move, Moves, Schedule, coalesce, hazards, prove
+from collbench.core.schedule import (
+    Fault,
+    Hazard,
+    Move,
+    Moves,
+    Schedule,
+    find_hazards,
+    join_neighbours,
+    prove_schedule,
+)
 
 Steps = list[list[Move]]
 EVERY = [
-    pytest.param(row, id=f"{row.collective}-{row.name}") for row in algorithms.catalogue().values()
+    pytest.param(row, id=f"{row.collective}-{row.name}")
+    for row in algorithms.list_catalogue().values()
 ]
 
 
@@ -162,12 +172,12 @@ def test_prove_says_right_exactly_where_an_independent_interpreter_does(
         if Variant(algorithm).why_not(n):
             continue
         schedule = Variant(algorithm).schedule(n, n // 2)
-        assert prove(schedule) == [] and is_right(schedule, listed(schedule))
+        assert prove_schedule(schedule) == [] and is_right(schedule, listed(schedule))
         for mutate in MUTATIONS:
             steps = listed(schedule)
             at = rng.randrange(len(steps))
             mutate(steps, at, rng.randrange(len(steps[at])), rng.randrange(max(n, schedule.width)))
-            faults = prove(with_steps(schedule, steps))
+            faults = prove_schedule(with_steps(schedule, steps))
             assert (faults == []) == is_right(schedule, steps), (n, mutate.__name__, steps, faults)
             caught, tried = caught + bool(faults), tried + 1
     assert caught > tried / 3  # most mutations do harm; some, such as copying twice, do not
@@ -189,15 +199,15 @@ def test_prove_says_right_exactly_where_an_independent_interpreter_does(
 )
 def test_of_minimal_algorithms_no_move_can_be_dropped_or_turned_round(name: str) -> None:
     for n in (3, 4, 5):
-        schedule = algorithms.find(*name.split()).schedule(n)
+        schedule = algorithms.find_variant(*name.split()).schedule(n)
         for at, step in enumerate(listed(schedule)):
             for k, move in enumerate(step):
                 steps = listed(schedule)
                 del steps[at][k]
-                assert prove(with_steps(schedule, steps)), (n, at, move)
+                assert prove_schedule(with_steps(schedule, steps)), (n, at, move)
                 if move.src != move.dst:
                     steps[at].insert(k, move._replace(src=move.dst, dst=move.src))
-                    assert prove(with_steps(schedule, steps)), (n, at, move)
+                    assert prove_schedule(with_steps(schedule, steps)), (n, at, move)
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,7 +228,7 @@ def test_any_mixture_of_mutations(data: st.DataObject) -> None:
                 data.draw(st.integers(0, len(steps[at]) - 1)),
                 data.draw(st.integers(0, schedule.width)),
             )
-    assert (prove(with_steps(schedule, steps)) == []) == is_right(schedule, steps)
+    assert (prove_schedule(with_steps(schedule, steps)) == []) == is_right(schedule, steps)
 
 
 def made(name: str, n: int, *steps: Moves, cells: int = 1, root: int = 0) -> Schedule:
@@ -289,7 +299,7 @@ BOTH = Moves([0, 1], [1, 0], 0, reduce=True)
 def test_each_kind_of_fault_is_named_with_its_place(
     schedule: Schedule, fault: tuple[Any, ...], words: str
 ) -> None:
-    found = prove(schedule)[0]
+    found = prove_schedule(schedule)[0]
     assert found[:4] == fault
     assert words in found.what
 
@@ -303,25 +313,28 @@ def test_a_fault_reads_as_a_sentence() -> None:
 
 
 def test_every_rank_whose_output_is_wrong_is_named() -> None:
-    assert [fault.rank for fault in prove(made("broadcast", 4, Moves(1, 3), root=1))] == [0, 2]
+    assert [fault.rank for fault in prove_schedule(made("broadcast", 4, Moves(1, 3), root=1))] == [
+        0,
+        2,
+    ]
 
 
 def test_several_reductions_may_meet_in_one_cell() -> None:
-    assert prove(made("reduce", 4, Moves([1, 2, 3], 0, reduce=True))) == []
+    assert prove_schedule(made("reduce", 4, Moves([1, 2, 3], 0, reduce=True))) == []
 
 
 def test_a_step_reads_the_state_before_it() -> None:
-    assert prove(made("all_reduce", 2, BOTH)) == []
-    assert prove(made("all_reduce", 2, Moves(0, 1, reduce=True), Moves(1, 0, reduce=True)))
+    assert prove_schedule(made("all_reduce", 2, BOTH)) == []
+    assert prove_schedule(made("all_reduce", 2, Moves(0, 1, reduce=True), Moves(1, 0, reduce=True)))
 
 
 def test_hazards_are_cells_read_and_written_in_one_step() -> None:
-    assert hazards(made("all_reduce", 2, BOTH)) == [Hazard(0, 0, 0), Hazard(0, 1, 0)]
-    assert hazards(made("all_gather", 3, Moves(0, 1), Moves([1, 0], [2, 1], [0, 0]))) == [
+    assert find_hazards(made("all_reduce", 2, BOTH)) == [Hazard(0, 0, 0), Hazard(0, 1, 0)]
+    assert find_hazards(made("all_gather", 3, Moves(0, 1), Moves([1, 0], [2, 1], [0, 0]))) == [
         Hazard(1, 1, 0)
     ]
-    assert hazards(made("all_to_all", 1, Moves(0, 0, 0, 1))) == []
-    assert hazards(algorithms.find("all_reduce", "ring").schedule(5)) == []
+    assert find_hazards(made("all_to_all", 1, Moves(0, 0, 0, 1))) == []
+    assert find_hazards(algorithms.find_variant("all_reduce", "ring").schedule(5)) == []
 
 
 def test_moves_broadcast_iterate_and_select() -> None:
@@ -339,7 +352,7 @@ def test_moves_broadcast_iterate_and_select() -> None:
 
 
 def test_a_schedule_seen_by_one_rank() -> None:
-    ring = algorithms.find("all_gather", "ring").schedule(4)
+    ring = algorithms.find_variant("all_gather", "ring").schedule(4)
     assert [[move[:3] for move in moves] for moves in ring.of(1)] == [
         [(0, 1, 0), (1, 2, 1)],
         [(0, 1, 3), (1, 2, 0)],
@@ -368,7 +381,9 @@ def test_where_input_and_output_lie(name: str, width: int, starts: range, ends: 
 
 
 def test_coalescing_joins_neighbouring_cells_of_one_pair() -> None:
-    runs = coalesce(Moves([0, 0, 1, 0, 0], [1, 1, 0, 1, 1], [2, 1, 5, 3, 7], [4, 3, 5, 5, 6]))
+    runs = join_neighbours(
+        Moves([0, 0, 1, 0, 0], [1, 1, 0, 1, 1], [2, 1, 5, 3, 7], [4, 3, 5, 5, 6])
+    )
     assert [field.tolist() for field in runs] == [
         [0, 0, 1],
         [1, 1, 0],
@@ -377,8 +392,8 @@ def test_coalescing_joins_neighbouring_cells_of_one_pair() -> None:
         [3, 1, 1],
         [False, False, False],
     ]
-    assert coalesce(Moves(0, 1, [0, 1], [0, 1], [True, False])).length.tolist() == [1, 1]
-    assert coalesce(Moves(*(np.array([], int),) * 4)).length.tolist() == []
+    assert join_neighbours(Moves(0, 1, [0, 1], [0, 1], [True, False])).length.tolist() == [1, 1]
+    assert join_neighbours(Moves(*(np.array([], int),) * 4)).length.tolist() == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -390,7 +405,7 @@ def test_coalescing_joins_neighbouring_cells_of_one_pair() -> None:
 def test_coalesced_runs_are_the_same_moves_and_cannot_be_joined_further(
     moves: set[tuple[Any, ...]],
 ) -> None:
-    runs = list(zip(*coalesce(Moves(*map(list, zip(*moves, strict=True)))), strict=True))
+    runs = list(zip(*join_neighbours(Moves(*map(list, zip(*moves, strict=True)))), strict=True))
     spread = [(s, d, c + i, t + i, r) for s, d, c, t, length, r in runs for i in range(length)]
     assert len(spread) == len(moves) and set(spread) == moves
     starts = {(s, d, c, t, r) for s, d, c, t, _, r in runs}
@@ -402,6 +417,6 @@ def test_cells_of_different_parts_of_a_block_are_not_exchanged() -> None:
     over memory."""
     steps = [Moves(0, 1, [0, 1], [1, 0]), Moves(1, 1, [0, 1], [1, 0])]
     parked = Schedule("parked", "broadcast", 2, 0, 2, lambda: iter(steps))
-    (fault,) = prove(parked)
+    (fault,) = prove_schedule(parked)
     assert (fault.kind, fault.step, fault.rank) == ("misplaced", 0, 1)
     assert "longer or shorter" in fault.what

@@ -21,8 +21,8 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate, splits
 from collbench.core import network as networks
 from collbench.core import text as text_
-from collbench.core.algorithms import log2
-from collbench.core.algorithms.all_reduce import core
+from collbench.core.algorithms import count_doublings
+from collbench.core.algorithms.all_reduce import find_power_of_two
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.network import LINKS, Link, Network
@@ -37,11 +37,11 @@ from collbench.suite.policy import Policy
 
 LINK = Link(alpha=3e-6, beta=2e-9, gamma=5e-10)
 FLAT = Network(LINK)
-ROWS = list(algorithms.catalogue())
+ROWS = list(algorithms.list_catalogue())
 
 
 def scheduled(collective: str, text: str, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
-    return algorithms.find(collective, text).schedule(n, root, ratio)
+    return algorithms.find_variant(collective, text).schedule(n, root, ratio)
 
 
 def plainly(schedule: Schedule, nbytes: float) -> tuple[simulate.Counts, float]:
@@ -80,14 +80,16 @@ def plainly(schedule: Schedule, nbytes: float) -> tuple[simulate.Counts, float]:
 
 @pytest.mark.parametrize(("collective", "name"), ROWS)
 def test_counts_and_times_are_those_of_a_plain_loop_over_moves(collective: str, name: str) -> None:
-    variant = algorithms.find(collective, name)
+    variant = algorithms.find_variant(collective, name)
     for n in (n for n in (1, 2, 3, 4, 6, 7, 8, 12, 16) if not variant.why_not(n)):
         for root in {0, n // 2} if COLLECTIVES[collective].rooted else {0}:
             schedule = variant.schedule(n, root, 40.0)
             for nbytes in (0.0, 100.0, 1e5):
                 counts, seconds = plainly(schedule, nbytes)
-                assert simulate.time(schedule, FLAT, nbytes) == pytest.approx(seconds, rel=1e-12)
-            assert simulate.count(schedule) == counts
+                assert simulate.predict_seconds(schedule, FLAT, nbytes) == pytest.approx(
+                    seconds, rel=1e-12
+                )
+            assert simulate.count_costs(schedule) == counts
 
 
 def e(p: int) -> Fraction:
@@ -101,16 +103,16 @@ def low(p: int) -> int:
 def folds(p: int) -> int:
     """1 where ranks beyond the last power of two hand their data to others first, and get the
     result last."""
-    return int(p != core(p))
+    return int(p != find_power_of_two(p))
 
 
 def bruck(p: int) -> Fraction:
-    return Fraction(sum(j >> bit & 1 for bit in range(log2(p)) for j in range(p)), p)
+    return Fraction(sum(j >> bit & 1 for bit in range(count_doublings(p)) for j in range(p)), p)
 
 
 def subtree(p: int) -> Fraction:
     """Blocks of the largest binomial subtree below the root."""
-    half = 1 << (log2(p) - 1)
+    half = 1 << (count_doublings(p) - 1)
     return Fraction(max(p - half, half // 2), p)
 
 
@@ -127,13 +129,33 @@ def side(p: int, most: float) -> int:
 FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
     ("sendrecv", "direct"): lambda p: (1, 1, 0, 1),
     ("broadcast", "linear"): lambda p: (p - 1, p - 1, 0, p - 1),
-    ("broadcast", "binomial"): lambda p: (log2(p), log2(p), 0, log2(p)),
-    ("broadcast", "scatter_allgather"): lambda p: (log2(p) + p - 1, 2 * e(p), 0, None),
+    ("broadcast", "binomial"): lambda p: (
+        count_doublings(p),
+        count_doublings(p),
+        0,
+        count_doublings(p),
+    ),
+    ("broadcast", "scatter_allgather"): lambda p: (count_doublings(p) + p - 1, 2 * e(p), 0, None),
     ("reduce", "linear"): lambda p: (p - 1, p - 1, p - 1, 1),
-    ("reduce", "binomial"): lambda p: (log2(p), log2(p), log2(p), 1),
-    ("reduce", "reduce_scatter_gather"): lambda p: (log2(p) + p - 1, 2 * e(p), e(p), None),
+    ("reduce", "binomial"): lambda p: (
+        count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+        1,
+    ),
+    ("reduce", "reduce_scatter_gather"): lambda p: (
+        count_doublings(p) + p - 1,
+        2 * e(p),
+        e(p),
+        None,
+    ),
     ("all_reduce", "central"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1, p - 1),
-    ("all_reduce", "reduce_broadcast"): lambda p: (2 * log2(p), 2 * log2(p), log2(p), log2(p)),
+    ("all_reduce", "reduce_broadcast"): lambda p: (
+        2 * count_doublings(p),
+        2 * count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+    ),
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * e(p), e(p), 2 * e(p)),
     ("all_reduce", "ring:down"): lambda p: (2 * (p - 1), 2 * e(p), e(p), 2 * e(p)),
     ("all_reduce", "recursive_doubling"): lambda p: (
@@ -144,37 +166,52 @@ FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
     ),
     ("all_reduce", "halving_doubling"): lambda p: (
         2 * low(p) + 2 * folds(p),
-        2 * e(core(p)) + 2 * folds(p),
-        e(core(p)) + folds(p),
-        2 * e(core(p)) + folds(p),
+        2 * e(find_power_of_two(p)) + 2 * folds(p),
+        e(find_power_of_two(p)) + folds(p),
+        2 * e(find_power_of_two(p)) + folds(p),
     ),
     ("all_reduce", "torus2d"): lambda p: (grid(p, side(p, p**0.5)), 2 * e(p), e(p), 2 * e(p)),
     ("all_reduce", "hierarchical:group=4"): lambda p: (grid(p, 4), 2 * e(p), e(p), 2 * e(p)),
-    ("all_reduce", "swing"): lambda p: (2 * log2(p), 2 * e(p), e(p), 2 * e(p)),
-    ("all_reduce", "swing_latency"): lambda p: (log2(p), log2(p), log2(p), log2(p)),
+    ("all_reduce", "swing"): lambda p: (2 * count_doublings(p), 2 * e(p), e(p), 2 * e(p)),
+    ("all_reduce", "swing_latency"): lambda p: (
+        count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+    ),
     ("all_reduce", "one_shot"): lambda p: (p - 1, p - 1, p - 1, p - 1),
     ("all_reduce", "two_shot"): lambda p: (2 * (p - 1), 2 * e(p), e(p), 2 * e(p)),
     ("all_gather", "ring"): lambda p: (p - 1, e(p), 0, e(p)),
-    ("all_gather", "recursive_doubling"): lambda p: (log2(p), e(p), 0, e(p)),
-    ("all_gather", "bruck"): lambda p: (log2(p), e(p), 0, e(p)),
+    ("all_gather", "recursive_doubling"): lambda p: (count_doublings(p), e(p), 0, e(p)),
+    ("all_gather", "bruck"): lambda p: (count_doublings(p), e(p), 0, e(p)),
     ("all_gather", "neighbour_exchange"): lambda p: (p // 2, e(p), 0, e(p)),
-    ("all_gather", "gather_broadcast"): lambda p: (2 * log2(p), e(p) + log2(p), 0, log2(p)),
+    ("all_gather", "gather_broadcast"): lambda p: (
+        2 * count_doublings(p),
+        e(p) + count_doublings(p),
+        0,
+        count_doublings(p),
+    ),
     ("reduce_scatter", "ring"): lambda p: (p - 1, e(p), e(p), e(p)),
     ("reduce_scatter", "pairwise"): lambda p: (p - 1, e(p), e(p), e(p)),
-    ("reduce_scatter", "recursive_halving"): lambda p: (log2(p), e(p), e(p), e(p)),
+    ("reduce_scatter", "recursive_halving"): lambda p: (count_doublings(p), e(p), e(p), e(p)),
     ("gather", "linear"): lambda p: (p - 1, e(p), 0, Fraction(1, p)),
-    ("gather", "binomial"): lambda p: (log2(p), e(p), 0, subtree(p)),
+    ("gather", "binomial"): lambda p: (count_doublings(p), e(p), 0, subtree(p)),
     ("scatter", "linear"): lambda p: (p - 1, e(p), 0, e(p)),
-    ("scatter", "binomial"): lambda p: (log2(p), e(p), 0, e(p)),
+    ("scatter", "binomial"): lambda p: (count_doublings(p), e(p), 0, e(p)),
     ("all_to_all", "linear"): lambda p: (p - 1, e(p), 0, e(p)),
     ("all_to_all", "pairwise"): lambda p: (p - 1, e(p), 0, e(p)),
     ("all_to_all", "xor"): lambda p: (p - 1, e(p), 0, e(p)),
-    ("all_to_all", "bruck"): lambda p: (log2(p), bruck(p), 0, bruck(p)),
+    ("all_to_all", "bruck"): lambda p: (count_doublings(p), bruck(p), 0, bruck(p)),
     ("all_to_allv", "pairwise"): lambda p: (p - 1, e(p), 0, e(p)),
-    ("barrier", "dissemination"): lambda p: (log2(p), 0, 0, 0),
+    ("barrier", "dissemination"): lambda p: (count_doublings(p), 0, 0, 0),
     ("barrier", "central"): lambda p: (2 * (p - 1), 0, 0, 0),
-    ("barrier", "tree"): lambda p: (2 * log2(p), 0, 0, 0),
-    ("scan", "recursive_doubling"): lambda p: (log2(p), log2(p), log2(p), log2(p)),
+    ("barrier", "tree"): lambda p: (2 * count_doublings(p), 0, 0, 0),
+    ("scan", "recursive_doubling"): lambda p: (
+        count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+        count_doublings(p),
+    ),
 }
 CHAINS: dict[str, Callable[[int, int], tuple[object, ...]]] = {
     "broadcast": lambda p, k: (k + p - 2, Fraction(k + p - 2, k), 0, 1),
@@ -184,7 +221,7 @@ CHAINS: dict[str, Callable[[int, int], tuple[object, ...]]] = {
 
 
 def agrees(schedule: Schedule, form: tuple[object, ...]) -> None:
-    found = simulate.count(schedule)
+    found = simulate.count_costs(schedule)
     assert [f if wanted is None else wanted for f, wanted in zip(found, form, strict=True)] == list(
         found
     )
@@ -192,7 +229,7 @@ def agrees(schedule: Schedule, form: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize(("collective", "text"), FORMS)
 def test_closed_forms(collective: str, text: str) -> None:
-    variant = algorithms.find(collective, text)
+    variant = algorithms.find_variant(collective, text)
     able = [p for p in range(2, 34) if not variant.why_not(p)]
     assert len(able) >= 5
     for p in able:
@@ -213,16 +250,17 @@ def test_double_trees_stay_within_their_bounds(collective: str, passes: int) -> 
     """2L + 2k rounds for each pass, of size / 2k each; what is added is what one pass moves."""
     for p in (*range(2, 34), 63, 64, 65, 100):
         for k in (1, 2, 3, 8, 16):
-            found = simulate.count(scheduled(collective, f"double_tree:segments={k}", p))
-            assert passes * (2 * log2(p) + 2 * k) >= found.A
-            assert passes * Fraction(2 * log2(p) + 2 * k, 2 * k) >= found.B
+            found = simulate.count_costs(scheduled(collective, f"double_tree:segments={k}", p))
+            assert passes * (2 * count_doublings(p) + 2 * k) >= found.A
+            assert passes * Fraction(2 * count_doublings(p) + 2 * k, 2 * k) >= found.B
             assert found.sent <= passes
             assert (0 if collective == "broadcast" else found.B / passes) == found.G
 
 
 def test_every_algorithm_has_a_closed_form_tested() -> None:
     tested = {
-        (row.collective, row.name) for row in (algorithms.find(*form).algorithm for form in FORMS)
+        (row.collective, row.name)
+        for row in (algorithms.find_variant(*form).algorithm for form in FORMS)
     }
     tested |= {(collective, "chain") for collective in CHAINS}
     tested |= {(collective, "double_tree") for collective in ("broadcast", "reduce", "all_reduce")}
@@ -231,9 +269,12 @@ def test_every_algorithm_has_a_closed_form_tested() -> None:
 
 def test_no_algorithm_beats_the_bounds_in_the_table() -> None:
     for collective, name in ROWS:
-        variant = algorithms.find(collective, name)
+        variant = algorithms.find_variant(collective, name)
         for p in (p for p in range(2, 20) if not variant.why_not(p)):
-            found, bound = simulate.count(variant.schedule(p)), COLLECTIVES[collective].bound(p)
+            found, bound = (
+                simulate.count_costs(variant.schedule(p)),
+                COLLECTIVES[collective].bound(p),
+            )
             least = [
                 bound.alpha,
                 bound.beta * (e(p) if COLLECTIVES[collective].uneven else 1),
@@ -253,7 +294,7 @@ def made(n: int, steps: Callable[[], Iterator[Moves]]) -> Schedule:
 
 
 def test_equal_steps_are_costed_once_and_counted_often() -> None:
-    groups = list(simulate.steps(scheduled("all_reduce", "ring", 8)))
+    groups = list(simulate.list_step_messages(scheduled("all_reduce", "ring", 8)))
     assert [times for _, times in groups] == [7, 7]  # seven that add, seven that copy
 
 
@@ -276,10 +317,10 @@ def test_steps_are_told_apart_by_value_not_by_identity() -> None:
         yield Moves(2, np.array([0, 1]), 0)
 
     schedule = made(3, steps)
-    assert [times for _, times in simulate.steps(schedule)] == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert [times for _, times in simulate.list_step_messages(schedule)] == [2, 1, 1, 1, 1, 1, 1, 1]
     counts, seconds = plainly(schedule, 1e4)
-    assert simulate.count(schedule) == counts
-    assert simulate.time(schedule, FLAT, 1e4) == pytest.approx(seconds, rel=1e-12)
+    assert simulate.count_costs(schedule) == counts
+    assert simulate.predict_seconds(schedule, FLAT, 1e4) == pytest.approx(seconds, rel=1e-12)
 
 
 def test_a_stream_is_read_once_and_never_held() -> None:
@@ -290,7 +331,7 @@ def test_a_stream_is_read_once_and_never_held() -> None:
             alive.append(step)
             yield Moves(step % 2, 1 - step % 2, 0)
 
-    groups = simulate.steps(made(2, steps))
+    groups = simulate.list_step_messages(made(2, steps))
     next(groups)
     assert len(alive) <= 2
     assert 1 + len(list(groups)) == 1000
@@ -301,7 +342,7 @@ def test_default_segments_reach_the_optimum_of_the_chain() -> None:
     link = Link(2e-6, 1e-9, 0)
     for p in (8, 33):
         for size in (1e5, 1e6, 3e6):
-            variant = algorithms.find("broadcast", "chain")
+            variant = algorithms.find_variant("broadcast", "chain")
             found = simulate.Predictor(variant, Network(link), p).seconds(size)
             ideal = (((p - 2) * link.alpha) ** 0.5 + (size * link.beta) ** 0.5) ** 2
             assert ideal <= found * (1 + 1e-12)
@@ -311,22 +352,22 @@ def test_default_segments_reach_the_optimum_of_the_chain() -> None:
 def test_default_segments_of_trees_reach_their_optimum() -> None:
     link, p, size = Link(2e-6, 1e-9, 0), 64, 1e6
     found = simulate.Predictor(
-        algorithms.find("broadcast", "double_tree"), Network(link), p
+        algorithms.find_variant("broadcast", "double_tree"), Network(link), p
     ).seconds(size)
     high = (
-        2 * log2(p) * link.alpha
+        2 * count_doublings(p) * link.alpha
         + size * link.beta
-        + (8 * log2(p) * link.alpha * link.beta * size) ** 0.5
+        + (8 * count_doublings(p) * link.alpha * link.beta * size) ** 0.5
     )
     assert size * link.beta < found <= high * 1.01
     for k in (1, 4, 256):
-        other = algorithms.find("broadcast", f"double_tree:segments={k}")
+        other = algorithms.find_variant("broadcast", f"double_tree:segments={k}")
         assert found < simulate.Predictor(other, Network(link), p).seconds(size)
 
 
 def foreseen(collective: str, n: int, link: Link, *texts: str) -> simulate.Forecast:
-    variants = [algorithms.find(collective, text) for text in texts]
-    return simulate.forecast(COLLECTIVES[collective], n, Network(link), variants, [1])
+    variants = [algorithms.find_variant(collective, text) for text in texts]
+    return simulate.forecast_variants(COLLECTIVES[collective], n, Network(link), variants, [1])
 
 
 @pytest.mark.parametrize(
@@ -336,22 +377,22 @@ def foreseen(collective: str, n: int, link: Link, *texts: str) -> simulate.Forec
             "all_reduce",
             "recursive_doubling",
             "ring",
-            lambda p: 2 * (p - 1) - log2(p),
-            lambda p: log2(p) - 2 * e(p),
+            lambda p: 2 * (p - 1) - count_doublings(p),
+            lambda p: count_doublings(p) - 2 * e(p),
         ),
         (
             "all_reduce",
             "recursive_doubling",
             "halving_doubling",
-            log2,
-            lambda p: log2(p) - 2 * e(p),
+            count_doublings,
+            lambda p: count_doublings(p) - 2 * e(p),
         ),
         (
             "broadcast",
             "binomial",
             "scatter_allgather",
             lambda p: p - 1,
-            lambda p: log2(p) - 2 * e(p),
+            lambda p: count_doublings(p) - 2 * e(p),
         ),
     ],
 )
@@ -389,12 +430,14 @@ def test_crossovers_find_a_third_that_wins_in_between() -> None:
 def test_worked_figures() -> None:
     """1 TB over 200 Gb/s takes 40 s; 175e9 parameters are 700 GB of gradients, of which a ring
     moves 2(n-1)/n."""
-    moved = simulate.time(scheduled("sendrecv", "direct", 2), Network(LINKS["ib200"]), 1e12)
+    moved = simulate.predict_seconds(
+        scheduled("sendrecv", "direct", 2), Network(LINKS["ib200"]), 1e12
+    )
     assert moved == pytest.approx(40, rel=1e-6)
     gradients = 175e9 * 4
     assert gradients == 700e9
     wire = LINKS["ib200"]._replace(gamma=0.0)
-    ring = simulate.time(scheduled("all_reduce", "ring", 8), Network(wire), gradients)
+    ring = simulate.predict_seconds(scheduled("all_reduce", "ring", 8), Network(wire), gradients)
     assert ring == pytest.approx(2 * 7 / 8 * 28, rel=1e-4)
 
 
@@ -403,7 +446,7 @@ def test_a_pipelined_ring_broadcast_tends_to_size_over_bandwidth() -> None:
     k, bandwidth, size = 8, 2e9, 1e8
     for pieces in (1, 6, 60, 6000):
         schedule = scheduled("broadcast", f"chain:segments={pieces}", k)
-        found = simulate.time(schedule, Network(Link(0, 1 / bandwidth, 0)), size)
+        found = simulate.predict_seconds(schedule, Network(Link(0, 1 / bandwidth, 0)), size)
         assert found == pytest.approx(size * (pieces + k - 2) / (pieces * bandwidth), rel=1e-12)
     assert found == pytest.approx(size / bandwidth, rel=2e-3)
 
@@ -411,22 +454,23 @@ def test_a_pipelined_ring_broadcast_tends_to_size_over_bandwidth() -> None:
 def test_a_centre_is_the_bottleneck_that_a_ring_avoids() -> None:
     n, size = 64, 1e9
     central, ring = (
-        simulate.time(scheduled("all_reduce", name, n), FLAT, size) for name in ("central", "ring")
+        simulate.predict_seconds(scheduled("all_reduce", name, n), FLAT, size)
+        for name in ("central", "ring")
     )
     assert central / ring > 0.9 * n
 
 
 def test_what_would_take_minutes_or_gigabytes_is_refused_before_it_starts() -> None:
-    big = simulate.Predictor(algorithms.find("all_reduce", "one_shot"), FLAT, 1 << 16)
+    big = simulate.Predictor(algorithms.find_variant("all_reduce", "one_shot"), FLAT, 1 << 16)
     with pytest.raises(CannotRun, match="moves") as caught:
         big.check([8])
     assert "-n" in caught.value.hint
     with pytest.raises(CannotRun, match="min"):
-        simulate.Predictor(algorithms.find("all_reduce", "ring"), FLAT, 1 << 18).check([8])
-    simulate.Predictor(algorithms.find("all_reduce", "ring"), FLAT, 1 << 14).check([8])
-    simulate.Predictor(algorithms.find("all_reduce", "recursive_doubling"), FLAT, 1 << 16).check(
-        [8]
-    )
+        simulate.Predictor(algorithms.find_variant("all_reduce", "ring"), FLAT, 1 << 18).check([8])
+    simulate.Predictor(algorithms.find_variant("all_reduce", "ring"), FLAT, 1 << 14).check([8])
+    simulate.Predictor(
+        algorithms.find_variant("all_reduce", "recursive_doubling"), FLAT, 1 << 16
+    ).check([8])
 
 
 def run(*args: str, command: str = "predict") -> str:
@@ -468,7 +512,7 @@ def test_predict_takes_the_link_from_a_recorded_run(tmp_path: Path) -> None:
     )
     assert "predicted" in whole["about"] and "ring@model on 4" in whole["about"]
     for row in whole["predictions"]:
-        seconds = simulate.time(
+        seconds = simulate.predict_seconds(
             scheduled("all_gather", "ring", 64), Network(_model.TEN_GIGABIT), row["size"]
         )
         assert row["time_ns"] == pytest.approx(seconds * 1e9, rel=0.01)
@@ -485,7 +529,7 @@ def test_predict_writes_rows_for_programs() -> None:
     ):
         assert {key: str(value) for key, value in row.items()} == line
         assert row["status"] == "predicted"
-        seconds = simulate.time(
+        seconds = simulate.predict_seconds(
             scheduled("all_gather", row["algorithm"], 8), Network(LINKS["ib200"]), row["size"]
         )
         assert row["time_ns"] == pytest.approx(seconds * 1e9)
@@ -517,15 +561,15 @@ def test_predict_explains_what_is_wrong(args: tuple[str, ...], words: str) -> No
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_tables_fit_the_terminal_and_show_every_algorithm(width: int) -> None:
     sizes = [1 << k for k in range(3, 31, 9)]
-    every = [algorithms.Variant(row) for row in algorithms.of("all_reduce")]
-    view = simulate.forecast(COLLECTIVES["all_reduce"], 16, FLAT, every, sizes)
-    text = terminal.text(prediction.document(view, sizes, "title"), width)
+    every = [algorithms.Variant(row) for row in algorithms.list_algorithms("all_reduce")]
+    view = simulate.forecast_variants(COLLECTIVES["all_reduce"], 16, FLAT, every, sizes)
+    text = terminal.render_text(prediction.make_document(view, sizes, "title"), width)
     assert max(map(len, text.splitlines())) <= max(width, 61)
     for name in view.predictors:
         for word in re.split("[_:]", name):
             assert word in text
     for seconds in view.seconds(sizes[-1]).values():
-        assert text_.duration(seconds * 1e9) in text
+        assert text_.format_duration(seconds * 1e9) in text
 
 
 def case(**fields: object) -> Case:
@@ -560,11 +604,13 @@ def test_the_model_backend_simulates_reference_algorithms() -> None:
     for record in (r for r in records[:-1] if r.case.algorithm != "native"):
         one = record.case
         schedule = scheduled(one.collective, one.algorithm, one.n, one.root)
-        assert record.times_ns == [round(simulate.time(schedule, network, one.size) * 1e9)]
+        assert record.times_ns == [
+            round(simulate.predict_seconds(schedule, network, one.size) * 1e9)
+        ]
         assert one.algorithm in record.note
     (native,) = records[1].times_ns
-    assert native == round(_model.seconds(cases[1]) * 1e9)
-    assert _model.seconds(cases[1]) == pytest.approx(
+    assert native == round(_model.predict_seconds(cases[1]) * 1e9)
+    assert _model.predict_seconds(cases[1]) == pytest.approx(
         3 * 20e-6 + 6000 * (5 / 3 / 1.18e9 + 5 / 6 / 8e9)
     )  # the lower bound
 
@@ -574,7 +620,7 @@ def test_uneven_blocks_are_simulated_with_their_lengths(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "table", table)
     split = f"matrix:{tmp_path / 'table'}"
     one = case(collective="all_to_allv", algorithm="pairwise", n=5, nbytes=100_000, splits=split)
-    blocks = splits.matrix(split, 5, 100_000, 4) * 4
+    blocks = splits.split_matrix(split, 5, 100_000, 4) * 4
     link = _model.TEN_GIGABIT
     wanted = sum(
         link.alpha + max(blocks[r, (r + k) % 5] for r in range(5)) * link.beta for k in range(1, 5)
@@ -586,7 +632,8 @@ def test_uneven_blocks_are_simulated_with_their_lengths(tmp_path: Path) -> None:
     )
     assert even < found
     assert math.isclose(
-        even, simulate.time(scheduled("all_to_allv", "pairwise", 5), Network(link), 100_000)
+        even,
+        simulate.predict_seconds(scheduled("all_to_allv", "pairwise", 5), Network(link), 100_000),
     )
 
 

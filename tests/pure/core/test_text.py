@@ -15,7 +15,7 @@ STRIPPED = ("plain", "printable", "command")  # commands of GitHub are escaped w
 
 
 def test_what_is_told_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    text.tell("a\x1b]0;pwned\x07\x1b[2J\u202eb\nc", "d\x9be\u2066")
+    text.print_message("a\x1b]0;pwned\x07\x1b[2J\u202eb\nc", "d\x9be\u2066")
     said = capsys.readouterr().err
     assert said == "collbench: a ]0;pwned  [2J b c\n  hint: d e\n"
 

@@ -60,7 +60,7 @@ def machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     def described(*gpus: dict[str, Any], **further: Any) -> dict[str, Any]:
         smi = fake_amdsmi.Smi(*gpus, **further)
         monkeypatch.setitem(sys.modules, "amdsmi", smi)
-        return topology.gpus(root)
+        return topology.gpu_facts(root)
 
     return described
 
@@ -103,7 +103,7 @@ def test_each_gpu_is_described(machine: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_a_gpu_is_told_as_others_are(machine: Callable[..., dict[str, Any]]) -> None:
-    (card,) = machines.cards(machine(fake_amdsmi.gpu(0)))
+    (card,) = machines.describe_cards(machine(fake_amdsmi.gpu(0)))
     assert card.startswith("1 x Fast Accelerator (192 GiB, PCIe 5.0 x16, only 8 lanes in use, limi")
 
 
@@ -136,7 +136,7 @@ def test_where_amd_smi_knows_no_links_the_bridges_tell(
 def test_partitions_decide_performance(machine: Callable[..., dict[str, Any]]) -> None:
     whole = {"gpus": machine(fake_amdsmi.gpu(0))}
     parted = {"gpus": machine(fake_amdsmi.gpu(0, get_gpu_compute_partition="CPX"))}
-    assert environment.differences(whole, parted) == [
+    assert environment.find_differences(whole, parted) == [
         ("gpus.devices.0.compute_partition", "SPX", "CPX")
     ]
 
@@ -145,14 +145,14 @@ def test_without_amd_smi_the_driver_tells_and_the_reason_stands_there(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    found = topology.gpus(root)
+    found = topology.gpu_facts(root)
     assert found["why_not"].startswith("AMD SMI: ") and "amdsmi" in found["why_not"]
     assert found["devices"][2] == {"name": "Fast Accelerator", "pci": "0000:1d:00.0"}
 
 
 def test_nvidias_driver_goes_first(root: Path) -> None:
     put(root / "sys/module/nvidia/version", "570.1")
-    assert topology.gpus(root)["driver"] == "570.1"
+    assert topology.gpu_facts(root)["driver"] == "570.1"
 
 
 def test_a_library_that_cannot_start_says_why_and_what_helps(
@@ -166,12 +166,12 @@ def test_a_library_that_cannot_start_says_why_and_what_helps(
 
     monkeypatch.setattr(smi, "amdsmi_init", refuse)
     with pytest.raises(CannotRun, match=r"^AMD SMI: Error code: 34 \| AMDSMI_STATUS_DRIV") as told:
-        amd.load()
+        amd.load_amdsmi()
     assert "/opt/rocm/share/amd_smi" in told.value.hint and "collbench[amd]" in told.value.hint
 
 
 def test_a_reading_has_all_that_amd_smi_says() -> None:
-    found = amd.read(fake_amdsmi.Smi(fake_amdsmi.gpu(0)), 0)
+    found = amd.read_state(fake_amdsmi.Smi(fake_amdsmi.gpu(0)), 0)
     assert found == amd.Reading(
         sm_mhz=2100,
         memory_mhz=900,
@@ -201,11 +201,11 @@ def test_older_gpus_say_less() -> None:
     smi = fake_amdsmi.Smi(
         {"get_gpu_metrics_info": older, "get_gpu_pci_replay_counter": 7, "get_gpu_ecc_count": {}}
     )
-    assert amd.read(smi, 0) == amd.Reading(1700, None, 38, 90, {}, True, None, None, 7)
+    assert amd.read_state(smi, 0) == amd.Reading(1700, None, 38, 90, {}, True, None, None, 7)
 
 
 def test_a_gpu_that_says_nothing_is_unknown() -> None:
-    assert amd.read(fake_amdsmi.Smi({}), 0) == amd.Reading(
+    assert amd.read_state(fake_amdsmi.Smi({}), 0) == amd.Reading(
         None, None, None, None, {}, False, None, None, None
     )
 
@@ -239,7 +239,7 @@ def test_room_on_a_gpu_is_what_the_kernel_calls_free(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,1")
-    assert memory._amds(root) == (
+    assert memory._list_amd_gpus(root) == (
         memory.Gpu(192 * GIB, 256 << 20),
         memory.Gpu(191 * GIB, 256 << 20),
     )

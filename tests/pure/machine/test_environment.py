@@ -60,7 +60,7 @@ class Machine:
         )
 
     def gather(self) -> dict:
-        return environment.gather(self.root, self.root)
+        return environment.gather_facts(self.root, self.root)
 
 
 @pytest.fixture
@@ -409,15 +409,15 @@ def test_no_secret_leaves(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_names_that_smell_of_secrets(word: str) -> None:
-    assert environment.variables({f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}) == {
-        "NCCL_ALGO": "x"
-    }
-    assert "planted" not in environment.mask(f"a=1,my_{word}=planted plan")
+    assert environment.select_variables(
+        {f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}
+    ) == {"NCCL_ALGO": "x"}
+    assert "planted" not in environment.mask_text(f"a=1,my_{word}=planted plan")
 
 
 @pytest.mark.parametrize("name", ["NCCL_PWD", "OMP_PASS", "UCX_PSK", "FI_CRED", "TORCH_PAT"])
 def test_short_words_of_names_are_secrets_too(name: str) -> None:
-    assert environment.variables({name: "x"}) == {}
+    assert environment.select_variables({name: "x"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -448,8 +448,10 @@ def test_short_words_of_names_are_secrets_too(name: str) -> None:
     ],
 )
 def test_compound_names_are_secrets_too(word: str) -> None:
-    assert environment.variables({f"NCCL_{word}": "x", f"OMPI_MCA_x_{word.lower()}": "x"}) == {}
-    assert "planted" not in environment.mask(f"{word.lower()}=planted")
+    assert (
+        environment.select_variables({f"NCCL_{word}": "x", f"OMPI_MCA_x_{word.lower()}": "x"}) == {}
+    )
+    assert "planted" not in environment.mask_text(f"{word.lower()}=planted")
 
 
 @pytest.mark.parametrize(
@@ -478,15 +480,15 @@ def test_compound_names_are_secrets_too(word: str) -> None:
 )
 @pytest.mark.parametrize("name", ["NCCL_NET", "TORCH_X", "OMPI_MCA_x", "MASTER_ADDR"])
 def test_values_that_look_like_secrets_are_masked_under_any_name(secret: str, name: str) -> None:
-    (kept,) = environment.variables({name: f"a,{secret}"}).values()
+    (kept,) = environment.select_variables({name: f"a,{secret}"}).values()
     assert secret not in kept and "***" in kept
-    assert secret not in environment.mask(f"--tag {secret}")
+    assert secret not in environment.mask_text(f"--tag {secret}")
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "RANK", "MASTER_PORT"])
 def test_what_a_launcher_would_not_set_is_masked(name: str) -> None:
-    assert environment.variables({name: "planted"}) == {name: "***"}
-    assert environment.variables({name: "17"}) == {name: "17"}
+    assert environment.select_variables({name: "planted"}) == {name: "***"}
+    assert environment.select_variables({name: "17"}) == {name: "17"}
 
 
 def test_what_only_begins_like_a_secret_is_told() -> None:
@@ -497,7 +499,7 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
         "OMPI_MCA_x_path": "/lib",
         "FI_OPX_CREDITS": "64",
     }
-    assert environment.variables(told) == told
+    assert environment.select_variables(told) == told
 
 
 @pytest.mark.parametrize(
@@ -531,7 +533,7 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
     ],
 )
 def test_no_secret_in_a_value_is_told(text: str) -> None:
-    assert "planted" not in environment.mask(text)
+    assert "planted" not in environment.mask_text(text)
 
 
 @pytest.mark.parametrize(
@@ -549,7 +551,7 @@ def test_no_secret_in_a_value_is_told(text: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert environment.mask(text) == text
+    assert environment.mask_text(text) == text
 
 
 @pytest.mark.parametrize(
@@ -561,7 +563,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
     ],
 )
 def test_what_comes_after_a_secret_stays(text: str, kept: str) -> None:
-    assert environment.mask(text) == kept
+    assert environment.mask_text(text) == kept
 
 
 def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,7 +591,7 @@ def test_scheduler_variables_that_are_kept() -> None:
         "1",
     )
     assert (
-        environment.variables(
+        environment.select_variables(
             {
                 **kept,
                 "PATH": "x",
@@ -618,9 +620,11 @@ def test_fingerprint_stays_where_the_machine_does(
     server.add({"proc/sys/kernel/random/boot_id": "another", "sys/class/net/veth1/mtu": 1400})
     after = server.gather()
     assert before != after
-    assert environment.differences(before, after) == []
-    assert environment.fingerprint(before) == environment.fingerprint(after)
-    assert environment.fingerprint(json.loads(json.dumps(after))) == environment.fingerprint(after)
+    assert environment.find_differences(before, after) == []
+    assert environment.make_fingerprint(before) == environment.make_fingerprint(after)
+    assert environment.make_fingerprint(
+        json.loads(json.dumps(after))
+    ) == environment.make_fingerprint(after)
 
 
 CHANGES = [
@@ -651,8 +655,8 @@ def test_fingerprint_follows_the_machine(
 ) -> None:
     before = server.gather()
     after = server.add(files).gather()
-    assert environment.differences(before, after) == [(path, old, new)]
-    assert environment.fingerprint(before) != environment.fingerprint(after)
+    assert environment.find_differences(before, after) == [(path, old, new)]
+    assert environment.make_fingerprint(before) != environment.make_fingerprint(after)
 
 
 def test_fingerprint_follows_cpus_variables_and_quota(
@@ -661,7 +665,7 @@ def test_fingerprint_follows_cpus_variables_and_quota(
     before = server.gather()
     monkeypatch.setenv("NCCL_PROTO", "LL128")
     server.allow("0-1").add({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 100000"})
-    assert environment.differences(before, server.gather()) == [
+    assert environment.find_differences(before, server.gather()) == [
         ("container.cpu_quota", None, 1.0),
         ("cpu.cores", 8, 1),
         ("cpu.llc_bytes", 4 * 32 << 20, 32 << 20),
@@ -679,11 +683,11 @@ def test_fingerprint_follows_libraries(server: Machine, monkeypatch: pytest.Monk
 
     before = installed({"torch": "2.6.0"})
     after = installed({"torch": "2.7.0", "nvidia-nccl-cu12": "2.27.3"})
-    assert environment.differences(before, after) == [
+    assert environment.find_differences(before, after) == [
         ("libraries.nvidia-nccl-cu12", None, "2.27.3"),
         ("libraries.torch", "2.6.0", "2.7.0"),
     ]
-    assert environment.fingerprint(before) != environment.fingerprint(after)
+    assert environment.make_fingerprint(before) != environment.make_fingerprint(after)
 
 
 @pytest.mark.parametrize(
@@ -775,11 +779,11 @@ def test_gpus_by_nvml(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         "DeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB),
     }
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(**busy))
-    assert environment.fingerprint(server.gather()) == environment.fingerprint(before)
+    assert environment.make_fingerprint(server.gather()) == environment.make_fingerprint(before)
     monkeypatch.setitem(
         sys.modules, "pynvml", FakeNvml(SystemGetDriverVersion="580.2", DeviceGetMigMode=[1, 1])
     )
-    assert environment.differences(before, server.gather()) == [
+    assert environment.find_differences(before, server.gather()) == [
         ("gpus.devices.0.mig.0", 0, 1),
         ("gpus.devices.1.mig.0", 0, 1),
         ("gpus.driver", "570.1", "580.2"),
@@ -816,7 +820,7 @@ def test_environments_of_other_versions_compare(server: Machine) -> None:
     old = copy.deepcopy(new)
     del old["rdma"], old["nics"], old["cpu"]["turbo"]
     old["future"] = {"x": 1}
-    assert {path for path, _, _ in environment.differences(old, new)} == {
+    assert {path for path, _, _ in environment.find_differences(old, new)} == {
         "cpu.turbo",
         "nics.eth0.driver",
         "nics.eth0.mbps",
@@ -824,7 +828,7 @@ def test_environments_of_other_versions_compare(server: Machine) -> None:
         "rdma.mlx5_0:1.firmware",
         "rdma.mlx5_0:1.rate",
     }
-    assert environment.differences({}, {}) == []
+    assert environment.find_differences({}, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -845,12 +849,12 @@ def test_a_fingerprint_rests_on_the_libraries_that_a_backend_uses(
     before = {"kernel": "6.1", "libraries": versions}
     for name in versions:
         after = {"kernel": "6.1", "libraries": versions | {name: "2.0"}}
-        found = environment.differences(before, after, {backend})
+        found = environment.find_differences(before, after, {backend})
         assert found == [(f"libraries.{name}", "1.0", "2.0")] * (name in libraries)
-        prints = [environment.fingerprint(facts, {backend}) for facts in (before, after)]
+        prints = [environment.make_fingerprint(facts, {backend}) for facts in (before, after)]
         assert (prints[0] != prints[1]) == (name in libraries)
-    assert len(environment.differences(before, {"kernel": "6.2"}, {"gloo"})) == 2
-    assert len(environment.differences(before, {"kernel": "6.1"})) == len(versions)
+    assert len(environment.find_differences(before, {"kernel": "6.2"}, {"gloo"})) == 2
+    assert len(environment.find_differences(before, {"kernel": "6.1"})) == len(versions)
 
 
 @pytest.mark.parametrize(
@@ -875,7 +879,7 @@ def test_a_fingerprint_rests_on_the_libraries_that_a_backend_uses(
 def test_what_differs_is_named_on_one_line(
     differences: list[environment.Difference], words: str
 ) -> None:
-    assert environment.explained(differences) == words
+    assert environment.explain_differences(differences) == words
 
 
 def test_null_and_absent_are_the_same() -> None:
@@ -883,11 +887,11 @@ def test_null_and_absent_are_the_same() -> None:
         {"cpu": {"model": "x", "turbo": None}, "product": None},
         {"cpu": {"model": "x"}},
     )
-    assert environment.differences(with_null, without) == []
+    assert environment.find_differences(with_null, without) == []
     assert (
-        environment.fingerprint(with_null)
-        == environment.fingerprint(without)
-        != environment.fingerprint({})
+        environment.make_fingerprint(with_null)
+        == environment.make_fingerprint(without)
+        != environment.make_fingerprint({})
     )
 
 
@@ -911,25 +915,26 @@ def test_git_revision(tmp_path: Path) -> None:
         ).stdout
 
     git("init")
-    assert environment.gather(tmp_path)["git"] == {"revision": None, "dirty": False}
+    assert environment.gather_facts(tmp_path)["git"] == {"revision": None, "dirty": False}
     (tmp_path / "file").write_text("a")
     git("add", "file")
     git("commit", "-m", "first")
     revision = git("rev-parse", "HEAD").strip()
     (tmp_path / "untracked").write_text("")
-    assert environment.gather(tmp_path)["git"] == {"revision": revision, "dirty": False}
+    assert environment.gather_facts(tmp_path)["git"] == {"revision": revision, "dirty": False}
     (tmp_path / "file").write_text("b")
-    assert environment.gather(tmp_path)["git"] == {"revision": revision, "dirty": True}
-    assert environment.gather(tmp_path / "gone")["git"] == {"revision": None, "dirty": None}
+    assert environment.gather_facts(tmp_path)["git"] == {"revision": revision, "dirty": True}
+    assert environment.gather_facts(tmp_path / "gone")["git"] == {"revision": None, "dirty": None}
 
 
 def test_this_machine_without_torch() -> None:
     code = (
-        "import json, sys; from collbench.machine import environment as e; a = e.gather(); "
+        "import json, sys; from collbench.machine import environment as e; a = e.gather_facts(); "
         "assert 'torch'"
-        " not in sys.modules;json.dumps(a); assert e.fingerprint(a) == e.fingerprint(e.gather()),"
-        " e.differences(a, e.gather());assert 1 <= e.core_count() <= len(e.usable_cpus()); assert"
-        " e.memory_limit()[0] >= 0; assert e.host()"
+        " not in sys.modules;json.dumps(a); b = e.gather_facts();"
+        " assert e.make_fingerprint(a) == e.make_fingerprint(b), e.find_differences(a, b);"
+        "assert 1 <= e.core_count() <= len(e.usable_cpus());"
+        " assert e.memory_limit()[0] >= 0; assert e.host_name()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -937,9 +942,9 @@ def test_this_machine_without_torch() -> None:
 @pytest.mark.parametrize("text", ["a-" * 2_000, "a" * 4_000, "key" * 1_000, "curl " * 400])
 def test_long_words_are_read_in_a_moment(text: str) -> None:
     """Without a bound each would take minutes."""
-    assert secrets.mask(text) == text
+    assert secrets.mask_secrets(text) == text
 
 
 def test_a_module_that_python_runs_is_no_user() -> None:
-    assert secrets.mask("python -u train:main") == "python -u train:main"
-    assert "hunter2" not in secrets.mask("curl -s -u me:hunter2 https://x.org")
+    assert secrets.mask_secrets("python -u train:main") == "python -u train:main"
+    assert "hunter2" not in secrets.mask_secrets("curl -s -u me:hunter2 https://x.org")

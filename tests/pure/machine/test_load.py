@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from collbench.machine import environment, load
-from collbench.machine.load import Load, Others, delayed, look, worked
+from collbench.machine.load import Load, Others, cpu_seconds, delayed_seconds, measure_load
 
 TICKS = os.sysconf("SC_CLK_TCK")
 Stat = Callable[..., None]
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(time, "process_time", lambda: now.own)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(environment, "boot_id", lambda *_: "machine")
-    monkeypatch.setattr(environment, "host", lambda: "node0")
+    monkeypatch.setattr(environment, "host_name", lambda: "node0")
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: [parent]))
     return now
 
@@ -52,13 +52,13 @@ def test_work_is_that_of_processes_and_of_other_machines_on_the_cpus_named(
     stat: Stat, tmp_path: Path
 ) -> None:
     stat(cpu=[99] * 8, cpu0=[1, 2, 4, 100, 100, 100, 100, 8], cpu1=[16, 0, 0, 0, 0, 0, 0, 0])
-    assert worked([0], tmp_path) == 15
-    assert worked([0, 1], tmp_path) == 31
+    assert cpu_seconds([0], tmp_path) == 15
+    assert cpu_seconds([0, 1], tmp_path) == 31
 
 
 def test_nobody_can_tell_without_the_kernels_counts(tmp_path: Path) -> None:
-    assert math.isnan(worked([0], tmp_path))
-    assert look(0, tmp_path) == {}
+    assert math.isnan(cpu_seconds([0], tmp_path))
+    assert measure_load(0, tmp_path) == {}
 
 
 def test_what_the_hypervisor_gave_to_others_is_told_by_a_machines_first_rank(
@@ -70,10 +70,10 @@ def test_what_the_hypervisor_gave_to_others_is_told_by_a_machines_first_rank(
 
 
 def test_how_long_a_thread_has_waited_for_a_cpu_is_the_kernels_word(tmp_path: Path) -> None:
-    assert math.isnan(delayed(tmp_path))
+    assert math.isnan(delayed_seconds(tmp_path))
     (tmp_path / "proc/thread-self").mkdir(parents=True)
     (tmp_path / "proc/thread-self/schedstat").write_text("8000000000 2500000000 17\n")
-    assert delayed(tmp_path) == 2.5
+    assert delayed_seconds(tmp_path) == 2.5
 
 
 def test_what_is_ours_is_not_others(stat: Stat, tmp_path: Path, clock: Any) -> None:
@@ -143,5 +143,5 @@ def test_busy_is_more_than_a_quarter_of_a_cpu_and_a_tenth_of_all(
 
 
 def test_a_look_at_this_machine_counts_its_cpus() -> None:
-    (seen,) = load.look(0.01).values()
+    (seen,) = load.measure_load(0.01).values()
     assert seen.cpus == len(os.sched_getaffinity(0))

@@ -60,7 +60,7 @@ def machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ) -> dict[str, Any]:
         nvml = fake_nvml.Nvml(*gpus, ancestors=ancestors)
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        found = topology.gpus(root)
+        found = topology.gpu_facts(root)
         assert nvml.opened == 0
         return found
 
@@ -149,7 +149,7 @@ def test_one_gpu_has_no_links(machine: Any) -> None:
 
 def test_adapters_know_their_nearest_gpus(machine: Any, root: Path) -> None:
     devices = machine(*(fake_nvml.gpu(number) for number in range(5)))["devices"]
-    ports = topology.rdma(root, devices)
+    ports = topology.rdma_facts(root, devices)
     near = {name: (port["path"], port["gpus"], port["numa"]) for name, port in ports.items()}
     assert near == {
         "mlx5_0:1": ("PIX", [0, 1], None),
@@ -157,7 +157,7 @@ def test_adapters_know_their_nearest_gpus(machine: Any, root: Path) -> None:
         "mlx5_2:1": ("PHB", [3], 1),
         "mlx5_3:1": (None, [], None),
     }
-    assert topology.rdma(root, [])["mlx5_0:1"]["path"] is None
+    assert topology.rdma_facts(root, [])["mlx5_0:1"]["path"] is None
 
 
 def test_a_fingerprint_rests_on_links_and_modes(machine: Any) -> None:
@@ -176,8 +176,8 @@ def test_a_fingerprint_rests_on_links_and_modes(machine: Any) -> None:
             fake_nvml.gpu(0, EccMode=[0, 1], links=[far(1)]), fake_nvml.gpu(1, links=[far(0)])
         )
     }
-    assert environment.fingerprint(plain) == environment.fingerprint(busy)
-    assert [path for path, _, _ in environment.differences(plain, linked)] == [
+    assert environment.make_fingerprint(plain) == environment.make_fingerprint(busy)
+    assert [path for path, _, _ in environment.find_differences(plain, linked)] == [
         "gpus.devices.0.ecc.0",
         "gpus.devices.0.nvlinks",
         "gpus.devices.1.nvlinks",
@@ -199,7 +199,7 @@ def test_cards_are_told_by_kind() -> None:
         "persistence": 1,
     }
     odd = full | {"pcie_lanes": 8, "ecc": [0, 0], "mig": [1, 1], "persistence": 0}
-    assert machines.cards({"devices": [full, {"name": "Old"}, full, odd]}) == [
+    assert machines.describe_cards({"devices": [full, {"name": "Old"}, full, odd]}) == [
         "2 x Fast GPU (80 GiB, PCIe 5.0 x16, limited to 700 W, ECC on)",
         "1 x Old",
         (
@@ -207,29 +207,31 @@ def test_cards_are_told_by_kind() -> None:
             " MIG on, persistence off)"
         ),
     ]
-    assert machines.cards({}) == []
+    assert machines.describe_cards({}) == []
 
 
 def test_links_are_told_by_how_frequent_they_are() -> None:
-    assert machines.links({"links": [["X", "NV4"], ["NV4", "X"]]}) == "NV4 between all 2"
+    assert machines.describe_links({"links": [["X", "NV4"], ["NV4", "X"]]}) == "NV4 between all 2"
     three = [["X", "SYS", None], ["SYS", "X", "SYS"], [None, "SYS", "X"]]
-    assert machines.links({"links": three}) == "SYS between 2 pairs, unknown between 1 pair"
-    assert machines.links({"links": []}) == machines.links({}) == ""
+    assert (
+        machines.describe_links({"links": three}) == "SYS between 2 pairs, unknown between 1 pair"
+    )
+    assert machines.describe_links({"links": []}) == machines.describe_links({}) == ""
 
 
 def test_adapters_are_told_with_their_way_to_gpus(machine: Any, root: Path) -> None:
     devices = machine(fake_nvml.gpu(0), fake_nvml.gpu(1))["devices"]
-    assert machines.adapters(topology.rdma(root, devices)) == [
+    assert machines.describe_adapters(topology.rdma_facts(root, devices)) == [
         "mlx5_0:1 (400 Gb/sec (4X NDR), down, PIX to GPU 0, 1)",
         "mlx5_1:1 (400 Gb/sec (4X NDR), PHB to GPU 0, 1)",
         "mlx5_2:1 (400 Gb/sec (4X NDR), SYS to GPU 0, 1)",
         "mlx5_3:1 (400 Gb/sec (4X NDR))",
     ]
-    assert machines.adapters({"old:1": {"rate": None, "state": None}}) == ["old:1"]
+    assert machines.describe_adapters({"old:1": {"rate": None, "state": None}}) == ["old:1"]
 
 
 def test_the_table_is_that_of_nvidia_smi(machine: Any) -> None:
-    heads, lines = machines.matrix(
+    heads, lines = machines.make_matrix(
         machine(fake_nvml.gpu(0), fake_nvml.gpu(3), ancestors={(0, 1): 50})
     )
     assert heads == ("", "GPU 0", "GPU 1", "CPUs", "NUMA node")
@@ -254,7 +256,7 @@ def test_errors_of_ports_are_read_by_name_and_what_is_no_number_is_left_out(root
         (root / f"sys/class/net/{name}/statistics").mkdir(parents=True)
         (root / f"sys/class/net/{name}/statistics/rx_errors").write_text("4\n")
     (root / "sys/class/net/eth0/device").mkdir()
-    assert topology.counters(root) == {
+    assert topology.read_counters(root) == {
         "eth0 rx_errors": 4,
         "mlx5_0:1 symbol_error": 12,
         "mlx5_1:1 out_of_sequence": 3,

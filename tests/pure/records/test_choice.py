@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from collbench.records.choice import IN_SWITCH, wire_factor, without_effect, worded
+from collbench.records.choice import IN_SWITCH, describe_choice, wire_factor, without_effect
 from collbench.records.types import Choice
 
 RING = Choice(algorithm="Ring", protocol="LL128", channels=24, transport="P2P")
@@ -29,7 +29,7 @@ COPIES = Choice(algorithm="CopyEngine", transport="P2P")
     ],
 )
 def test_in_words(choice: Choice | None, text: str) -> None:
-    assert worded(choice) == text
+    assert describe_choice(choice) == text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from collbench.machine.load import Load
 from collbench.records import derive, flags, store
 from collbench.records.flags import FLAGS
 from collbench.records.types import End, GpuState, Record, Run
-from collbench.show.flags import explained
+from collbench.show.flags import explain_flag
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 
@@ -47,7 +47,7 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
     for line in lines:
         writer.write(line)
     writer.close()
-    found = store.read(tmp_path / "a.jsonl")
+    found = store.read_file(tmp_path / "a.jsonl")
     assert [found.worlds[0], found.records[0], found.end] == lines
     kinds = [json.loads(line)["line"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert kinds == ["run", "world", "record", "end"]
@@ -59,7 +59,7 @@ def test_a_run_cut_short_loses_only_its_torn_line(tmp_path: Path) -> None:
     writer.write(measured([1] * 10))
     writer.write(measured([2] * 10))
     path.write_bytes(path.read_bytes()[:-20])
-    found = store.read(path)
+    found = store.read_file(path)
     assert [r.times_ns[0] for r in found.records] == [1]
     assert found.end is None
 
@@ -70,7 +70,7 @@ def test_unknown_fields_are_refused_with_file_and_line(tmp_path: Path) -> None:
     with path.open("a") as f:
         f.write('{"line":"end","exit":0,"ended":"","mood":"fine"}\n')
     with pytest.raises(UsageError, match=r"a\.jsonl, line 2: .*mood"):
-        store.read(path)
+        store.read_file(path)
 
 
 ROWS = [[1, 2]] * 4
@@ -106,7 +106,7 @@ def test_a_run_of_another_hand_is_refused_with_file_and_line(
     line = {"line": "record", "status": "ok", "times_ns": [1, 2], **fields}
     line["case"] = {**msgspec.to_builtins(CASE), **case}
     path.write_text(f"{msgspec.json.encode(run()).decode()}\n{json.dumps(line)}\n")
-    for read in (store.read, store.digest):
+    for read in (store.read_file, store.read_digest):
         with pytest.raises(UsageError, match=f"a.jsonl, line 2: .*{words}"):
             read(path)
 
@@ -118,7 +118,7 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
         first.replace('"environment":{}', '"environment":{"a":' + "[" * 9999 + "]" * 9999 + "}")
         + "\n"
     )
-    for read in (store.read, store.read_run):
+    for read in (store.read_file, store.read_run):
         with pytest.raises(UsageError, match=re.escape(str(path))):
             read(path)
 
@@ -126,22 +126,24 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
 def test_names_find_runs(home: Path) -> None:
     for name, tag in (("20260101-a", ""), ("20260102-b", "nightly"), ("20260103-c", "")):
         store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag)).close()
-    assert store.find("@last").stem == "20260103-c"
-    assert store.find("@last~2").stem == "20260101-a"
-    assert store.find("nightly").stem == "20260102-b"
-    assert store.find("20260102").stem == "20260102-b"
-    assert store.find(str(home / "runs" / "20260101-a.jsonl")).stem == "20260101-a"
+    assert store.find_run("@last").stem == "20260103-c"
+    assert store.find_run("@last~2").stem == "20260101-a"
+    assert store.find_run("nightly").stem == "20260102-b"
+    assert store.find_run("20260102").stem == "20260102-b"
+    assert store.find_run(str(home / "runs" / "20260101-a.jsonl")).stem == "20260101-a"
     for name in ("@last~3", "weekly"):
         with pytest.raises(UsageError):
-            store.find(name)
+            store.find_run(name)
     (home / "runs" / "20260104-d.jsonl").write_text('{"line":"run","of":"another version"}\n')
-    assert store.find("nightly").stem == "20260102-b"  # what cannot be read does not hide what can
+    assert (
+        store.find_run("nightly").stem == "20260102-b"
+    )  # what cannot be read does not hide what can
     with pytest.raises(UsageError, match="unknown field"):
-        store.read_run(store.find("@last"))
+        store.read_run(store.find_run("@last"))
 
 
 def test_columns() -> None:
-    row = derive.derive(
+    row = derive.derive_row(
         measured([1000, 1100, 1200, 1050, 1150, 1075, 1125, 1090] * 10, inner=10), world()
     )
     assert row is not None
@@ -167,13 +169,13 @@ def test_one_rank_and_a_barrier_have_no_bus_bandwidth() -> None:
         times_ns=[1] * 9,
     )
     for record in (alone, barrier):
-        row = derive.derive(record)
+        row = derive.derive_row(record)
         assert row is not None and row.busbw is None
 
 
 def test_nothing_is_derived_of_what_was_not_measured() -> None:
-    assert derive.derive(Record(case=CASE, status="skipped", note="why")) is None
-    assert derive.derive(Record(case=CASE, status="wrong", wrong=3)) is None
+    assert derive.derive_row(Record(case=CASE, status="skipped", note="why")) is None
+    assert derive.derive_row(Record(case=CASE, status="wrong", wrong=3)) is None
 
 
 def held_back(*reasons: str) -> list[GpuState]:
@@ -207,7 +209,7 @@ LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
     ],
 )
 def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
-    row = derive.derive(measured(**{"times": STEADY, **fields}), world())  # type: ignore[arg-type]
+    row = derive.derive_row(measured(**{"times": STEADY, **fields}), world())  # type: ignore[arg-type]
     assert row is not None
     assert row.flags == (flag,)
     assert row.gateable is gateable
@@ -227,7 +229,7 @@ def test_a_stream_for_which_no_host_waited_is_the_hosts_time(
 ) -> None:
     record = measured(STEADY, waited=waited)
     record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, mode=mode))
-    row = derive.derive(record, world())
+    row = derive.derive_row(record, world())
     assert row is not None and row.flags == flags
 
 
@@ -244,7 +246,7 @@ def test_records_that_name_nobody_are_known_by_what_they_are(
     fields: dict[str, object], about: dict[str, object]
 ) -> None:
     record = msgspec.structs.replace(measured(STEADY, per_rank=LATE), **fields)
-    row = derive.derive(record, world(**about))
+    row = derive.derive_row(record, world(**about))
     assert row is not None
     names = derive.names_ranks(record, world(**about), (0.0, 5_000.0))
     assert (names, row.late_rank) == ((False, None) if fields or about else (True, 1))
@@ -265,12 +267,12 @@ TWO = [t * (1 + 0.06 * (i % 10 < 4)) for i, t in enumerate(STEADY)]
     ],
 )
 def test_what_does_not_matter_is_no_flag(fields: dict[str, object]) -> None:
-    row = derive.derive(measured(STEADY, stop="converged", **fields), world())
+    row = derive.derive_row(measured(STEADY, stop="converged", **fields), world())
     assert row is not None and row.flags == ()
 
 
 def test_ranks_that_share_cores_preempt_each_other() -> None:
-    row = derive.derive(measured(STEADY, preempted=500, load=BUSY), world(oversubscribed=True))
+    row = derive.derive_row(measured(STEADY, preempted=500, load=BUSY), world(oversubscribed=True))
     assert row is not None and row.flags == ("oversubscribed",)
 
 
@@ -280,7 +282,7 @@ def test_two_modes_within_the_interval_asked_for_do_not_matter(
 ) -> None:
     """With four samples in ten the interval reaches from one mode into the other."""
     times = [round(t) for t in TWO[:40]]
-    row = derive.derive(measured(times, stop=stop), world())
+    row = derive.derive_row(measured(times, stop=stop), world())
     assert (
         row is not None
         and row.times.modes
@@ -291,18 +293,18 @@ def test_two_modes_within_the_interval_asked_for_do_not_matter(
 
 def test_modes_come_with_their_share_and_order() -> None:
     slow = [t * 2 for t in STEADY[:30]]
-    row = derive.derive(measured(STEADY[:70] + slow), world())
+    row = derive.derive_row(measured(STEADY[:70] + slow), world())
     assert row is not None
     assert (row.times.modes.share, row.times.modes.in_stretches) == (0.7, True)
     every_third = [t * (1 + (7 * i % 10 < 3)) for i, t in enumerate(STEADY)]
-    mixed = derive.derive(measured(every_third), world())
+    mixed = derive.derive_row(measured(every_third), world())
     assert mixed is not None and mixed.times.modes
     assert (mixed.times.modes.share, mixed.times.modes.in_stretches) == (0.7, False)
 
 
 def test_every_flag_is_explained_with_a_remedy() -> None:
     for flag in FLAGS:
-        told = explained(flag.name)
+        told = explain_flag(flag.name)
         assert told.meaning and told.remedy and "{" not in told.meaning + told.remedy
 
 
@@ -313,7 +315,7 @@ def test_no_two_flags_share_a_name_or_a_letter() -> None:
 
 
 def flagged(*names: str, half: float = 0.01, late_share: float = 0.0) -> derive.Derived:
-    row = derive.derive(measured(STEADY), world())
+    row = derive.derive_row(measured(STEADY), world())
     assert row is not None
     bounds = {"lo": (1 - half) * row.times.median, "hi": (1 + half) * row.times.median}
     return factories.replace_derived(row, flags=names, late_share=late_share, **bounds)
@@ -327,24 +329,24 @@ def flagged(*names: str, half: float = 0.01, late_share: float = 0.0) -> derive.
     ],
 )
 def test_a_doubt_is_one_however_narrow_the_interval(flag: str) -> None:
-    assert flags.doubts(flagged(flag)) == [flag] and flags.remarks(flagged(flag)) == []
+    assert flags.list_doubts(flagged(flag)) == [flag] and flags.list_remarks(flagged(flag)) == []
 
 
 @pytest.mark.parametrize("flag", ["+copy", "unconverged", "preempted", "predicted", "overhead"])
 def test_a_remark_is_no_doubt_however_wide_the_interval(flag: str) -> None:
     row = flagged(flag, half=0.4)
-    assert flags.doubts(row) == [] and flags.remarks(row) == [flag]
+    assert flags.list_doubts(row) == [] and flags.list_remarks(row) == [flag]
 
 
 def test_unsteady_and_late_are_doubts_from_a_size_on() -> None:
-    assert flags.doubts(flagged("unsteady", half=0.05)) == []
-    assert flags.doubts(flagged("unsteady", half=0.15)) == ["unsteady"]
-    assert flags.doubts(flagged("late:1", late_share=0.1)) == []
-    assert flags.doubts(flagged("late:1", late_share=0.3)) == ["late:1"]
+    assert flags.list_doubts(flagged("unsteady", half=0.05)) == []
+    assert flags.list_doubts(flagged("unsteady", half=0.15)) == ["unsteady"]
+    assert flags.list_doubts(flagged("late:1", late_share=0.1)) == []
+    assert flags.list_doubts(flagged("late:1", late_share=0.3)) == ["late:1"]
 
 
 def test_how_late_a_rank_came_is_a_share_of_the_time() -> None:
-    row = derive.derive(measured(STEADY, per_rank=LATE), world())
+    row = derive.derive_row(measured(STEADY, per_rank=LATE), world())
     assert row is not None and row.late_rank == 1
     assert row.late_share == pytest.approx(row.lateness[1] / row.times.median)
 
@@ -386,7 +388,7 @@ def test_only_what_has_no_samples_has_no_interval(
 
 def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
     late = measured(STEADY, per_rank=LATE)
-    row = derive.derive(late, world(oversubscribed=True))
+    row = derive.derive_row(late, world(oversubscribed=True))
     assert row is not None
     assert row.flags == ("oversubscribed",) and not row.gateable and row.late_rank is None
 
@@ -422,7 +424,7 @@ def test_what_depends_on_arrival_shows_both_medians(
     record = msgspec.structs.replace(
         measured([990, 1000, 1010] * 10, control_ns=control, sync="window"), case=case
     )
-    row = derive.derive(record)
+    row = derive.derive_row(record)
     assert row is not None and row.sensitive is sensitive
     assert (row.control is None) is (not control)
     # only what no program sees decides nothing
@@ -433,7 +435,7 @@ def test_what_depends_on_arrival_shows_both_medians(
 def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() -> None:
     case = msgspec.structs.replace(CASE, mode="streaming")
     record = measured([20_000] * 30, inner=20, control_ns=[3000] * 20, control_inner=10)
-    row = derive.derive(msgspec.structs.replace(record, case=case))
+    row = derive.derive_row(msgspec.structs.replace(record, case=case))
     assert row is not None and (row.times.median, row.control) == (1000, 300)
     assert not row.sensitive and flags.SENSITIVE not in row.flags
 
@@ -450,7 +452,7 @@ def apart(whole: list[int], together: list[int]) -> derive.Derived:
         skew_ns=[50_000] * len(whole),
         control_ns=together,
     )
-    row = derive.derive(record, world())
+    row = derive.derive_row(record, world())
     assert row is not None
     return row
 
@@ -482,5 +484,5 @@ def test_a_second_visit_takes_the_place_of_the_first_in_its_world(tmp_path: Path
     for line in (world(), world(1), first, other, second):
         writer.write(line)
     writer.close()
-    assert store.read(writer.path).records == [other, second]
-    assert [len(each.times_ns) for each in store.digest(writer.path).records] == [8, 16]
+    assert store.read_file(writer.path).records == [other, second]
+    assert [len(each.times_ns) for each in store.read_digest(writer.path).records] == [8, 16]

@@ -30,7 +30,7 @@ def taking(busbw: float, nbytes: int = LARGE, spread: float = 0.01, **fields: An
 
 
 def judged(*records: Record, wanted: Limit = WANTED, **match: Any) -> list[limits.Held]:
-    return limits.judge(run(*records, wanted=wanted, **match))
+    return limits.judge_limits(run(*records, wanted=wanted, **match))
 
 
 def run(*records: Record, wanted: Limit = WANTED, **match: Any) -> RunFile:
@@ -53,14 +53,14 @@ def answers(*records: Record, wanted: Limit = WANTED, **match: Any) -> list[str]
 )
 def test_a_row_is_judged_by_its_whole_interval(busbw: float, answer: str, code: Exit) -> None:
     (held,) = judged(taking(busbw))
-    assert (held.answer, limits.close([held])) == (answer, code)
+    assert (held.answer, limits.find_limits_exit([held])) == (answer, code)
     assert held.busbw == pytest.approx(busbw, rel=0.01)
     assert held.lo and held.hi and held.lo < held.busbw < held.hi
 
 
 def test_a_line_has_row_limit_and_what_was_reached_with_its_interval() -> None:
     (held,) = judged(taking(9.0))
-    words = limits.told(held)
+    words = limits.describe_held(held)
     assert "all_reduce 64 MiB on 4 ranks, gloo" in words
     assert "10 wanted" in words
     assert "9.0" in words and " to " in words
@@ -79,8 +79,8 @@ def test_an_average_of_nothing_is_no_pass() -> None:
     empty = Record(case=barrier, status="ok", times_ns=[1000] * 40, world=0, stop="converged")
     for wanted in (Limit(10.0, average=True), WANTED):
         found = judged(empty, wanted=wanted)
-        assert limits.close(found) == Exit.NO_VERDICT
-        assert limits.told(found[0])
+        assert limits.find_limits_exit(found) == Exit.NO_VERDICT
+        assert limits.describe_held(found[0])
 
 
 def test_with_a_size_only_its_rows_count() -> None:
@@ -92,8 +92,8 @@ def test_with_a_size_only_its_rows_count() -> None:
 def test_a_size_that_was_not_measured_is_no_pass() -> None:
     found = judged(taking(11.0), wanted=Limit(10.0, 1 << 30))
     assert [held.answer for held in found] == ["no answer"]
-    assert "1 GiB" in found[0].row and "not among those measured" in limits.told(found[0])
-    assert limits.close(found) == Exit.NO_VERDICT
+    assert "1 GiB" in found[0].row and "not among those measured" in limits.describe_held(found[0])
+    assert limits.find_limits_exit(found) == Exit.NO_VERDICT
 
 
 def test_a_limit_that_no_row_matches_is_no_pass() -> None:
@@ -114,7 +114,7 @@ def test_a_limit_that_no_row_matches_is_no_pass() -> None:
 )
 def test_a_row_that_cannot_be_relied_on_is_no_pass(changes: Mapping[str, Any], why: str) -> None:
     (held,) = judged(msgspec.structs.replace(taking(11.0), **changes))
-    assert held.answer == "no answer" and why in limits.told(held)
+    assert held.answer == "no answer" and why in limits.describe_held(held)
 
 
 def test_one_rank_has_no_busbw() -> None:
@@ -156,7 +156,7 @@ def test_an_average_with_a_row_that_cannot_be_relied_on_is_no_pass() -> None:
 
 def test_short_rows_weigh_more_than_rows_without_an_answer() -> None:
     found = judged(taking(9.0), wanted=WANTED) + judged(wanted=WANTED)
-    assert limits.close(found) == Exit.BAD
+    assert limits.find_limits_exit(found) == Exit.BAD
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_a_case_has_limits_of_every_threshold_that_matches() -> None:
             Threshold(tau=0.2),
         ),
     )
-    held = limits.judge(factories.run_file([taking(9.0)], suite=suite))
+    held = limits.judge_limits(factories.run_file([taking(9.0)], suite=suite))
     assert [one.answer for one in held] == ["short", "met", "no answer"]
     assert isinstance(taking(9.0).case, Case)

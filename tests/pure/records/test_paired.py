@@ -38,7 +38,7 @@ def test_the_interval_reaches_to_the_tabled_walsh_average(
 ) -> None:
     changes = RNG(rounds).normal(size=rounds)
     walsh = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(changes, 2))
-    found = paired.shift(changes)
+    found = paired.estimate_shift(changes)
     assert (found.lo, found.hi) == (walsh[k], walsh[-1 - k])
     assert found.coverage == pytest.approx(coverage, abs=5e-4)
     assert found.estimate == pytest.approx(np.median(walsh))
@@ -47,7 +47,7 @@ def test_the_interval_reaches_to_the_tabled_walsh_average(
 @pytest.mark.parametrize("level", [0.9, 0.95, 0.99, 1 - 0.05 / 7, 0.9995])
 def test_an_interval_holds_just_those_shifts_that_the_test_does_not_reject(level: float) -> None:
     changes = RNG(3).normal(0.4, 1, 12)
-    found = paired.shift(changes, level)
+    found = paired.estimate_shift(changes, level)
     for bound in (found.lo, found.hi):
         for away, rejected in ((1e-6, True), (-1e-6, False)):
             moved = changes - (bound + away * math.copysign(1, bound - found.estimate))
@@ -55,10 +55,12 @@ def test_an_interval_holds_just_those_shifts_that_the_test_does_not_reject(level
 
 
 def test_too_few_rounds_bound_nothing() -> None:
-    assert paired.shift([0.1] * 5)[1:] == (-math.inf, math.inf, 1.0)
-    assert paired.shift([0.1] * 6)[1:3] == (0.1, 0.1)
-    assert paired.shift(range(12), paired.bonferroni(102)).lo > -math.inf  # 2 / 2^12 of 0.05 / 102
-    assert paired.shift(range(12), paired.bonferroni(103)).lo == -math.inf
+    assert paired.estimate_shift([0.1] * 5)[1:] == (-math.inf, math.inf, 1.0)
+    assert paired.estimate_shift([0.1] * 6)[1:3] == (0.1, 0.1)
+    assert (
+        paired.estimate_shift(range(12), paired.bonferroni_level(102)).lo > -math.inf
+    )  # 2 / 2^12 of 0.05 / 102
+    assert paired.estimate_shift(range(12), paired.bonferroni_level(103)).lo == -math.inf
 
 
 def by_enumeration(changes: list[float]) -> float:
@@ -122,7 +124,7 @@ def test_many_signed_ranks_are_bounded_by_the_normal_form(halved: bool) -> None:
     """Where ranks are not halved, only every other sum can come."""
     bounds = []
     for n in (100, 101):
-        cumulated = paired._signed_ranks(paired._doubled(n), halved)
+        cumulated = paired._signed_ranks(paired._rank_sum_counts(n), halved)
         assert len(cumulated) == (1 if halved else 2) * n * (n + 1) // 2 + 1
         assert cumulated[-1] == pytest.approx(1)
         bounds.append(np.searchsorted(cumulated, [0.005, 0.025, 0.5]) / len(cumulated))
@@ -140,9 +142,11 @@ def test_mann_whitney_with_and_without_ties() -> None:
 def test_mde_is_the_formula() -> None:
     changes = RNG(4).normal(0, 0.02, 12)
     t = scipy.stats.t.ppf([0.975, 0.8], 11).sum()
-    assert paired.mde(changes) == pytest.approx(1.1 * t * np.std(changes, ddof=1) / math.sqrt(12))
-    assert paired.mde([0.1]) == math.inf
-    assert paired.mde([0.1] * 8) == pytest.approx(0)
+    assert paired.estimate_mde(changes) == pytest.approx(
+        1.1 * t * np.std(changes, ddof=1) / math.sqrt(12)
+    )
+    assert paired.estimate_mde([0.1]) == math.inf
+    assert paired.estimate_mde([0.1] * 8) == pytest.approx(0)
     assert paired.unpaired_mde([0.1], [0.2, 0.3]) == math.inf
 
 
@@ -162,9 +166,9 @@ def test_unpaired_mde_is_found_four_times_in_five() -> None:
 
 def test_geomean_weighs_all_rows() -> None:
     sums, counts = RNG(5).normal(0.2, 0.1, 8), [2.0] * 8
-    middle, lo, hi = paired.geomean(sums, counts)
+    middle, lo, hi = paired.estimate_geomean(sums, counts)
     assert middle == pytest.approx(sums.mean() / 2)
-    assert paired.geomean([1.0, 3.0], [1.0, 3.0]) == (1.0, -math.inf, math.inf)
+    assert paired.estimate_geomean([1.0, 3.0], [1.0, 3.0]) == (1.0, -math.inf, math.inf)
     student = scipy.stats.ttest_1samp(sums / 2, 0).confidence_interval(0.95)
     assert (lo, hi) == pytest.approx((student.low, student.high))
 
@@ -173,7 +177,7 @@ def test_geomean_weighs_all_rows() -> None:
 def test_geomeans_interval_holds_the_truth_as_often_as_it_says(rounds: int) -> None:
     """Drawing rounds anew instead holds it 86 to 89 times in 100."""
     rng, counts = RNG(11), [3.0] * rounds
-    found = [paired.geomean(rng.normal(0.0, 0.1, rounds), counts) for _ in range(1000)]
+    found = [paired.estimate_geomean(rng.normal(0.0, 0.1, rounds), counts) for _ in range(1000)]
     assert 0.93 <= np.mean([lo <= 0 <= hi for _, lo, hi in found]) <= 0.97
 
 

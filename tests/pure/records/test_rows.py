@@ -34,14 +34,14 @@ def cycle(number: int, median: float = 1e6, **fields: Any) -> Record:
 
 
 def only(*records: Record, **worlds: Any) -> Row:
-    (row,) = rows.table([file(*records, worlds=[world(**worlds)])])
+    (row,) = rows.make_rows([file(*records, worlds=[world(**worlds)])])
     return row
 
 
 def test_a_world_is_a_launch_and_cycles_are_within_it() -> None:
     worlds = [world(index=0), world(index=1)]
     made = [cycle(c, world=w) for w in (0, 1) for c in range(3)]
-    table = rows.table([file(*made, worlds=worlds)])
+    table = rows.make_rows([file(*made, worlds=worlds)])
     assert [row.launch for row in table] == [("a", 0, 0, 0), ("a", 1, 0, 0)]
     assert [[one.number for one in row.cycles] for row in table] == [[0, 1, 2], [3, 4, 5]]
     assert {row.case for row in table} == {case()}
@@ -52,23 +52,23 @@ def test_worlds_of_the_same_processes_are_one_launch(pid: int, launches: int) ->
     """As under a launcher, whose ranks no world starts anew."""
     ranks = [[RankInfo(rank=0, host="h", pid=one, cpus=[])] for one in (1, pid)]
     worlds = [msgspec.structs.replace(world(i), ranks=of) for i, of in enumerate(ranks)]
-    table = rows.table([file(*(cycle(i, world=i) for i in range(2)), worlds=worlds)])
+    table = rows.make_rows([file(*(cycle(i, world=i) for i in range(2)), worlds=worlds)])
     assert len(table) == launches
 
 
 def test_runs_of_one_name_are_kept_apart() -> None:
-    assert [row.file for row in rows.table([file(cycle(0)), file(cycle(0))])] == [0, 1]
+    assert [row.file for row in rows.make_rows([file(cycle(0)), file(cycle(0))])] == [0, 1]
 
 
 def test_a_round_of_an_experiment_is_a_launch() -> None:
     base, _ = experiment({case(): [(1e6, 1e6)] * 2}, {case(): [(1e6, 1e6)]})
-    found = [(row.launch.stage, row.launch.round) for row in rows.table([base])]
+    found = [(row.launch.stage, row.launch.round) for row in rows.make_rows([base])]
     assert found == [(1, 0), (1, 1), (2, 0)]
 
 
 def test_ranks_started_again_within_a_round_belong_to_its_launch() -> None:
     worlds = [world(index=i, stage=1, round=0) for i in range(2)]
-    (row,) = rows.table([file(cycle(0, world=0), cycle(1, world=1), worlds=worlds)])
+    (row,) = rows.make_rows([file(cycle(0, world=0), cycle(1, world=1), worlds=worlds)])
     assert (row.launch, row.samples) == (("a", 0, 1, 0), 14)
 
 
@@ -133,7 +133,7 @@ def test_an_unfit_row_has_no_time_and_a_reason(fields: dict[str, Any], why: str)
     row = only(cycle(0, **fields))
     assert row.unfit == (why,)
     assert row.derived is None and math.isnan(row.median) and row.samples == 0
-    assert rows.fit([row]) == []
+    assert rows.select_fit([row]) == []
 
 
 def test_a_launch_keeps_the_cycles_that_are_fit_and_says_which_are_not() -> None:
@@ -163,9 +163,9 @@ def test_an_ungated_row_is_shown_and_decides_nothing(
 ) -> None:
     row = only(cycle(0, **fields), **worlds)
     assert (row.unfit, row.ungated, row.median) == ((), (flag,), 1e6)
-    assert rows.fit([row]) == [row]
-    assert rows.gateable([row]) == []
-    assert rows.gateable([row], despite=[flag]) == [row]
+    assert rows.select_fit([row]) == [row]
+    assert rows.select_gateable([row]) == []
+    assert rows.select_gateable([row], despite=[flag]) == [row]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_ungated_row_is_shown_and_decides_nothing(
 )
 def test_milder_flags_decide(fields: dict[str, Any]) -> None:
     row = only(cycle(0, **fields))
-    assert row.flags and not row.ungated and rows.gateable([row]) == [row]
+    assert row.flags and not row.ungated and rows.select_gateable([row]) == [row]
 
 
 def test_few_samples_a_cycle_are_enough_together() -> None:
@@ -199,7 +199,7 @@ def test_imported_means_are_worth_their_median() -> None:
 def launches(*medians: float, **fields: Any) -> list[Row]:
     worlds = [world(index=i) for i in range(len(medians))]
     made = [cycle(0, median, world=i, **fields) for i, median in enumerate(medians)]
-    return rows.table([file(*made, worlds=worlds)])
+    return rows.make_rows([file(*made, worlds=worlds)])
 
 
 def test_a_case_takes_the_median_of_its_fit_launches() -> None:
@@ -218,17 +218,17 @@ def test_a_case_takes_the_median_of_its_fit_launches() -> None:
 def test_from_six_launches_on_the_interval_is_that_of_launches() -> None:
     medians = [1e6, 1.1e6, 1.2e6, 1.3e6, 1.4e6, 1.5e6]
     found = rows.case_time(launches(*medians))
-    shift = paired.shift(np.log(medians))
+    shift = paired.estimate_shift(np.log(medians))
     assert found.median == pytest.approx(1.25e6)
     assert (found.lo, found.hi) == pytest.approx((math.exp(shift.lo), math.exp(shift.hi)))
 
 
 def test_a_case_is_judged_by_its_gateable_launches_where_they_are_most() -> None:
     good, bad = launches(1e6, 2e6), launches(9e6, skew_ns=[5_000_000] * 7)
-    assert rows.deciding([*good, *bad]) == good
-    assert rows.deciding([good[0], *bad]) == [good[0], *bad]
-    assert rows.deciding(bad) == bad
-    assert rows.deciding(launches(1e6, invalid=INVALID)) == []
+    assert rows.select_deciding([*good, *bad]) == good
+    assert rows.select_deciding([good[0], *bad]) == [good[0], *bad]
+    assert rows.select_deciding(bad) == bad
+    assert rows.select_deciding(launches(1e6, invalid=INVALID)) == []
 
 
 @pytest.mark.parametrize(
@@ -240,5 +240,5 @@ def test_no_launch_of_several_is_asked_to_converge(
     policy = msgspec.structs.replace(SUITE.policy, fresh=fresh)
     axes = msgspec.structs.replace(SUITE.axes, cycles=launches)
     asked = msgspec.structs.replace(SUITE, policy=policy, axes=axes)
-    (row,) = rows.table([file(cycle(0, stop="budget"), suite=asked)])
+    (row,) = rows.make_rows([file(cycle(0, stop="budget"), suite=asked)])
     assert ("unconverged" in row.flags) == flagged

@@ -107,9 +107,9 @@ def test_scale_does_not_matter(times: list[int], factor: float) -> None:
         factor * x for x in stats.median_interval(times, 20)
     )
     assert stats.mad(scaled) == factor * stats.mad(times)
-    assert stats.outliers(scaled) == stats.outliers(times)
-    found = stats.modes(times)
-    assert stats.modes(scaled) == (found and tuple(factor * x for x in found))
+    assert stats.count_outliers(scaled) == stats.count_outliers(times)
+    found = stats.find_modes(times)
+    assert stats.find_modes(scaled) == (found and tuple(factor * x for x in found))
 
 
 @given(TIMES, st.data())
@@ -192,22 +192,22 @@ def test_coverage_under_sequential_stopping(
 
 def test_converged_asks_for_precision_samples_and_time() -> None:
     times = noise(np.random.default_rng(8), 200, 0.01)
-    assert stats.converged(times, 0.01, 20, 1.0, 0.2)
-    assert not stats.converged(times, 0.0001, 20, 1.0, 0.2)
-    assert not stats.converged(times, 0.01, 201, 1.0, 0.2)
-    assert not stats.converged(times, 0.01, 20, 0.19, 0.2)
-    assert not stats.converged(times[:5], 0.5, 1, 1.0, 0.2)
-    assert stats.converged([100] * 20, 0.0, 20, 1.0, 0.2)
+    assert stats.is_converged(times, 0.01, 20, 1.0, 0.2)
+    assert not stats.is_converged(times, 0.0001, 20, 1.0, 0.2)
+    assert not stats.is_converged(times, 0.01, 201, 1.0, 0.2)
+    assert not stats.is_converged(times, 0.01, 20, 0.19, 0.2)
+    assert not stats.is_converged(times[:5], 0.5, 1, 1.0, 0.2)
+    assert stats.is_converged([100] * 20, 0.0, 20, 1.0, 0.2)
     lopsided = [100, 150] * 18 + [100] * 4
     assert stats.median_interval(lopsided, stats.n_eff(lopsided)) == (100, 100, 150)
-    assert not stats.converged(lopsided, 0.01, 20, 1.0, 0.2)
+    assert not stats.is_converged(lopsided, 0.01, 20, 1.0, 0.2)
 
 
 def test_converged_is_the_rule_of_the_simulation() -> None:
     rng = np.random.default_rng(9)
     for _ in range(50):
         times = stops_at(noise(rng, 2000, rho=0.3), stats.n_eff)
-        assert stats.converged(times, 0.01, 20, 1.0, 0.2) == (len(times) < 2000)
+        assert stats.is_converged(times, 0.01, 20, 1.0, 0.2) == (len(times) < 2000)
 
 
 def test_blocks_grow_by_a_quarter_and_calls_repeat_until_the_clock_is_fine_enough() -> None:
@@ -232,30 +232,32 @@ def test_trend_against_kendalls_tau(levels: int) -> None:
         oracle = scipy.stats.kendalltau(
             np.arange(30), values, method="asymptotic" if tied else "exact"
         )
-        assert stats._trend(values) == pytest.approx(oracle.pvalue, abs=0.025 if tied else 0.003)
-    assert stats._trend(np.full(30, 4.0)) == 1.0
+        assert stats._trend_pvalue(values) == pytest.approx(
+            oracle.pvalue, abs=0.025 if tied else 0.003
+        )
+    assert stats._trend_pvalue(np.full(30, 4.0)) == 1.0
 
 
 def test_steady_ends_warm_up_and_drift_does_not() -> None:
     rng = np.random.default_rng(11)
-    level = [stats.steady(noise(rng, 40, 0.01)) for _ in range(300)]
+    level = [stats.is_steady(noise(rng, 40, 0.01)) for _ in range(300)]
     assert 0.9 < np.mean(level) < 0.99  # one in 20 is lost to p > .05
-    falling = [stats.steady(noise(rng, 40, 0.01) * np.linspace(1.05, 1, 40)) for _ in range(300)]
+    falling = [stats.is_steady(noise(rng, 40, 0.01) * np.linspace(1.05, 1, 40)) for _ in range(300)]
     assert np.mean(falling) < 0.02
-    assert not stats.steady([103] * 10 + [100] * 10 + [103] * 10)  # no trend, yet 3 % apart
-    assert stats.steady([103] * 10 + [100] * 10 + [101.5] * 10)
-    assert stats.steady([100] * 30)
-    assert not stats.steady([100] * 29)
+    assert not stats.is_steady([103] * 10 + [100] * 10 + [103] * 10)  # no trend, yet 3 % apart
+    assert stats.is_steady([103] * 10 + [100] * 10 + [101.5] * 10)
+    assert stats.is_steady([100] * 30)
+    assert not stats.is_steady([100] * 29)
 
 
 def test_spread_and_fences() -> None:
     times = [*range(100, 120), 140, 200, 20]
     assert stats.mad([1, 2, 3, 4, 100]) == 1
-    assert stats.outliers(times) == (
+    assert stats.count_outliers(times) == (
         1,
         2,
     )  # quartiles 104.5 and 115.5: fences at 88 to 132 and 71.5 to 148.5
-    assert stats.outliers(list(range(100))) == (0, 0)
+    assert stats.count_outliers(list(range(100))) == (0, 0)
 
 
 ONE_MODE: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -275,7 +277,7 @@ ONE_MODE: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 def test_one_mode_is_not_called_two(kind: str) -> None:
     rng = np.random.default_rng(12)
     fired = [
-        stats.modes(ONE_MODE[kind](rng, n)) is not None
+        stats.find_modes(ONE_MODE[kind](rng, n)) is not None
         for n in (20, 30, 50, 100, 300, 2000)
         for _ in range(150)
     ]
@@ -296,7 +298,7 @@ def test_two_modes_are_found_where_they_are(
     n: int, share: float, apart: float, power: float
 ) -> None:
     rng = np.random.default_rng(13)
-    found = [stats.modes(two_modes(rng, n, share, apart)) for _ in range(200)]
+    found = [stats.find_modes(two_modes(rng, n, share, apart)) for _ in range(200)]
     assert np.mean([f is not None for f in found]) >= power
     for low, high in filter(None, found):
         assert low == pytest.approx(1e5, rel=0.04)
@@ -324,14 +326,14 @@ def test_modes_in_random_order_are_not_in_stretches(share: float) -> None:
 
 
 def test_by_how_much_the_second_half_differs() -> None:
-    assert stats.moved([10, 11, 10, 20, 21, 20]) == 10
-    assert stats.moved([5, 5]) == 0
+    assert stats.measure_drift([10, 11, 10, 20, 21, 20]) == 10
+    assert stats.measure_drift([5, 5]) == 0
 
 
 def test_spikes_do_not_hide_two_modes() -> None:
     rng = np.random.default_rng(14)
     found = [
-        stats.modes(spikes(rng, 300, 0.02) * np.where(rng.random(300) < 0.3, 1.3, 1))
+        stats.find_modes(spikes(rng, 300, 0.02) * np.where(rng.random(300) < 0.3, 1.3, 1))
         for _ in range(200)
     ]
     assert np.mean([f is not None for f in found]) > 0.98
@@ -343,17 +345,19 @@ def test_a_coarse_timer_is_not_two_modes(tick: int, sd: float) -> None:
     rng = np.random.default_rng(15)
     for n in (20, 50, 200, 2000):
         for _ in range(30):
-            assert stats.modes(tick * np.floor(rng.normal(12 + rng.random(), sd, n))) is None
-    assert stats.modes([tick * x for x in [10, 11] + [12] * 60 + [13] * 30 + [14, 15]]) is None
-    assert stats.modes([125] * 60 + [166, 167] * 20) is None  # ticks of 41.67, rounded
+            assert stats.find_modes(tick * np.floor(rng.normal(12 + rng.random(), sd, n))) is None
+    assert stats.find_modes([tick * x for x in [10, 11] + [12] * 60 + [13] * 30 + [14, 15]]) is None
+    assert stats.find_modes([125] * 60 + [166, 167] * 20) is None  # ticks of 41.67, rounded
 
 
 def test_a_rare_mode_or_a_small_step_is_no_mode() -> None:
     rng = np.random.default_rng(16)
-    assert stats.modes(np.concatenate([noise(rng, 191, 0.01), 2 * noise(rng, 9, 0.01)])) is None
-    assert stats.modes(two_modes(rng, 500, 0.3, 0.03, 0.001)) is None
-    assert stats.modes(two_modes(rng, 500, 0.3, 0.08, 0.001)) is not None
-    assert stats.modes(two_modes(rng, 19, 0.5, 0.3, 0.001)) is None
+    assert (
+        stats.find_modes(np.concatenate([noise(rng, 191, 0.01), 2 * noise(rng, 9, 0.01)])) is None
+    )
+    assert stats.find_modes(two_modes(rng, 500, 0.3, 0.03, 0.001)) is None
+    assert stats.find_modes(two_modes(rng, 500, 0.3, 0.08, 0.001)) is not None
+    assert stats.find_modes(two_modes(rng, 19, 0.5, 0.3, 0.001)) is None
 
 
 def durations(
@@ -369,44 +373,49 @@ def durations(
 @pytest.mark.parametrize("ranks", [2, 3, 8, 32])
 def test_a_late_rank_is_named_and_chance_is_not(ranks: int) -> None:
     rng = np.random.default_rng(17)
-    assert [stats.straggler(durations(rng, ranks, 200, late=0.2)) for _ in range(50)] == [0] * 50
+    assert [stats.find_straggler(durations(rng, ranks, 200, late=0.2)) for _ in range(50)] == [
+        0
+    ] * 50
     assert (
-        sum(stats.straggler(durations(rng, ranks, 200, sd=0.2)) is not None for _ in range(400))
+        sum(
+            stats.find_straggler(durations(rng, ranks, 200, sd=0.2)) is not None for _ in range(400)
+        )
         <= 3
     )
     assert (
-        sum(stats.straggler(durations(rng, ranks, 20, sd=0.2)) is not None for _ in range(400)) <= 3
+        sum(stats.find_straggler(durations(rng, ranks, 20, sd=0.2)) is not None for _ in range(400))
+        <= 3
     )
 
 
 def test_a_late_rank_must_be_late_by_enough_and_often_enough() -> None:
     rng = np.random.default_rng(18)
     barely = durations(rng, 4, 200, late=0.03, sd=0.001)
-    assert (stats.lateness(barely)[0], stats.straggler(barely)) == (
+    assert (stats.measure_lateness(barely)[0], stats.find_straggler(barely)) == (
         pytest.approx(3_000, rel=0.05),
         None,
     )
-    assert stats.straggler(durations(rng, 4, 200, late=0.08, sd=0.001)) == 0
+    assert stats.find_straggler(durations(rng, 4, 200, late=0.08, sd=0.001)) == 0
     sometimes = durations(rng, 4, 200, sd=0.05)
     sometimes[0, :70] -= (
         50_000  # 70 + 32 of 200 beats one in four, but its median lateness is everyone's
     )
-    assert stats.straggler(sometimes) is None
+    assert stats.find_straggler(sometimes) is None
 
 
 def test_late_ranks_need_ranks_samples_and_differences() -> None:
     late = durations(np.random.default_rng(19), 4, 20, late=0.5).astype(int).tolist()
-    assert stats.straggler(late) == 0
-    assert stats.straggler([row[:19] for row in late]) is None
-    assert stats.straggler(late[:1]) is None
-    assert stats.straggler([]) is None
-    assert stats.straggler([[100] * 50, [100] * 50]) is None
+    assert stats.find_straggler(late) == 0
+    assert stats.find_straggler([row[:19] for row in late]) is None
+    assert stats.find_straggler(late[:1]) is None
+    assert stats.find_straggler([]) is None
+    assert stats.find_straggler([[100] * 50, [100] * 50]) is None
     assert (
-        stats.straggler([[100] * 50, [100] * 50, [150] * 50]) is None
+        stats.find_straggler([[100] * 50, [100] * 50, [150] * 50]) is None
     )  # two tie: neither alone came last
-    assert stats.straggler([[150] * 50, [100] * 50]) == 1
-    assert stats.lateness([[150, 150, 150], [100, 140, 150]]) == [0, 10]
-    assert stats.lateness([]) == []
+    assert stats.find_straggler([[150] * 50, [100] * 50]) == 1
+    assert stats.measure_lateness([[150, 150, 150], [100, 140, 150]]) == [0, 10]
+    assert stats.measure_lateness([]) == []
 
 
 def test_of_two_late_ranks_the_one_last_more_often_is_named() -> None:
@@ -414,21 +423,22 @@ def test_of_two_late_ranks_the_one_last_more_often_is_named() -> None:
     both = durations(rng, 8, 200, sd=0.01)
     both[2] -= np.where(np.arange(200) % 5 < 3, 40_000, 20_000)
     both[5] -= 30_000
-    assert stats.straggler(both) == 2
+    assert stats.find_straggler(both) == 2
 
 
 def test_holm_by_hand_and_its_promise() -> None:
-    assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert (stats.holm([0.9, 0.6]), stats.holm([])) == ([1.0, 1.0], [])
+    assert stats.adjust_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert (stats.adjust_holm([0.9, 0.6]), stats.adjust_holm([])) == ([1.0, 1.0], [])
     rng = np.random.default_rng(23)
-    erred = np.mean([min(stats.holm(list(rng.random(20)))) < 0.05 for _ in range(4000)])
+    erred = np.mean([min(stats.adjust_holm(list(rng.random(20)))) < 0.05 for _ in range(4000)])
     assert erred == pytest.approx(0.049, abs=0.011)
 
 
 def test_no_scipy_is_loaded_to_judge_a_case() -> None:
     code = (
         "import sys; from collbench.records import stats as s; t = list(range(100, 500));"
-        " s.median_interval(t, s.n_eff(t));s.modes(t); s.steady(t); s.straggler([t, t[::-1]]);"
+        " s.median_interval(t, s.n_eff(t));s.find_modes(t); s.is_steady(t);"
+        " s.find_straggler([t, t[::-1]]);"
         " s.quantile(t, .99); sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -443,13 +453,13 @@ def test_straggler_does_not_cry_wolf_when_lateness_wanders() -> None:
         noise = rng.normal(size=(8, 400))
         for i in range(1, 400):
             noise[:, i] = 0.9 * noise[:, i - 1] + np.sqrt(1 - 0.81) * noise[:, i]
-        named += stats.straggler((1e6 * np.exp(0.1 * noise)).tolist()) is not None
+        named += stats.find_straggler((1e6 * np.exp(0.1 * noise)).tolist()) is not None
     assert named <= 6
 
 
 def test_straggler_believes_start_stamps_before_durations() -> None:
     """Ranks that start together and leave apart are not late: some simply have less to do."""
     durations = [[1000] * 100, [500] * 100]
-    assert stats.straggler(durations) == 1
-    assert stats.straggler(durations, [[0] * 100, [i % 3 for i in range(100)]]) is None
-    assert stats.straggler([[1000] * 100] * 2, [[0] * 100, [400] * 100]) == 1
+    assert stats.find_straggler(durations) == 1
+    assert stats.find_straggler(durations, [[0] * 100, [i % 3 for i in range(100)]]) is None
+    assert stats.find_straggler([[1000] * 100] * 2, [[0] * 100, [400] * 100]) == 1

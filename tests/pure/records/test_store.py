@@ -88,7 +88,7 @@ def written(path: Path, number: int = 60) -> Path:
 
 
 def derived(file: RunFile) -> list[Derived | None]:
-    return [cycle.derived for row in rows.table([file]) for cycle in row.cycles]
+    return [cycle.derived for row in rows.make_rows([file]) for cycle in row.cycles]
 
 
 def same(one: list[Derived | None], other: list[Derived | None]) -> bool:
@@ -96,8 +96,8 @@ def same(one: list[Derived | None], other: list[Derived | None]) -> bool:
 
 
 def test_a_digest_says_what_the_whole_says_and_drops_what_takes_room(tmp_path: Path) -> None:
-    whole = store.read(written(tmp_path / "a.jsonl"))
-    digest = store.digest(whole.path)
+    whole = store.read_file(written(tmp_path / "a.jsonl"))
+    digest = store.read_digest(whole.path)
     assert len(whole.records) == 60
     assert same(derived(digest), derived(whole))
     assert {row.late_rank for row in derived(digest) if row} == {None, 1}
@@ -115,10 +115,10 @@ def test_small_parts_of_a_file_make_the_same_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "a.jsonl")
-    at_once = store.digest(path)
+    at_once = store.read_digest(path)
     monkeypatch.setattr(store, "PART_BYTES", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    in_parts = store.digest(path)
+    in_parts = store.read_digest(path)
     assert repr(in_parts) == repr(at_once)
 
 
@@ -129,7 +129,7 @@ def test_a_resumed_run_is_digested_as_it_is_read(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()[:-1]
     failed = lines[2].replace('"status":"ok"', '"status":"failed"')
     path.write_text("\n".join([*lines[:2], failed, lines[-1], *lines[2:-1]]) + "\n")
-    whole, digest = store.read(path), store.digest(path)
+    whole, digest = store.read_file(path), store.read_digest(path)
     assert whole.end is None and digest.end is None
     assert [r.status for r in digest.records] == [r.status for r in whole.records] == ["ok"] * 6
 
@@ -141,7 +141,7 @@ def test_a_record_whose_fields_were_reordered_is_one(tmp_path: Path) -> None:
     lines[2] = json.dumps(fields | {"line": fields.pop("line")})
     path.write_text("\n".join([*lines[:2], "", *lines[2:]]))
     assert lines[2].startswith('{"case"')
-    assert [record.rotation for record in store.digest(path).records] == [0, 1, 2, 3]
+    assert [record.rotation for record in store.read_digest(path).records] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_is_malformed_is_told_with_its_line(tmp_path: Path, line: str) -> N
     path = written(tmp_path / "a.jsonl", 6)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:4], line, *lines[4:]]) + "\n")
-    for reading in (store.read, store.digest):
+    for reading in (store.read_file, store.read_digest):
         with pytest.raises(UsageError, match=r"a\.jsonl, line 5: "):
             reading(path)
 
@@ -160,7 +160,7 @@ def test_a_file_without_a_run_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("")
     with pytest.raises(UsageError, match="is not a collbench run"):
-        store.digest(path)
+        store.read_digest(path)
 
 
 def test_lateness_stands_in_the_row(tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ def test_lateness_stands_in_the_row(tmp_path: Path) -> None:
         record, case=msgspec.structs.replace(case, collective="broadcast", op="none", root=0)
     )
     clocked = msgspec.structs.replace(rooted, starts_ns=[[0] * 9, [0] * 4 + [30] * 5])
-    found = [derive.derive(each) for each in (record, rooted, clocked)]
+    found = [derive.derive_row(each) for each in (record, rooted, clocked)]
     assert [row and row.lateness for row in found] == [(0, 50), (), (0, 30)]
 
 
 def test_times_of_zero_break_nothing() -> None:
     case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
     nothing = Record(case=case, status="ok", times_ns=[0] * 30, skew_ns=[1] * 30, overhead_ns=5)
-    row = derive.derive(nothing)
+    row = derive.derive_row(nothing)
     assert row is not None and (row.times.median, row.algbw, row.flags) == (
         0,
         0,
@@ -204,7 +204,7 @@ def test_fences_stand_where_numpys_quartiles_put_them() -> None:
             np.sum((values < low - w * (high - low)) | (values > high + w * (high - low)))
             for w in (1.5, 3)
         )
-        assert stats.outliers(values) == (mild - severe, severe)
+        assert stats.count_outliers(values) == (mild - severe, severe)
 
 
 @pytest.mark.parametrize("q", [0.5, 0.95, 0.99])
@@ -234,7 +234,7 @@ def test_a_file_removed_while_it_is_written_is_written_anew(tmp_path: Path) -> N
     for record in records[1:]:
         writer.write(record)
     assert (writer.trouble, writer.lost) == ("", "")
-    assert [r.case for r in store.read(path).records] == [r.case for r in records]
+    assert [r.case for r in store.read_file(path).records] == [r.case for r in records]
     with pytest.raises(UsageError, match="being written by another process"):
         store.Writer(path)
 
@@ -287,7 +287,7 @@ def test_a_run_is_whole_whatever_becomes_of_its_file(
     for record in records[1:]:
         writer.write(record)
     assert writer.path == expected
-    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records]
+    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records]
     assert (writer.trouble, writer.lost) == ("", "")
     assert (str(expected) in writer.moved) == (expected != path)
     with pytest.raises(UsageError, match="being written by another process"):
@@ -305,7 +305,7 @@ def test_a_run_that_is_written_anew_onto_a_full_disk_keeps_its_head(
         writer.write(records[1])
     assert writer.trouble
     writer.write(records[2])
-    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records]
+    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records]
     assert not writer.trouble
 
 
@@ -320,7 +320,7 @@ def test_a_file_that_was_overwritten_is_left_and_what_it_held_is_said_to_be_lost
     for record in records[1:]:
         writer.write(record)
     assert path.read_text().startswith("of others")
-    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records[1:]]
+    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records[1:]]
     assert "was overwritten" in writer.lost and writer.path != path
 
 
@@ -333,7 +333,7 @@ def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
     writer.close()
     again = store.Writer(path)
     again.write(records[2])
-    assert (again.path, again.lost, len(store.read(path).records)) == (path, "", 3)
+    assert (again.path, again.lost, len(store.read_file(path).records)) == (path, "", 3)
 
 
 @pytest.mark.parametrize("left", [0, 300])
@@ -345,7 +345,7 @@ def test_a_file_cut_while_it_is_written_keeps_what_is_to_come_and_says_so(
     os.truncate(path, left)
     for record in records[1:]:
         writer.write(record)
-    found = store.read(path)
+    found = store.read_file(path)
     assert [r.case for r in found.records] == [r.case for r in records[1:]]
     assert len(found.worlds) == 1 and "was cut while it was written" in writer.lost
 
@@ -383,12 +383,12 @@ def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
     both = tmp_path / "c.jsonl"
     parts = [factories.write(factories.run_file([], name=name), tmp_path) for name in ("a", "b")]
     both.write_bytes(b"".join(part.read_bytes() for part in parts))
-    for how in (store.read, store.digest):
+    for how in (store.read_file, store.read_digest):
         with pytest.raises(UsageError, match="several runs, a and b"):
             how(both)
 
 
-@pytest.mark.parametrize("how", [store.read, store.read_run, store.digest])
+@pytest.mark.parametrize("how", [store.read_file, store.read_run, store.read_digest])
 @pytest.mark.parametrize(
     ("data", "words", "hint"),
     [
@@ -415,9 +415,9 @@ def test_a_tag_of_several_runs_names_the_last_and_those_before_it(
     for name, tag in (("1", "ok"), ("2", "ok"), ("3", "own~1"), ("4", "")):
         factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
     named = {"ok": "2", "ok~0": "2", "ok~1": "1", "@last~1": "3", "own~1": "3"}
-    assert {name: store.find(name).stem for name in named} == named
+    assert {name: store.find_run(name).stem for name in named} == named
     with pytest.raises(UsageError, match="ok~7: only 2 runs of that name"):
-        store.find("ok~7")
+        store.find_run("ok~7")
 
 
 def test_the_unique_end_of_an_id_names_a_run(
@@ -426,11 +426,11 @@ def test_the_unique_end_of_an_id_names_a_run(
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     for name, tag in (("1-a-f575", ""), ("2-a-0001", ""), ("3-b-0001", "f57"), ("4-c-f57", "")):
         factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
-    assert store.find("f575").stem == "1-a-f575"
-    assert store.find("f57").stem == "3-b-0001"  # a tag is meant by its whole name
+    assert store.find_run("f575").stem == "1-a-f575"
+    assert store.find_run("f57").stem == "3-b-0001"  # a tag is meant by its whole name
     for name in ("0001", "7777"):
         with pytest.raises(UsageError, match="no run called"):
-            store.find(name)
+            store.find_run(name)
 
 
 def test_a_folder_of_runs_that_cannot_be_read_is_not_an_empty_one(
@@ -441,7 +441,7 @@ def test_a_folder_of_runs_that_cannot_be_read_is_not_an_empty_one(
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(CannotRun, match="Permission denied"):
-        store.saved()
+        store.list_saved()
 
 
 def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,33 +449,33 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(CannotRun, match="HOME is not set"):
-        store.home()
+        store.home_folder()
 
 
 def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("1-x", "2-x"):
         store.Writer(home / "runs" / f"{name}.jsonl", factories.run(name)).close()
     writer = store.Writer(home / "runs" / "3-x.jsonl", factories.run("3-x"))
-    assert store.find("@last").stem == "2-x"
+    assert store.find_run("@last").stem == "2-x"
     assert f"3-x is still running (pid {os.getpid()}, since" in capsys.readouterr().err
-    assert store.find("@last~1").stem == "1-x"
-    assert store.find("@last", running=True).stem == store.find("3-x").stem == "3-x"
-    assert store.outline(store.find("3-x")).running
+    assert store.find_run("@last~1").stem == "1-x"
+    assert store.find_run("@last", running=True).stem == store.find_run("3-x").stem == "3-x"
+    assert store.read_outline(store.find_run("3-x")).running
     writer.close()
-    assert store.find("@last").stem == "3-x"
+    assert store.find_run("@last").stem == "3-x"
 
 
 def test_where_all_runs_are_running_none_is_the_last(home: Path) -> None:
     writer = store.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x"))
     with pytest.raises(NoVerdict, match="1-x is still running"):
-        store.find("@last")
+        store.find_run("@last")
     writer.close()
 
 
 def test_only_files_are_runs(home: Path) -> None:
     (home / "runs" / "folder.jsonl").mkdir(parents=True)
     os.mkfifo(home / "runs" / "pipe.jsonl")
-    assert store.saved() == []
+    assert store.list_saved() == []
 
 
 def test_where_no_run_is_saved_that_is_said(
@@ -483,5 +483,5 @@ def test_where_no_run_is_saved_that_is_said(
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="none is saved yet"):
-        store.find("@last")
+        store.find_run("@last")
     assert not (tmp_path / "none").exists()

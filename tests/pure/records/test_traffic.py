@@ -12,7 +12,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.features.training.step import Op, Program, Step
 from collbench.features.training.traffic import count_traffic
 from collbench.records import traffic
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import Sent
 from collbench.suite.case import Case
 
@@ -22,7 +22,7 @@ GLOO = "torch 2.13.0+cpu gloo"
 
 def sent(share: float, what: Case, noise: float = 0.0, calls: int = 2) -> Sent:
     """A count of ``share`` times what is needed, and of others' traffic beside it."""
-    whole = traffic.needed(what) * what.of * calls
+    whole = traffic.needed_bytes(what) * what.of * calls
     idle = {"tcp": round(noise * whole)} if noise else {}
     counted = {"tcp": round((share + noise) * whole)}
     return Sent(calls=calls, ns=10**6, idle_ns=10**6, bytes=counted, idle=idle)
@@ -31,7 +31,7 @@ def sent(share: float, what: Case, noise: float = 0.0, calls: int = 2) -> Sent:
 def told(what: Case, *shares: float | tuple[float, float], library: str = "") -> traffic.Traffic:
     pairs = [share if isinstance(share, tuple) else (share, 0.0) for share in shares]
     counts = [sent(share, what, noise) for share, noise in pairs]
-    return traffic.traffic(record(what, sent=counts), world(library=library))
+    return traffic.derive_traffic(record(what, sent=counts), world(library=library))
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -63,7 +63,7 @@ def test_of_counts_of_a_step_the_quietest_counts_not_the_least(order: int) -> No
     ],
 )
 def test_what_a_collective_takes(name: str, n: int, share: float) -> None:
-    assert traffic.needed(case(MIB, name, n=n)) == share * MIB
+    assert traffic.needed_bytes(case(MIB, name, n=n)) == share * MIB
     assert COLLECTIVES[name].traffic(n) == share
 
 
@@ -77,19 +77,19 @@ def test_what_a_collective_takes(name: str, n: int, share: float) -> None:
     ],
 )
 def test_what_an_algorithm_sends(name: str, algorithm: str, share: float) -> None:
-    assert traffic.needed(case(MIB, name, algorithm=algorithm)) == share * MIB
+    assert traffic.needed_bytes(case(MIB, name, algorithm=algorithm)) == share * MIB
 
 
 def test_blocks_of_unequal_length_count_as_they_are() -> None:
     uniform = case(MIB, "all_to_allv", splits="uniform")
-    assert traffic.needed(uniform) == 3 * MIB
+    assert traffic.needed_bytes(uniform) == 3 * MIB
 
 
 def test_an_algorithm_of_another_version_is_not_judged() -> None:
     gone = case(MIB, algorithm="spiral")
-    assert math.isnan(traffic.needed(gone))
+    assert math.isnan(traffic.needed_bytes(gone))
     one = Sent(calls=1, ns=1, idle_ns=1, bytes={"tcp": MIB})
-    assert traffic.traffic(record(gone, sent=[one]), world()).wire is None
+    assert traffic.derive_traffic(record(gone, sent=[one]), world()).wire is None
 
 
 @pytest.mark.parametrize("share", [0.95, 1.0, 1.1])
@@ -151,9 +151,9 @@ def test_other_traffic_leaves_nothing_known() -> None:
 def test_a_short_pause_stands_for_all_of_long_calls() -> None:
     what = case(MIB)
     one = sent(1.0, what, noise=0.01)
-    assert traffic.settled(what, [one]) == pytest.approx(1.0, rel=1e-3)
+    assert traffic.settle_counts(what, [one]) == pytest.approx(1.0, rel=1e-3)
     long = Sent(calls=one.calls, ns=10**8, idle_ns=10**7, bytes=one.bytes, idle=one.idle)
-    assert traffic.settled(what, [long]) is None
+    assert traffic.settle_counts(what, [long]) is None
 
 
 def test_groups_are_counted_together() -> None:
@@ -179,7 +179,7 @@ def test_what_is_known_of_gloo_holds_where_nothing_was_counted(
 
 def test_a_row_has_it_and_a_flag_that_ungates_nothing() -> None:
     def row(what: Case, **fields: Any) -> Any:
-        return derive(record(what, **fields), world(library=GLOO))
+        return derive_row(record(what, **fields), world(library=GLOO))
 
     counted = row(case(MIB, "reduce_scatter"), sent=[sent(2.0, case(MIB, "reduce_scatter"))] * 2)
     assert "wire" in counted.flags and counted.gateable

@@ -62,18 +62,18 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "Shutdown": lambda: None,
     }
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Driver(3))
-    monkeypatch.setattr(memory.nvml, "load", lambda: None)
+    monkeypatch.setattr(memory.nvml, "load_nvml", lambda: None)
     monkeypatch.setattr(
-        memory.nvml, "ask", lambda nvml, what, *arguments: answers[what](*arguments)
+        memory.nvml, "ask_nvml", lambda nvml, what, *arguments: answers[what](*arguments)
     )
-    memory.gpus.cache_clear()
+    memory.list_gpus.cache_clear()
     yield
-    memory.gpus.cache_clear()
+    memory.list_gpus.cache_clear()
 
 
 @pytest.mark.usefixtures("driver")
 def test_gpus_have_what_nvml_calls_free_and_else_most_of_their_memory() -> None:
-    assert [gpu.free for gpu in memory.gpus()] == [70 * GIB, 20 * GIB, 72 * GIB]
+    assert [gpu.free for gpu in memory.list_gpus()] == [70 * GIB, 20 * GIB, 72 * GIB]
 
 
 @pytest.mark.usefixtures("driver")
@@ -91,21 +91,27 @@ def test_ranks_share_the_fullest_gpu(
     n: int, policy: Policy, free: int, sharers: int, base: int
 ) -> None:
     backend = "symm" if policy.virtual else "nccl"
-    assert memory.room(backend, n, policy) == ("on a GPU", free * GIB, 50 << 20, sharers, base)
+    assert memory.measure_room(backend, n, policy) == (
+        "on a GPU",
+        free * GIB,
+        50 << 20,
+        sharers,
+        base,
+    )
 
 
 @pytest.mark.usefixtures("driver")
 def test_what_does_not_fit_a_gpu_is_skipped_with_need_and_limit() -> None:
     case = Case(collective="all_reduce", backend="nccl", n=2, nbytes=16 * GIB, op="sum")
-    jobs, (skip,) = plan.fit(
-        [case], Policy(), lambda case: memory.room(case.backend, case.n, Policy())
+    jobs, (skip,) = plan.fit_jobs(
+        [case], Policy(), lambda case: memory.measure_room(case.backend, case.n, Policy())
     )
     assert not jobs and "MiB on a GPU, 20,480 MiB are available" in skip.reason
 
 
 @pytest.mark.usefixtures("driver")
 def test_cpu_backends_stay_on_the_host() -> None:
-    found = memory.room("gloo", 4, Policy())
+    found = memory.measure_room("gloo", 4, Policy())
     assert found.where == "on this host" and found.sharers == 4
     assert found.cache == (environment.llc_bytes() or 32 << 20)
 
@@ -115,6 +121,9 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(name)
 
     monkeypatch.setattr(memory.ctypes, "CDLL", missing)
-    memory.gpus.cache_clear()
-    assert memory.gpus() == () and memory.room("nccl", 2, Policy()).where == "on this host"
-    memory.gpus.cache_clear()
+    memory.list_gpus.cache_clear()
+    assert (
+        memory.list_gpus() == ()
+        and memory.measure_room("nccl", 2, Policy()).where == "on this host"
+    )
+    memory.list_gpus.cache_clear()

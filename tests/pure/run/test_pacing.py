@@ -100,7 +100,7 @@ def test_the_state_of_gpus_is_that_of_the_worse_visit(
     first: list[GpuState], second: list[GpuState], kept: list[GpuState]
 ) -> None:
     visits = (scattered(SMALL[0], 0.5, gpus=gpus) for gpus in (first, second))
-    assert pacing.together(*visits, 0.02).gpus == kept
+    assert pacing.merge_visits(*visits, 0.02).gpus == kept
 
 
 def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
@@ -114,8 +114,8 @@ def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None
 
 def test_both_visits_together_may_be_narrow_enough() -> None:
     first, second = scattered(SMALL[0], 0.05), scattered(SMALL[0], 0.05)
-    assert pacing.together(first, second, 0.02).stop == "converged"
-    assert pacing.together(first, second, 0.001).stop == "budget"
+    assert pacing.merge_visits(first, second, 0.02).stop == "converged"
+    assert pacing.merge_visits(first, second, 0.001).stop == "budget"
 
 
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: Passes) -> None:

@@ -40,26 +40,26 @@ def test_each_launch_loads_torch_and_each_world_meets(
 ) -> None:
     monkeypatch.setattr(collectives.environment, "core_count", lambda: 2)
     policy = Policy(fresh=fresh)
-    assert plan.loading(jobs(cases), policy) == pytest.approx(loads * GUESS_LOAD)
-    assert plan.meeting(jobs(cases), policy) == pytest.approx(worlds * GUESS_WORLD)
+    assert plan.estimate_loading(jobs(cases), policy) == pytest.approx(loads * GUESS_LOAD)
+    assert plan.estimate_meeting(jobs(cases), policy) == pytest.approx(worlds * GUESS_WORLD)
 
 
 def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives.environment, "core_count", lambda: 1)
     policy = Policy(fresh=True)
-    assert plan.loading(jobs(BY_MPIRUN), policy) == 0.0
+    assert plan.estimate_loading(jobs(BY_MPIRUN), policy) == 0.0
     both = GUESS_WORLD + GUESS_LOAD
-    assert plan.meeting(jobs(BY_MPIRUN), policy) == pytest.approx(3 * 2 * both)
+    assert plan.estimate_meeting(jobs(BY_MPIRUN), policy) == pytest.approx(3 * 2 * both)
 
 
 def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
     (job, *_), policy = jobs(CYCLES), Policy(max_seconds=2.0)
-    guess, most = plan.seconds(job, policy), plan.seconds(job, policy, most=True)
+    guess, most = plan.estimate_seconds(job, policy), plan.estimate_seconds(job, policy, most=True)
     assert runner_of(job.case).guess_fixed(job, policy) < guess < most
 
 
 def test_what_is_predicted_takes_no_time() -> None:
-    assert plan.seconds(jobs(PREDICTED)[0], Policy(), most=True) == 0.0
+    assert plan.estimate_seconds(jobs(PREDICTED)[0], Policy(), most=True) == 0.0
 
 
 def test_too_many_elements_are_not_made_fewer_by_larger_sizes() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.features.training import presets
-from collbench.features.training.overlap import overlaps
+from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
 from collbench.records import rows, store
 from collbench.records.derive import NOT_VERIFIED
@@ -46,7 +46,7 @@ class Disturbed(Reporter):
 
 def run(path: Path, what: Callable[[], object]) -> Exit:
     order = session.Order(suite=SUITE, command=["collbench"], output=path)
-    return session.execute(order, lambda: Disturbed(what))
+    return session.execute_order(order, lambda: Disturbed(what))
 
 
 def test_a_signal_while_a_run_begins_leaves_its_file_an_end(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_signal_while_a_run_begins_leaves_its_file_an_end(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt), interrupts:
         assert run(path, lambda: os.kill(os.getpid(), signal.SIGHUP)) == Exit.INTERRUPTED
         interrupts.check()
-    found = store.read(path)
+    found = store.read_file(path)
     assert found.end and (found.end.exit, found.end.note) == (Exit.INTERRUPTED, "interrupted")
     assert found.records == []
 
@@ -70,14 +70,14 @@ def test_a_run_that_cannot_be_saved_is_refused_before_anything_is_shown(tmp_path
 def test_a_whole_run_has_the_end_of_its_verdict(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     assert run(path, lambda: None) == Exit.OK
-    found = store.read(path)
+    found = store.read_file(path)
     assert found.end and found.end.exit == Exit.OK and len(found.records) == 4
 
 
 STEPS = Suite(
     name="steps",
     axes=Axes(collectives=(), sizes=(), ranks=(2,), backends=("gloo",)),
-    subjects=(presets.find("toy:ddp", world=2),),
+    subjects=(presets.find_step("toy:ddp", world=2),),
 )
 
 
@@ -103,9 +103,9 @@ class Ended(worlds.World):
 def ended(
     path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, end: BaseException, **more: object
 ) -> Exit:
-    monkeypatch.setattr(session, "choose", lambda *_: Ended(rounds, end))
+    monkeypatch.setattr(session, "choose_world", lambda *_: Ended(rounds, end))
     asked = {"suite": STEPS, "command": ["collbench"], "output": path, **more}
-    return session.execute(session.Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
+    return session.execute_order(session.Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
 
 
 def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
@@ -113,12 +113,12 @@ def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
 ) -> None:
     path = tmp_path / "run.jsonl"
     assert ended(path, monkeypatch, 7, KeyboardInterrupt()) == Exit.INTERRUPTED
-    found = store.read(path)
+    found = store.read_file(path)
     assert [(r.status, len(r.times_ns)) for r in found.records] == [("ok", 7)] * 3
     assert {r.note for r in found.records} == {"cut short after 7 rounds: interrupted"}
-    (one,) = overlaps(found.records)
+    (one,) = find_overlaps(found.records)
     assert len(one.whole.times_ns) == 7
-    assert rows.gateable(rows.table([found])) == []
+    assert rows.select_gateable(rows.make_rows([found])) == []
 
 
 @pytest.mark.parametrize(("budget", "told"), [(None, 3), (60.0, 0)])
@@ -131,11 +131,11 @@ def test_a_budget_says_itself_how_long_a_run_takes(
         def so_far(self, record: Record) -> None:
             heard.append(record)
 
-    monkeypatch.setattr(session, "choose", lambda *_: Ended(1, KeyboardInterrupt()))
+    monkeypatch.setattr(session, "choose_world", lambda *_: Ended(1, KeyboardInterrupt()))
     order = session.Order(
         suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl", budget=budget
     )
-    session.execute(order, Hearing)
+    session.execute_order(order, Hearing)
     assert len(heard) == told
 
 
@@ -145,11 +145,11 @@ def test_rounds_before_a_rank_was_lost_are_kept_with_the_failure(
     path = tmp_path / "run.jsonl"
     with pytest.raises(RunBroken):
         ended(path, monkeypatch, 7, RunBroken("rank 1 was killed", "", 0))
-    found = store.read(path)
+    found = store.read_file(path)
     assert [(r.status, r.note, len(r.times_ns)) for r in found.records] == [
         ("failed", "rank 1 was killed", 7)
     ] * 3
-    assert rows.fit(rows.table([found])) == []
+    assert rows.select_fit(rows.make_rows([found])) == []
 
 
 class Hung(worlds.World):
@@ -166,11 +166,11 @@ def test_all_cases_of_a_world_that_broke_before_it_opened_have_failed(
     budget: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(session, "choose", lambda *_: Hung())
+    monkeypatch.setattr(session, "choose_world", lambda *_: Hung())
     order = session.Order(suite=STEPS, command=["collbench"], output=path, budget=budget)
     with pytest.raises(RunBroken):
-        session.execute(order, lambda: Disturbed(lambda: None))
-    found = store.read(path)
+        session.execute_order(order, lambda: Disturbed(lambda: None))
+    found = store.read_file(path)
     assert {(r.status, r.note) for r in found.records} == {
         ("failed", "rank 1 has not moved for 30 s")
     }
@@ -183,7 +183,7 @@ def test_rounds_too_few_for_an_interval_are_told_and_not_kept(
 ) -> None:
     path = tmp_path / "run.jsonl"
     assert ended(path, monkeypatch, 5, KeyboardInterrupt()) == Exit.INTERRUPTED
-    assert store.read(path).records == []
+    assert store.read_file(path).records == []
     assert "cut short after 5 rounds, which are too few to keep" in capsys.readouterr().err
 
 
@@ -192,11 +192,11 @@ def test_a_step_that_was_cut_short_is_measured_again_in_its_place(
 ) -> None:
     path = tmp_path / "run.jsonl"
     ended(path, monkeypatch, 7, KeyboardInterrupt())
-    again = store.read(path)
-    assert session.prepare(session.Order(suite=STEPS, command=(), resumed=again)).jobs
+    again = store.read_file(path)
+    assert session.prepare_order(session.Order(suite=STEPS, command=(), resumed=again)).jobs
     ended(path, monkeypatch, 9, KeyboardInterrupt(), resumed=again)
-    assert [len(record.times_ns) for record in store.read(path).records] == [9] * 3
-    assert store.outline(path).cases == 3
+    assert [len(record.times_ns) for record in store.read_file(path).records] == [9] * 3
+    assert store.read_outline(path).cases == 3
 
 
 SWEEP = Suite(name="sweep", axes=Axes(collectives=("all_reduce",), sizes=(8, 64), ranks=(2,)))
@@ -226,10 +226,12 @@ def pass_over(
     path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, **more: object
 ) -> tuple[Exit, list[Case]]:
     ranks = Passing(end)
-    monkeypatch.setattr(session, "choose", lambda *_: ranks)
+    monkeypatch.setattr(session, "choose_world", lambda *_: ranks)
     monkeypatch.setattr("collbench.run.resume.refuse_another_machine", lambda *_: None)
     asked = {"suite": SWEEP, "command": ["collbench"], "output": path, **more}
-    return session.execute(session.Order(**asked), lambda: Disturbed(lambda: None)), ranks.jobs  # type: ignore[arg-type]
+    return session.execute_order(
+        session.Order(**asked), lambda: Disturbed(lambda: None)
+    ), ranks.jobs  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -239,21 +241,21 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     path = tmp_path / "run.jsonl"
     code, jobs = pass_over(path, monkeypatch, KeyboardInterrupt())
     assert code == Exit.INTERRUPTED
-    first = store.read(path)
+    first = store.read_file(path)
     assert {r.stop for r in first.records} == {"cut"}
     assert {r.note for r in first.records} == {"interrupted before its second pass"}
     assert len(first.records) == len(jobs)
     if killed:  # before it could say so
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:1] + [x for x in lines[1:-1] if '"again":true' not in x]))
-    again = store.read(path)
+    again = store.read_file(path)
     code, more = pass_over(path, monkeypatch, None, resumed=again)
     assert (code, set(more)) == (Exit.OK, set(jobs))
-    whole = store.read(path)
+    whole = store.read_file(path)
     assert whole.end and whole.end.exit == Exit.OK
     assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
     assert {r.stop for r in whole.records} == {"budget"}
-    assert store.outline(path).cases == len(jobs)
+    assert store.read_outline(path).cases == len(jobs)
 
 
 def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
@@ -264,8 +266,8 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     lines = path.read_text().splitlines(keepends=True)
     end = End(exit=Exit.INTERRUPTED, ended="2026-01-01T00:00:00+00:00", note="interrupted")
     path.write_text("".join(lines[:-1]) + msgspec.json.encode(end).decode() + "\n")
-    code, jobs = pass_over(path, monkeypatch, None, resumed=store.read(path))
-    found = store.read(path)
+    code, jobs = pass_over(path, monkeypatch, None, resumed=store.read_file(path))
+    found = store.read_file(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
 
 
@@ -289,15 +291,15 @@ def test_a_run_that_lost_what_it_held_says_how_to_measure_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a run.jsonl"
-    monkeypatch.setattr(session, "choose", lambda *_: Cutting(path))
+    monkeypatch.setattr(session, "choose_world", lambda *_: Cutting(path))
     order = session.Order(suite=SWEEP, command=["collbench"], output=path)
     with pytest.raises(CannotRun, match="was cut while it was written") as caught:
-        session.execute(order, lambda: Disturbed(lambda: None))
+        session.execute_order(order, lambda: Disturbed(lambda: None))
     assert f"collbench run --resume '{path}' measures what the file lacks" in caught.value.hint
     assert "free some space" not in caught.value.hint
-    lacking = store.read(path)
+    lacking = store.read_file(path)
     pass_over(path, monkeypatch, None, resumed=lacking)
-    whole = store.read(path)
+    whole = store.read_file(path)
     assert len(whole.records) > len(lacking.records)
     assert whole.end and whole.end.exit == Exit.OK
 
@@ -316,11 +318,11 @@ class Blind(worlds.World):
 
 
 def measure_blindly(path: Path, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> Exit:
-    monkeypatch.setattr(session, "choose", lambda *_: Blind())
+    monkeypatch.setattr(session, "choose_world", lambda *_: Blind())
     axes = msgspec.structs.replace(SWEEP.axes, dtypes=dtypes)
     suite = Suite(name="blind", axes=axes, policy=Policy(iters=20))
     order = session.Order(suite=suite, command=["collbench"], output=path)
-    return session.execute(order, lambda: Disturbed(lambda: None))
+    return session.execute_order(order, lambda: Disturbed(lambda: None))
 
 
 @pytest.mark.parametrize("dtypes", [("half",), ("float", "half"), ("half", "float")])
@@ -330,7 +332,7 @@ def test_a_run_that_could_not_verify_some_of_its_data_cannot_run(
     path = tmp_path / "run.jsonl"
     with pytest.raises(CannotRun, match="rank 0 misses errors"):
         measure_blindly(path, monkeypatch, *dtypes)
-    found = store.read(path)
+    found = store.read_file(path)
     assert found.end and found.end.exit == Exit.CANNOT_RUN
     assert {r.case.dtype for r in found.records if r.status == "ok"} == {*dtypes} - {"half"}
 
@@ -346,7 +348,7 @@ def test_a_step_of_minutes_is_told_of_before_its_first_call(
     ns: float, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = msgspec.structs.replace(
-        presets.find("toy:ddp", world=2),
+        presets.find_step("toy:ddp", world=2),
         compute="sleep",
         programs=(Program((0, 1), (Op(kind="compute", compute_ns=round(ns)),)),),
     )

@@ -19,14 +19,14 @@ def records(*loads: tuple[float, dict[str, Load]]) -> list[Record]:
 
 def sentence(*loads: tuple[float, dict[str, Load]], before: Load | None = None) -> str:
     run = factories.run(load={"vm": before} if before else {})
-    return busy.sentence(run, records(*loads), End(exit=0, ended="", load={"vm": QUIET}))
+    return busy.describe_run_load(run, records(*loads), End(exit=0, ended="", load={"vm": QUIET}))
 
 
 def test_a_busy_machine_is_told_before_with_what_to_do() -> None:
-    assert busy.now({"vm": LOUD}) == (
+    assert busy.describe_now({"vm": LOUD}) == (
         "other processes use 1.3 of 2 CPUs: expect noisy results; stop them or use an idle machine"
     )
-    assert busy.now({"vm": QUIET}) == busy.now({}) == ""
+    assert busy.describe_now({"vm": QUIET}) == busy.describe_now({}) == ""
 
 
 def test_what_was_while_measuring_decides() -> None:
@@ -43,7 +43,7 @@ def test_where_that_is_not_known_the_load_before_does() -> None:
 
 def test_cases_weigh_by_the_time_they_took() -> None:
     loads = [(9.0, {"vm": Load(0.0, 2)}), (1.0, {"vm": Load(2.0, 2)})]
-    assert busy.meanwhile(records(*loads)) == {"vm": Load(pytest.approx(0.2), 2)}
+    assert busy.mean_load(records(*loads)) == {"vm": Load(pytest.approx(0.2), 2)}
 
 
 def test_of_several_hosts_the_busiest_is_named() -> None:
@@ -52,7 +52,7 @@ def test_of_several_hosts_the_busiest_is_named() -> None:
 
 
 def test_others_never_use_more_than_there_is() -> None:
-    assert "use 2.0 of 2 CPUs" in busy.now({"vm": Load(2.04, 2)})
+    assert "use 2.0 of 2 CPUs" in busy.describe_now({"vm": Load(2.04, 2)})
 
 
 def test_of_several_runs_the_busy_ones_are_counted() -> None:

@@ -20,7 +20,7 @@ from collbench.show.document import (
     Points,
     Section,
     Table,
-    toned,
+    tone_text,
 )
 
 EVIL = "<b>|`*_\x1b[31m[red]\n# y"
@@ -28,7 +28,7 @@ LITERAL = "<b>|`*_ [31m[red] # y"  # the same, shown
 
 
 def a_table(**more) -> Table:
-    lines = [Line((EVIL, toned("slow", "bad"), "1")), Line(("b", "", "22"))]
+    lines = [Line((EVIL, tone_text("slow", "bad"), "1")), Line(("b", "", "22"))]
     closing = [Line(("sum", "", "23"))]
     return Table(heads=("what", "how", "number"), lines=lines, closing=closing, align="wl", **more)
 
@@ -55,11 +55,11 @@ def a_document(*blocks) -> Document:
 
 
 def test_a_short_form_reads_the_same_on_a_terminal_and_in_markdown() -> None:
-    lead = toned("all of it  ", strong=True) + EVIL
+    lead = tone_text("all of it  ", strong=True) + EVIL
     made = a_document(Heading("head"), lead, Points(["one", "two"]), a_table())
-    seen = terminal.text(made, 80)
+    seen = terminal.render_text(made, 80)
     assert "\x1b" not in seen and f"all of it  {LITERAL}" in seen and "- one\n- two" in seen
-    text = markdown.text(made)
+    text = markdown.render_markdown(made)
     assert text.startswith("### head\n\n**all of it**  ") and "- one\n- two\n" in text
     rendered = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert "&lt;b&gt;|`*_ [31m[red] # y" in rendered and "<b>" not in rendered
@@ -67,7 +67,7 @@ def test_a_short_form_reads_the_same_on_a_terminal_and_in_markdown() -> None:
 
 
 def test_tables_on_a_terminal_have_a_rule_above_closing_lines_and_keep_figures_whole() -> None:
-    lines = terminal.text(a_document(a_table()), 30).splitlines()
+    lines = terminal.render_text(a_document(a_table()), 30).splitlines()
     assert max(map(len, lines)) <= 30
     (rule,) = [place for place, line in enumerate(lines) if line.startswith("───")]
     assert lines[-1].split() == ["sum", "23"] and not lines[-2].strip() and rule < len(lines) - 3
@@ -78,7 +78,7 @@ def test_tables_on_a_terminal_have_a_rule_above_closing_lines_and_keep_figures_w
 def test_columns_are_given_up_in_order_where_there_is_no_room(width: int, names: str) -> None:
     line = Line(("x" * 10, "y" * 10, "word word word"))
     table = Table(heads=("a", "b", "c"), lines=[line], align="llc", dropped=("b", "a"))
-    text = terminal.text(a_document(table), width)
+    text = terminal.render_text(a_document(table), width)
     assert text.splitlines()[0].split() == list(names)
     assert max(map(len, text.splitlines())) <= width and "word" in text
 
@@ -86,9 +86,11 @@ def test_columns_are_given_up_in_order_where_there_is_no_room(width: int, names:
 def test_a_stacked_table_too_wide_puts_the_last_column_below_the_first() -> None:
     lines = [Line(("row", "1 ms ±2%", "the reason why"))]
     table = Table(heads=("row", "time", "why"), lines=lines, align="wrw", stacked=True)
-    (wide,) = [x for x in terminal.text(a_document(table), 80).splitlines() if "row  " in x][1:]
+    (wide,) = [x for x in terminal.render_text(a_document(table), 80).splitlines() if "row  " in x][
+        1:
+    ]
     assert wide.split() == ["row", "1", "ms", "±2%", "the", "reason", "why"]
-    narrow = [x.split() for x in terminal.text(a_document(table), 40).splitlines()[2:]]
+    narrow = [x.split() for x in terminal.render_text(a_document(table), 40).splitlines()[2:]]
     assert narrow == [["row", "1", "ms"], ["the", "reason", "why", "±2%"]]
 
 
@@ -100,7 +102,7 @@ def test_a_comment_keeps_closing_lines_and_says_what_does_not_fit() -> None:
         closing=[Line(("sum", "", "1000"))],
         elsewhere="the JSON has them all",
     )
-    text = markdown.text(a_document("before", table, "after"), 2000)
+    text = markdown.render_markdown(a_document("before", table, "after"), 2000)
     shown = text.count("| row ")
     assert len(text.encode()) <= 2000 and 20 < shown < 1000
     assert f"{1000 - shown:,} more of these rows do not fit here; the JSON has them all." in text
@@ -111,7 +113,7 @@ def test_programs_read_what_is_written_for_them() -> None:
     made = a_document()
     assert json.loads(programs.as_json(made)) == {"a": EVIL, "b": None}
     assert list(csv.reader(io.StringIO(programs.as_csv(made)))) == [["a", "b"], ["'=1+1", "2.0"]]
-    assert programs.prometheus(made).splitlines() == [
+    assert programs.render_prometheus(made).splitlines() == [
         "# HELP collbench_a About a.",
         "# TYPE collbench_a gauge",
         'collbench_a{host="<b>|`*_\x1b[31m[red]\\n# y"} 1.5',
@@ -120,12 +122,12 @@ def test_programs_read_what_is_written_for_them() -> None:
 
 def test_junit_counts_outcomes_and_github_is_told_what_to_look_at() -> None:
     made = a_document()
-    suite = ElementTree.fromstring(programs.junit(made))[0]
+    suite = ElementTree.fromstring(programs.render_junit(made))[0]
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "5", "failures": "1", "errors": "1", "skipped": "2"}
     tags = [[child.tag for child in case] for case in suite.findall("testcase")]
     assert tags == [[], ["failure"], ["error"], ["skipped"], ["skipped"]]
-    commands = programs.commands(made.cases)
+    commands = programs.list_commands(made.cases)
     titles = [command.split("::")[1] for command in commands]
     assert titles == [
         "error title=collbench",
@@ -135,5 +137,5 @@ def test_junit_counts_outcomes_and_github_is_told_what_to_look_at() -> None:
 
 
 def test_the_page_shows_text_literally() -> None:
-    text = html.page(a_document(), "cdn")
+    text = html.render_page(a_document(), "cdn")
     assert "<b>|" not in text and "&lt;b&gt;|" in text

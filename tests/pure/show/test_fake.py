@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from collbench.core.errors import Exit
-from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.features.compare.views import comparison
 from collbench.features.health.checks import table as checks
 from collbench.features.health.views import health
 from collbench.records import rows as rows_
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import End, Record, RunFile
 from collbench.run.reporter import Reporter
 from collbench.show import html, live, markdown, nccl, nccl_json, programs, terminal
@@ -46,7 +46,7 @@ def heard(reporter: Reporter, on: Any = FAKE, end: End = ENDED) -> None:
     reporter.begin(run(), CASES, [])
     reporter.world(on)
     for each in records():
-        reporter.record(each, derive(each, on))
+        reporter.record(each, derive_row(each, on))
     reporter.end(end, None)
 
 
@@ -124,7 +124,7 @@ def test_a_terminal_ranks_what_is_real() -> None:
 
 
 def pages(*files: RunFile) -> Document:
-    return report.document(files)
+    return report.make_document(files)
 
 
 def test_a_report_shows_no_time_of_a_fake_gpu() -> None:
@@ -132,7 +132,7 @@ def test_a_report_shows_no_time_of_a_fake_gpu() -> None:
     assert made.verdict == f"4 cases {WORD}, whose times mean nothing."
     names = [section.name for section in made.sections]
     assert "best" not in names and "efficiency" not in names and "left-out" in names
-    text = html.page(made)
+    text = html.render_page(made)
     assert WORD in text
     assert "best" in [one.name for one in pages(run_file(records(), [REAL])).sections]
 
@@ -153,18 +153,18 @@ def test_a_report_of_wrong_data_says_first_that_it_is_wrong() -> None:
 
 
 def test_a_frame_has_no_times_and_the_word() -> None:
-    made = rows_.frame([run_file(records(), [FAKE])])
+    made = rows_.make_frame([run_file(records(), [FAKE])])
     assert set(made["unfit"]) == {"fake"} and made["median"].isna().all()
 
 
 def text_of(document: Document) -> list[str]:
     """A document in every medium."""
     return [
-        terminal.text(document, 200),
-        markdown.text(document, 1 << 20),
-        html.page(document),
+        terminal.render_text(document, 200),
+        markdown.render_markdown(document, 1 << 20),
+        html.render_page(document),
         programs.as_json(document),
-        programs.junit(document),
+        programs.render_junit(document),
     ]
 
 
@@ -175,26 +175,26 @@ def test_nothing_is_compared_with_a_fake_gpu(sides: tuple[Any, Any], rules: Rule
         run_file(records(), [each], name=name)
         for each, name in zip(sides, ("base", "head"), strict=True)
     )
-    found = compare(base, head, rules)
+    found = compare_runs(base, head, rules)
     assert found.exit == Exit.NO_VERDICT
     assert found.reason == f"no verdict: nothing to compare: the rows were {WORD}"
     assert {row.verdict for row in found.rows} == {"INVALID"}
     assert not any(row.gates or row.delta is not None for row in found.rows)
-    made = comparison.document(found)
+    made = comparison.make_document(found)
     assert all(WORD in text for text in text_of(made))
 
 
 def test_a_row_that_head_lacks_is_not_gone_where_base_is_a_fake_gpu() -> None:
     base = run_file(records(), [FAKE], name="base")
     head = run_file(records()[:1], [REAL], name="head")
-    found = compare(base, head, Rules(gate_unpaired=True))
+    found = compare_runs(base, head, Rules(gate_unpaired=True))
     assert found.exit == Exit.NO_VERDICT and {row.verdict for row in found.rows} == {"INVALID"}
 
 
 def test_of_a_mixed_run_a_comparison_says_which_rows_are_of_a_fake_gpu() -> None:
     both = [*records(), record(case(), world=1)]
     sides = [run_file(both, [FAKE, world(1)], name=name) for name in ("base", "head")]
-    found = compare(*sides, Rules())
+    found = compare_runs(*sides, Rules())
     assert found.exit == Exit.NO_VERDICT and found.reason.startswith("no verdict on 4 of 5 rows")
     assert found.reason.endswith(f"({WORD})")
 
@@ -202,29 +202,29 @@ def test_of_a_mixed_run_a_comparison_says_which_rows_are_of_a_fake_gpu() -> None
 def test_wrong_data_of_a_fake_gpu_fails_a_comparison() -> None:
     base = run_file(records(), [FAKE], name="base")
     head = run_file(records(status="wrong", wrong=1, note="1 wrong"), [FAKE], name="head")
-    found = compare(base, head, Rules())
+    found = compare_runs(base, head, Rules())
     assert found.exit == Exit.WRONG_DATA
     assert {row.why for row in found.rows} == {"wrong results on head: 1 wrong"}
 
 
 def test_health_has_the_word_in_every_output() -> None:
-    made = health.document(checks.judge([night(worlds={"fake": True})]))
-    outputs = [*text_of(made), programs.line(made), made.line]
+    made = health.make_document(checks.judge_night([night(worlds={"fake": True})]))
+    outputs = [*text_of(made), programs.render_line(made), made.line]
     assert all(WORD in text for text in outputs)
-    assert "collbench_health_fake 1\n" in programs.prometheus(made)
-    ElementTree.fromstring(programs.junit(made))
-    real = health.document(checks.judge([night()]))
-    assert "collbench_health_fake 0\n" in programs.prometheus(real)
+    assert "collbench_health_fake 1\n" in programs.render_prometheus(made)
+    ElementTree.fromstring(programs.render_junit(made))
+    real = health.make_document(checks.judge_night([night()]))
+    assert "collbench_health_fake 0\n" in programs.render_prometheus(real)
 
 
 def test_no_round_of_an_experiment_on_a_fake_gpu_decides_or_is_measured_again() -> None:
     sides = experiment({case(): ratios(*[0.5] * 8)})
-    real = compare(*sides, Rules())
+    real = compare_runs(*sides, Rules())
     assert real.rows[0].suspected
     fake = [
         replace(side, worlds=[replace(one, fake=True) for one in side.worlds]) for side in sides
     ]
-    found = compare(*fake, Rules())
+    found = compare_runs(*fake, Rules())
     assert found.paired and found.exit == Exit.NO_VERDICT
     assert not found.rows[0].suspected and not found.aggregates
-    assert WORD in str(comparison.document(found).comment)
+    assert WORD in str(comparison.make_document(found).comment)

@@ -217,7 +217,7 @@ def test_the_first_line_has_the_nccl_that_torch_was_built_with_where_the_run_tel
     ],
 )
 def test_numbers_take_the_most_decimals_that_fit(value: float, width: int, text: str) -> None:
-    assert nccl.number(value, width) == text.rjust(width)
+    assert nccl.format_number(value, width) == text.rjust(width)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_ranks_on_cpus_are_listed_as_devices() -> None:
         in text
     )
     assert "nccl-library=0" in text
-    (device,) = nccl_settings.devices([bare], "NVIDIA H200")
+    (device,) = nccl_settings.list_devices([bare], "NVIDIA H200")
     assert (device["device"], device["device_hex"], device["device_info"]) == (
         5,
         "0000:00:00",
@@ -535,7 +535,7 @@ def a_document(**changes):
     ]
     run = a_run(environment={"variables": {"NCCL_ALGO": "Ring"}, "secret": "s3cret"})
     end = End(exit=0, ended="2026-07-09T10:05:00+00:00")
-    return nccl_json.document(
+    return nccl_json.make_json(
         run, [a_world(cases[0])], changes.pop("outcomes", outcomes), end, **changes
     )
 
@@ -703,7 +703,7 @@ def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
     record, row = measured(a_case())
     broken = factories.replace_derived(row, median=0.0, algbw=math.inf, busbw=math.nan)
     made = a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
-    nccl_json.write(path := tmp_path / "o.json", made)
+    nccl_json.write_json(path := tmp_path / "o.json", made)
     content = path.read_text()
     assert content.count("\n") == 1
     half = json.loads(content, parse_constant=pytest.fail)["results"][0]["out_of_place"]
@@ -711,12 +711,12 @@ def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
 
 
 def test_no_file_is_ever_overwritten(tmp_path: Path) -> None:
-    names = [nccl_json.claimed(tmp_path / "o.json").name for i in range(3)]
+    names = [nccl_json.claim_path(tmp_path / "o.json").name for i in range(3)]
     assert names == ["o.json", "o.json.0", "o.json.1"]
     with pytest.raises(CannotRun):
-        nccl_json.claimed(tmp_path / "missing" / "o.json")
+        nccl_json.claim_path(tmp_path / "missing" / "o.json")
     with pytest.raises(CannotRun):
-        nccl_json.write(tmp_path / "missing" / "o.json", {})
+        nccl_json.write_json(tmp_path / "missing" / "o.json", {})
 
 
 def test_the_text_begins_with_where_json_is_written(tmp_path: Path) -> None:
@@ -823,7 +823,7 @@ def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
     ]
     assert [row["size"] for row in scraped(text)] == [8, 1 << 20]
     assert comments(written([alone(a_case(mode="host"))]), "# isolated") == []
-    document = nccl_json.document(a_run(), [], streamed, End(exit=0, ended=""))
+    document = nccl_json.make_json(a_run(), [], streamed, End(exit=0, ended=""))
     assert document["collbench"]["results"][0]["control"] == [5210.0, 5210.0]
 
 
@@ -847,7 +847,7 @@ def test_json_has_the_flags_of_each_line() -> None:
         flagged(a_case(nbytes=8, in_place=True), "late:3", "bimodal"),
         flagged(a_case(nbytes=16)),
     ]
-    told = nccl_json.document(a_run(), [], outcomes, End(exit=0, ended=""))["collbench"]
+    told = nccl_json.make_json(a_run(), [], outcomes, End(exit=0, ended=""))["collbench"]
     assert told["results"][0]["flags"] == {
         "out_of_place": ("unconverged",),
         "in_place": ("late:3", "bimodal"),

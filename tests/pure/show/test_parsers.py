@@ -117,7 +117,7 @@ def outcome(case: Case, chosen: Scenario) -> Outcome:
         cache="cold",
         **given,
     )
-    return record, derive.derive(record, factories.world())
+    return record, derive.derive_row(record, factories.world())
 
 
 def skips(name: str, chosen: Scenario) -> list[Skip]:
@@ -151,7 +151,7 @@ def shown(name: str, kind: str) -> tuple[str, str, list[Outcome]]:
     for each in outcomes:
         text.record(*each)
     text.end(factories.ENDED, None)
-    document = nccl_json.document(run, [world], outcomes, factories.ENDED, chosen.options)
+    document = nccl_json.make_json(run, [world], outcomes, factories.ENDED, chosen.options)
     return out.getvalue(), json.dumps(document), outcomes
 
 
@@ -163,7 +163,9 @@ def half(record: Record, options: Options) -> Half:
     time = statistics.median(record.submit_ns) if options.cpu_time else wall
     algbw = record.case.moved / wall
     busbw = algbw * record.case.row.busbw(record.case.n)
-    return Half(*(float(nccl.number(v, w)) for v, w in ((time / 1e3, 7), (algbw, 6), (busbw, 6))))
+    return Half(
+        *(float(nccl.format_number(v, w)) for v, w in ((time / 1e3, 7), (algbw, 6), (busbw, 6)))
+    )
 
 
 def expected(name: str, kind: str) -> list[Row]:
@@ -286,7 +288,7 @@ def test_json_holds_the_numbers_of_the_text_and_null_where_it_repeats(kind: str)
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_only_the_header_and_the_footer_have_their_words(name: str, kind: str) -> None:
     lines = shown(name, kind)[0].splitlines()
-    header = next(nccl.header(SCENARIOS[kind].options))
+    header = next(nccl.write_header(SCENARIOS[kind].options))
     assert [line for line in lines if "out-of-place" in line] == [header]
     assert sum("bandwidth" in line for line in lines) == 1
     assert sum("Out of bounds" in line for line in lines) == 1

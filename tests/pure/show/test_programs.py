@@ -27,7 +27,7 @@ from collbench.features.health.findings import (
     Verdict,
 )
 from collbench.features.health.views import health
-from collbench.features.health.views.health import document
+from collbench.features.health.views.health import make_document
 from collbench.records.types import End
 from collbench.show import html as report
 from collbench.show import markdown, programs, terminal
@@ -66,7 +66,7 @@ def verdict(
         Checked("times", "no data", f"of {host}"),
         Checked("gpus", "not applicable", "no GPU took part"),
     ]
-    return health.cleaned(
+    return health.clean_verdict(
         Verdict(
             state=state,
             summary=f"{host} is slow",
@@ -86,18 +86,18 @@ HOSTILE = verdict(finding(host=EVIL), injected=EVIL, host=EVIL)
 
 
 def brief(of: Verdict) -> str:
-    return terminal.text(document(of))
+    return terminal.render_text(make_document(of))
 
 
 def test_json_has_everything() -> None:
-    said = json.loads(programs.as_json(document(ILL)))
+    said = json.loads(programs.as_json(make_document(ILL)))
     assert said["schema"] == 1 and said["exit"] == Exit.BAD and said["state"] == "unhealthy"
     assert said["findings"][0]["subject"] == {"kind": "host", "name": "node1"}
     assert [check["outcome"] for check in said["checks"]] == ["found", "no data", "not applicable"]
 
 
 def test_junit_fails_what_was_found_and_skips_what_had_no_data() -> None:
-    suite = ElementTree.fromstring(programs.junit(document(ILL)))[0]
+    suite = ElementTree.fromstring(programs.render_junit(make_document(ILL)))[0]
     assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4",
         "failures": "1",
@@ -111,13 +111,15 @@ def test_junit_fails_what_was_found_and_skips_what_had_no_data() -> None:
         [],
     ]
     assert (suite.findtext("system-out") or "").startswith("verdict: ")
-    unclear = ElementTree.fromstring(programs.junit(document(verdict(state="no verdict"))))[0]
+    unclear = ElementTree.fromstring(
+        programs.render_junit(make_document(verdict(state="no verdict")))
+    )[0]
     assert unclear.get("errors") == "1"
 
 
 def test_junit_is_what_its_schemas_want() -> None:
     for one in (ILL, HEALTHY, HOSTILE, verdict(state="no verdict")):
-        assert junit.faults(programs.junit(document(one))) == []
+        assert junit.faults(programs.render_junit(make_document(one))) == []
 
 
 def test_prometheus_is_read_by_its_own_parser() -> None:
@@ -127,7 +129,9 @@ def test_prometheus_is_read_by_its_own_parser() -> None:
     for one in (ILL, HEALTHY, HOSTILE):
         families = {
             f.name: f
-            for f in parser.text_string_to_metric_families(programs.prometheus(document(one)))
+            for f in parser.text_string_to_metric_families(
+                programs.render_prometheus(make_document(one))
+            )
         }
         states = {s.labels["state"]: s.value for s in families["collbench_health_state"].samples}
         assert states == {state: float(state == one.state) for state in health.STATES}
@@ -153,27 +157,29 @@ def test_prometheus_is_read_by_its_own_parser() -> None:
     ],
 )
 def test_nagios_line_and_code(one: Verdict, code: int, word: str) -> None:
-    said, line = health.nagios(one)
+    said, line = health.make_nagios(one)
     assert said == code and line.startswith(f"COLLBENCH {word} - ")
     assert line.count("|") == 1 and "\n" not in line
     assert re.fullmatch(r"(\w+=\d+ ?)+", line.split("| ")[1])
 
 
 def test_the_line_for_a_chat_is_short() -> None:
-    assert health.line(ILL) == "❌ collbench (node1, node2): unhealthy, 1 finding: node1 is slow"
-    assert len(health.line(replace(ILL, summary="x" * 2000))) <= health.LINE
+    assert (
+        health.make_line(ILL) == "❌ collbench (node1, node2): unhealthy, 1 finding: node1 is slow"
+    )
+    assert len(health.make_line(replace(ILL, summary="x" * 2000))) <= health.LINE
 
 
 @pytest.mark.parametrize("state", ["healthy", "unhealthy", "no verdict"])
 def test_the_verdict_stands_in_every_output(state: State) -> None:
     one = verdict(state=state)
     texts = [
-        programs.as_json(document(one)),
-        programs.junit(document(one)),
-        health.line(one),
+        programs.as_json(make_document(one)),
+        programs.render_junit(make_document(one)),
+        health.make_line(one),
         brief(one),
-        markdown.text(document(one)),
-        report.page(document(one), "cdn"),
+        markdown.render_markdown(make_document(one)),
+        report.render_page(make_document(one), "cdn"),
     ]
     assert all(state in text and "node1 is slow" in text for text in texts)
 
@@ -181,32 +187,34 @@ def test_the_verdict_stands_in_every_output(state: State) -> None:
 def test_a_planted_fault_marks_every_output() -> None:
     one = verdict(finding(), injected="slow-rank:3:20%")
     texts = [
-        programs.as_json(document(one)),
-        programs.junit(document(one)),
-        health.line(one),
-        health.nagios(one)[1],
-        programs.prometheus(document(one)),
+        programs.as_json(make_document(one)),
+        programs.render_junit(make_document(one)),
+        health.make_line(one),
+        health.make_nagios(one)[1],
+        programs.render_prometheus(make_document(one)),
         brief(one),
-        markdown.text(document(one)),
-        report.page(document(one), "cdn"),
+        markdown.render_markdown(make_document(one)),
+        report.render_page(make_document(one), "cdn"),
     ]
     assert all("slow-rank:3:20%" in text for text in texts)
 
 
 def test_no_name_breaks_an_output() -> None:
     """Tags, quotes and line ends in hosts, notes and faults stay text."""
-    html = report.page(document(HOSTILE), "cdn")
+    html = report.render_page(make_document(HOSTILE), "cdn")
     assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
-    text = markdown.text(document(HOSTILE))
+    text = markdown.render_markdown(make_document(HOSTILE))
     assert "<script>" not in text and not re.search(r"^END # HELP", text, re.MULTILINE)
-    ElementTree.fromstring(programs.junit(document(HOSTILE)))
-    json.loads(programs.as_json(document(HOSTILE)))
-    lines = programs.prometheus(document(HOSTILE)).splitlines()
+    ElementTree.fromstring(programs.render_junit(make_document(HOSTILE)))
+    json.loads(programs.as_json(make_document(HOSTILE)))
+    lines = programs.render_prometheus(make_document(HOSTILE)).splitlines()
     assert all(
         re.match(r"# (HELP|TYPE) collbench_|collbench_\w+(\{.*\})? [\d.e+]+$", line)
         for line in lines
     )
-    assert "\nEND" not in brief(HOSTILE) + health.line(HOSTILE) + health.nagios(HOSTILE)[1]
+    assert (
+        "\nEND" not in brief(HOSTILE) + health.make_line(HOSTILE) + health.make_nagios(HOSTILE)[1]
+    )
 
 
 def test_the_grid_has_every_host_and_what_was_found_of_it() -> None:
@@ -216,7 +224,7 @@ def test_the_grid_has_every_host_and_what_was_found_of_it() -> None:
         finding("warning", "node9", "gpus"),
         replace(finding(check="gpus"), subject=Subject("link", "node2:1 -> node3:0")),
     )
-    heads, lines = health.grid(one)
+    heads, lines = health.make_grid(one)
     table = {line.cells[0]: dict(zip(heads, line.cells, strict=True)) for line in lines}
     assert [*table] == ["cluster", "node1", "node2", "node3", "node9"]
     assert table["node1"]["data"] == "critical" and table["node1"]["times"] == "?"
@@ -227,8 +235,8 @@ def test_the_grid_has_every_host_and_what_was_found_of_it() -> None:
 def test_findings_lead_to_their_evidence_and_that_to_the_report() -> None:
     row = nightly()[2]
     files = [night({row: 20.0})]
-    made = document(health.cleaned(checks.judge(files)), files)
-    html = report.page(made, "cdn")
+    made = make_document(health.clean_verdict(checks.judge_night(files)), files)
+    html = report.render_page(made, "cdn")
     links = re.findall(r'<a href="#((?:evidence|bandwidth)[^"]*)"', html)
     assert "evidence-0" in links and "bandwidth" in links
     assert all(f'id="{name}"' in html for name in links)
@@ -236,7 +244,7 @@ def test_findings_lead_to_their_evidence_and_that_to_the_report() -> None:
 
 
 def test_a_healthy_page_says_so_and_has_no_links_astray() -> None:
-    html = report.page(document(HEALTHY), "cdn")
+    html = report.render_page(make_document(HEALTHY), "cdn")
     assert (
         'data-weight="good"' in html
         and "Nothing was found." in html

@@ -14,7 +14,7 @@ import factories
 import pytest
 from rich.console import Console
 
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import Choice, End, Record, RunFile, World
 from collbench.run.reporter import Reporter
 from collbench.show import figures
@@ -49,12 +49,12 @@ def told(reporter: Reporter, *records: Record) -> None:
     reporter.begin(run(), [record.case for record in records], [])
     reporter.world(world())
     for each in records:
-        reporter.record(each, derive(each, world()))
+        reporter.record(each, derive_row(each, world()))
     reporter.end(End(exit=0, ended=""), None)
 
 
 def test_wirebw_stands_beside_busbw_where_a_switch_adds_up() -> None:
-    row = derive(record(), world())
+    row = derive_row(record(), world())
     assert (
         row is not None
         and row.wirebw == pytest.approx(row.algbw * 9 / 8)
@@ -62,7 +62,7 @@ def test_wirebw_stands_beside_busbw_where_a_switch_adds_up() -> None:
     )
     assert row.chose == "NVLS/Simple x16 NVLS"
     for one, where in ((record(chose=RING), world()), (record(), world(hosts=2)), (record(), None)):
-        row = derive(one, where)
+        row = derive_row(one, where)
         assert row is not None and row.wirebw is None and row.chose
 
 
@@ -70,7 +70,7 @@ def test_wirebw_stands_beside_busbw_where_a_switch_adds_up() -> None:
     ("asked", "flagged"), [("Tree", True), ("Ring", False), ("allgather:tree", False)]
 )
 def test_a_setting_without_effect_is_flagged(asked: str, flagged: bool) -> None:
-    row = derive(record(chose=RING, env=(("NCCL_ALGO", asked),)), world())
+    row = derive_row(record(chose=RING, env=(("NCCL_ALGO", asked),)), world())
     assert row is not None and ("no-effect" in row.flags) is flagged and row.gateable
 
 
@@ -111,9 +111,11 @@ def test_programs_and_pull_requests_get_it_too() -> None:
 
 def test_the_report_says_it_of_each_point() -> None:
     file = file_of(record(1 << 20, RING), record())
-    point = series.view([file]).points[-1]
-    assert {"ran NVLS/Simple x16 NVLS", "wirebw 288.0 GB/s"} <= set(figures.told(point))
-    (bandwidth,) = [one for one in sections.document([file]).sections if one.name == "bandwidth"]
+    point = series.make_view([file]).points[-1]
+    assert {"ran NVLS/Simple x16 NVLS", "wirebw 288.0 GB/s"} <= set(figures.hover_lines(point))
+    (bandwidth,) = [
+        one for one in sections.make_document([file]).sections if one.name == "bandwidth"
+    ]
     (times,) = bandwidth.tables
     assert [line.cells[times.heads.index("ran")] for line in times.lines] == [
         "Ring/LL128 x24 P2P",
@@ -134,7 +136,7 @@ def test_the_time_by_the_other_clock_has_a_column_where_there_is_one(
 ) -> None:
     case = Case(collective="all_reduce", backend="nccl", n=8, nbytes=1 << 30, op="sum")
     timed = Record(case=case, status="ok", world=0, times_ns=[1 << 22] * 40, **clocks)
-    row = derive(timed, world())
+    row = derive_row(timed, world())
     assert row and {"host": row.host, "device": row.device}.get(other) == (
         {"host": 5e6, "device": 2e6}.get(other)
     )
@@ -147,7 +149,7 @@ def test_the_time_by_the_other_clock_has_a_column_where_there_is_one(
     assert ([name for name in heads if name in ("host", "device")] or [""]) == [other]
     assert not other or line[heads.index(other)] == shown
     (section,) = [
-        one for one in sections.document([file_of(timed)]).sections if one.name == "bandwidth"
+        one for one in sections.make_document([file_of(timed)]).sections if one.name == "bandwidth"
     ]
     (times,) = section.tables
     assert [line.cells[times.heads.index(other)] for line in times.lines if other] == [

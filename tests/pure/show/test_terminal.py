@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from collbench.core import text as text_
-from collbench.core.text import clock
+from collbench.core.text import format_clock
 from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
@@ -135,7 +135,7 @@ def as_text(reporter, *arguments, **more) -> str:
     ],
 )
 def test_sizes(nbytes: int, text: str) -> None:
-    assert text_.size(nbytes) == text
+    assert text_.format_size(nbytes) == text
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_sizes(nbytes: int, text: str) -> None:
     ],
 )
 def test_durations(ns: float | None, text: str) -> None:
-    assert text_.duration(ns) == text
+    assert text_.format_duration(ns) == text
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_durations(ns: float | None, text: str) -> None:
     ],
 )
 def test_intervals_show_the_larger_half(lo: float, hi: float, text: str) -> None:
-    assert words_.interval(a_row(a_case(), 100, lo=lo, hi=hi).half_width) == text
+    assert words_.format_interval(a_row(a_case(), 100, lo=lo, hi=hi).half_width) == text
 
 
 @pytest.mark.parametrize(
@@ -190,17 +190,22 @@ def test_intervals_show_the_larger_half(lo: float, hi: float, text: str) -> None
     ],
 )
 def test_bandwidths(value: float | None, text: str) -> None:
-    assert text_.bandwidth(value) == text
+    assert text_.format_bandwidth(value) == text
 
 
 def test_the_tail_is_named_after_what_the_samples_allow() -> None:
-    assert words_.tail(a_row(a_case(), p95=11e3, p99=12e3)) == "p99 12.0 µs"
-    assert words_.tail(a_row(a_case(), p95=11e3)) == "p95 11.0 µs"
-    assert words_.tail(a_row(a_case())) == "max 12.0 µs"
+    assert words_.format_tail(a_row(a_case(), p95=11e3, p99=12e3)) == "p99 12.0 µs"
+    assert words_.format_tail(a_row(a_case(), p95=11e3)) == "p95 11.0 µs"
+    assert words_.format_tail(a_row(a_case())) == "max 12.0 µs"
 
 
 def test_clock() -> None:
-    assert [clock(s) for s in (0, 65, 3599.6, 7322)] == ["0:00", "1:05", "1:00:00", "2:02:02"]
+    assert [format_clock(s) for s in (0, 65, 3599.6, 7322)] == [
+        "0:00",
+        "1:05",
+        "1:00:00",
+        "2:02:02",
+    ]
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -208,7 +213,7 @@ def test_clock() -> None:
 def test_tables_fit_and_keep_what_matters(width: int, live: bool) -> None:
     flags = {"flags": ("oversubscribed", "unconverged", "unsteady", "bimodal", "late:3")}
     outcomes = [measured(case, 1e4 + i, row=flags if i % 2 else {}) for i, case in enumerate(SWEEP)]
-    table = console.grid(cases_.table("isolated", outcomes, SWEEP, live), width)
+    table = console.make_grid(cases_.make_table("isolated", outcomes, SWEEP, live), width)
     out = io.StringIO()
     Console(file=out, width=width).print(table)
     lines = out.getvalue().splitlines()
@@ -227,7 +232,9 @@ def test_a_count_of_wrong_elements_is_never_dropped() -> None:
     for outcomes_, there in ((outcomes, False), ([bad, *outcomes[1:]], True)):
         names = [
             str(column.header)
-            for column in console.grid(cases_.table("isolated", outcomes_, SWEEP), 70).columns
+            for column in console.make_grid(
+                cases_.make_table("isolated", outcomes_, SWEEP), 70
+            ).columns
         ]
         assert ("wrong" in names) is there
 
@@ -377,7 +384,7 @@ def test_progress_stays_silent_where_nobody_watches() -> None:
 def lines_of(outcomes, **more) -> dict[str, str]:
     gathered = reporter_.Gathered()
     told(gathered, outcomes, **more)
-    return {str(line): line.spans[0].tone for line in cases_.summary(gathered)}
+    return {str(line): line.spans[0].tone for line in cases_.summarise_run(gathered)}
 
 
 def test_summary_names_peak_and_floor_per_collective_and_mode() -> None:
@@ -609,7 +616,9 @@ def test_of_one_size_its_row_is_the_answer() -> None:
 
 def last_cells(outcomes, width: int = 120) -> list[str]:
     """The last column as a terminal of this width shows it."""
-    table = console.grid(cases_.table("isolated", outcomes, [r.case for r, _ in outcomes]), width)
+    table = console.make_grid(
+        cases_.make_table("isolated", outcomes, [r.case for r, _ in outcomes]), width
+    )
     return [str(cell) for cell in table.columns[-1]._cells]
 
 
@@ -632,7 +641,7 @@ FLAGGED = [
 def test_a_row_shows_doubts_and_a_mark_for_remarks_of_its_own() -> None:
     assert last_cells(FLAGGED) == ["", "bimodal:10.0µs|20.0µs", "invalid ·", "", "·", ""]
     assert last_cells(FLAGGED, 40) == ["", "B", "I ·", "", "·", ""]
-    legend = printed(cases_.table("isolated", FLAGGED, [r.case for r, _ in FLAGGED]), width=40)
+    legend = printed(cases_.make_table("isolated", FLAGGED, [r.case for r, _ in FLAGGED]), width=40)
     assert "B bimodal, I invalid" in legend
 
 
@@ -647,7 +656,7 @@ def test_what_most_rows_have_is_said_once_above_them() -> None:
     text = shown(FLAGGED, width=120)
     assert text.count("preempted") == 1
     assert text.index("all rows: preempted") < text.index("median")
-    assert cases_.explained(gathered(FLAGGED))[-1].startswith("· remarks, no doubts: +copy (2)")
+    assert cases_.explain_flags(gathered(FLAGGED))[-1].startswith("· remarks, no doubts: +copy (2)")
 
 
 def test_a_flag_of_all_rows_out_of_place_is_said_once() -> None:
@@ -666,7 +675,7 @@ def test_of_few_rows_each_has_its_own_flags() -> None:
 def test_a_wide_interval_has_a_colour_and_no_word() -> None:
     wide = {"lo": 8_000.0, "flags": ("unconverged",)}
     rows = [measured(a_case(), row=wide), measured(a_case(nbytes=8))]
-    table = cases_.table("isolated", rows, SWEEP)
+    table = cases_.make_table("isolated", rows, SWEEP)
     index = table.heads.index("±")
     cell, other = (line.cells[index] for line in table.lines)
     assert str(cell) == "±20%" and cell.spans[0].tone == "notice" and other == "±1.5%"
@@ -675,8 +684,8 @@ def test_a_wide_interval_has_a_colour_and_no_word() -> None:
 
 def test_the_column_of_the_other_cadence_is_there_from_the_first_row() -> None:
     rows = [measured(a_case(nbytes=8, mode="host"), row={"control": 9_000.0})]
-    assert "aligned" in cases_.table("host", rows, [rows[0][0].case], live=True).heads
-    assert "aligned" not in cases_.table("host", LARGE, SWEEP).heads
+    assert "aligned" in cases_.make_table("host", rows, [rows[0][0].case], live=True).heads
+    assert "aligned" not in cases_.make_table("host", LARGE, SWEEP).heads
 
 
 def gathered(outcomes, **more):
@@ -686,9 +695,9 @@ def gathered(outcomes, **more):
 
 
 def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
-    told = flags.figures(Policy(), {True, False})
+    told = flags.fill_limits(Policy(), {True, False})
     assert (told["precision"], told["why"]) == ("±2 % or ±5 %", "")
-    cramped = flags.figures(Policy(), {True})
+    cramped = flags.fill_limits(Policy(), {True})
     assert cramped["precision"] == "±5 %" and "more busy threads" in cramped["why"]
 
 
@@ -922,7 +931,7 @@ def test_markdown_is_a_table_that_text_cannot_break() -> None:
 
 def test_bimodal_rows_show_both_modes() -> None:
     row = a_row(a_case(), modes=(10_000.0, 20_000.0), flags=("bimodal",))
-    assert words_.cells(measured(a_case())[0], row)["flags"] == "bimodal:10.0µs|20.0µs"
+    assert words_.format_cells(measured(a_case())[0], row)["flags"] == "bimodal:10.0µs|20.0µs"
 
 
 def test_several_reporters_hear_the_same() -> None:
@@ -938,7 +947,7 @@ def test_several_reporters_hear_the_same() -> None:
 
 
 def printed(*blocks, width: int = 100) -> str:
-    return console.text(Document(title="", brief=blocks), width)
+    return console.render_text(Document(title="", brief=blocks), width)
 
 
 def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> None:
@@ -947,27 +956,27 @@ def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> N
 
     ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
     long = file(OK, name="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])
-    narrow = printed(*cases_.saved([("@last", long)]).brief, width=80).splitlines()[-1]
+    narrow = printed(*cases_.list_saved([("@last", long)]).brief, width=80).splitlines()[-1]
     assert narrow.startswith("@last  20260709-100000-all_reduce-ab12") and narrow.endswith("…")
     names = ("@last~3", "@last~2", "@last~1", "@last")
     files = [
         (n, file(end, name=f"r{i}", tag="[red]t[/]"))
         for i, (n, end) in enumerate(zip(names, ends, strict=True))
     ]
-    rows = [line.split() for line in printed(*cases_.saved(files).brief).splitlines()[2:]]
+    rows = [line.split() for line in printed(*cases_.list_saved(files).brief).splitlines()[2:]]
     assert [row[0] for row in rows] == list(names)
     assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "0", "B", "cut", "short", "all_reduce"]
     assert [" ".join(row[6:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", "ok"]
-    killed = cases_.saved([("@last", file(End(exit=4, ended="")))])
+    killed = cases_.list_saved([("@last", file(End(exit=4, ended="")))])
     assert killed.rows[0]["ended"] == "hung or killed"
 
 
 def test_of_runs_that_are_not_listed_the_number_is_told() -> None:
     one = ("@last", Outline(a_run(), 1, OK))
-    assert printed(*cases_.saved([one], 143).brief).endswith(
+    assert printed(*cases_.list_saved([one], 143).brief).endswith(
         "1 of 143 runs; --last 143 shows all\n"
     )
-    assert "runs;" not in printed(*cases_.saved([one], 1).brief)
+    assert "runs;" not in printed(*cases_.list_saved([one], 1).brief)
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[str]:
@@ -978,7 +987,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout", out)
-    console.show(table)
+    console.print_blocks(table)
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
 
 
@@ -986,7 +995,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[
 def test_a_runs_name_and_id_are_never_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     ident = "20260709-100000000-a-suite-with-a-rather-long-name-ab12"
     run = a_run(name=ident, tag="t" * 200, command=["collbench", "y" * 90])
-    (table,) = cases_.saved([("@last~12", Outline(run, 3, OK))]).brief
+    (table,) = cases_.list_saved([("@last~12", Outline(run, 3, OK))]).brief
     line = on_a_terminal(monkeypatch, table, columns)[2]
     assert line.startswith(f"@last~12  {ident}  ") and " ok " in line
     assert "…" in line
@@ -994,14 +1003,14 @@ def test_a_runs_name_and_id_are_never_cut(monkeypatch: pytest.MonkeyPatch, colum
 
 def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tag="t" * 200, command=["collbench", "y" * 190])
-    console.show(*cases_.saved([("@last", Outline(run, 3, OK))]).brief)
+    console.print_blocks(*cases_.list_saved([("@last", Outline(run, 3, OK))]).brief)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "@last" in line]
     assert "t" * 200 in line and "y" * 190 in line
 
 
 @pytest.mark.parametrize(("columns", "gone"), [(60, True), (300, False)])
 def test_columns_that_find_no_room_are_named(columns: int, gone: bool) -> None:
-    table = cases_.table("isolated", [measured(c) for c in SWEEP], SWEEP)
+    table = cases_.make_table("isolated", [measured(c) for c in SWEEP], SWEEP)
     assert bool(re.search("hidden at 60 columns: .*min", printed(table, width=columns))) == gone
 
 
@@ -1016,7 +1025,7 @@ def test_plans_show_memory_time_and_what_will_not_run() -> None:
         ),
         PlanRow(case=a_case(nbytes=1 << 30), skipped="needs [b]9[/] GiB"),
     ]
-    text = printed(*cases_.plan(rows), width=80)
+    text = printed(*cases_.describe_plan(rows), width=80)
     (line,) = [x for x in text.splitlines() if "61.0 s" in x]
     figures = ["1", "MiB", "1.5", "MiB", "3", "MiB", "5", "61.0", "s"]
     assert line.split() == ["isolated", *figures]
@@ -1028,7 +1037,7 @@ def test_plans_show_memory_time_and_what_will_not_run() -> None:
 def test_plans_say_what_their_columns_and_numbers_are() -> None:
     cases = [a_case(collective="broadcast", op="none", root=root, cycle=1) for root in (0, 3)]
     rows = [PlanRow(case=case, seconds=1.0, most=3.0) for case in [*cases, a_case()]]
-    text = printed(*cases_.plan(rows, 20.0, fresh=True))
+    text = printed(*cases_.describe_plan(rows, 20.0, fresh=True))
     for words in ("root 3, launch 2, ", "moved/call: ", "memory/rank: ", "buffers: "):
         assert words in text
     assert "about 0:23 (up to 0:29 if noisy), of which 0:20 to start ranks" in text
@@ -1037,7 +1046,7 @@ def test_plans_say_what_their_columns_and_numbers_are() -> None:
 @pytest.mark.parametrize(("fresh", "words"), [(True, "2 launches"), (False, "2 cycles")])
 def test_plans_list_alike_cycles_once(fresh: bool, words: str) -> None:
     rows = [PlanRow(case=a_case(cycle=cycle), seconds=1.0) for cycle in (0, 1)]
-    lines = printed(*cases_.plan(rows, fresh=fresh)).splitlines()
+    lines = printed(*cases_.describe_plan(rows, fresh=fresh)).splitlines()
     assert lines[0].endswith(f"; each of {words}")
     assert sum(line.startswith("isolated") for line in lines) == 1
     assert lines[-1].startswith("2 cases, about 0:02")
@@ -1049,15 +1058,15 @@ def test_a_header_counts_launches_and_names_roots() -> None:
         for root in (0, 1)
         for cycle in (0, 1, 2)
     ]
-    first = str(cases_.header(a_run(policy=Policy(fresh=True)), swept, {})[0])
+    first = str(cases_.make_header(a_run(policy=Policy(fresh=True)), swept, {})[0])
     assert "roots 0, 1" in first and "3 launches" in first
 
 
 def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    console.finding("gloo [red]", "no", "x" * 200)
-    console.show(console.listing("Things", ("name", "meaning"), [("a[b]", "c")]))
+    console.print_finding("gloo [red]", "no", "x" * 200)
+    console.print_blocks(console.make_listing("Things", ("name", "meaning"), [("a[b]", "c")]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"gloo [red]          no    {'x' * 200}"
     assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]
@@ -1071,7 +1080,7 @@ def test_a_wide_column_that_may_be_broken_leaves_room_for_the_others() -> None:
         align="rwll",
         dropped=("from",),
     )
-    shown = console.text(Document(title="", brief=[table]), 50).splitlines()
+    shown = console.render_text(Document(title="", brief=[table]), 50).splitlines()
     assert shown[0].split() == ["#", "operation", "called", "by"]
     assert [line for line in shown if "> 2" in line and line.rstrip().endswith("ranks 0,2")]
     assert max(map(len, shown)) <= 50
@@ -1178,7 +1187,7 @@ def test_the_time_that_a_step_has_left_is_the_one_foretold(
 
 def test_a_page_has_comments_above_lines_that_are_too_long_with_them() -> None:
     page = "a    # said\n```\nrun --all   # of every kind\nrun  # one\n```\nb    # said of it\n"
-    assert console.narrowed(page, 16) == (
+    assert console.narrow_comments(page, 16) == (
         "a    # said\n```\n# of every kind\nrun --all\nrun  # one\n```\nb    # said of it\n"
     )
-    assert console.narrowed(page, 80) == page
+    assert console.narrow_comments(page, 80) == page

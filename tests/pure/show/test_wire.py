@@ -15,7 +15,7 @@ from rich.console import Console
 
 from collbench import frame
 from collbench.records import traffic
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.records.types import End, Record, Sent
 from collbench.run.reporter import Reporter
 from collbench.show import figures, nccl, nccl_json
@@ -30,7 +30,7 @@ ODD = "gloo, 4 ranks: sends 2.00x what reduce_scatter needs: the library seems t
 
 def counted(name: str, share: float, **fields: object) -> Record:
     what = case(1 << 20, name, **fields)
-    whole = round(share * traffic.needed(what))
+    whole = round(share * traffic.needed_bytes(what))
     one = Sent(calls=1, ns=1, idle_ns=1, bytes={"tcp": whole})
     return record(what, world=0, sent=[one, one])
 
@@ -42,7 +42,7 @@ def told(reporter: Reporter, *records: Record) -> None:
     reporter.begin(factories.run("r"), [each.case for each in records], [])
     reporter.world(WORLD)
     for each in records:
-        reporter.record(each, derive(each, WORLD))
+        reporter.record(each, derive_row(each, WORLD))
     reporter.end(End(exit=0, ended=""), None)
 
 
@@ -73,8 +73,8 @@ def test_programs_get_numbers_in_any_case(tmp_path: Path) -> None:
     told(Csv(out), TWICE, ONCE)
     rows = list(csv.DictReader(io.StringIO(out.getvalue())))
     assert [float(row["wire"]) for row in rows] == pytest.approx([2.0, 1.0])
-    outcomes = [(one, derive(one, WORLD)) for one in (TWICE, ONCE)]
-    extra = nccl_json.document(factories.run("r"), [WORLD], outcomes, None)["collbench"]
+    outcomes = [(one, derive_row(one, WORLD)) for one in (TWICE, ONCE)]
+    extra = nccl_json.make_json(factories.run("r"), [WORLD], outcomes, None)["collbench"]
     assert [one["wire"] for one in extra["results"]] == [[2.0, None], [1.0, None]]
     json.dumps(extra)
     file = factories.run_file([TWICE, ONCE], [WORLD])
@@ -85,8 +85,11 @@ def test_programs_get_numbers_in_any_case(tmp_path: Path) -> None:
 
 def test_the_report_says_it_beside_bandwidths_and_of_each_point() -> None:
     file = factories.run_file([TWICE, ONCE], [WORLD])
-    words = [word for found in sections.document([file]).sections for word in found.closing]
+    words = [word for found in sections.make_document([file]).sections for word in found.closing]
     (line,) = [word for word in words if "sends" in word]
     assert line.startswith("reduce_scatter of gloo, 4 ranks: sends 2.00x")
-    points = series.view([file]).points
-    assert [any("sends" in word for word in figures.told(p)) for p in points] == [True, False]
+    points = series.make_view([file]).points
+    assert [any("sends" in word for word in figures.hover_lines(p)) for p in points] == [
+        True,
+        False,
+    ]

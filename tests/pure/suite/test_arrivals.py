@@ -7,7 +7,7 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.suite import arrivals
-from collbench.suite.sweep import Axes, default_mode, expand
+from collbench.suite.sweep import Axes, default_mode, expand_axes
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from collbench.suite.sweep import Axes, default_mode, expand
     [("one-late:50us", ("one-late", 50e-6)), ("random:0.1ms", ("random", 100e-6))],
 )
 def test_a_pattern_has_a_kind_and_a_time(text: str, told: tuple[str, float]) -> None:
-    kind, seconds = arrivals.parsed(text)
+    kind, seconds = arrivals.parse_arrival(text)
     assert (kind, seconds) == (told[0], pytest.approx(told[1]))
 
 
@@ -25,13 +25,13 @@ def test_a_pattern_has_a_kind_and_a_time(text: str, told: tuple[str, float]) -> 
 )
 def test_what_is_no_pattern_says_what_is(text: str) -> None:
     with pytest.raises(UsageError) as found:
-        arrivals.cadence(text)
+        arrivals.parse_cadence(text)
     assert "--arrival" in found.value.message
 
 
 def test_the_axis_stands_for_modes() -> None:
     names = ("aligned", "natural", "one-late:50us", "random:100us")
-    cases, _ = expand(
+    cases, _ = expand_axes(
         Axes(
             collectives=("all_reduce",),
             sizes=(8,),
@@ -72,5 +72,5 @@ def test_the_default_is_what_a_program_sees_where_cores_are_few(
 def test_only_the_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "core_count", lambda: 4)
     axes = Axes(collectives=("barrier",), sizes=(0,), ranks=(8,))
-    assert {case.mode for case in expand(axes)[0]} == {"host"}
-    assert {case.mode for case in expand(axes.settled(8, 2))[0]} == {"isolated"}
+    assert {case.mode for case in expand_axes(axes)[0]} == {"host"}
+    assert {case.mode for case in expand_axes(axes.settled(8, 2))[0]} == {"isolated"}

@@ -10,7 +10,7 @@ from factories import case
 from collbench.core.errors import UsageError
 from collbench.run import refusal
 from collbench.suite import backgrounds, toml
-from collbench.suite.sweep import expand, refuse
+from collbench.suite.sweep import expand_axes, refuse_case
 
 BESIDE = {"background": "all_to_all"}
 
@@ -33,22 +33,22 @@ BESIDE = {"background": "all_to_all"}
 )
 def test_what_cannot_be_done_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError) as refused:
-        backgrounds.spelled(text)
+        backgrounds.normalise_background(text)
     assert words in f"{refused.value.message} {refused.value.hint}"
 
 
 @pytest.mark.parametrize("text", ["", "none"])
 def test_nothing_has_two_names(text: str) -> None:
-    assert backgrounds.spelled(text) == ""
+    assert backgrounds.normalise_background(text) == ""
 
 
 def test_a_collective_has_the_cases_size_or_its_own() -> None:
     one = case(1 << 20, in_place=True, algorithm="ring", **BESIDE)
-    other = backgrounds.beside(one)
+    other = backgrounds.background_case(one)
     assert other is not None
     assert (other.collective, other.nbytes, other.algorithm) == ("all_to_all", 1 << 20, "native")
     assert not other.in_place and not other.background
-    sized = backgrounds.beside(case(background="broadcast:4M"))
+    sized = backgrounds.background_case(case(background="broadcast:4M"))
     assert sized is not None
     assert (sized.nbytes, sized.root) == (4 << 20, 0)
 
@@ -65,12 +65,12 @@ def test_a_collective_has_the_cases_size_or_its_own() -> None:
 def test_a_collective_is_in_groups_of_its_own(
     text: str, spelled: str, n: int, family: tuple[tuple[int, ...], ...]
 ) -> None:
-    assert backgrounds.spelled(text) == spelled
+    assert backgrounds.normalise_background(text) == spelled
     one = case(background=spelled, n=2, groups="div:2", of=2)
-    other = backgrounds.beside(one)
+    other = backgrounds.background_case(one)
     assert other is not None
     assert (other.n, other.groups, other.of, other.group) == (n, "", 1, 0)
-    assert backgrounds.parsed(spelled).family(one.world) == family
+    assert backgrounds.parse_background(spelled).family(one.world) == family
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_collective_is_in_groups_of_its_own(
 )
 def test_ranks_that_do_both_are_counted(background: str, group: int, ranks: int) -> None:
     one = case(n=2, groups="div:2", of=2, group=group, background=background)
-    assert backgrounds.shared(one) == ranks
+    assert backgrounds.count_ranks(one) == ranks
 
 
 @pytest.mark.parametrize("text", ["", *backgrounds.COMPUTING])
 def test_computation_is_no_collective(text: str) -> None:
-    assert backgrounds.beside(case(background=text)) is None
+    assert backgrounds.background_case(case(background=text)) is None
 
 
 def test_cases_with_and_without_have_keys_of_their_own() -> None:
@@ -110,7 +110,7 @@ def test_cases_with_and_without_have_keys_of_their_own() -> None:
     ],
 )
 def test_what_cannot_be_measured_says_why(fields: dict[str, object], words: str) -> None:
-    assert words in refuse(case(**fields))
+    assert words in refuse_case(case(**fields))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_suite_sweeps_them(tmp_path: Path) -> None:
         '[axes]\ncollectives = "all_reduce"\nsizes = "1M"\nranks = 2\nin_place = false\n'
         'backends = "gloo"\nbackgrounds = ["none", "gemm", "all_to_all:4M"]\n'
     )
-    axes = toml.load(str(path)).axes
+    axes = toml.load_suite(str(path)).axes
     assert axes.backgrounds == ("", "gemm", "all_to_all:4M")
-    cases, _ = expand(axes)
+    cases, _ = expand_axes(axes)
     assert [one.background for one in cases] == [*axes.backgrounds]

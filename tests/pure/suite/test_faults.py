@@ -12,15 +12,15 @@ import torch
 from factories import case, experiment, ratios
 
 from collbench.core.errors import UsageError
-from collbench.features.compare.comparison import Rules, compare
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.records import derive
 from collbench.records.flags import FLAGS_BY_NAME, UNGATED
 from collbench.run.backends import Call
 from collbench.run.rank.calls import Planted
-from collbench.run.refusal import refuse
+from collbench.run.refusal import refuse_case
 from collbench.suite import faults as inject
 from collbench.suite.case import Case
-from collbench.suite.faults import Fault, planted
+from collbench.suite.faults import Fault, describe_planted
 from collbench.suite.policy import Policy
 
 
@@ -35,7 +35,7 @@ from collbench.suite.policy import Policy
     ],
 )
 def test_what_may_be_planted(text: str, faults: list[Fault]) -> None:
-    assert inject.faults(text) == faults
+    assert inject.parse_faults(text) == faults
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_may_be_planted(text: str, faults: list[Fault]) -> None:
 )
 def test_what_may_not(text: str) -> None:
     with pytest.raises(UsageError):
-        inject.faults(text)
+        inject.parse_faults(text)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_what_may_not(text: str) -> None:
 def test_where_nothing_can_be_planted(ranks: int, more: dict[str, int], why: str) -> None:
     ring = Case(collective="all_reduce", backend="gloo", n=ranks, nbytes=8, op="sum")
     with pytest.raises(UsageError, match=why):
-        inject.refuse([ring], Policy(inject="slow-rank:3:20%", **more))  # type: ignore[arg-type]
-    inject.refuse([ring], Policy(**more))  # type: ignore[arg-type]
+        inject.refuse_faults([ring], Policy(inject="slow-rank:3:20%", **more))  # type: ignore[arg-type]
+    inject.refuse_faults([ring], Policy(**more))  # type: ignore[arg-type]
 
 
 def test_neither_predictions_nor_graphs_take_faults() -> None:
     case = Case(collective="all_reduce", backend="gloo", n=4, nbytes=8, op="sum")
-    assert not refuse(case, Policy(inject="drop:1"))
+    assert not refuse_case(case, Policy(inject="drop:1"))
     for changed in ({"backend": "model"}, {"backend": "nccl", "mode": "graph"}):
         other = Case(
             **{
@@ -92,7 +92,7 @@ def test_neither_predictions_nor_graphs_take_faults() -> None:
                 **changed,
             }
         )  # type: ignore[arg-type]
-        assert "planted" in refuse(other, Policy(inject="drop:1"))
+        assert "planted" in refuse_case(other, Policy(inject="drop:1"))
 
 
 def took(*faults: Fault, call: Callable[[], object], times: int = 1) -> float:
@@ -140,9 +140,9 @@ def test_a_planted_fault_marks_every_row_and_forbids_a_verdict() -> None:
     assert "injected" in FLAGS_BY_NAME and "injected" in UNGATED
     base, head = experiment({case(): ratios(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)})
     run = msgspec.structs.replace(head.run, policy=Policy(inject="drop:1"))
-    assert "drop:1" in planted(run.policy.inject) and planted("") == ""
+    assert "drop:1" in describe_planted(run.policy.inject) and describe_planted("") == ""
     bad = msgspec.structs.replace(head, run=run)
-    assert "planted on purpose: --inject drop:1" in compare([base], [bad], Rules()).reason
+    assert "planted on purpose: --inject drop:1" in compare_runs([base], [bad], Rules()).reason
     marked = msgspec.structs.replace(head.records[0], injected="drop:1")
-    row = derive.derive(marked)
+    row = derive.derive_row(marked)
     assert row and "injected" in row.flags and not row.gateable

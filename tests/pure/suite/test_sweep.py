@@ -17,9 +17,9 @@ from collbench.run import collectives, plan
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.suite import toml
 from collbench.suite.case import Case
-from collbench.suite.grammar import expand_envs, parse_duration, parse_size, sweep
+from collbench.suite.grammar import expand_envs, parse_duration, parse_size, sweep_sizes
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Override, Part, Suite, expand
+from collbench.suite.sweep import Axes, Override, Part, Suite, expand_axes
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_durations() -> None:
 
 
 def test_sweeps() -> None:
-    assert sweep(8, 64) == (8, 16, 32, 64)
-    assert sweep(8, 60) == (8, 16, 32)
-    assert sweep(8, 30, factor=1.5) == (8, 12, 18, 27)
-    assert sweep(8, 29, step=10) == (8, 18, 28)
-    assert sweep(1, 4, factor=1.1) == (1, 2, 3, 4)  # always grows
-    assert len(sweep(8, 1 << 30)) == 28
+    assert sweep_sizes(8, 64) == (8, 16, 32, 64)
+    assert sweep_sizes(8, 60) == (8, 16, 32)
+    assert sweep_sizes(8, 30, factor=1.5) == (8, 12, 18, 27)
+    assert sweep_sizes(8, 29, step=10) == (8, 18, 28)
+    assert sweep_sizes(1, 4, factor=1.1) == (1, 2, 3, 4)  # always grows
+    assert len(sweep_sizes(8, 1 << 30)) == 28
 
 
 def test_envs_are_a_product() -> None:
@@ -87,7 +87,7 @@ def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
         dtypes=("float", "int32"),
         ops=("sum", "bxor"),
     )
-    cases, skips = expand(axes)
+    cases, skips = expand_axes(axes)
     reasons = {skip.reason for skip in skips}
     assert "8 B give a rank no float element; the smallest size is 16 B" in reasons
     assert "root 7 does not exist among 4 ranks" in reasons
@@ -103,22 +103,24 @@ def test_minimum_sizes_are_true() -> None:
         if name in ("barrier", "all_to_allv"):
             continue
         smallest = 4 * (4 if row.total else 1)
-        cases, _ = expand(
+        cases, _ = expand_axes(
             Axes(collectives=(name,), sizes=(smallest - 1, smallest), ranks=(4,), in_place=(False,))
         )
         assert [c.nbytes for c in cases] == [smallest]
 
 
 def test_splits() -> None:
-    assert (splits.matrix("uniform", 4, 1600, 4) == 100).all()
-    spread = splits.matrix("spread:1", 4, 1200, 4)
+    assert (splits.split_matrix("uniform", 4, 1600, 4) == 100).all()
+    spread = splits.split_matrix("spread:1", 4, 1200, 4)
     assert spread.diagonal().tolist() == [0] * 4
     assert spread[0].tolist() == [0, 50, 100, 150]
     assert (spread.sum(1) == 300).all() and (spread.sum(0) == 300).all()
-    assert (splits.matrix("spread:0", 4, 1600, 4) == splits.matrix("uniform", 4, 1600, 4)).all()
-    zipf = splits.matrix("zipf:1", 3, 1100, 1)
+    assert (
+        splits.split_matrix("spread:0", 4, 1600, 4) == splits.split_matrix("uniform", 4, 1600, 4)
+    ).all()
+    zipf = splits.split_matrix("zipf:1", 3, 1100, 1)
     assert zipf[0].tolist() == [600, 300, 200]
-    assert splits.busiest(zipf) == 1200  # what two others send to rank 0
+    assert splits.count_busiest(zipf) == 1200  # what two others send to rank 0
 
 
 @pytest.mark.parametrize(
@@ -131,38 +133,38 @@ def test_splits() -> None:
 )
 def test_bad_splits(spec: str) -> None:
     with pytest.raises(UsageError):
-        splits.matrix(spec, 4, 1600, 4)
+        splits.split_matrix(spec, 4, 1600, 4)
 
 
 def test_a_matrix_file_must_be_square_and_wide_enough(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
     path.write_text("4 8\n12 16\n")
-    assert splits.matrix(f"matrix:{path}", 2, 0, 4).tolist() == [[1, 2], [3, 4]]
+    assert splits.split_matrix(f"matrix:{path}", 2, 0, 4).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(UsageError, match="2 x 2"):
-        splits.matrix(f"matrix:{path}", 3, 0, 4)
+        splits.split_matrix(f"matrix:{path}", 3, 0, 4)
 
 
 def test_a_table_is_written_out_in_bytes_and_read_back() -> None:
     bytes_ = [[0, 64, 8], [12, 0, 4], [0, 0, 0]]
-    spec = splits.written(bytes_)
+    spec = splits.write_table(bytes_)
     assert spec == "table:0 64 8/12 0 4/0 0 0"
-    assert splits.matrix(spec, 3, 0, 4).tolist() == [[0, 16, 2], [3, 0, 1], [0, 0, 0]]
-    assert splits.matrix(spec, 2, 0, 4).tolist() == [[0, 16], [3, 0]]
-    assert splits.extent(spec, 3, 0, 4) == (18, 16, 18)
-    assert splits.whole(spec, 3) == 72
+    assert splits.split_matrix(spec, 3, 0, 4).tolist() == [[0, 16, 2], [3, 0, 1], [0, 0, 0]]
+    assert splits.split_matrix(spec, 2, 0, 4).tolist() == [[0, 16], [3, 0]]
+    assert splits.measure_extent(spec, 3, 0, 4) == (18, 16, 18)
+    assert splits.table_bytes(spec, 3) == 72
 
 
 def test_splits_read_files_only_and_of_bearable_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="it is not a file"):
-        splits.matrix("matrix:/dev/zero", 2, 64, 4)
+        splits.split_matrix("matrix:/dev/zero", 2, 64, 4)
     (tmp_path / "m").write_text("1 1\n1 1\n")
     monkeypatch.setattr(splits, "MOST_BYTES", 7)
     with pytest.raises(UsageError, match="more than"):
-        splits.matrix(f"matrix:{tmp_path / 'm'}", 2, 64, 4)
+        splits.split_matrix(f"matrix:{tmp_path / 'm'}", 2, 64, 4)
     with pytest.raises(UsageError, match="too large"):
-        splits.matrix("uniform", 1 << 20, 64, 4)
+        splits.split_matrix("uniform", 1 << 20, 64, 4)
 
 
 @pytest.mark.parametrize(
@@ -180,16 +182,16 @@ def test_sweeps_beyond_all_bounds_are_refused_before_they_are_made(
     axes: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        expand(Axes(**{"collectives": ("all_reduce",), "sizes": (8,), "ranks": (2,), **axes}))  # type: ignore[arg-type]
+        expand_axes(Axes(**{"collectives": ("all_reduce",), "sizes": (8,), "ranks": (2,), **axes}))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="more than 10000 sizes"):
-        sweep(1, 100 << 20, step=1)
+        sweep_sizes(1, 100 << 20, step=1)
 
 
 def test_what_overrides_make_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collbench.suite.sweep.MOST_CASES", 20)
     whole = Axes(collectives=("all_reduce",), sizes=(8, 16, 32), ranks=(2,))
     every = Override(match=Part(), axes=Part(dtypes=("float", "double", "int8", "half")))
-    assert len(expand(whole)[0]) == 6
+    assert len(expand_axes(whole)[0]) == 6
     with pytest.raises(UsageError, match="more than 20 cases"):
         Suite(name="x", axes=whole, overrides=(every,)).expand()
 
@@ -206,7 +208,7 @@ def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     cache = 64 * mib
 
     def fitted(available: int) -> tuple[list[tuple[int, str]], list[str]]:
-        jobs, skips = plan.fit([one], policy, room(available, cache))
+        jobs, skips = plan.fit_jobs([one], policy, room(available, cache))
         return [(j.rotation, j.cache) for j in jobs], [s.reason for s in skips]
 
     assert fitted(needs + 9 * pair) == ([(2, "cold")], [])
@@ -215,36 +217,40 @@ def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     assert jobs == []
     assert f"needs {(needs + pair) >> 20:,} MiB" in reasons[0]
     small = case(nbytes=8, n=2)
-    assert plan.fit([small], policy, room(1 << 40, cache))[0][0].cache == "small"
-    assert plan.fit([small], Policy(cache="hot"), room(1 << 40, cache))[0][0].rotation == 1
-    assert plan.fit([small], Policy(agg_iters=5), room(1 << 40, cache))[0][0].rotation % 5 == 0
+    assert plan.fit_jobs([small], policy, room(1 << 40, cache))[0][0].cache == "small"
+    assert plan.fit_jobs([small], Policy(cache="hot"), room(1 << 40, cache))[0][0].rotation == 1
+    assert plan.fit_jobs([small], Policy(agg_iters=5), room(1 << 40, cache))[0][0].rotation % 5 == 0
 
 
 def test_worlds_group_and_shuffle_by_the_seed() -> None:
-    axes = Axes(collectives=("all_reduce",), sizes=sweep(8, 1 << 20), ranks=(2, 4), cycles=2)
-    jobs, _ = plan.fit(expand(axes)[0], Policy(), room(1 << 40, 1 << 20))
-    first, second = plan.worlds(jobs, Policy(seed=1))
+    axes = Axes(collectives=("all_reduce",), sizes=sweep_sizes(8, 1 << 20), ranks=(2, 4), cycles=2)
+    jobs, _ = plan.fit_jobs(expand_axes(axes)[0], Policy(), room(1 << 40, 1 << 20))
+    first, second = plan.plan_worlds(jobs, Policy(seed=1))
     assert (first.n, second.n) == (2, 4)
     sizes = [j.case.nbytes for j in first.jobs]
     assert sizes != sorted(sizes)
     assert [j.case.cycle for j in first.jobs] == sorted(j.case.cycle for j in first.jobs)
-    assert first.jobs == plan.worlds(jobs, Policy(seed=1))[0].jobs
-    assert first.jobs != plan.worlds(jobs, Policy(seed=2))[0].jobs
-    assert plan.worlds(jobs, Policy(order="size"))[0].jobs == [j for j in jobs if j.case.n == 2]
+    assert first.jobs == plan.plan_worlds(jobs, Policy(seed=1))[0].jobs
+    assert first.jobs != plan.plan_worlds(jobs, Policy(seed=2))[0].jobs
+    assert plan.plan_worlds(jobs, Policy(order="size"))[0].jobs == [
+        j for j in jobs if j.case.n == 2
+    ]
 
 
 def test_time_limits_grow_with_the_case() -> None:
-    jobs, _ = plan.fit([case(nbytes=8), case(nbytes=1 << 30)], Policy(), room(1 << 40, 1 << 20))
-    assert plan.limit(jobs[:1], Policy()) < plan.limit(jobs, Policy())
-    assert plan.limit(jobs, Policy(timeout=3)) == 3
+    jobs, _ = plan.fit_jobs(
+        [case(nbytes=8), case(nbytes=1 << 30)], Policy(), room(1 << 40, 1 << 20)
+    )
+    assert plan.choose_timeout(jobs[:1], Policy()) < plan.choose_timeout(jobs, Policy())
+    assert plan.choose_timeout(jobs, Policy(timeout=3)) == 3
 
 
 def test_built_in_suites_load_and_expand() -> None:
     assert {"smoke", "nccl-tests"} <= set(toml.built_in())
     for name in toml.built_in():
-        cases, _ = expand(toml.load(name).axes)
+        cases, _ = expand_axes(toml.load_suite(name).axes)
         assert cases
-    smoke = toml.load("smoke")
+    smoke = toml.load_suite("smoke")
     assert set(smoke.axes.collectives) == set(COLLECTIVES) - {"scan", "all_to_allv"}
     assert smoke.policy.max_seconds == 0.5
 
@@ -275,10 +281,10 @@ def test_a_bad_suite_is_an_error_that_names_file_and_key(
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        toml.load(str(path))
+        toml.load_suite(str(path))
     assert str(path) in caught.value.message and words in caught.value.message
     with pytest.raises(UsageError, match="no suite"):
-        toml.load("nowhere")
+        toml.load_suite("nowhere")
 
 
 def test_counts_of_a_case_are_whole_numbers_of_elements() -> None:

@@ -16,7 +16,7 @@ from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.suite import shipped, toml
 from collbench.suite.case import Case, Limit
-from collbench.suite.sweep import Axes, Suite, expand
+from collbench.suite.sweep import Axes, Suite, expand_axes
 
 SMALL = """
 description = "d"
@@ -32,7 +32,7 @@ in_place = false
 def load(folder: Path, text: str) -> Suite:
     path = folder / "mine.toml"
     path.write_text(text)
-    return toml.load(str(path))
+    return toml.load_suite(str(path))
 
 
 def seen(suite: Suite, *fields: str) -> set[tuple[object, ...]]:
@@ -465,14 +465,14 @@ def test_a_mistake_is_told_with_file_key_and_what_was_expected(
 
 def test_names_that_are_no_suite_and_files_that_are_no_text(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        toml.load("smok")
+        toml.load_suite("smok")
     assert (caught.value.message, caught.value.hint) == ("no suite 'smok'", "did you mean smoke?")
     with pytest.raises(UsageError, match="no suite"):
-        toml.load(str(tmp_path))
+        toml.load_suite(str(tmp_path))
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"binary\.toml: .*utf-8"):
-        toml.load(str(path))
+        toml.load_suite(str(path))
 
 
 def test_a_file_here_does_not_stand_for_a_built_in_suite(
@@ -481,11 +481,13 @@ def test_a_file_here_does_not_stand_for_a_built_in_suite(
     monkeypatch.chdir(tmp_path)
     for name in ("smoke", "other", "other.toml"):
         Path(name).write_text(SMALL)
-    assert toml.load("smoke") == toml.built_in()["smoke"]
-    assert toml.load("./smoke") == msgspec.structs.replace(toml.load("./other"), name="smoke")
-    assert toml.load("other.toml").name == "other"
+    assert toml.load_suite("smoke") == toml.built_in()["smoke"]
+    assert toml.load_suite("./smoke") == msgspec.structs.replace(
+        toml.load_suite("./other"), name="smoke"
+    )
+    assert toml.load_suite("other.toml").name == "other"
     with pytest.raises(UsageError, match="no suite 'other'") as found:
-        toml.load("other")
+        toml.load_suite("other")
     assert found.value.hint == "write ./other for the file here"
 
 
@@ -512,7 +514,9 @@ def test_what_a_suite_leaves_open_is_what_the_machine_has(
     def machine(gpus: int, cores: int) -> set[tuple[object, ...]]:
         monkeypatch.setattr(environment, "gpu_count", lambda: gpus)
         monkeypatch.setattr(environment, "core_count", lambda: cores)
-        return {(c.backend, c.n) for c in options.changed(suite).expand()[0] if c.nbytes != 1024}
+        return {
+            (c.backend, c.n) for c in options.change_suite(suite).expand()[0] if c.nbytes != 1024
+        }
 
     assert machine(0, 1) == {("gloo", 2), ("shm", 2), ("gloo", 3)}
     assert machine(8, 6) == {("nccl", 8), ("shm", 6), ("nccl", 3)}
@@ -542,7 +546,7 @@ def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> No
         reason = "never mind"
         """,
     )
-    told = options.changed(
+    told = options.change_suite(
         suite, ngpus="3,5", backend="model", only="bcast,alltoall", max_time="1m"
     )
     cases, skips = told.expand()
@@ -552,12 +556,12 @@ def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> No
         ("broadcast", "model", 5, 1 << 20),
     }
     assert {(s.case.collective, s.case.n) for s in skips} == {("all_to_all", 3), ("broadcast", 3)}
-    assert told.policy.max_seconds == 60 and options.changed(suite).policy.max_seconds == 9
+    assert told.policy.max_seconds == 60 and options.change_suite(suite).policy.max_seconds == 9
     assert (told.values("backends"), told.values("ranks")) == (("model",), (3, 5))
     with pytest.raises(UsageError, match="--only scan"):
-        options.changed(suite, only="scan")
+        options.change_suite(suite, only="scan")
     with pytest.raises(UsageError, match="mine fixes the repetitions"):
-        options.changed(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
+        options.change_suite(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
 
 
 def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: Path) -> None:
@@ -585,17 +589,17 @@ def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: P
 
 @pytest.mark.parametrize("name", sorted(toml.built_in()))
 def test_built_in_suites_say_what_they_are_for_and_leave_little_out(name: str) -> None:
-    suite = options.changed(toml.load(name), ngpus="4" if name != "pr" else "")
+    suite = options.change_suite(toml.load_suite(name), ngpus="4" if name != "pr" else "")
     cases, skips = suite.expand()
     assert suite.description.endswith(".") and suite.tags
     assert len(skips) <= len(cases) / 10, [skip.reason for skip in skips]
     for backend in ("nccl", "shm"):  # what a GPU's owner asks for
-        assert options.changed(toml.load(name), backend=backend).expand()[0]
+        assert options.change_suite(toml.load_suite(name), backend=backend).expand()[0]
 
 
 def test_guidelines_pair_collectives_at_the_same_vector() -> None:
     """For MEASURING's inequalities: equal sizes, and each collective of a pair with all of them."""
-    cases, _ = options.changed(toml.load("guidelines"), ngpus="4").expand()
+    cases, _ = options.change_suite(toml.load_suite("guidelines"), ngpus="4").expand()
     by_name = {
         name: {c.size for c in cases if c.collective == name}
         for name in {c.collective for c in cases}
@@ -614,7 +618,7 @@ def test_guidelines_pair_collectives_at_the_same_vector() -> None:
 
 
 def test_expanding_axes_alone_is_the_plain_product() -> None:
-    cases, skips = expand(
+    cases, skips = expand_axes(
         Axes(collectives=("all_reduce",), sizes=(8, 16, 8), ranks=(2,), in_place=(False,))
     )
     assert [(c.nbytes, c.n) for c in cases] == [(8, 2), (16, 2)] and skips == []
@@ -625,5 +629,5 @@ def test_expanding_axes_alone_is_the_plain_product() -> None:
 def test_the_smallest_suite_has_two_lines_under_axes(tmp_path: Path, start: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f"{start}[axes]\ncollectives = ['all_reduce']\nsizes = [8]\n", "utf-8")
-    suite = toml.load(str(path))
+    suite = toml.load_suite(str(path))
     assert (suite.name, suite.description, suite.axes.sizes) == ("mine", "", (8,))

@@ -37,7 +37,7 @@ def test_nothing_that_prints_to_it_raises(
 ) -> None:
     monkeypatch.setattr("sys.stderr", unwritable)
     for _ in range(2):
-        text.tell("a message" * 20_000, "a hint")
+        text.print_message("a message" * 20_000, "a hint")
         Console(stderr=True, width=80).print("a table" * 20_000)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -50,11 +50,11 @@ def test_a_message_does_not_end_a_program_whose_own_standard_error_raises(
 ) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", full)
-        text.tell("a message")
+        text.print_message("a message")
         with pytest.raises(OSError, match="No space"):
             full.flush()
         monkeypatch.setattr("sys.stderr", None)
-        text.tell("a message")
+        text.print_message("a message")
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 

@@ -57,7 +57,7 @@ if "CLOCKS" in os.environ and "RANK" in os.environ:
 
     rank, true = int(os.environ["RANK"]), time.perf_counter_ns
     began = true()
-    socket.gethostname = environment.host = lambda: f"host{rank}"
+    socket.gethostname = environment.host_name = lambda: f"host{rank}"
     clocks.WINDOW_NS = (
         20_000_000  # ranks that share cores with other tests come to an earlier start late
     )

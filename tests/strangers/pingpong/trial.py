@@ -7,8 +7,8 @@ from functools import partial
 
 from collbench.run.jobs import Job
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.calls import allocate
-from collbench.run.rank.measure import Protocol, Sampler, Steps, Sync, clock, nothing
+from collbench.run.rank.calls import allocate_slots
+from collbench.run.rank.measure import Protocol, Sampler, Steps, Sync, clock, do_nothing
 from collbench.run.rank.outcome import (
     CaseOutcome,
     MeasuredCase,
@@ -25,7 +25,7 @@ class PingPongTrial:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._job = bench, job
-        (((self._send, self._recv, _),),) = allocate(bench.backend, [job.case], [0])
+        (((self._send, self._recv, _),),) = allocate_slots(bench.backend, [job.case], [0])
         self._send.fill_(bench.rank + 1)
         self._recv.fill_(0)
         peer = 1 - bench.rank
@@ -50,11 +50,11 @@ class PingPongTrial:
         began = clock()
         self._play()
         first = clock() - began
-        sync = Sync(bench.scheme, bench.control, bench.board, bench.meet, bench.common, nothing)
+        sync = Sync(bench.scheme, bench.control, bench.board, bench.meet, bench.common, do_nothing)
         protocol = Protocol(
             bench.policy, bench.control, sync, self._make_sampler, case.mode, self._job
         )
-        measured, sampler = yield from protocol.run(first, nothing)
+        measured, sampler = yield from protocol.run(first, do_nothing)
         differing = bench.control.collect(int((self._recv != 2 - bench.rank).sum()))
         if bench.rank:
             return []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
-from collbench.core.text import clock, plain
+from collbench.core.text import format_clock, plain_line
 from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
@@ -51,21 +51,21 @@ def ab(
 ) -> None:
     """Compare two libraries, settings or algorithms, in turns."""
     from collbench.features.compare.ab.experiment import Order
-    from collbench.features.compare.comparison import compare
+    from collbench.features.compare.comparison import compare_runs
     from collbench.run.launch import folders
 
-    with interrupts, folders.private() as folder, ExitStack() as held:
-        asked = partial(_sides, base, head, aa, suite)
-        places = _joined(launcher, timeout, dry_run, folder, held, asked)
-        sides, rules = asked(), _rules(tau, strict, across_machines)
-        _refuse(tag, output_format, out or [], None if dry_run else output)
+    with interrupts, folders.make_private() as folder, ExitStack() as held:
+        asked = partial(_parse_sides, base, head, aa, suite)
+        places = _join_places(launcher, timeout, dry_run, folder, held, asked)
+        sides, rules = asked(), _make_rules(tau, strict, across_machines)
+        _refuse_outputs(tag, output_format, out or [], None if dry_run else output)
         order = Order(
-            suite=_suite(suite, ranks, max_seconds, timeout, sides, launcher),
+            suite=_make_suite(suite, ranks, max_seconds, timeout, sides, launcher),
             variants=sides,
             command=sys.argv,
-            rounds=_rounds(rounds),
-            judge=lambda base, head: compare(base, head, rules, under_way=True).rows,
-            budget=_seconds(budget),
+            rounds=_parse_rounds(rounds),
+            judge=lambda base, head: compare_runs(base, head, rules, under_way=True).rows,
+            budget=_parse_budget(budget),
             places=places,
             aa=aa,
             output=output,
@@ -73,11 +73,11 @@ def ab(
         )
         if dry_run:
             return _show_plan(order)
-        order = _built(order, build, rebuild, folder, held, launcher)
-        raise typer.Exit(_execute(order, rules, out or [], output_format))
+        order = _build_homes(order, build, rebuild, folder, held, launcher)
+        raise typer.Exit(_execute_order(order, rules, out or [], output_format))
 
 
-def _joined(
+def _join_places(
     launcher: str,
     timeout: float | None,
     dry_run: bool,
@@ -89,31 +89,31 @@ def _joined(
     then ends."""
     from collbench.run.launch import join, launched
 
-    member = join.detect(launcher)
+    member = join.detect_launcher(launcher)
     if member and member.rank:
-        raise typer.Exit(0 if dry_run else launched.serve(member, timeout, sides))
-    gathered = launched.gathered(member, timeout, folder) if member and not dry_run else None
+        raise typer.Exit(0 if dry_run else launched.serve_place(member, timeout, sides))
+    gathered = launched.gather_places(member, timeout, folder) if member and not dry_run else None
     return held.enter_context(gathered) if gathered else None
 
 
-def _seconds(budget: str) -> float | None:
+def _parse_budget(budget: str) -> float | None:
     from collbench.suite import grammar
 
     return grammar.parse_duration(budget, "--budget") if budget else None
 
 
-def _refuse(tag: str, output_format: str, out: list[Path], output: Path | None) -> None:
+def _refuse_outputs(tag: str, output_format: str, out: list[Path], output: Path | None) -> None:
     """Raises UsageError for a tag that could not name a run, or what cannot be written."""
     from collbench.features.compare import command as compare
     from collbench.suite import grammar
 
     grammar.refuse_tag(tag)
-    compare.check(output_format, out)
+    compare.check_outputs(output_format, out)
     if output is not None:
-        _folder(output)
+        _make_output_folder(output)
 
 
-def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
+def _make_rules(tau: str, strict: bool, across_machines: bool) -> Rules:
     from collbench.features.compare.comparison import Rules
     from collbench.suite import grammar
 
@@ -121,7 +121,7 @@ def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
     return Rules(tau=smallest, strict=strict, across_machines=across_machines)
 
 
-def _suite(
+def _make_suite(
     name: str,
     ranks: str,
     max_seconds: str,
@@ -137,12 +137,12 @@ def _suite(
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
-    suite = options.changed(
-        toml.load(name),
+    suite = options.change_suite(
+        toml.load_suite(name),
         ngpus=ranks,
         max_time=max_seconds,
         launcher=launcher,
-        ray=options.where(launcher, "", ""),
+        ray=options.find_ray_cluster(launcher, "", ""),
     )
     for side, variant in sides.items():
         variants.refuse_unknown(variant, suite, f"--{side}")
@@ -151,7 +151,7 @@ def _suite(
     return replace(suite, policy=replace(suite.policy, timeout=timeout))
 
 
-def _built(
+def _build_homes(
     order: Order, build: str, rebuild: bool, folder: Path, held: ExitStack, launcher: str
 ) -> Order:
     """The order with a home for each side, built where it is a revision, and looked for at all
@@ -162,8 +162,8 @@ def _built(
     from collbench.features.compare.ab import variants
     from collbench.run.launch import join, ray
 
-    homes = variants.homes(order.variants, variants.Build(build, rebuild), folder)
-    where = options.where(launcher, "", "")
+    homes = variants.settle_homes(order.variants, variants.Build(build, rebuild), folder)
+    where = options.find_ray_cluster(launcher, "", "")
     places = (
         held.enter_context(
             closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
@@ -176,7 +176,7 @@ def _built(
     return replace(order, homes=homes, places=places)
 
 
-def _folder(output: Path) -> None:
+def _make_output_folder(output: Path) -> None:
     """Make the folder that both runs go to. Raises UsageError and CannotRun."""
     from collbench.cli.outputs import SUFFIXES
 
@@ -197,7 +197,7 @@ def _folder(output: Path) -> None:
         ) from e
 
 
-def _sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant]:
+def _parse_sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant]:
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
@@ -209,16 +209,16 @@ def _sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant
             f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
         )
     sides: dict[SideName, Variant] = {
-        "base": variants.parse(base, "--base"),
-        "head": variants.parse(base if aa else head, "--head"),
+        "base": variants.parse_variant(base, "--base"),
+        "head": variants.parse_variant(base if aa else head, "--head"),
     }
-    collectives = list(toml.load(suite).values("collectives"))
+    collectives = list(toml.load_suite(suite).values("collectives"))
     return {
         name: variants.with_file(side, f"--{name}", collectives) for name, side in sides.items()
     }
 
 
-def _rounds(text: str) -> tuple[int, int]:
+def _parse_rounds(text: str) -> tuple[int, int]:
     numbers = text.split(",")
     if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
         raise UsageError(
@@ -235,18 +235,18 @@ def _rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.cli.measure import fake_gpus
     from collbench.features.compare.ab import variants
-    from collbench.features.compare.ab.forecast import forecast
-    from collbench.features.compare.ab.matching import SIDES, refuse_nothing, rows
+    from collbench.features.compare.ab.forecast import forecast_experiment
+    from collbench.features.compare.ab.matching import SIDES, match_rows, refuse_nothing
     from collbench.features.compare.views import comparison as views
     from collbench.run import plan
     from collbench.show import terminal
 
     for name, side in order.variants.items():
         variants.refuse_unfit(side, f"--{name}")
-    found, skips = rows(order.suite, order.variants)
-    expected = forecast(order, found)
+    found, skips = match_rows(order.suite, order.variants)
+    expected = forecast_experiment(order, found)
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
-    listed = views.plan(
+    listed = views.describe_plan(
         [(row.jobs["base"].case, row.jobs["head"].case) for row in found],
         [(side, skip) for side in SIDES for skip in skips[side]],
         [row.jobs["base"].case for row in expected.dropped],
@@ -256,7 +256,7 @@ def _show_plan(order: Order) -> None:
     cases += [skip.case for side in SIDES for skip in skips[side]]
     fake = fake_gpus({case.backend for case in cases})
     times = [_describe_time(order, expected)] if expected.kept else []
-    terminal.show(*sides, *listed, *times, *fake)
+    terminal.print_blocks(*sides, *listed, *times, *fake)
     refuse_nothing(found, skips)
     if not expected.kept:
         raise plan.nothing_runs([expected.reason])
@@ -264,24 +264,24 @@ def _show_plan(order: Order) -> None:
 
 def _describe_time(order: Order, expected: Forecast) -> str:
     """How long the experiment will take, as far as that is known before."""
-    from collbench.core.text import counted
+    from collbench.core.text import format_count
     from collbench.features.compare.ab.rounds import BUDGET
 
     first, _ = order.rounds
     budget = BUDGET if order.budget is None else order.budget
     most = min(expected.most, budget) if order.budget else expected.most
     about = (
-        f"{counted(len(expected.kept), 'row')}, {first} paired launches: about"
-        f" {clock(expected.seconds)}"
+        f"{format_count(len(expected.kept), 'row')}, {first} paired launches: about"
+        f" {format_clock(expected.seconds)}"
     )
-    about += f" (up to {clock(most)} if noisy)" if most > expected.seconds else ""
-    further = f", and until {clock(budget)} rows without a verdict"
+    about += f" (up to {format_clock(most)} if noisy)" if most > expected.seconds else ""
+    further = f", and until {format_clock(budget)} rows without a verdict"
     return f"{about}; then a second stage for what they flag" + further * (
         expected.seconds < budget
     )
 
 
-def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
+def _execute_order(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench.cli import outputs
     from collbench.features.compare import command as judge
@@ -306,10 +306,10 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
         except (Exception, KeyboardInterrupt) as e:
             if not experiment.begun:
                 raise
-            problem, code, note = session.told(e)
+            problem, code, note = session.classify_ending(e)
     comparison = None
     try:
-        comparison = compare.compare(*experiment.files, rules, under_way=True)
+        comparison = compare.compare_runs(*experiment.files, rules, under_way=True)
         if code:
             comparison = compare.end_early(comparison, code, note)
         code = comparison.exit
@@ -317,17 +317,22 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
         code = code or Exit.NO_VERDICT
     try:
         paths = experiment.end(code, note)
-        print(f"saved: {plain(str(paths[0]))}\n       {plain(str(paths[1]))}", file=sys.stderr)
+        print(
+            f"saved: {plain_line(str(paths[0]))}\n       {plain_line(str(paths[1]))}",
+            file=sys.stderr,
+        )
     except CollbenchError as e:
         problem = problem or e
     if comparison is not None:
         name = str(experiment.files[0].path) if order.output else experiment.name
         again = judge.command_for_all([name], rules)
-        document = views.document(comparison, alarms=alarms.stored(comparison), again=again)
+        document = views.make_document(
+            comparison, alarms=alarms.find_alarms(comparison), again=again
+        )
         if problem is None:
-            judge.tell(comparison, document, output_format, out)
+            judge.deliver_comparison(comparison, document, output_format, out)
         else:  # which is told of once
-            outputs.deliver(document, output_format, out)
+            outputs.deliver_document(document, output_format, out)
     if problem is not None:
         raise problem
     return code

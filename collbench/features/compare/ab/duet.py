@@ -47,7 +47,7 @@ class Player(NamedTuple):
     @contextmanager
     def blamed(self) -> Iterator[None]:
         """Errors within are this side's; of a world that breaks its listener hears."""
-        with blamed(self.name):
+        with blame_side(self.name):
             try:
                 yield
             except RunBroken as e:
@@ -58,7 +58,7 @@ class Player(NamedTuple):
 Seat = tuple[Player, RankWatch]
 
 
-def fit(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> bool:
+def fits_at_once(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> bool:
     """Whether there is memory for the worlds of all these plans at once; ``shared``: for one that
     has the buffers of all."""
     needed, available, base = 0, math.inf, 0
@@ -73,7 +73,7 @@ def fit(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> boo
     return base + needed < available
 
 
-def play(players: Sequence[Player], lots: np.random.Generator) -> None:
+def play_in_turns(players: Sequence[Player], lots: np.random.Generator) -> None:
     """Run the plan of each, in the order given until each is at its first case, from then on a
     block each in an order drawn by lot. Who is at an earlier job goes on alone until both are at
     the same. Raises as World.run, with the name of the side before what is said."""
@@ -89,10 +89,10 @@ def play(players: Sequence[Player], lots: np.random.Generator) -> None:
                 first[place].go()
                 _until_they_wait(seats)
         while any(watch.busy() for _, watch in seats):
-            _hear(seats)
+            _hear_seats(seats)
 
 
-def share(players: Sequence[Player]) -> None:
+def share_ranks(players: Sequence[Player]) -> None:
     """Run both plans, which differ in nothing but their cases, with the ranks of the first: each
     job beside the other's like of it, block by block. Both hear of the world, and of its loss."""
     ours, theirs = players
@@ -112,13 +112,13 @@ def share(players: Sequence[Player]) -> None:
         for player in players:
             player.listener.lost(player.plan, error)
 
-    with blamed("both sides"):
+    with blame_side("both sides"):
         shared = msgspec.structs.replace(ours.plan, jobs=jobs)
         ours.launcher.run([shared], ours.listener._replace(line=hear, lost=lost))
 
 
 @contextmanager
-def blamed(side: str) -> Iterator[None]:
+def blame_side(side: str) -> Iterator[None]:
     """Errors within are this side's."""
     try:
         yield
@@ -130,10 +130,10 @@ def blamed(side: str) -> Iterator[None]:
 def _until_they_wait(seats: Sequence[Seat]) -> None:
     """Waits until each world waits for its turn, or has measured all."""
     while not all(w.waiting or w.finished or not w.busy() for _, w in seats):
-        _hear(seats)
+        _hear_seats(seats)
 
 
-def _hear(seats: Sequence[Seat]) -> None:
+def _hear_seats(seats: Sequence[Seat]) -> None:
     moving = [(player, watch) for player, watch in seats if watch.busy()]
     with selectors.DefaultSelector() as all_of_them:
         for _, watch in moving:

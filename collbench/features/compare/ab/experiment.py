@@ -21,7 +21,7 @@ import numpy as np
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.compare.ab import duet, matching
 from collbench.features.compare.ab.matching import SIDES, Row
 from collbench.features.compare.ab.rounds import (
@@ -77,7 +77,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> memory.Rooms:
-        return self.places.room if self.places else memory.room
+        return self.places.room if self.places else memory.measure_room
 
     @property
     def piloted(self) -> Policy:
@@ -105,7 +105,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_drop(budget: float, rounds: int, enough: str) -> str:
     """Why a row was dropped for a budget, and which one is ``enough`` for all rows."""
-    short = f"too short for {counted(rounds, 'paired launch')}"
+    short = f"too short for {format_count(rounds, 'paired launch')}"
     return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds all rows"
 
 
@@ -118,23 +118,23 @@ class _Side:
         self.name = name
         self.run = Run(
             id=f"{experiment}-{name}",
-            started=session.now(),
-            command=session.spoken(order.command),
+            started=session.time_now(),
+            command=session.clean_command(order.command),
             suite=order.suite.settled(),
             policy=order.suite.policy,
             environment=home.described,
-            tag=environment.mask(order.tag),
+            tag=environment.mask_text(order.tag),
             pairing=Pairing(
                 experiment=experiment, side=name, variant=variant.text, differs=differs, aa=order.aa
             ),
         )
-        self.writer = store.opened(self.run, order.output)
+        self.writer = store.open_writer(self.run, order.output)
         self.launcher = order.launcher(name)
         self.worlds: list[World] = []
         self.records: list[Record] = []
 
     def keep(self, line: World | Record) -> None:
-        session.write(self.writer, line)
+        session.write_line(self.writer, line)
         (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
 
     def keep_launch(self, index: int, step: Step, together: Together, line: World | Record) -> None:
@@ -168,7 +168,7 @@ class Experiment:
         self._order, self._tell, self._began = order, tell, time.monotonic()
         self._budget = BUDGET if order.budget is None else order.budget
         self._name = store.new_id(order.suite.name)
-        self._all, self._skips = matching.rows(order.suite, order.variants, order.places)
+        self._all, self._skips = matching.match_rows(order.suite, order.variants, order.places)
         matching.refuse_nothing(self._all, self._skips)
         self._barrier: set[object] = set()
         self._seed = zlib.crc32(self._name.encode())
@@ -228,7 +228,7 @@ class Experiment:
         """Write the last lines; where both files are. Raises CannotRun if something could not be
         saved."""
         for side in self._sides.values():
-            session.write(side.writer, End(exit=code, ended=session.now(), note=note))
+            session.write_line(side.writer, End(exit=code, ended=session.time_now(), note=note))
             side.writer.close()
         for side in self._sides.values():
             if trouble := side.writer.trouble or side.writer.lost:
@@ -316,7 +316,9 @@ class Experiment:
         for place, (world, members) in enumerate(worlds.items()):
             began = time.monotonic()
             for name in SIDES:
-                (current,) = plan.worlds([row.jobs[name] for row in members], self._order.piloted)
+                (current,) = plan.plan_worlds(
+                    [row.jobs[name] for row in members], self._order.piloted
+                )
                 launch = _Launch(self._sides[name], current, partial(self._settle, found[name]))
                 self._launch(launch, Step(0, 0, 1, name, place, len(worlds)))
             both = {
@@ -329,7 +331,7 @@ class Experiment:
         for row in self._all:
             ran = {name: found[name][row.jobs[name].case] for name in SIDES}
             if all(record.status in ("ok", "predicted") for record in ran.values()):
-                jobs = matching.fixed(row.jobs, list(ran.values()), self._order.piloted)
+                jobs = matching.fix_counts(row.jobs, list(ran.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
             else:
                 for name, record in ran.items():
@@ -345,7 +347,7 @@ class Experiment:
             known[line.case] = line
             late = sum(line.invalid.values()) > LATE * len(line.times_ns)
             if line.sync == "barrier" or late:
-                self._barrier.add(_ranks(line.case))
+                self._barrier.add(_start_key(line.case))
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first.
@@ -380,7 +382,7 @@ class Experiment:
         )
         plans: dict[SideName, Plan] = {}
         for name in SIDES:
-            (current,) = plan.worlds([row.jobs[name] for row in rows], shuffled)
+            (current,) = plan.plan_worlds([row.jobs[name] for row in rows], shuffled)
             plans[name] = self._aligned(current)
         together = self._together(plans)
         launches = {
@@ -421,9 +423,9 @@ class Experiment:
             for side, current, hear in launches
         ]
         if together == "world":
-            duet.share(sorted(players, key=lambda player: SIDES.index(player.name)))
+            duet.share_ranks(sorted(players, key=lambda player: SIDES.index(player.name)))
         else:
-            duet.play(players, self._lots)
+            duet.play_in_turns(players, self._lots)
 
     def _together(self, plans: Mapping[SideName, Plan]) -> Together:
         """How the two sides of a pair take turns: within one world, as two that are alive at once,
@@ -433,7 +435,7 @@ class Experiment:
         alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
         alone = alike or backend_info(base.backend).gpu  # which hold the buffers of one case
         shared = self._order.in_one_world and not alone
-        if predicted or not duet.fit(plans.values(), self._order.room, shared):
+        if predicted or not duet.fits_at_once(plans.values(), self._order.room, shared):
             return ""
         return "world" if shared else "turns"
 
@@ -442,7 +444,7 @@ class Experiment:
         changes between launches."""
         if current.policy.sync != "auto":
             return current
-        scheme = "barrier" if _ranks(current.jobs[0].case) in self._barrier else "window"
+        scheme = "barrier" if _start_key(current.jobs[0].case) in self._barrier else "window"
         return msgspec.structs.replace(
             current, policy=msgspec.structs.replace(current.policy, sync=scheme)
         )
@@ -451,7 +453,7 @@ class Experiment:
         """One world, of one side or both."""
         self._tell(step)
         listener = self._listener(launch.side, launch.hear, step)
-        with duet.blamed(launch.side.name):
+        with duet.blame_side(launch.side.name):
             launch.side.launcher.run([launch.plan], listener)
 
     def _listener(self, side: _Side, hear: Hear, step: Step) -> Listener:
@@ -468,6 +470,6 @@ class Experiment:
         return Listener(hear, tick, lost=lost)
 
 
-def _ranks(case: Case) -> object:
+def _start_key(case: Case) -> object:
     """What decides, on one machine, how ranks are brought to a common start."""
     return case.n, case.env

@@ -25,7 +25,7 @@ class Forecast(NamedTuple):
     most: float
 
 
-def forecast(order: Order, rows: Sequence[Row]) -> Forecast:
+def forecast_experiment(order: Order, rows: Sequence[Row]) -> Forecast:
     """A rough guess, which measuring corrects: what each row costs, and what the first stage of
     those takes for which the budget suffices."""
     ledger, (rounds, _) = _expected_costs(order, rows), order.rounds
@@ -56,11 +56,14 @@ def _expected_costs(order: Order, rows: Sequence[Row], most: bool = False) -> Le
     ledger = Ledger()
     for world, members in matching.by_world(rows, order.piloted).items():
         seconds = {
-            row.key: sum(plan.seconds(job, order.piloted, most) for job in row.jobs.values())
+            row.key: sum(
+                plan.estimate_seconds(job, order.piloted, most) for job in row.jobs.values()
+            )
             for row in members
         }
         meeting = sum(
-            plan.meeting([row.jobs[side] for row in members], order.piloted) for side in SIDES
+            plan.estimate_meeting([row.jobs[side] for row in members], order.piloted)
+            for side in SIDES
         )
         ledger.note(world, seconds, sum(seconds.values()) + meeting)
     return ledger
@@ -69,4 +72,4 @@ def _expected_costs(order: Order, rows: Sequence[Row], most: bool = False) -> Le
 def _starting_seconds(order: Order, rows: Sequence[Row]) -> float:
     """What it takes to load torch, on both sides at once."""
     jobs = ([row.jobs[side] for row in rows] for side in SIDES)
-    return max(plan.loading(members, order.piloted) for members in jobs)
+    return max(plan.estimate_loading(members, order.piloted) for members in jobs)

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.features.compare.ab.variants import applied
-from collbench.records.types import ONE_SIDED, Record, stripped
+from collbench.features.compare.ab.variants import apply_variant
+from collbench.records.types import ONE_SIDED, Record, strip_case
 from collbench.run import plan, refusal, session
 from collbench.run.jobs import Job
 from collbench.run.launch.interpreter import SideName, Variant
 from collbench.run.launch.places import Places
-from collbench.run.plan import needs
+from collbench.run.plan import list_needs
 from collbench.run.runner import runner_of
 from collbench.suite import sweep
 from collbench.suite.case import Case, Skip
@@ -49,12 +49,12 @@ def by_world(rows: Sequence[Row], policy: Policy) -> dict[object, list[Row]]:
     """Rows by what they need of a world on either side."""
     worlds: dict[object, list[Row]] = {}
     for row in rows:
-        both = tuple(needs(row.jobs[name].case, policy) for name in SIDES)
+        both = tuple(list_needs(row.jobs[name].case, policy) for name in SIDES)
         worlds.setdefault(both, []).append(row)
     return worlds
 
 
-def fixed(
+def fix_counts(
     jobs: dict[SideName, Job], pilots: Sequence[Record], policy: Policy
 ) -> dict[SideName, Job]:
     """Jobs with the calls a sample and warm-up that the pilots found enough, and as many samples as
@@ -80,7 +80,7 @@ def fixed(
     return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
 
 
-def rows(
+def match_rows(
     suite: Suite, variants: Mapping[SideName, Variant], there: Places | None = None
 ) -> tuple[list[Row], dict[SideName, list[Skip]]]:
     """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
@@ -103,22 +103,22 @@ def rows(
     skips: dict[SideName, list[Skip]] = {name: list(left_out) for name in SIDES}
     policy, find_subject = suite.policy, suite.subject_finder
     for name in SIDES:
-        mine = applied(cases, variants[name])
+        mine = apply_variant(cases, variants[name])
         own = variants[name].python or there  # whose torch nobody has asked
-        place = refusal.Place() if own else refusal.here({case.backend for case in mine})
+        place = refusal.Place() if own else refusal.this_machine({case.backend for case in mine})
         reasons = {
-            case: _refuse(case, find_subject(case))
-            or refusal.refuse(case, policy, place)
+            case: _refuse_case(case, find_subject(case))
+            or refusal.refuse_case(case, policy, place)
             or (there.refuse(case) if there else "")
             for case in mine
         }
         possible = [case for case in mine if not reasons[case] and not case.is_part]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(
+        fitting, no_room = session.fit_to_host(
             possible, policy, there.room if there else None, find_subject
         )
         skips[name] += no_room
-        jobs[name] = {stripped(job.case, differs): job for job in fitting}
+        jobs[name] = {strip_case(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):
             other = SIDES[1 - SIDES.index(name)]
             raise UsageError(
@@ -129,13 +129,15 @@ def rows(
     keys = [key for key in jobs["base"] if key in jobs["head"]]
     for name in SIDES:
         skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
-    return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
+    return [
+        _equalise_buffers(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys
+    ], skips
 
 
-def _refuse(case: Case, subject: Any) -> str:
+def _refuse_case(case: Case, subject: Any) -> str:
     """Why a case means nothing, or what it is about cannot be run; else an empty string."""
     if subject is None:
-        return sweep.refuse(case)
+        return sweep.refuse_case(case)
     return runner_of(case).refuse(case, subject, lambda call: "")
 
 
@@ -148,11 +150,11 @@ def refuse_nothing(found: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]
         raise plan.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
 
 
-def _alike(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:
+def _equalise_buffers(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:
     """A row whose sides have equally many buffers taking turns."""
     least = min(jobs.values(), key=lambda job: job.rotation)
     even = {
         name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
         for name, j in jobs.items()
     }
-    return Row(key, even, [stripped(each, differs) for each in least.case.siblings])
+    return Row(key, even, [strip_case(each, differs) for each in least.case.siblings])

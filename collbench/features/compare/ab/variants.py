@@ -19,17 +19,17 @@ import msgspec
 
 from collbench.core import algorithm_files, algorithms, files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import near, tell
+from collbench.core.text import print_message, suggest_name
 from collbench.machine import environment
 from collbench.run import refusal
 from collbench.run.launch.interpreter import (
     Home,
     SideName,
     Variant,
-    alone,
+    ask_software,
     builds_folder,
     find_interpreter,
-    software,
+    isolate_settings,
 )
 from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
@@ -50,7 +50,7 @@ IN_REPOSITORY = re.compile(
 )
 
 
-def parse(text: str, option: str) -> Variant:
+def parse_variant(text: str, option: str) -> Variant:
     """A variant from its words, quoted as in a shell. Raises UsageError."""
     try:
         words = shlex.split(text)
@@ -64,7 +64,7 @@ def parse(text: str, option: str) -> Variant:
         kind, colon, value = word.partition(":")
         if re.match(r"[A-Za-z_]\w*=", word):
             name, _, setting = word.partition("=")
-            if _secret(word):
+            if _is_secret(word):
                 raise UsageError(
                     f"{option} {name}: settings are kept in the run's file",
                     "export secrets instead",
@@ -100,7 +100,7 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
     troubles: list[UsageError] = []
     for name in suite.values("collectives") if variant.algorithm not in ("", "native") else ():
         try:
-            algorithms.find(name, variant.algorithm)
+            algorithms.find_variant(name, variant.algorithm)
             break
         except UsageError as e:
             troubles.append(e)
@@ -133,20 +133,20 @@ def refuse_unfit(variant: Variant, option: str) -> None:
             "add git:REV to this side",
         )
     if variant.revision:
-        _commit(variant.revision, option)
+        _find_commit(variant.revision, option)
     if variant.python and "{tree}" not in variant.python:
         find_interpreter(variant.python, option)
 
 
-def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:
+def apply_variant(cases: Iterable[Case], variant: Variant) -> list[Case]:
     """The cases with the backend and algorithm of this side, each once."""
     changes = {name: getattr(variant, name) for name in variant.differs}
     return list(dict.fromkeys(msgspec.structs.replace(case, **changes) for case in cases))
 
 
-def _secret(word: str) -> bool:
+def _is_secret(word: str) -> bool:
     bare = environment.DEVICE_UUID.sub("", word)  # which is masked, but is no secret
-    return environment.mask(bare) != bare
+    return environment.mask_text(bare) != bare
 
 
 class Build(NamedTuple):
@@ -157,10 +157,12 @@ class Build(NamedTuple):
     again: bool = False
 
 
-def homes(variants: Mapping[SideName, Variant], build: Build, folder: Path) -> dict[SideName, Home]:
+def settle_homes(
+    variants: Mapping[SideName, Variant], build: Build, folder: Path
+) -> dict[SideName, Home]:
     """Both sides' homes. Raises UsageError where they come to the same, though not the same was
     asked for."""
-    found = {name: settle(side, build, f"--{name}", folder) for name, side in variants.items()}
+    found = {name: settle_home(side, build, f"--{name}", folder) for name, side in variants.items()}
     base, head = variants["base"], variants["head"]
     alike = [
         (found[n].python, found[n].settings, variants[n].backend, variants[n].algorithm)
@@ -174,49 +176,55 @@ def homes(variants: Mapping[SideName, Variant], build: Build, folder: Path) -> d
     return found
 
 
-def settle(variant: Variant, build: Build, option: str, folder: Path) -> Home:
+def settle_home(variant: Variant, build: Build, option: str, folder: Path) -> Home:
     """Build the revision where there is one, and look the interpreter over. ``folder`` is a private
     place for the time of the experiment. Raises UsageError and CannotRun."""
     refuse_unfit(variant, option)
-    tree = _tree(variant.revision, build, option) if variant.revision else None
+    tree = _build_tree(variant.revision, build, option) if variant.revision else None
 
     def placed(text: str) -> str:
         return text.replace("{tree}", str(tree))
 
     python = find_interpreter(placed(variant.python), option) if variant.python else sys.executable
     own = {name: placed(value) for name, value in variant.env}
-    settings = alone({**os.environ, **own}, folder)
-    described = environment.gather(tree or Path.cwd()) | software(python, settings, option)
+    settings = isolate_settings({**os.environ, **own}, folder)
+    described = environment.gather_facts(tree or Path.cwd()) | ask_software(
+        python, settings, option
+    )
     return Home(
         python=python, settings=settings, described=described, own=own, tree=str(tree or "")
     )
 
 
-def _commit(revision: str, option: str) -> tuple[str, str]:
+def _find_commit(revision: str, option: str) -> tuple[str, str]:
     """The repository here, and the commit that ``revision`` means in it. Raises UsageError."""
     here = Path.cwd()
     absent = f"{option}: git:{revision} needs a git repository here"
-    top = _git(["rev-parse", "--show-toplevel"], here, absent, "go to where it is a revision of")
+    top = _run_git(
+        ["rev-parse", "--show-toplevel"], here, absent, "go to where it is a revision of"
+    )
     wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
     try:
-        return top, _git(wanted, here, f"{option}: there is no revision '{revision}' in {top}")
+        return top, _run_git(wanted, here, f"{option}: there is no revision '{revision}' in {top}")
     except UsageError as e:
         names = ["for-each-ref", f"--count={NEAR}", "--format=%(refname:short)"]
-        refs = _git([*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}")
-        raise UsageError(e.message, near(revision, refs.split()) or FETCH) from None
+        refs = _run_git(
+            [*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}"
+        )
+        raise UsageError(e.message, suggest_name(revision, refs.split()) or FETCH) from None
 
 
-def _tree(revision: str, build: Build, option: str) -> Path:
+def _build_tree(revision: str, build: Build, option: str) -> Path:
     """A checkout of ``revision`` in which ``build`` has succeeded, kept so that the next experiment
     need not build.
 
     A clone rather than a work tree: it leaves no trace in the user's repository, and tools that ask
     git for a version still work.
     """
-    top, sha = _commit(revision, option)
+    top, sha = _find_commit(revision, option)
     mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
     tree = builds_folder() / f"{Path(top).name}-{sha[:12]}-{mark}"
-    files.make(tree.parent)
+    files.make_folder(tree.parent)
     done = tree.parent / f"{tree.name}.built"
     with (tree.parent / f"{tree.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another experiment may be building the same
@@ -224,29 +232,29 @@ def _tree(revision: str, build: Build, option: str) -> Path:
             return tree
         done.unlink(missing_ok=True)
         shutil.rmtree(tree, ignore_errors=True)
-        _git(
+        _run_git(
             ["clone", "--quiet", "--shared", "--no-checkout", top, str(tree)],
             Path(top),
             f"cannot clone {top}",
         )
-        _git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
+        _run_git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
         if (tree / ".gitmodules").is_file():
-            _git(
+            _run_git(
                 ["submodule", "--quiet", "update", "--init", "--recursive"],
                 tree,
                 f"{revision}'s submodules",
             )
         if build.command:
-            tell(f"building {revision} ({sha[:12]}) in {tree}: {build.command}")
-            _build(build.command, tree, sha, f"{option}: building {revision}")
+            print_message(f"building {revision} ({sha[:12]}) in {tree}: {build.command}")
+            _run_build(build.command, tree, sha, f"{option}: building {revision}")
         done.touch()
     return tree
 
 
-def _build(command: str, tree: Path, sha: str, what: str) -> None:
+def _run_build(command: str, tree: Path, sha: str, what: str) -> None:
     """Run a build, and end it with everything it has started when this is interrupted. Raises
     CannotRun."""
-    surroundings = {**_surroundings(), "COLLBENCH_REVISION": sha, "COLLBENCH_TREE": str(tree)}
+    surroundings = {**_git_environment(), "COLLBENCH_REVISION": sha, "COLLBENCH_TREE": str(tree)}
     with subprocess.Popen(
         command, shell=True, cwd=tree, env=surroundings, stdout=sys.stderr, start_new_session=True
     ) as process:
@@ -259,19 +267,19 @@ def _build(command: str, tree: Path, sha: str, what: str) -> None:
         raise CannotRun(f"{what} ended with status {status}", f"try it by hand in {tree}")
 
 
-def _surroundings() -> dict[str, str]:
+def _git_environment() -> dict[str, str]:
     """The environment without what ties git to a repository, as in a hook: it would act on the
     user's own."""
     return {name: value for name, value in os.environ.items() if not IN_REPOSITORY.fullmatch(name)}
 
 
-def _git(arguments: Sequence[str], where: Path, trouble: str, hint: str = "") -> str:
+def _run_git(arguments: Sequence[str], where: Path, trouble: str, hint: str = "") -> str:
     """What git prints. Raises UsageError and CannotRun."""
     try:
         done = subprocess.run(
             ["git", *arguments],
             cwd=where,
-            env=_surroundings(),
+            env=_git_environment(),
             capture_output=True,
             text=True,
             check=False,

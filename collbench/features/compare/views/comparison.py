@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import counted, plain, settings, size
+from collbench.core.text import format_count, format_settings, format_size, plain_line
 from collbench.features.compare.comparison import Comparison
 from collbench.features.compare.false_alarms import Alarms
 from collbench.features.compare.verdict import Judged, Side, Verdict
@@ -23,20 +23,20 @@ from collbench.features.compare.views.verdicts import (
     WEIGHTS,
     Readable,
     Shown,
-    decided,
-    differences,
-    facts,
+    describe_alarms,
+    describe_decided,
+    describe_operations,
     first_names,
-    history,
     left_out,
+    list_differences,
+    list_facts,
+    list_reasons,
+    make_readable,
+    name_undecided,
     names_by_reason,
     names_of,
-    operations,
-    readable,
-    reasons,
     skipped_names,
-    undecided,
-    unrepeated,
+    strip_repeated,
 )
 from collbench.records.types import ONE_SIDED
 from collbench.show.document import (
@@ -49,10 +49,10 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
-    toned,
+    tone_text,
 )
 from collbench.show.views.cases import MOST_PLANNED
-from collbench.show.words import along, axes, short, worded
+from collbench.show.words import axis_values, shorten_text, split_axes, word_axes
 from collbench.suite.case import Case, Skip
 
 Outcome = Literal["passed", "failed", "error", "warned", "skipped"]  # of JunitCase
@@ -75,7 +75,7 @@ ALWAYS = 20  # rows that a terminal shows at least, whatever their verdicts
 WARNED: tuple[Verdict, ...] = ("REGRESSED", "GONE", "SUSPECT")
 
 
-def document(
+def make_document(
     comparison: Comparison,
     everything: bool = False,
     title: str = "collbench",
@@ -88,24 +88,24 @@ def document(
     and ``marker`` names it; ``alarms`` are what is known of this machine."""
     base, head = names_of(comparison)
     runs = {f"base: {base}": comparison.base, f"head: {head}": comparison.head}
-    view = readable(comparison, alarms)
+    view = make_readable(comparison, alarms)
     return Document(
         title=f"{base} → {head}",
         verdict=view.headline,
         weight=view.weight,
         runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
-        sections=[section(view), method(view)],
-        data=_flat(view),
-        brief=_brief(view, everything, again),
+        sections=[make_section(view), make_method(view)],
+        data=_flatten_rows(view),
+        brief=_make_brief(view, everything, again),
         marker=f"collbench:{marker}",
-        comment=_comment(view, title),
-        values=_values(view),
+        comment=_make_comment(view, title),
+        values=_plain_values(view),
         suite=f"collbench {base} to {head}",
-        cases=_cases(view),
+        cases=_junit_cases(view),
     )
 
 
-def plan(
+def describe_plan(
     rows: Sequence[tuple[Case, Case]],
     left_out: Sequence[tuple[str, Skip]],
     dropped: Sequence[Case] = (),
@@ -117,30 +117,34 @@ def plan(
     cases = [case for row in rows for case in row] + [skip.case for _, skip in left_out]
     if not cases:
         return []
-    varying, constant = axes(cases)
+    varying, constant = split_axes(cases)
     modes = {case.mode for case in cases}
-    apart = {name for name in varying for b, h in rows if along(b)[name] != along(h)[name]}
+    apart = {
+        name for name in varying for b, h in rows if axis_values(b)[name] != axis_values(h)[name]
+    }
     alike, own = [n for n in varying if n not in apart], [n for n in varying if n in apart]
     lines = [
         Line(
             (
-                size(b.nbytes),
-                *(_named(b, [name]) for name in alike),
+                format_size(b.nbytes),
+                *(_name_case(b, [name]) for name in alike),
                 *[b.mode] * (len(modes) > 1),
-                *(_named(case, own) for case in (b, h) if own),
+                *(_name_case(case, own) for case in (b, h) if own),
             )
         )
         for b, h in rows[:MOST_PLANNED]
     ]
     heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
-    names = [f"{size(case.nbytes)} {_named(case, alike)}".strip() for case in dropped]
-    without = f"{counted(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
+    names = [f"{format_size(case.nbytes)} {_name_case(case, alike)}".strip() for case in dropped]
+    without = f"{format_count(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
     return [
-        toned(plain(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True),
+        tone_text(
+            plain_line(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True
+        ),
         *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
-        *(toned(plain(words), "notice") for words in _left_out_by_reason(left_out, alike)),
-        *([toned(plain(without), "notice")] if without else []),
+        *(tone_text(plain_line(words), "notice") for words in _left_out_by_reason(left_out, alike)),
+        *([tone_text(plain_line(without), "notice")] if without else []),
     ]
 
 
@@ -151,57 +155,64 @@ def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str
     cases: dict[tuple[str, str], Case] = {}
     for side, skip in left_out:
         if skip.reason != ONE_SIDED:
-            key = skip.reason, f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
+            key = (
+                skip.reason,
+                f"{format_size(skip.case.nbytes)} {_name_case(skip.case, axes)}".strip(),
+            )
             sides.setdefault(key, set()).add(side)
             cases[key] = skip.case
     lines = []
     for of in dict.fromkeys(" and ".join(sorted(names)) for names in sides.values()):
         rows = [(cases[key], *key) for key in sides if " and ".join(sorted(sides[key])) == of]
         lines += [
-            f"left out of {of}, {counted(len(names), 'case')}: {reason} ({first_names(names)})"
+            f"left out of {of}, {format_count(len(names), 'case')}: {reason} ({first_names(names)})"
             for reason, names in names_by_reason(rows).items()
         ]
     return lines
 
 
-def _named(case: Case, names: Sequence[str]) -> str:
-    words = worded(case)
-    return plain(", ".join(words[name] for name in names if words[name]))
+def _name_case(case: Case, names: Sequence[str]) -> str:
+    words = word_axes(case)
+    return plain_line(", ".join(words[name] for name in names if words[name]))
 
 
-def _sides(comparison: Comparison) -> str:
+def _describe_sides(comparison: Comparison) -> str:
     base, head = names_of(comparison)
     return f"base {base} → head {head}"
 
 
-def _brief(view: Readable, everything: bool, again: str) -> list[Block]:
+def _make_brief(view: Readable, everything: bool, again: str) -> list[Block]:
     """The verdict, what it is about, fingerprint differences, then rows, aggregates, reasons and
     notes."""
     comparison = view.comparison
-    shown = view.rows if everything else _loud(view)
+    shown = view.rows if everything else _select_loud(view)
     hidden = Counter(row.verdict for row in view.rows if row not in shown)
     parts: list[Block] = [
-        toned(view.headline, view.weight, strong=True),
-        toned("collbench compare  ", strong=True) + _sides(comparison),
-        toned(" · ".join(facts(comparison)), "quiet"),
-        *(toned(line, "quiet") for line in history(view)),
+        tone_text(view.headline, view.weight, strong=True),
+        tone_text("collbench compare  ", strong=True) + _describe_sides(comparison),
+        tone_text(" · ".join(list_facts(comparison)), "quiet"),
+        *(tone_text(line, "quiet") for line in describe_alarms(view)),
     ]
     parts += [
-        toned(f"differs: {name}: {a} → {b}", "notice") for name, a, b in differences(comparison)
+        tone_text(f"differs: {name}: {a} → {b}", "notice")
+        for name, a, b in list_differences(comparison)
     ]
-    parts += [decided(view), *(toned(line, "notice") for line in left_out(view, dropped=True))]
+    parts += [
+        describe_decided(view),
+        *(tone_text(line, "notice") for line in left_out(view, dropped=True)),
+    ]
     if shown:
-        parts += ["", _listed(shown), ""]
-    parts += [_mean(row) for row in view.means]
-    parts += [toned(line, "notice") for line in operations(view)]
-    parts += reasons(view, listed=not hidden)
+        parts += ["", _listed_table(shown), ""]
+    parts += [_name_mean(row) for row in view.means]
+    parts += [tone_text(line, "notice") for line in describe_operations(view)]
+    parts += list_reasons(view, listed=not hidden)
     if hidden:
         number = ", ".join(f"{number:,} {verdict}" for verdict, number in hidden.items())
-        parts += [toned(f"not shown: {number}; {again or '--all'} shows them", "quiet")]
+        parts += [tone_text(f"not shown: {number}; {again or '--all'} shows them", "quiet")]
     return [*parts, *left_out(view, dropped=False), *comparison.notes]
 
 
-def _loud(view: Readable) -> list[Shown]:
+def _select_loud(view: Readable) -> list[Shown]:
     """The rows that need a look, and of the others as many as make ALWAYS."""
     folded = ("SAME", *UNDECIDED) if view.comparison.paired else ("SAME",)
     quiet = [row for row in view.rows if row.verdict in folded]
@@ -210,16 +221,16 @@ def _loud(view: Readable) -> list[Shown]:
     return [row for row in view.rows if row.judged and row.judged.key not in left]
 
 
-def _listed(rows: Sequence[Shown]) -> Table:
+def _listed_table(rows: Sequence[Shown]) -> Table:
     """The rows on a terminal, sizes below each other."""
     wide = max(len(row.name.size) for row in rows)
     named = _place_heads(rows)
     lines = []
-    for row in unrepeated(rows):
+    for row in strip_repeated(rows):
         tone = WEIGHTS[row.judged.verdict] if row.judged else ""
         first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
         places = (row.name.place,) * len(named)
-        lines.append(Line((first, *places, *row.figures, toned(row.verdict, tone), row.why)))
+        lines.append(Line((first, *places, *row.figures, tone_text(row.verdict, tone), row.why)))
     return Table(
         heads=("size" if wide else "row", *named, *FIGURES, "verdict", "why"),
         lines=lines,
@@ -235,25 +246,28 @@ def _place_heads(rows: Sequence[Shown]) -> tuple[str, ...]:
     return ("place",) * any(row.name.place for row in rows)
 
 
-def _first(row: Shown) -> str:
+def _first_cell(row: Shown) -> str:
     """The first cell of a row where columns align by themselves."""
     return " ".join(filter(None, [row.name.size, row.name.rest]))
 
 
-def _mean(row: Shown) -> str:
+def _name_mean(row: Shown) -> str:
     return "; ".join(filter(None, [f"{row.row}: {row.change}", row.why]))
 
 
-def _comment(view: Readable, title: str) -> list[Block]:
+def _make_comment(view: Readable, title: str) -> list[Block]:
     """What a pull request is told: the verdict, what was decided, and rows that have one and are
     not SAME; the others are folded."""
     comparison = view.comparison
-    apart = [f"{name}: {a} → {b}" for name, a, b in differences(comparison)]
+    apart = [f"{name}: {a} → {b}" for name, a, b in list_differences(comparison)]
     if len(apart) > FACTS:
         apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
-    why = [short(line, 500) for line in (*operations(view), *reasons(view))[:NOTES]]
+    why = [
+        shorten_text(line, 500)
+        for line in (*describe_operations(view), *list_reasons(view))[:NOTES]
+    ]
     dropped, absent = (
-        [short(line, 500) for line in left_out(view, dropped=kind)[:NOTES]]
+        [shorten_text(line, 500) for line in left_out(view, dropped=kind)[:NOTES]]
         for kind in (True, False)
     )
     rest, means = view.having(*UNDECIDED, "SAME"), view.means[:GEOMEANS]
@@ -261,29 +275,29 @@ def _comment(view: Readable, title: str) -> list[Block]:
     same = len(view.having("SAME"))
     others = f"{len(rest):,} other rows: {same:,} same, {len(rest) - same:,} without a verdict"
     return [
-        Heading(f"{short(title, 100)}: {MARKS[view.weight]} {view.headline}"),
-        decided(view),
+        Heading(f"{shorten_text(title, 100)}: {MARKS[view.weight]} {view.headline}"),
+        describe_decided(view),
         *dropped,
-        " · ".join([_sides(comparison), *facts(comparison)]),
-        *history(view),
+        " · ".join([_describe_sides(comparison), *list_facts(comparison)]),
+        *describe_alarms(view),
         *([Points(apart)] if apart else []),
-        *([_rows(loud, means[-1:] if rest else means)] if loud else []),
+        *([_rows_table(loud, means[-1:] if rest else means)] if loud else []),
         *([Points(why)] if why else []),
-        *([_rows(rest, means[:-1] if loud else means, others)] if rest else []),
+        *([_rows_table(rest, means[:-1] if loud else means, others)] if rest else []),
         *absent,
-        *(short(note, 300) for note in comparison.notes[:NOTES]),
+        *(shorten_text(note, 300) for note in comparison.notes[:NOTES]),
         LEGEND,
     ]
 
 
-def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
+def _rows_table(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
     """A comment's table; one with a title is folded."""
     named = _place_heads(rows)
 
     def line(row: Shown) -> Line:
-        verdict = toned(row.verdict, strong=True) + " " if row.verdict else toned("")
+        verdict = tone_text(row.verdict, strong=True) + " " if row.verdict else tone_text("")
         places = (row.name.place,) * len(named)
-        return Line((_first(row) or row.row, *places, *row.figures, verdict + row.why))
+        return Line((_first_cell(row) or row.row, *places, *row.figures, verdict + row.why))
 
     return Table(
         title=title,
@@ -296,38 +310,45 @@ def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Tab
     )
 
 
-def section(view: Readable) -> Section:
+def make_section(view: Readable) -> Section:
     """The part of a report on a comparison: how much was decided, changes with their intervals, and
     the table of verdicts."""
-    drawn = forest.figure(view)
+    drawn = forest.draw_forest(view)
     return Section(
         name="comparison",
         title="Comparison",
-        words=_sentences([decided(view), *left_out(view, dropped=True)]),
+        words=_make_sentences([describe_decided(view), *left_out(view, dropped=True)]),
         figures=[drawn] if drawn else [],
-        tables=[table for table in _tables(view) if table.lines],
+        tables=[table for table in _make_tables(view) if table.lines],
     )
 
 
-def method(view: Readable) -> Section:
+def make_method(view: Readable) -> Section:
     """What the verdicts rest on, and why rows have none."""
     comparison = view.comparison
-    words = [" · ".join(facts(comparison)), *history(view), *operations(view), *reasons(view)]
+    words = [
+        " · ".join(list_facts(comparison)),
+        *describe_alarms(view),
+        *describe_operations(view),
+        *list_reasons(view),
+    ]
     words += [*left_out(view, dropped=False), *comparison.notes]
-    return Section(name="method", title="How it was measured", words=_sentences(words), folded=True)
+    return Section(
+        name="method", title="How it was measured", words=_make_sentences(words), folded=True
+    )
 
 
-def _sentences(words: Sequence[str]) -> list[str]:
-    return [f"{short(text, 500)}." for text in words]
+def _make_sentences(words: Sequence[str]) -> list[str]:
+    return [f"{shorten_text(text, 500)}." for text in words]
 
 
-def _tables(view: Readable) -> list[Table]:
+def _make_tables(view: Readable) -> list[Table]:
     comparison = view.comparison
     named = _place_heads(view.rows)
     lines = [
         Line(
-            (_first(row), *[row.name.place] * len(named), row.verdict, row.why, *row.figures),
-            forest.about(comparison, row.judged.case),
+            (_first_cell(row), *[row.name.place] * len(named), row.verdict, row.why, *row.figures),
+            forest.filter_row(comparison, row.judged.case),
             WEIGHTS[row.judged.verdict],
         )
         for row in view.rows
@@ -344,7 +365,7 @@ def _tables(view: Readable) -> list[Table]:
             name="differences",
             title="Machines differ in",
             heads=("fact", "base", "head"),
-            lines=[Line(line, {}, "notice") for line in differences(comparison)],
+            lines=[Line(line, {}, "notice") for line in list_differences(comparison)],
             align="lll",
         ),
         Table(
@@ -365,25 +386,28 @@ def _tables(view: Readable) -> list[Table]:
     ]
 
 
-def _values(view: Readable) -> dict[str, Any]:
-    """An object: ``schema``, ``verdict`` and ``decided`` in words, ``exit``, ``reason``,
-    ``rows_decided`` of ``rows_total``, ``undecided`` (reason, rows), ``alarms`` of this machine,
-    ``counts`` by verdict, ``paired``, ``stages``, ``rules``, ``notes``, ``differences`` (fact,
-    base, head), ``base`` and ``head`` as their files begin, ``aggregates``, ``rows`` with
-    ``label``, ``decided`` and all that Judged has, times in nanoseconds, and ``skipped``, rows that
-    were not measured on both sides (label, key, case, reason, dropped)."""
-    comparison, names = view.comparison, _names(view)
+def _plain_values(view: Readable) -> dict[str, Any]:
+    """An object: ``schema``, ``verdict`` and ``describe_decided`` in words, ``exit``, ``reason``,
+    ``rows_decided`` of ``rows_total``, ``name_undecided`` (reason, rows), ``alarms`` of this
+    machine, ``counts`` by verdict, ``paired``, ``stages``, ``rules``, ``notes``,
+    ``list_differences`` (fact, base, head), ``base`` and ``head`` as their files begin,
+    ``aggregates``, ``rows`` with ``label``, ``describe_decided`` and all that Judged has, times in
+    nanoseconds, and ``skipped``, rows that were not measured on both sides (label, key, case,
+    reason, dropped)."""
+    comparison, names = view.comparison, _name_rows(view)
     skipped = skipped_names(comparison)
     counts = Counter(row.verdict for row in comparison.rows)
     return {
         "schema": SCHEMA,
         "verdict": view.headline,
-        "decided": decided(view),
+        "decided": describe_decided(view),
         "rows_decided": comparison.decided,
         "rows_total": comparison.total,
         "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
         **msgspec.structs.asdict(comparison),
-        "undecided": [{"reason": why, "rows": named} for why, named in undecided(view).items()],
+        "undecided": [
+            {"reason": why, "rows": named} for why, named in name_undecided(view).items()
+        ],
         "alarms": view.alarms,
         "differences": [
             {"fact": name, "base": a, "head": b} for name, a, b in comparison.differences
@@ -398,10 +422,10 @@ def _values(view: Readable) -> dict[str, Any]:
     }
 
 
-def _flat(view: Readable) -> list[dict[str, Any]]:
+def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
     """The rows with plain values only, for a table: ``label``, Case's fields, Judged's,
     ``base_median`` and so on."""
-    names, found = _names(view), []
+    names, found = _name_rows(view), []
     for row in view.comparison.rows:
         fields = {
             "label": names[row.key],
@@ -416,29 +440,33 @@ def _flat(view: Readable) -> list[dict[str, Any]]:
         del fields["case"], fields["operations"]
         found.append(
             {
-                name: settings(v) if name == "env" else " ".join(v) if isinstance(v, tuple) else v
+                name: format_settings(v)
+                if name == "env"
+                else " ".join(v)
+                if isinstance(v, tuple)
+                else v
                 for name, v in fields.items()
             }
         )
     return found
 
 
-def _names(view: Readable) -> dict[str, str]:
+def _name_rows(view: Readable) -> dict[str, str]:
     return {row.judged.key: row.row for row in view.rows if row.judged}
 
 
-def _cases(view: Readable) -> list[JunitCase]:
+def _junit_cases(view: Readable) -> list[JunitCase]:
     """A test case per row: failed where the row fails the comparison, as slower or gone, and
     skipped where it was not judged. What else makes the exit code other than 0 is an error of a
     test case called comparison."""
     comparison, names = view.comparison, skipped_names(view.comparison)
-    found = [_case(row, row.judged) for row in view.rows if row.judged]
+    found = [_junit_case(row, row.judged) for row in view.rows if row.judged]
     found += [
         JunitCase(
             group=f"collbench.{row.case.collective}",
             name=row.key,
             outcome="skipped",
-            message=plain(row.reason),
+            message=plain_line(row.reason),
             label=names[row.key],
         )
         for row in comparison.skipped
@@ -449,13 +477,13 @@ def _cases(view: Readable) -> list[JunitCase]:
         group="collbench",
         name="comparison",
         outcome="error",
-        message=plain(comparison.reason),
+        message=plain_line(comparison.reason),
         kind=comparison.exit.name,
     )
     return [*found, why]
 
 
-def _case(row: Shown, judged: Judged) -> JunitCase:
+def _junit_case(row: Shown, judged: Judged) -> JunitCase:
     figures = f"{row.base} → {row.head}, {row.change}" if row.change != "-" else ""
     figures += f", MDE {row.mde}" if figures and row.mde not in ("", "-") else ""
     words = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"

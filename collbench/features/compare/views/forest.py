@@ -9,11 +9,17 @@ from itertools import groupby
 
 from collbench.features.compare.comparison import Comparison
 from collbench.features.compare.verdict import Judged
-from collbench.features.compare.views.verdicts import UNDECIDED, WEIGHTS, Readable, Shown, undivided
+from collbench.features.compare.views.verdicts import (
+    UNDECIDED,
+    WEIGHTS,
+    Readable,
+    Shown,
+    strip_sides,
+)
 from collbench.show.document import Figure, Meta
-from collbench.show.figures import COLOURS, Trace, finite, hover, log_axis, safe
-from collbench.show.views.series import meta
-from collbench.show.words import short, signed
+from collbench.show.figures import COLOURS, Trace, escape_plotly, join_hover, log_axis, round_finite
+from collbench.show.views.series import filter_values
+from collbench.show.words import format_signed, shorten_text
 from collbench.suite.case import Case
 
 MOST = 60  # rows of a plot that can still be told apart
@@ -53,7 +59,7 @@ PALE = 0.5  # opacity of the whisker of changes that might be missed
 MATTER = "rgba(128,128,128,0.16)"
 
 
-def figure(view: Readable) -> Figure | None:
+def draw_forest(view: Readable) -> Figure | None:
     """The rows with a change, in the order of their verdicts; None where there are none."""
     known = [row for row in view.rows if row.judged and row.judged.delta is not None]
     if not known:
@@ -61,11 +67,11 @@ def figure(view: Readable) -> Figure | None:
     drawn = known[:MOST]
     worst = max(known, key=lambda row: (row.judged and row.judged.delta) or 0.0)
     left = f", {len(drawn)} of {len(known):,} rows" if len(drawn) < len(known) else ""
-    data = _data(view.comparison, drawn)
+    data = _draw_rows(view.comparison, drawn)
     ends = [x for trace in data for x in trace["x"] if x]
-    across = log_axis("head / base - 1 (right: slower)", ends, _change)
+    across = log_axis("head / base - 1 (right: slower)", ends, _format_ratio)
     across["range"] = [math.log10(0.95 * min(ends)), math.log10(1.05 * max(ends))]
-    longest = max(len(short(row.row, NAME)) for row in drawn)
+    longest = max(len(shorten_text(row.row, NAME)) for row in drawn)
     across["domain"] = [LETTER * (longest + 1), 1 - LETTER * 11]
     down = {"range": [len(drawn) - HALF, -HALF], "visible": False}
     names = {"domain": [0, 1], "range": [0, 1], "visible": False, "fixedrange": True}
@@ -83,7 +89,7 @@ def figure(view: Readable) -> Figure | None:
         layout={
             "xaxis": across,
             "yaxis": down,
-            "shapes": _shapes(drawn),
+            "shapes": _draw_shapes(drawn),
             "xaxis2": names,
             "plot_bgcolor": "rgba(0,0,0,0)",
             "hovermode": "closest",
@@ -91,24 +97,26 @@ def figure(view: Readable) -> Figure | None:
     )
 
 
-def about(comparison: Comparison, case: Case) -> Meta:
+def filter_row(comparison: Comparison, case: Case) -> Meta:
     """What a page filters a row by: nothing in which the sides differ."""
-    known = undivided(comparison, case).backend
-    return {name: value for name, value in meta(case).items() if known or name != "backend"}
+    known = strip_sides(comparison, case).backend
+    return {
+        name: value for name, value in filter_values(case).items() if known or name != "backend"
+    }
 
 
-def _change(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.3g}%" if ratio != 1 else "0"
 
 
-def _ratio(share: float | None) -> float | None:
+def _finite_ratio(share: float | None) -> float | None:
     """head / base of a change; None where that is unknown or infinite, which draws nothing."""
     if share is None or not math.isfinite(share):
         return None
-    return finite(min(max(1 + share, 1 / FARTHEST), FARTHEST))
+    return round_finite(min(max(1 + share, 1 / FARTHEST), FARTHEST))
 
 
-def _shapes(rows: Sequence[Shown]) -> list[Trace]:
+def _draw_shapes(rows: Sequence[Shown]) -> list[Trace]:
     """The line of no change, and behind it the band of what does not matter, which is as wide as
     each row's tau."""
     taus = enumerate(row.judged.tau for row in rows if row.judged)
@@ -127,7 +135,7 @@ def _shapes(rows: Sequence[Shown]) -> list[Trace]:
     ] + [{**zero, "line": {"width": 1, "color": COLOURS[8]}}]
 
 
-def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
+def _draw_rows(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
     """Each row's traces, which a reader can narrow the page down to; then a legend."""
     data: list[Trace] = []
     verdicts: dict[str, dict[str, None]] = {}
@@ -135,25 +143,32 @@ def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
         if row.judged:
             verdict = row.judged.verdict
             kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
-            data += _drawn(row, row.judged, place, kind, about(comparison, row.judged.case))
+            data += _draw_row(row, row.judged, place, kind, filter_row(comparison, row.judged.case))
             verdicts.setdefault(kind, {})[verdict.lower()] = None
     for look, names in verdicts.items():
-        data.append(_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True})
+        data.append(
+            _draw_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True}
+        )
     words = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
-    return [*data, _bar(None, None, None, "open", 1, {}) | words]
+    return [*data, _draw_bar(None, None, None, "open", 1, {}) | words]
 
 
-def _drawn(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
+def _draw_row(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
     """A row's name and change, whisker, interval and mark."""
     missed, y = judged.mde or 0.0, place
-    change = " ".join(filter(None, [row.change, factor(judged.delta)]))
+    change = " ".join(filter(None, [row.change, format_factor(judged.delta)]))
     lines = [row.row, f"base {row.base}, head {row.head}", change, f"MDE {row.mde}", row.why]
-    words = {"hovertext": hover(lines), "hoverinfo": "text"}
+    words = {"hovertext": join_hover(lines), "hoverinfo": "text"}
     return [
-        _ends([safe(short(row.row, NAME)), safe(_change_in_short(judged))], place, same),
-        _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 1, same) | {"opacity": PALE},
-        _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 3, same),
-        _mark(_ratio(judged.delta), y, kind, same) | words,
+        _draw_labels(
+            [escape_plotly(shorten_text(row.row, NAME)), escape_plotly(_change_in_short(judged))],
+            place,
+            same,
+        ),
+        _draw_bar(_finite_ratio(1 / (1 + missed) - 1), _finite_ratio(missed), y, kind, 1, same)
+        | {"opacity": PALE},
+        _draw_bar(_finite_ratio(judged.lo), _finite_ratio(judged.hi), y, kind, 3, same),
+        _draw_mark(_finite_ratio(judged.delta), y, kind, same) | words,
     ]
 
 
@@ -161,10 +176,10 @@ def _change_in_short(judged: Judged) -> str:
     """A change by its estimate: +11.4%, 39x slower, ~ where zero is inside its interval."""
     if judged.lo is not None and judged.hi is not None and judged.lo <= 0 <= judged.hi:
         return "~"
-    return factor(judged.delta) or signed(judged.delta)
+    return format_factor(judged.delta) or format_signed(judged.delta)
 
 
-def factor(delta: float | None) -> str:
+def format_factor(delta: float | None) -> str:
     """A change by more than FACTOR as a factor: 39x slower; empty for any other."""
     if delta is None or not math.isfinite(delta) or delta <= -1:
         return ""
@@ -173,7 +188,7 @@ def factor(delta: float | None) -> str:
     return f"{ratio:.3g}x {way}" if ratio > FACTOR else ""
 
 
-def _ends(texts: Sequence[str], y: float, same: Meta) -> Trace:
+def _draw_labels(texts: Sequence[str], y: float, same: Meta) -> Trace:
     """A row's name at the left of the figure, and its change at the right."""
     return {
         "type": "scatter",
@@ -190,7 +205,7 @@ def _ends(texts: Sequence[str], y: float, same: Meta) -> Trace:
     }
 
 
-def _mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
+def _draw_mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
     colour, symbol = LOOKS[kind]
     line = {"width": 2, "color": colour}
     return {
@@ -204,7 +219,7 @@ def _mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
     }
 
 
-def _bar(
+def _draw_bar(
     low: float | None, high: float | None, y: float | None, kind: str, width: int, same: Meta
 ) -> Trace:
     return {

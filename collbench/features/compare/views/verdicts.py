@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import counted, duration, size
+from collbench.core.text import format_count, format_duration, format_size
 from collbench.features.compare.comparison import Aggregate, Comparison
 from collbench.features.compare.false_alarms import Alarms
 from collbench.features.compare.verdict import (
@@ -31,7 +31,16 @@ from collbench.features.compare.verdict import (
 from collbench.records import paired
 from collbench.records.types import Run
 from collbench.show.document import Weight
-from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
+from collbench.show.words import (
+    AXES,
+    PLACES,
+    axis_values,
+    format_percent,
+    format_signed,
+    shorten_text,
+    split_axes,
+    word_axes,
+)
 from collbench.suite.case import Case
 
 ORDER: tuple[Verdict, ...] = (
@@ -102,7 +111,7 @@ class Name(NamedTuple):
     def text(self) -> str:
         """The name in a sentence."""
         place = PLACES["in"] if self.place == "in" else ""
-        return short(" ".join(filter(None, [self.rest, self.size, place])), 120)
+        return shorten_text(" ".join(filter(None, [self.rest, self.size, place])), 120)
 
 
 class Shown(NamedTuple):
@@ -125,21 +134,21 @@ class Shown(NamedTuple):
         return self.base, self.head, self.change, self.mde
 
 
-def shown(comparison: Comparison) -> list[Shown]:
+def list_shown(comparison: Comparison) -> list[Shown]:
     """Every row, the gravest verdict and the largest change first."""
-    names = labels(comparison, [row.case for row in comparison.rows])
+    names = label_cases(comparison, [row.case for row in comparison.rows])
     rows = sorted(
         comparison.rows, key=lambda row: (ORDER.index(row.verdict), -abs(row.delta or 0.0))
     )
     return [
         Shown(
             names[row.case].text,
-            _side(row.base),
-            _side(row.head),
-            change(row),
-            percent(row.mde),
+            _format_side(row.base),
+            _format_side(row.head),
+            format_change(row),
+            format_percent(row.mde),
             row.verdict,
-            _why(row, row.why),
+            _explain_verdict(row, row.why),
             row,
             names[row.case],
         )
@@ -147,10 +156,10 @@ def shown(comparison: Comparison) -> list[Shown]:
     ]
 
 
-def labels(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
+def label_cases(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
     """Names of cases: what is not common to all of them, and the size."""
-    cases = {case: undivided(comparison, case) for case in named}
-    lines = [along(case) for case in cases.values()]
+    cases = {case: strip_sides(comparison, case) for case in named}
+    lines = [axis_values(case) for case in cases.values()]
     owned = (
         "op",
         "root",
@@ -164,17 +173,17 @@ def labels(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
     several = len({case.mode for case in cases.values()}) > 1
     found = {}
     for key, case in cases.items():
-        words = worded(case)
+        words = word_axes(case)
         parts = [words[name].rstrip("@") for name in varying if name != "place"]
         parts += [case.collective] * (not case.size and "collective" not in varying)
         parts += [case.mode] * several
-        place = along(case)["place"] if "place" in varying else ""
-        rest = short(" ".join(filter(None, parts)), 100)
-        found[key] = Name(size(case.size) if case.size else "", rest, place)
+        place = axis_values(case)["place"] if "place" in varying else ""
+        rest = shorten_text(" ".join(filter(None, parts)), 100)
+        found[key] = Name(format_size(case.size) if case.size else "", rest, place)
     return found
 
 
-def undivided(comparison: Comparison, case: Case) -> Case:
+def strip_sides(comparison: Comparison, case: Case) -> Case:
     """``case`` without the fields in which the two sides differ by design."""
     plain_values = {"backend": "", "algorithm": "native", "env": ()}
     differs = {
@@ -188,22 +197,22 @@ def undivided(comparison: Comparison, case: Case) -> Case:
     )
 
 
-def facts(comparison: Comparison) -> list[str]:
+def list_facts(comparison: Comparison) -> list[str]:
     """Facts that the verdicts rest on, in a few words each."""
     first, second = comparison.stages
-    design = f"{first}+{second} paired launches" if second else counted(first, "paired launch")
-    cases = [undivided(comparison, row.case) for row in comparison.rows]
+    design = f"{first}+{second} paired launches" if second else format_count(first, "paired launch")
+    cases = [strip_sides(comparison, row.case) for row in comparison.rows]
     apart = len(comparison.differences)
-    same = counted(apart, "fingerprint difference") if apart else "fingerprints identical"
+    same = format_count(apart, "fingerprint difference") if apart else "fingerprints identical"
     if logs := [run for run in (comparison.base, comparison.head) if run.imported]:
         same = f"{'machines' if logs[1:] else 'one machine'} known from logs only"
-        same += f", {counted(apart, 'difference')} in them" * bool(apart)
+        same += f", {format_count(apart, 'difference')} in them" * bool(apart)
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
-        *([short(axes(cases)[1].rstrip("@"), 200)] if cases else []),
+        *([shorten_text(split_axes(cases)[1].rstrip("@"), 200)] if cases else []),
         same + ", compared all the same" * (bool(apart) and rules.across_machines),
-        *([f"τ {percent(rules.tau)}"] if rules.tau is not None else []),
+        *([f"τ {format_percent(rules.tau)}"] if rules.tau is not None else []),
         *(["strict"] if rules.strict else []),
     ]
 
@@ -214,17 +223,20 @@ def names_of(comparison: Comparison) -> tuple[str, str]:
     base, head = (_named_side(run) for run in (comparison.base, comparison.head))
     if base == head:
         base, head = comparison.base.id, comparison.head.id
-    return short(base, 60), short(head, 60)
+    return shorten_text(base, 60), shorten_text(head, 60)
 
 
 def _named_side(run: Run) -> str:
     return (run.pairing.variant or "as it is") if run.pairing else run.tag or run.id
 
 
-def differences(comparison: Comparison) -> list[tuple[str, str, str]]:
+def list_differences(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Facts in which the machines differ, with what base and head have."""
     return [
-        (short(name, 60), *(short("-" if value is None else str(value), 60) for value in values))  # type: ignore[misc]
+        (
+            shorten_text(name, 60),
+            *(shorten_text("-" if value is None else str(value), 60) for value in values),
+        )  # type: ignore[misc]
         for name, *values in comparison.differences
     ]
 
@@ -248,9 +260,9 @@ class Readable(NamedTuple):
         it, how few rows were decided where those are fewer than half."""
         comparison = self.comparison
         if comparison.exit not in (Exit.OK, Exit.BAD):
-            return short(comparison.reason, 500)
+            return shorten_text(comparison.reason, 500)
         few = describe_few(comparison.decided, comparison.total)
-        return "; ".join(filter(None, [few, _verdict(self)]))
+        return "; ".join(filter(None, [few, _describe_verdict(self)]))
 
     @property
     def weight(self) -> Weight:
@@ -269,21 +281,21 @@ class Readable(NamedTuple):
         return [row for row in self.rows if row.verdict in verdicts]
 
 
-def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
-    rows = shown(comparison)
+def make_readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
+    rows = list_shown(comparison)
     deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
     means = []
     for one in comparison.aggregates:
-        about = short(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
+        about = shorten_text(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
         name, delta = deltas.get(one.worst, ("", None))
-        words = f"worst: {name} {signed(delta)}" if name else ""
-        label = f"{about} ({counted(one.rows, 'row')})"
-        means.append(Shown(label, "", "", change(one), "", "", words))
+        words = f"worst: {name} {format_signed(delta)}" if name else ""
+        label = f"{about} ({format_count(one.rows, 'row')})"
+        means.append(Shown(label, "", "", format_change(one), "", "", words))
     return Readable(comparison, rows, means, alarms)
 
 
-def _verdict(view: Readable) -> str:
-    bad, rest = [_named(view, "REGRESSED", "GONE"), _named(view, "SUSPECT", "IMPROVED")]
+def _describe_verdict(view: Readable) -> str:
+    bad, rest = [_name_rows(view, "REGRESSED", "GONE"), _name_rows(view, "SUSPECT", "IMPROVED")]
     if bad:
         return "; ".join(bad) + (
             "" if view.comparison.exit else "; too unreliable to fail the comparison"
@@ -294,7 +306,7 @@ def _verdict(view: Readable) -> str:
     return "; ".join([f"{what} {found} slower", *rest])
 
 
-def _named(view: Readable, *verdicts: Verdict) -> list[str]:
+def _name_rows(view: Readable, *verdicts: Verdict) -> list[str]:
     """For each verdict that rows have how many, and the first of them."""
     return [
         f"{len(rows):,} {verdict.lower()}: "
@@ -310,40 +322,44 @@ def first_names(names: Sequence[str], most: int = LISTED) -> str:
     return ", ".join(names[:most]) + more
 
 
-def decided(view: Readable) -> str:
+def describe_decided(view: Readable) -> str:
     """How many rows have a verdict, and which; how many have none."""
     rows = [row.judged for row in view.rows if row.judged]
     clear, still_open = (
-        Counter(_kind(row) for row in rows if row.decided == whether) for whether in (True, False)
+        Counter(_verdict_kind(row) for row in rows if row.decided == whether)
+        for whether in (True, False)
     )
-    what = f"{clear.total():,} of {counted(view.comparison.total, 'row')} decided"
-    words = [f"{what}: {', '.join(_counts(clear))}" if clear else what, *_counts(still_open)]
+    what = f"{clear.total():,} of {format_count(view.comparison.total, 'row')} decided"
+    words = [
+        f"{what}: {', '.join(_count_kinds(clear))}" if clear else what,
+        *_count_kinds(still_open),
+    ]
     mdes = [row.mde or math.inf for row in rows if row.verdict == "INCONCLUSIVE"]
     known = sorted(mde for mde in mdes if math.isfinite(mde))
     if known:
-        would = f"only changes above {_range(known)} would be detected"
+        would = f"only changes above {_format_range(known)} would be detected"
         words = [f"{w}: {would}" if w.endswith(TOLD["INCONCLUSIVE"]) else w for w in words]
     if view.comparison.dropped:
         words.append(f"{view.comparison.dropped:,} dropped for --budget")
     return "; ".join(words)
 
 
-def _kind(row: Judged) -> tuple[int, str]:
+def _verdict_kind(row: Judged) -> tuple[int, str]:
     """The verdict of a row in words, after its place in the order of verdicts."""
     unfit = ", not fit to gate" if row.spared and row.verdict in DECIDED else ""
     return ORDER.index(row.verdict), TOLD.get(row.verdict, row.verdict.lower()) + unfit
 
 
-def _counts(kinds: Counter[tuple[int, str]]) -> list[str]:
+def _count_kinds(kinds: Counter[tuple[int, str]]) -> list[str]:
     return [f"{kinds[kind]:,} {kind[1]}" for kind in sorted(kinds)]
 
 
-def _range(shares: Sequence[float]) -> str:
+def _format_range(shares: Sequence[float]) -> str:
     """The ends of sorted shares, or the one that both are."""
-    return " to ".join(dict.fromkeys(percent(share) for share in (shares[0], shares[-1])))
+    return " to ".join(dict.fromkeys(format_percent(share) for share in (shares[0], shares[-1])))
 
 
-def advice(view: Readable) -> list[str]:
+def list_advice(view: Readable) -> list[str]:
     """What would decide the rows that scatter too much: by how much launches do, what more of them
     would find, and how to make them scatter less."""
     rows = [
@@ -354,8 +370,8 @@ def advice(view: Readable) -> list[str]:
     if not rows:
         return []
     comparison = view.comparison
-    scatter = _range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
-    found = _range(sorted(math.expm1(_found_by_more(row)) for row in rows))
+    scatter = _format_range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
+    found = _format_range(sorted(math.expm1(_found_by_more(row)) for row in rows))
     what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
     apart = "pairs of launches" if comparison.paired else "launches"
     unpinned = not comparison.base.policy.pin
@@ -374,19 +390,19 @@ def _found_by_more(row: Judged) -> float:
     return paired.smallest_unpaired_change(scatter, sides[0], sides[-1])
 
 
-def undecided(view: Readable) -> dict[str, list[str]]:
+def name_undecided(view: Readable) -> dict[str, list[str]]:
     """Names of the rows without a verdict, and what one would take, by the reason; reasons that
     differ in figures only are one, told as of the first row."""
     found: dict[str, tuple[str, list[str]]] = {}
     for row in view.having(*UNDECIDED):
         if row.judged:
-            told, more = _open(row.judged), row.judged.why.partition("; ")[0]
+            told, more = _reason_open(row.judged), row.judged.why.partition("; ")[0]
             name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
             found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
     return dict(found.values())
 
 
-def _open(row: Judged) -> str:
+def _reason_open(row: Judged) -> str:
     """The reason why a row has no verdict."""
     if row.verdict != "INCONCLUSIVE":
         return f"{row.verdict.lower()}: {row.why}"
@@ -394,17 +410,17 @@ def _open(row: Judged) -> str:
     return "launches scatter too much" if reason == NOISY else reason
 
 
-def reasons(view: Readable, listed: bool = False) -> list[str]:
+def list_reasons(view: Readable, listed: bool = False) -> list[str]:
     """A line for each reason, most frequent first, with the first of its rows; without these where
     all rows are ``listed`` anyway and the reason is one."""
-    found = sorted(undecided(view).items(), key=lambda item: -len(item[1]))
+    found = sorted(name_undecided(view).items(), key=lambda item: -len(item[1]))
     told = any(TELLS in name for _, names in found for name in names)
     alone = listed and len(found) == 1 and not told
     return [
-        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}"
+        f"no verdict on {format_count(len(names), 'row')}, {shorten_text(why, 200)}"
         + ("" if alone else f": {first_names(names, LISTED)}")
         for why, names in found
-    ] + advice(view)
+    ] + list_advice(view)
 
 
 def left_out(view: Readable, dropped: bool) -> list[str]:
@@ -414,7 +430,7 @@ def left_out(view: Readable, dropped: bool) -> list[str]:
     rows = [row for row in view.comparison.skipped if row.dropped == dropped]
     by_reason = names_by_reason((row.case, row.reason, names[row.key]) for row in rows)
     return [
-        f"{counted(len(found), 'row')} {short(reason, 300)} ({first_names(found)})"
+        f"{format_count(len(found), 'row')} {shorten_text(reason, 300)} ({first_names(found)})"
         for reason, found in by_reason.items()
     ]
 
@@ -437,16 +453,18 @@ def names_by_reason(rows: Iterable[tuple[Case, str, str]]) -> dict[str, list[str
 def skipped_names(comparison: Comparison) -> Mapping[str, str]:
     """Names of the rows that are not compared, by key."""
     cases = [row.case for row in comparison.rows] + [row.case for row in comparison.skipped]
-    names = labels(comparison, cases)
+    names = label_cases(comparison, cases)
     return {row.key: names[row.case].text for row in comparison.skipped}
 
 
-def unrepeated(rows: Sequence[Shown]) -> list[Shown]:
+def strip_repeated(rows: Sequence[Shown]) -> list[Shown]:
     """These rows without the reason for no verdict where several have the same: it stands once, in
     ``reasons``."""
     told = Counter(why for row in rows if (why := _told_below(row)))
     return [
-        row._replace(why=_why(row.judged, "")) if row.judged and told[_told_below(row)] > 1 else row
+        row._replace(why=_explain_verdict(row.judged, ""))
+        if row.judged and told[_told_below(row)] > 1
+        else row
         for row in rows
     ]
 
@@ -456,32 +474,34 @@ def _told_below(row: Shown) -> str:
     if not (row.judged and row.verdict in UNDECIDED):
         return ""
     why = row.judged.why
-    return why if _open(row.judged).endswith(why) else ""
+    return why if _reason_open(row.judged).endswith(why) else ""
 
 
-def operations(view: Readable) -> list[str]:
+def describe_operations(view: Readable) -> list[str]:
     """A line for each step of which single operations changed, with the first of them."""
     lines = []
     for row in view.rows:
         each = row.judged.operations if row.judged else []
         for slower in (True, False):
-            names = [_operation(one) for one in each if (one.delta > 0) == slower]
+            names = [_describe_operation(one) for one in each if (one.delta > 0) == slower]
             if names:
                 word = "slower" if slower else "faster"
                 lines.append(f"{word} in {row.row}: {first_names(names, NAMED)}")
     return lines
 
 
-def _operation(one: Compared) -> str:
+def _describe_operation(one: Compared) -> str:
     """An operation with its change, as in bucket 3 (op 7, all_reduce 25 MiB) +12% [8, 16]."""
     name = one.of.partition(":")[0]
-    about = f"op {one.at}, {one.kind} {size(one.nbytes)}"
-    told = f"{short(name, 40)} ({about})" if name else about
-    ends = f"[{signed(one.lo).rstrip('%')}, {signed(one.hi).rstrip('%')}]"
-    return f"{told} {signed(one.delta)} {ends}{'' if one.confirmed else ', not measured again'}"
+    about = f"op {one.at}, {one.kind} {format_size(one.nbytes)}"
+    told = f"{shorten_text(name, 40)} ({about})" if name else about
+    ends = f"[{format_signed(one.lo).rstrip('%')}, {format_signed(one.hi).rstrip('%')}]"
+    return (
+        f"{told} {format_signed(one.delta)} {ends}{'' if one.confirmed else ', not measured again'}"
+    )
 
 
-def history(view: Readable) -> list[str]:
+def describe_alarms(view: Readable) -> list[str]:
     """How often A/A experiments on this machine raised a false alarm, where that is known."""
     about, what = view.alarms, "A/A (both sides the same) on this machine"
     if about is None:
@@ -491,28 +511,29 @@ def history(view: Readable) -> list[str]:
     older = f", {about.older:,} older ones not judged" if about.older else ""
     undecided = f", {about.undecided:,} more undecided" if about.undecided else ""
     return [
-        f"{what}: {counted(about.experiments, 'experiment')}, {counted(about.rows, 'row')},"
+        f"{what}: {format_count(about.experiments, 'experiment')},"
+        f" {format_count(about.rows, 'row')},"
         f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
         f" last {about.last}{older}"
     ]
 
 
-def change(row: Judged | Aggregate) -> str:
+def format_change(row: Judged | Aggregate) -> str:
     """A change with its interval, +11.4% [+9.8, +13.1]; ~ [-2.1, +1.6] where zero is inside it."""
     if row.delta is None:
         return "-"
     mean_alone = isinstance(row, Aggregate) and math.isinf(row.hi)  # no row has an interval
     if row.lo is None or row.hi is None or mean_alone:
-        return signed(row.delta)
-    middle = "~" if row.lo <= 0 <= row.hi else signed(row.delta)
-    return f"{middle} [{signed(row.lo).rstrip('%')}, {signed(row.hi).rstrip('%')}]"
+        return format_signed(row.delta)
+    middle = "~" if row.lo <= 0 <= row.hi else format_signed(row.delta)
+    return f"{middle} [{format_signed(row.lo).rstrip('%')}, {format_signed(row.hi).rstrip('%')}]"
 
 
-def _side(side: Side | None) -> str:
-    return f"{duration(side.median)} ±{percent(side.half)}" if side else "-"
+def _format_side(side: Side | None) -> str:
+    return f"{format_duration(side.median)} ±{format_percent(side.half)}" if side else "-"
 
 
-def _why(row: Judged, reason: str) -> str:
+def _explain_verdict(row: Judged, reason: str) -> str:
     """Evidence of a verdict, its reason where the figures do not say it, and the flags."""
     sides = [side for side in (row.base, row.head) if side]
     launches = (
@@ -531,4 +552,4 @@ def _why(row: Judged, reason: str) -> str:
         reason,
         " ".join(flags),
     ]
-    return short("; ".join(filter(None, parts)), 300)
+    return shorten_text("; ".join(filter(None, parts)), 300)

@@ -21,7 +21,7 @@ import msgspec
 from collbench.core import files
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import bandwidth, size
+from collbench.core.text import format_bandwidth, format_size
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
 from collbench.features.health.night import Night, Timing
@@ -133,11 +133,11 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return slow * math.pow(fast / slow, math.log(nbytes / low) / math.log(high / low))
 
 
-def load(path: Path = FILE) -> list[Curve]:
+def load_curves(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
     hint = "each [[curve]] is as those that come with collbench; collbench help health shows one"
     try:
-        text, whole = files.toml(path, toml.MOST_BYTES)
+        text, whole = files.read_toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     said = whole.get("curve")
@@ -150,10 +150,10 @@ def load(path: Path = FILE) -> list[Curve]:
             curve = msgspec.convert(own, Curve)
         except msgspec.ValidationError as e:
             key = re.search(r"field `(\w+)`|`\$\.(\w+)", str(e))
-            where = _line(text, number, (key[1] or key[2]) if key else "")
+            where = _locate_key(text, number, (key[1] or key[2]) if key else "")
             raise UsageError(f"{path}: {where}: {first_line(e)}", hint) from e
-        if found := _impossible(curve):
-            where = f"{_line(text, number, found[0])}: {curve.name}"
+        if found := _find_impossible(curve):
+            where = f"{_locate_key(text, number, found[0])}: {curve.name}"
             raise UsageError(
                 f"{path}: {where}: {found[1]}",
                 "is its unit GB/s, and busbw, not algbw of several GPUs?",
@@ -162,7 +162,7 @@ def load(path: Path = FILE) -> list[Curve]:
     return curves
 
 
-def _line(text: str, number: int, key: str) -> str:
+def _locate_key(text: str, number: int, key: str) -> str:
     """Where a curve says ``key``, else where it begins, in words; curves are counted from 0."""
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*curve\s*\]\]", line)]
@@ -171,7 +171,7 @@ def _line(text: str, number: int, key: str) -> str:
     return f"line {next(named, begin) + 1}" + (f", {key}" if key else "")
 
 
-def _impossible(curve: Curve) -> tuple[str, str] | None:
+def _find_impossible(curve: Curve) -> tuple[str, str] | None:
     """The key that cannot be, and why."""
     row = COLLECTIVES.get(curve.collective)
     try:
@@ -198,11 +198,13 @@ def _impossible(curve: Curve) -> tuple[str, str] | None:
     return ("points", why) if worst > curve.most else None
 
 
-def check(night: Night, curves: list[Curve] | None = None, today: date | None = None) -> Looked:
+def check_expectations(
+    night: Night, curves: list[Curve] | None = None, today: date | None = None
+) -> Looked:
     """Sizes at which a collective stays below what is expected: by the ``curves``, or what was
     reached elsewhere on machines like this one. Of curves that should have failed something and
     that no row says anything of, the first is missing."""
-    device, shapes = _machine(night)
+    device, shapes = _describe_machine(night)
     if not shapes or (curves is None and not device):
         return Looked(
             idle="no GPUs of one kind on every host: nothing is known to set them against"
@@ -210,8 +212,8 @@ def check(night: Night, curves: list[Curve] | None = None, today: date | None = 
     today = today or date.today()
     mine = [
         c
-        for c in (load() if curves is None else curves)
-        if _about(c, device, night.hosts) and (c.gpus, c.nodes) in shapes.values()
+        for c in (load_curves() if curves is None else curves)
+        if _is_about(c, device, night.hosts) and (c.gpus, c.nodes) in shapes.values()
     ]
     if not mine:
         kinds = " or ".join(f"{nodes} x {each}" for each, nodes in sorted(set(shapes.values())))
@@ -219,12 +221,12 @@ def check(night: Night, curves: list[Curve] | None = None, today: date | None = 
     chose = {t.record.case.key: t.record.chose for t in reversed(night.records) if t.record.chose}
     found, looked, seen = [], set[str](), set[int]()
     for timing in night.fit:
-        for curve, expected in _like(mine, chose, timing, shapes):
+        for curve, expected in _select_like(mine, chose, timing, shapes):
             looked.add(timing.case.key)
             seen.add(id(curve))
             reached = timing.moved / timing.median * timing.case.row.busbw(timing.case.n)
             if reached < curve.share * expected:
-                found.append(_finding(timing, curve, reached, expected, today))
+                found.append(_make_finding(timing, curve, reached, expected, today))
     if not looked:
         return Looked(missing="no row is of a collective and size of which figures are known")
     old = sum(curve.expires < today for curve in mine)
@@ -237,7 +239,7 @@ def check(night: Night, curves: list[Curve] | None = None, today: date | None = 
     )
 
 
-def _machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
+def _describe_machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
     """The GPU's name, empty where there are none; and by the size of a world, how many ranks each
     host has, and hosts, where these are alike and each rank has such a GPU."""
     names = {
@@ -255,13 +257,13 @@ def _machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
     return device, {n: shape.pop() for n, shape in shapes.items() if len(shape) == 1}
 
 
-def _about(curve: Curve, device: str, hosts: list[str]) -> bool:
+def _is_about(curve: Curve, device: str, hosts: list[str]) -> bool:
     """Whether a curve is about such machines."""
     kind = bool(device and re.search(curve.device, device)) if curve.device else True
     return kind and all(re.search(curve.machine, host) for host in hosts)
 
 
-def _like(
+def _select_like(
     curves: list[Curve],
     chose: Mapping[str, Choice],
     timing: Timing,
@@ -290,7 +292,9 @@ def _in_switch(chose: Choice | None) -> bool:
     return bool(chose and chose.algorithm.startswith(("NVLS", "CollNet")))
 
 
-def _finding(timing: Timing, curve: Curve, reached: float, expected: float, today: date) -> Finding:
+def _make_finding(
+    timing: Timing, curve: Curve, reached: float, expected: float, today: date
+) -> Finding:
     told = (
         f"{curve.source}, noted {curve.day}, {'verified' if curve.verified else 'not verified'},"
         f" {curve.kind}"
@@ -309,10 +313,10 @@ def _finding(timing: Timing, curve: Curve, reached: float, expected: float, toda
         ),
         evidence=[
             Evidence(
-                what=f"busbw at {size(timing.case.size)}",
-                value=bandwidth(reached),
+                what=f"busbw at {format_size(timing.case.size)}",
+                value=format_bandwidth(reached),
                 unit="GB/s",
-                expected=bandwidth(expected),
+                expected=format_bandwidth(expected),
                 run=timing.run,
                 case=timing.case.key,
             )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.text import counted, duration
+from collbench.core.text import format_count, format_duration
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.night import LAUNCHES, Night, Timing
 from collbench.records import stats
@@ -111,10 +111,10 @@ class Missed(NamedTuple):
     p: float
 
 
-def monotony(night: Night) -> list[Claim]:
+def claim_monotony(night: Night) -> list[Claim]:
     """T(n) <= 1.05 T(m), m the smallest size measured from 2n on."""
     found = []
-    for series in _series(night):
+    for series in _size_series(night):
         for small in series:
             larger = next((t for t in series if t.case.nbytes >= 2 * small.case.nbytes), None)
             found += (
@@ -125,10 +125,10 @@ def monotony(night: Night) -> list[Claim]:
     return found
 
 
-def split(night: Night) -> list[Claim]:
+def claim_split(night: Night) -> list[Claim]:
     """T(n) <= 1.1 k T(n/k), n/k the largest size measured that divides n."""
     found = []
-    for series in _series(night):
+    for series in _size_series(night):
         for place, whole in enumerate(series):
             parts = [t for t in series[:place] if whole.case.nbytes % t.case.nbytes == 0]
             if parts:
@@ -144,23 +144,23 @@ def split(night: Night) -> list[Claim]:
     return found
 
 
-def composition(night: Night) -> list[Claim]:
+def claim_composition(night: Night) -> list[Claim]:
     """Each of COMPOSITIONS at equal sizes, for libraries' own choices."""
     groups: dict[Case, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
-    for timing in _native(night):
-        groups[_whatever(timing.case)][timing.case.collective].append(timing)
+    for timing in _native_rows(night):
+        groups[_strip_case(timing.case)][timing.case.collective].append(timing)
     found = []
     for members, (name, others) in itertools.product(groups.values(), COMPOSITIONS):
         among = [members.get(other, []) for other in others]
         for left in members.get(name, ()):
-            if parts := _partners(left.case, among):
+            if parts := _find_partners(left.case, among):
                 found.append(
                     Claim(left, parts, COMPOSITION, f"{' then '.join(others)} of the same data")
                 )
     return found
 
 
-def library(night: Night) -> list[Claim]:
+def claim_library(night: Night) -> list[Claim]:
     """The library's own choice against every algorithm, and every setting of one, on the same
     backend. Launches of a setting are held against those of the same cycles (Claim.excess)."""
     groups: dict[Case, list[Timing]] = defaultdict(list)
@@ -179,18 +179,18 @@ def library(night: Night) -> list[Claim]:
     ]
 
 
-def link(night: Night) -> list[Claim]:
+def claim_link(night: Night) -> list[Claim]:
     """From 1 MiB on, busbw - of the bytes that were counted, where these are more - is at least
     half that of sendrecv at the same size."""
     probes = {
-        msgspec.structs.replace(_whatever(t.case), collective="sendrecv"): t
-        for t in _native(night)
+        msgspec.structs.replace(_strip_case(t.case), collective="sendrecv"): t
+        for t in _native_rows(night)
         if t.case.row.pairwise
     }
     found = []
-    for timing in _native(night):
+    for timing in _native_rows(night):
         case = timing.case
-        probe = probes.get(msgspec.structs.replace(_whatever(case), collective="sendrecv"))
+        probe = probes.get(msgspec.structs.replace(_strip_case(case), collective="sendrecv"))
         if probe and probe is not timing and case.size >= LARGE and case.n > 1:
             bound = case.row.busbw(case.n) * timing.carried * timing.moved / probe.moved
             found.append(
@@ -206,12 +206,12 @@ def link(night: Night) -> list[Claim]:
     return found
 
 
-def _native(night: Night) -> list[Timing]:
+def _native_rows(night: Night) -> list[Timing]:
     """Rows of a library's own choice that can tell; a training step is made of many collectives."""
     return [t for t in night.fit if t.case.algorithm == "native" and not t.case.subject]
 
 
-def _series(night: Night) -> Iterator[list[Timing]]:
+def _size_series(night: Night) -> Iterator[list[Timing]]:
     """Rows that differ in size only, in its order."""
     found: dict[Case, list[Timing]] = defaultdict(list)
     for timing in night.fit:
@@ -221,12 +221,12 @@ def _series(night: Night) -> Iterator[list[Timing]]:
         yield sorted(series, key=lambda timing: timing.case.nbytes)
 
 
-def _whatever(case: Case) -> Case:
+def _strip_case(case: Case) -> Case:
     """``case`` less what one collective has and another has not."""
     return msgspec.structs.replace(case, collective="all_reduce", op="none", root=-1)
 
 
-def _partners(left: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
+def _find_partners(left: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
     """A row of each collective, with one root for all that have any, and the reduction of ``left``
     if it has one; () where there are no such rows."""
     roots = sorted({timing.case.root for members in among for timing in members} - {-1}) or [-1]
@@ -245,23 +245,25 @@ def _partners(left: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ..
     return ()
 
 
-def testable(claims: Iterable[Claim]) -> list[Claim]:
+def select_testable(claims: Iterable[Claim]) -> list[Claim]:
     """Claims whose rows have enough launches, or pairs of them, in common."""
     return [claim for claim in claims if len(claim.excess) >= LAUNCHES]
 
 
-def missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
+def find_missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
     """Claims, of such as are testable, that surely do not hold, the worst first."""
     excesses = [claim.excess for claim in claims]
     found = [
         Missed(claim, math.exp(float(np.mean(excess))), p)
-        for claim, excess, p in zip(claims, excesses, stats.holm(_p(excesses)), strict=True)
+        for claim, excess, p in zip(
+            claims, excesses, stats.adjust_holm(_moderated_pvalues(excesses)), strict=True
+        )
         if p <= alpha
     ]
     return sorted(found, key=lambda one: -one.ratio)
 
 
-def _p(samples: Iterable[Sequence[float]]) -> list[float]:
+def _moderated_pvalues(samples: Iterable[Sequence[float]]) -> list[float]:
     """One-sided p of each sample's mean being above 0, by a t-test with moderated variances.
 
     Three launches know little of their own scatter; rows of one night share much of theirs. Each
@@ -274,7 +276,7 @@ def _p(samples: Iterable[Sequence[float]]) -> list[float]:
     each = [np.asarray(sample) for sample in samples]
     freedom = np.array([len(sample) - 1 for sample in each], dtype=float)
     own = np.array([max(float(np.var(sample, ddof=1)), FLOOR**2) for sample in each])
-    prior, shared = _prior(own, freedom)
+    prior, shared = _fit_prior(own, freedom)
     pooled = (prior * shared + freedom * own) / (prior + freedom)
     t = [
         float(np.mean(sample)) / math.sqrt(v / len(sample))
@@ -286,7 +288,7 @@ def _p(samples: Iterable[Sequence[float]]) -> list[float]:
     return [float(stdtr(df, -value)) for df, value in zip(total, t, strict=True)]
 
 
-def _prior(variances: np.ndarray, freedom: np.ndarray) -> tuple[float, float]:
+def _fit_prior(variances: np.ndarray, freedom: np.ndarray) -> tuple[float, float]:
     """Degrees of freedom and value of the variance that all rows have in common; (0, 0) where they
     have none."""
     from scipy.special import digamma, polygamma
@@ -316,7 +318,7 @@ def _trigamma_inverse(value: float) -> float:
     return x
 
 
-def finding(check: str, one: Missed, advice: str) -> Finding:
+def make_finding(check: str, one: Missed, advice: str) -> Finding:
     """What a missed claim comes to: a warning where it is missed grossly, else a hint."""
     left, right = one.claim.left, one.claim.right
     expected = sum(timing.median for timing in right) * one.claim.factor
@@ -327,15 +329,15 @@ def finding(check: str, one: Missed, advice: str) -> Finding:
     )
     shown = Evidence(
         what=f"{describe_case(left.case)}: median",
-        value=duration(left.median),
-        expected=f"at most {duration(expected)}",
+        value=format_duration(left.median),
+        expected=f"at most {format_duration(expected)}",
         run=left.run,
         case=left.case.key,
     )
     others = [
         Evidence(
             what=f"{describe_case(t.case)}: median",
-            value=duration(t.median),
+            value=format_duration(t.median),
             run=t.run,
             case=t.case.key,
         )
@@ -347,7 +349,7 @@ def finding(check: str, one: Missed, advice: str) -> Finding:
         subject=Subject("collective", describe_case(left.case)),
         what=(
             f"takes {one.ratio:.2f} times what it may beside {one.claim.than}, over "
-            f"{counted(len(one.claim.excess), 'launch')}: {allowed}"
+            f"{format_count(len(one.claim.excess), 'launch')}: {allowed}"
         ),
         advice=advice,
         sure=1 - one.p,

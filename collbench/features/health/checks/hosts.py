@@ -13,11 +13,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 from collbench.features.health.findings import Evidence, Finding, Severity, Subject
-from collbench.features.health.night import Night, NightRecord, broken, evidence, several, where
+from collbench.features.health.night import (
+    Night,
+    NightRecord,
+    find_broken,
+    list_several,
+    locate_rank,
+    make_evidence,
+)
 from collbench.features.health.pairs import judgement as uniformity
-from collbench.records.choice import worded
+from collbench.records.choice import describe_choice
 from collbench.records.derive import NO_SAMPLE, names_ranks
 from collbench.records.stats import NAMING
 from collbench.records.types import GpuState
@@ -79,7 +86,7 @@ COUNTERS = (
 )
 
 
-def data(night: Night) -> Looked:
+def check_data(night: Night) -> Looked:
     """Every element that came out wrong, by the rank that has the first of each case."""
     checked = sum(told.record.checked for told in night.records)
     wrong = [told for told in night.records if told.record.status == "wrong"]
@@ -89,17 +96,18 @@ def data(night: Night) -> Looked:
     for told in wrong:
         first = told.record.first_wrong
         by_subject[
-            where(told.world, first.rank) if first else Subject("cluster", "unknown rank")
+            locate_rank(told.world, first.rank) if first else Subject("cluster", "unknown rank")
         ].append(told)
     return Looked(
-        f"{checked:,} elements of {counted(len(night.records), 'record')} compared bit for bit",
-        [_wrong(subject, members) for subject, members in by_subject.items()],
+        f"{checked:,} elements of {format_count(len(night.records), 'record')} compared bit for"
+        " bit",
+        [_find_wrong(subject, members) for subject, members in by_subject.items()],
     )
 
 
-def _wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
+def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
     shown = [
-        evidence(
+        make_evidence(
             told,
             f"element {first.index} at rank {first.rank}{' ' * bool(first.when)}{first.when}",
             first.got,
@@ -115,7 +123,7 @@ def _wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
         subject=subject,
         sure=1.0,
         evidence=shown,
-        what=f"received wrong data: {counted(total, 'element')} in {_cases(members)}",
+        what=f"received wrong data: {format_count(total, 'element')} in {_name_cases(members)}",
         advice=(
             "take the host out of service: memory, GPU or link corrupts data. A case with few ranks"
             " tells which"
@@ -123,7 +131,7 @@ def _wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
     )
 
 
-def repeatability(night: Night) -> Looked:
+def check_repeatability(night: Night) -> Looked:
     """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
     launches."""
     by_case: dict[str, list[NightRecord]] = defaultdict(list)
@@ -140,17 +148,17 @@ def repeatability(night: Night) -> Looked:
         if len({digest for told in members for digest in told.record.bits}) > 1:
             apart[members[0].record.case.label] += members
     note = (
-        f"sums of {counted(len(by_case), 'case')} by two calls in each of"
-        f" {counted(launches, 'launch')}"
+        f"sums of {format_count(len(by_case), 'case')} by two calls in each of"
+        f" {format_count(launches, 'launch')}"
     )
-    return Looked(note, [_unlike(label, members) for label, members in apart.items()])
+    return Looked(note, [_find_unlike(label, members) for label, members in apart.items()])
 
 
-def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
+def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
     cases = dict.fromkeys(msgspec.structs.replace(told.record.case, cycle=0) for told in every)
     calls = any(len(told.record.bits) > 1 for told in every)
-    chosen = {worded(told.record.chose) for told in every} - {""}
-    why = f"; the library chose {several(sorted(chosen))}" if len(chosen) > 1 else ""
+    chosen = {describe_choice(told.record.chose) for told in every} - {""}
+    why = f"; the library chose {list_several(sorted(chosen))}" if len(chosen) > 1 else ""
     return Finding(
         check="repeatability",
         severity="hint",
@@ -158,85 +166,90 @@ def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
         what=(
             "adds the same floats up to other bits"
             f" {'call by call' if calls else 'launch by launch'}, in"
-            f" {several(map(describe_case, cases))}{why}"
+            f" {list_several(map(describe_case, cases))}{why}"
         ),
         advice=(
             "its order of adding changes: fix algorithm and ranks' places for results that can be"
             " repeated. If nothing changes there, suspect memory or links"
         ),
-        evidence=[evidence(told, "digest", ", ".join(told.record.bits)) for told in every[:SHOWN]],
+        evidence=[
+            make_evidence(told, "digest", ", ".join(told.record.bits)) for told in every[:SHOWN]
+        ],
     )
 
 
-def completeness(night: Night) -> Looked:
+def check_completeness(night: Night) -> Looked:
     """Cases that hung, died or raised, and runs that did not come to their end."""
     failed = [told for told in night.records if told.record.status == "failed"]
     empty = sum(told.record.note.startswith(NO_SAMPLE) for told in failed)
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for told in failed:
         if not told.record.note.startswith(NO_SAMPLE):
-            by_subject[_accused(told)].append(told)
+            by_subject[_find_accused(told)].append(told)
     findings = [
         Finding(
             check="completeness",
             severity="critical",
             subject=subject,
-            what=f"is where {counted(len(members), 'case')} failed: {_cases(members)}",
+            what=f"is where {format_count(len(members), 'case')} failed: {_name_cases(members)}",
             advice=(
                 "see dmesg and the processes of that host; collbench run --resume measures what is"
                 " missing"
             ),
             evidence=[
-                evidence(told, "failed", plain(told.record.note)) for told in members[:SHOWN]
+                make_evidence(told, "failed", plain_line(told.record.note))
+                for told in members[:SHOWN]
             ],
         )
         for subject, members in by_subject.items()
     ]
-    short = [why for file in night.files if (why := _short(file.end, file.run.id))]
+    short = [why for file in night.files if (why := _describe_end(file.end, file.run.id))]
     if short and not findings:
-        return Looked(missing=several(short))
+        return Looked(missing=list_several(short))
     skipped = Counter(told.record.note for told in night.records if told.record.status == "skipped")
     note = (
-        f"{counted(len(night.records) - skipped.total(), 'case')} of"
-        f" {counted(len(night.files), 'run')} ended"
+        f"{format_count(len(night.records) - skipped.total(), 'case')} of"
+        f" {format_count(len(night.files), 'run')} ended"
     )
-    note += f"; {counted(empty, 'case')} without a valid sample" * bool(empty)
-    note += "".join(f"; {times:,} skipped: {plain(why)}" for why, times in skipped.most_common(2))
+    note += f"; {format_count(empty, 'case')} without a valid sample" * bool(empty)
+    note += "".join(
+        f"; {times:,} skipped: {plain_line(why)}" for why, times in skipped.most_common(2)
+    )
     return Looked(note, findings)
 
 
-def _cases(members: Iterable[NightRecord]) -> str:
-    return several(dict.fromkeys(describe_case(told.record.case) for told in members))
+def _name_cases(members: Iterable[NightRecord]) -> str:
+    return list_several(dict.fromkeys(describe_case(told.record.case) for told in members))
 
 
-def _short(end: Any, name: str) -> str:
+def _describe_end(end: Any, name: str) -> str:
     if end is None:
         return f"{name} was cut short: its file has no end"
     return (
-        f"{name} ended with {end.exit}: {plain(end.note)}"
+        f"{name} ended with {end.exit}: {plain_line(end.note)}"
         if end.exit not in (Exit.OK, Exit.WRONG_DATA)
         else ""
     )
 
 
-def _accused(told: NightRecord) -> Subject:
+def _find_accused(told: NightRecord) -> Subject:
     """The one rank that the note of a failed record names, if it names one."""
     ranks = set(RANK.findall(told.record.note))
     return (
-        where(told.world, int(ranks.pop()))
+        locate_rank(told.world, int(ranks.pop()))
         if len(ranks) == 1
         else Subject("cluster", "no one rank alone")
     )
 
 
-def stragglers(night: Night) -> Looked:
+def check_stragglers(night: Night) -> Looked:
     """Ranks that come late to what all wait for, and ranks that come in time and leave last, which
     are two faults."""
     telling = [
         t
         for t in night.records
         if t.row
-        and not broken(t.row.flags, BY_LATENESS)
+        and not find_broken(t.row.flags, BY_LATENESS)
         and names_ranks(t.record, t.world, t.row.lateness)
     ]
     if not telling:
@@ -246,12 +259,14 @@ def stragglers(night: Night) -> Looked:
                 f"synchronise, {NAMING} samples)"
             )
         )
-    late = _named(
+    late = _find_named(
         telling, "stragglers", lambda told: told.row.late_rank if told.row else None, *LATE
     )
     timed = [t for t in telling if t.row and t.row.t_glob is not None]  # on one clock
-    slow = _named(timed, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW)
-    return Looked(f"when each rank came: {counted(len(telling), 'record')}", [*late, *slow])
+    slow = _find_named(
+        timed, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW
+    )
+    return Looked(f"when each rank came: {format_count(len(telling), 'record')}", [*late, *slow])
 
 
 LATE = (
@@ -268,7 +283,7 @@ SLOW = (
 )
 
 
-def _named(
+def _find_named(
     telling: Sequence[NightRecord],
     check: str,
     ask: Callable[[NightRecord], int | None],
@@ -280,20 +295,20 @@ def _named(
     for told in telling:
         rank = ask(told)
         if rank is not None:
-            by_rank[where(told.world, rank)].append(told)
+            by_rank[locate_rank(told.world, rank)].append(told)
     return [
         Finding(
             check=check,
             severity="warning",
             subject=subject,
             advice=advice,
-            what=f"{what}, in {len(members):,} of {counted(len(telling), 'record')}",
-            sure=_sure(len(members), len(telling)),
+            what=f"{what}, in {len(members):,} of {format_count(len(telling), 'record')}",
+            sure=_name_certainty(len(members), len(telling)),
             evidence=[
-                evidence(
+                make_evidence(
                     told,
                     f"median lateness of rank {ask(told)}",
-                    _lateness(told, ask(told)),
+                    _find_lateness(told, ask(told)),
                     "0",
                     "µs",
                 )
@@ -305,22 +320,22 @@ def _named(
     ]
 
 
-def _sure(times: int, among: int) -> float:
+def _name_certainty(times: int, among: int) -> float:
     """That it is not chance which named a rank so often, one record in a thousand at most being
     wrong: a bound, as of k things in n there are at most (e n / k)^k choices."""
     return max(0.0, 1 - (math.e * among / times * 0.001) ** times)
 
 
-def _lateness(told: NightRecord, rank: int | None) -> float | str:
+def _find_lateness(told: NightRecord, rank: int | None) -> float | str:
     members = list(told.record.case.members)
     late = told.row.lateness if told.row else ()
     place = members.index(rank) if rank in members else len(late)
     return round(late[place] / 1000, 1) if place < len(late) else "unknown"
 
 
-def pairs(night: Night) -> Looked:
+def check_pairs(night: Night) -> Looked:
     """Hosts, ranks and links that stand out among pairs of ranks measured alike."""
-    matrices = [(file, uniformity.matrix(file)) for file in night.files]
+    matrices = [(file, uniformity.make_matrix(file)) for file in night.files]
     measured = [file for file, matrix in matrices if matrix]
     if not measured:
         return Looked(missing="no run measured pairs of ranks: collbench pairs does")
@@ -334,14 +349,14 @@ def pairs(night: Night) -> Looked:
             msgspec.structs.replace(
                 one, check="pairs", severity="hint" if crowded else one.severity
             )
-            for one in uniformity.judge(file)
+            for one in uniformity.judge_pairs(file)
         ]
     missing = "too few pairs of ranks for one to stand out" if few else ""
-    note = f"pairs of {counted(len(measured), 'run')} held against each other"
+    note = f"pairs of {format_count(len(measured), 'run')} held against each other"
     return Looked(note, found, missing)
 
 
-def gpus(night: Night) -> Looked:
+def check_gpus(night: Night) -> Looked:
     """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
     states = [
         (told, rank, state) for told in night.records for rank, state in enumerate(told.record.gpus)
@@ -352,33 +367,35 @@ def gpus(night: Night) -> Looked:
         return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
     for told, rank, state in states:
-        by_gpu[_gpu(told, rank, state)].append((told, state))
+        by_gpu[_find_gpu(told, rank, state)].append((told, state))
     findings = [
         found
         for subject, seen in by_gpu.items()
-        for found in (*_risen(subject, seen), *_held(subject, seen))
+        for found in (*_find_risen(subject, seen), *_find_held_back(subject, seen))
     ]
     return Looked(
-        f"{counted(len(by_gpu), 'GPU')} watched in {counted(len(states), 'reading')}",
+        f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(len(states), 'reading')}",
         [*findings, *_slow_clocks(by_gpu)],
     )
 
 
-def _gpu(told: NightRecord, place: int, state: GpuState) -> Subject:
+def _find_gpu(told: NightRecord, place: int, state: GpuState) -> Subject:
     """States stand in the order of ranks, unless some rank's GPU says nothing."""
     whole = told.world is not None and len(told.record.gpus) == told.world.n
     members = told.record.case.members
     subject = (
-        where(told.world, members[place] if place < len(members) else place) if whole else None
+        locate_rank(told.world, members[place] if place < len(members) else place)
+        if whole
+        else None
     )
     return (
         subject
         if subject and subject.kind == "gpu"
-        else Subject("gpu", f"GPU {state.index}, {plain(state.name)}")
+        else Subject("gpu", f"GPU {state.index}, {plain_line(state.name)}")
     )
 
 
-def _risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
+def _find_risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
     found = []
     for counter in COUNTERS:
         values = [(told, value) for told, state in seen if (value := getattr(state, counter.field))]
@@ -397,14 +414,17 @@ def _risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> li
                     advice=counter.advice,
                     sure=1.0,
                     evidence=[
-                        evidence(told, counter.what, value, "0") for told, value in values[:SHOWN]
+                        make_evidence(told, counter.what, value, "0")
+                        for told, value in values[:SHOWN]
                     ],
                 )
             )
     return found
 
 
-def _held(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
+def _find_held_back(
+    subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]
+) -> list[Finding]:
     reasons = Counter(reason for _, state in seen for reason in state.throttle)
     if not reasons:
         return []
@@ -412,12 +432,12 @@ def _held(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> lis
     severity: Severity = "warning" if spoils else "hint"
     hot = max((state.celsius for _, state in seen if state.celsius is not None), default=None)
     shown = [
-        evidence(told, "held back by", ", ".join(state.throttle))
+        make_evidence(told, "held back by", ", ".join(state.throttle))
         for told, state in seen
         if state.throttle
     ]
-    words = several(
-        f"{plain(reason)} in {times:,} readings" for reason, times in reasons.most_common()
+    words = list_several(
+        f"{plain_line(reason)} in {times:,} readings" for reason, times in reasons.most_common()
     )
     return [
         Finding(
@@ -451,7 +471,7 @@ def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]
                     severity="warning",
                     subject=subject,
                     evidence=[shown],
-                    what=f"runs at {mhz / usual:.0%} of the clock of other {plain(name)}",
+                    what=f"runs at {mhz / usual:.0%} of the clock of other {plain_line(name)}",
                     advice=(
                         "compare its clock and power limits with another's: nvidia-smi -q -d CLOCK"
                     ),
@@ -460,7 +480,7 @@ def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]
     return found
 
 
-def alike(night: Night) -> Looked:
+def check_alike(night: Night) -> Looked:
     """Whether the hosts of a world agree in all that decides performance."""
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
     if not several_hosts:
@@ -474,10 +494,10 @@ def alike(night: Night) -> Looked:
             if info.fingerprint != usual and apart:
                 shown = [
                     Evidence(
-                        what=plain(key),
-                        value=plain(str(info.differs[key])),
+                        what=plain_line(key),
+                        value=plain_line(str(info.differs[key])),
                         run=file.run.id,
-                        expected=plain(str(model.differs.get(key))),
+                        expected=plain_line(str(model.differs.get(key))),
                     )
                     for key in apart[:SHOWN]
                 ]
@@ -490,9 +510,9 @@ def alike(night: Night) -> Looked:
                         subject=subject,
                         evidence=shown,
                         sure=1.0,
-                        what=f"is not like most hosts: {several(map(plain, apart))}",
+                        what=f"is not like most hosts: {list_several(map(plain_line, apart))}",
                         advice="bring it to the state of the others, or expect its speed to differ",
                     ),
                 )
     hosts = {info.host for _, world in several_hosts for info in world.hosts}
-    return Looked(f"{counted(len(hosts), 'host')} compared", list(found.values()))
+    return Looked(f"{format_count(len(hosts), 'host')} compared", list(found.values()))

@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from collbench.core.text import counted, duration
+from collbench.core.text import format_count, format_duration
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.history import gates
 from collbench.features.health.history import nights as nights_
 from collbench.features.health.history.gates import LEARNING, PAST, RERUNS
 from collbench.features.health.history.levels import WINDOW
-from collbench.features.health.history.outlook import Outlook, outlook
+from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
-from collbench.records.case_rows import gather, smallest_change
+from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.case_words import describe_case
@@ -45,15 +45,15 @@ class Known(NamedTuple):
     taus: Mapping[str, float]
 
 
-def known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
+def read_known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     """What ``book`` says of these runs, of one night, which are added to it; nothing of later
     nights. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
     for file in files:
         book.add(file, machine)
     machine, tonight, taus = (
-        machine or nights_.machine(files[0]),
+        machine or nights_.machine_name(files[0]),
         nights_.nights_of(files),
-        _taus(files),
+        _list_taus(files),
     )
     last = max((night.day for night in tonight.values()), default="")
     series = [
@@ -61,7 +61,9 @@ def known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
         for one in book.series(machine)
         if one.key in tonight and one.nights[0].day <= last
     ]
-    return Known(series, outlook(machine, series, book.anchors(machine, last), taus=taus), taus)
+    return Known(
+        series, make_outlook(machine, series, book.anchors(machine, last), taus=taus), taus
+    )
 
 
 class Candidate(NamedTuple):
@@ -75,7 +77,7 @@ class Candidate(NamedTuple):
     gate: gates.Gate
 
 
-def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
+def check_past(known: Known, fresh: Fresh | None, night: Night) -> Looked:
     """Rows slower than in the last nights, levels that rose and stand, and rows that crept away
     from their anchor."""
     tonight, timings = (
@@ -88,19 +90,21 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
         own, timing = tonight.get(series.key), timings.get(series.key)
         if own is None or timing is None or not own.valid:
             continue
-        before = nights_.past(series, own)
-        gate = gates.gate(before, own.value, known.taus[series.key])
+        before = nights_.past_values(series, own)
+        gate = gates.gate_night(before, own.value, known.taus[series.key])
         judged[gate.state] += 1
         most = max(most, gate.nights)
         if gate.state == "candidate":
             tau, median = known.taus[series.key], math.exp(own.value)
             candidates.append(Candidate(timing, median, before, tau, gate))
     if not judged:
-        return Looked(missing=f"no row of {counted(RERUNS, 'launch')} or more is in the history")
+        return Looked(
+            missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
+        )
     findings = [
-        *_confirmed(candidates, fresh),
-        *_shifted(known.outlook),
-        *_crept(known.outlook, timings),
+        *_confirm_candidates(candidates, fresh),
+        *_find_shifted(known.outlook),
+        *_find_crept(known.outlook, timings),
     ]
     if judged.total() == judged["learning"]:
         why = (
@@ -108,28 +112,28 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
             f" {f'more than {most}' if most else 'any'} so far"
         )
         return Looked(missing=why, findings=findings)
-    note = f"{counted(judged.total(), 'row')} against up to {PAST} nights"
+    note = f"{format_count(judged.total(), 'row')} against up to {PAST} nights"
     return Looked(
         note + f"; {judged['learning']} still learning" * bool(judged["learning"]), findings
     )
 
 
-def _taus(files: Sequence[RunFile]) -> dict[str, float]:
+def _list_taus(files: Sequence[RunFile]) -> dict[str, float]:
     """The largest that any of the runs which have a row asks for, by its key."""
     found: dict[str, float] = {}
     for file in files:
-        for key, row in gather([file], False, lambda _, case: case.key).items():
+        for key, row in gather_case_rows([file], False, lambda _, case: case.key).items():
             own = file.run.suite.tau(row.case, smallest_change(row, file.run.environment))
             found[key] = max(own, found.get(key, 0.0))
     return found
 
 
-def _confirmed(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Finding]:
+def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Finding]:
     """Only what is slow again in fresh launches is slow: on one night in many, some row is by
     chance."""
     if not candidates or fresh is None:
         return [
-            _slower(one, one.gate, "hint", "one night, not measured again (--rerun)")
+            _find_slower(one, one.gate, "hint", "one night, not measured again (--rerun)")
             for one in candidates
         ]
     again = fresh([one.timing.case for one in candidates])
@@ -139,26 +143,26 @@ def _confirmed(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Fin
         telling = len(timing.medians) if timing else 0
         if timing is None or telling < RERUNS:
             found.append(
-                _slower(
+                _find_slower(
                     one, one.gate, "hint", f"measured again, with {telling} launches that count"
                 )
             )
             continue
         values = [math.log(median) for median in timing.medians.values()]
-        verdict = gates.confirm(one.past, values, one.tau)
+        verdict = gates.confirm_reruns(one.past, values, one.tau)
         if verdict.state == "alarm":
             found.append(
-                _slower(one, verdict, "warning", f"and again in {len(values)} fresh launches")
+                _find_slower(one, verdict, "warning", f"and again in {len(values)} fresh launches")
             )
     return found
 
 
-def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
+def _find_slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
     usual = math.exp(stats.median(one.past[-PAST:]))
     shown = Evidence(
         what=f"{describe_case(one.timing.case)}: median",
-        value=duration(one.median),
-        expected=duration(usual),
+        value=format_duration(one.median),
+        expected=format_duration(usual),
         run=one.timing.run,
         case=one.timing.case.key,
     )
@@ -176,7 +180,7 @@ def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Findin
     )
 
 
-def _shifted(whole: Outlook) -> list[Finding]:
+def _find_shifted(whole: Outlook) -> list[Finding]:
     """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
     found = []
     for shift in whole.changed:
@@ -191,7 +195,7 @@ def _shifted(whole: Outlook) -> list[Finding]:
                 for row in shift.stands
             ]
             kind = "part" if shift.stands[0].case.table.together else "size"
-            more = f" and {counted(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
+            more = f" and {format_count(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
             cases = describe_case(shift.stands[0].case) + more
             found.append(
                 Finding(
@@ -208,7 +212,7 @@ def _shifted(whole: Outlook) -> list[Finding]:
     return found
 
 
-def _crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
+def _find_crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
     found = []
     for series in whole.series:
         drift, timing = whole.creeping.get(series.key), timings.get(series.key)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.night import Night
@@ -22,19 +22,23 @@ CONGESTED = (
 )  # rise where nothing is broken, too
 
 
-def ports(night: Night) -> Looked:
+def check_ports(night: Night) -> Looked:
     """State and rate of the first host's InfiniBand and RoCE ports."""
     environments = [file.run.environment for file in night.files]
-    known = [(file, port) for file in night.files for port in _ports(file.run.environment)]
+    known = [(file, port) for file in night.files for port in _list_ports(file.run.environment)]
     if not known:
         return Looked(
             missing="no InfiniBand or RoCE port is recorded" if environments else "no run"
         )
     findings = {}
     for file, port in known:
-        alike = [_rate(other["rate"]) for _, other in known if _kind(other) == _kind(port)]
+        alike = [
+            _parse_rate(other["rate"])
+            for _, other in known
+            if _port_kind(other) == _port_kind(port)
+        ]
         down = "ACTIVE" not in str(port.get("state"))
-        slow = 0 < _rate(port["rate"]) < max(alike)
+        slow = 0 < _parse_rate(port["rate"]) < max(alike)
         if down or slow:
             subject = Subject("link", f"{file.run.environment.get('host')}: {port['name']}")
             shown = [
@@ -59,12 +63,12 @@ def ports(night: Night) -> Looked:
                 advice="ibstat; look at cable, transceiver and switch port",
             )
     return Looked(
-        f"{counted(len({port['name'] for _, port in known}), 'port')} of one host",
+        f"{format_count(len({port['name'] for _, port in known}), 'port')} of one host",
         list(findings.values()),
     )
 
 
-def counters(night: Night) -> Looked:
+def check_counters(night: Night) -> Looked:
     """Errors that network ports counted from the first launch's start to the last one's, by host
     and port."""
     files = sorted(night.files, key=lambda file: file.run.started)
@@ -84,21 +88,22 @@ def counters(night: Night) -> Looked:
     full = []
     for (host, name), values in seen.items():
         port, counter = name.rsplit(" ", 1)
-        if rise := _rise(values):
+        if rise := _counter_rise(values):
             by_port[host, port][counter] = rise
         elif values[-1] == RDMA_ERRORS.get(counter):
-            full.append(_full(f"{plain(host)}: {plain(port)}", counter, values[-1]))
+            full.append(_find_full(f"{plain_line(host)}: {plain_line(port)}", counter, values[-1]))
     found = [
-        _counted(": ".join(map(plain, port)), rises, files[-1].run.id)
+        _find_counted(": ".join(map(plain_line, port)), rises, files[-1].run.id)
         for port, rises in by_port.items()
     ]
     hosts = {host for host, _ in seen}
     return Looked(
-        f"{counted(len(seen), 'counter')} of {counted(len(hosts), 'host')}", [*found, *full]
+        f"{format_count(len(seen), 'counter')} of {format_count(len(hosts), 'host')}",
+        [*found, *full],
     )
 
 
-def _full(port: str, counter: str, most: int) -> Finding:
+def _find_full(port: str, counter: str, most: int) -> Finding:
     return Finding(
         check="counters",
         severity="hint",
@@ -109,14 +114,14 @@ def _full(port: str, counter: str, most: int) -> Finding:
     )
 
 
-def _rise(values: Sequence[int]) -> int:
+def _counter_rise(values: Sequence[int]) -> int:
     """Increase of a counter; what it counts now where it was reset meanwhile."""
     return sum(
         later - earlier if later >= earlier else later for earlier, later in pairwise(values)
     )
 
 
-def _counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
+def _find_counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
     grave = any(counter not in CONGESTED for counter in rises)
     return Finding(
         check="counters",
@@ -124,7 +129,7 @@ def _counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
         subject=Subject("link", port),
         sure=1.0,
         what="counted "
-        + ", ".join(f"{rise:,} {plain(counter)}" for counter, rise in rises.items()),
+        + ", ".join(f"{rise:,} {plain_line(counter)}" for counter, rise in rises.items()),
         advice=(
             "ethtool -S or perfquery; reseat or replace cable and transceiver, then look at the"
             " switch's port"
@@ -132,26 +137,26 @@ def _counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
             else "congestion does that, too: look at routes, flow control and what else ran"
         ),
         evidence=[
-            Evidence(what=plain(counter), value=float(rise), expected=0.0, run=run)
+            Evidence(what=plain_line(counter), value=float(rise), expected=0.0, run=run)
             for counter, rise in rises.items()
         ],
     )
 
 
-def _ports(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _list_ports(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     rdma = facts.get("rdma")
     for name, port in rdma.items() if isinstance(rdma, Mapping) else ():
         if isinstance(port, Mapping) and port.get("rate"):
-            yield {"name": plain(str(name)), **port}
+            yield {"name": plain_line(str(name)), **port}
 
 
-def _kind(port: Mapping[str, Any]) -> tuple[object, object]:
+def _port_kind(port: Mapping[str, Any]) -> tuple[object, object]:
     """Ports of one link layer and firmware are of one kind of adapter; a storage network's may be
     slower."""
     return port.get("link"), port.get("firmware")
 
 
-def _rate(text: object) -> float:
+def _parse_rate(text: object) -> float:
     """Gb/s in a text such as "400 Gb/sec (4X NDR)"."""
     match = re.match(r"\s*([\d.]+)", str(text))
     return float(match[1]) if match else 0.0

@@ -9,9 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core.feature import load_ordered
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 from collbench.features.health.checks import expectations, guidelines, hosts, ports
-from collbench.features.health.checks.guidelines import Claim, finding, missed, testable
+from collbench.features.health.checks.guidelines import (
+    Claim,
+    find_missed,
+    make_finding,
+    select_testable,
+)
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.findings import Checked, Finding, Severity, State, Verdict
 from collbench.features.health.night import LAUNCHES, Night
@@ -43,34 +48,36 @@ NEEDS = {  # rows that a guideline holds against each other
 }
 
 
-def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -> Check:
-    return Check(name, partial(_hold, name, claims, advice), "times")
+def _make_guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -> Check:
+    return Check(name, partial(_hold_claims, name, claims, advice), "times")
 
 
-def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
+def _hold_claims(
+    name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night
+) -> Looked:
     """A finding for each claim that surely does not hold; of several claims about a case, for the
     worst alone. What was not tested is no pass."""
     made = claims(night)
-    every = testable(made)
+    every = select_testable(made)
     shared = f"{LAUNCHES} launches that have all rows of a claim"
     if not every:
         needs = f"not tested: needs {shared if made else NEEDS[name]}"
         return Looked(missing=night.unfit if not night.fit and night.timings else needs)
-    worst = {one.claim.left.case: one for one in reversed(missed(every))}
-    note = f"{counted(len(every), 'claim')} over {LAUNCHES} launches or more"
+    worst = {one.claim.left.case: one for one in reversed(find_missed(every))}
+    note = f"{format_count(len(every), 'claim')} over {LAUNCHES} launches or more"
     left = len(made) - len(every)
-    short = f"{counted(left, 'claim')} not tested: needs {shared}" * bool(left)
+    short = f"{format_count(left, 'claim')} not tested: needs {shared}" * bool(left)
     return Looked(
         "; ".join(filter(None, [note, short, night.unfit])),
-        [finding(name, one, advice) for one in reversed(worst.values())],
+        [make_finding(name, one, advice) for one in reversed(worst.values())],
     )
 
 
-def _link(night: Night) -> Looked:
+def _check_link(night: Night) -> Looked:
     """Guidelines between rows of a collective and of sendrecv; hints on one host, where there is
     nothing but memory between ranks, and healthy libraries move it as they like."""
     advice = "it uses links worse than sendrecv: look at channels and algorithm"
-    looked = _hold("link", guidelines.link, advice, night)
+    looked = _hold_claims("link", guidelines.claim_link, advice, night)
     if night.wired:
         return looked
     return looked._replace(
@@ -79,37 +86,39 @@ def _link(night: Night) -> Looked:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("data", hosts.data, "data"),
-    Check("completeness", hosts.completeness, "complete runs"),
-    Check("repeatability", hosts.repeatability),
-    _guideline(
+    Check("data", hosts.check_data, "data"),
+    Check("completeness", hosts.check_completeness, "complete runs"),
+    Check("repeatability", hosts.check_repeatability),
+    _make_guideline(
         "monotony",
-        guidelines.monotony,
+        guidelines.claim_monotony,
         "more data take less time: the library changes its algorithm too late",
     ),
-    _guideline(
-        "split", guidelines.split, "pieces are faster than the whole: so is another algorithm"
+    _make_guideline(
+        "split", guidelines.claim_split, "pieces are faster than the whole: so is another algorithm"
     ),
-    _guideline(
+    _make_guideline(
         "composition",
-        guidelines.composition,
+        guidelines.claim_composition,
         "tune the library's choice of algorithm, or call the others",
     ),
-    _guideline(
-        "library", guidelines.library, "let the library use that algorithm, by NCCL_ALGO or a tuner"
+    _make_guideline(
+        "library",
+        guidelines.claim_library,
+        "let the library use that algorithm, by NCCL_ALGO or a tuner",
     ),
-    Check("link", _link, "times"),
-    Check("expectation", expectations.check),
-    Check("stragglers", hosts.stragglers),
-    Check("pairs", hosts.pairs),
-    Check("gpus", hosts.gpus),
-    Check("ports", ports.ports),
-    Check("counters", ports.counters),
-    Check("alike", hosts.alike),
+    Check("link", _check_link, "times"),
+    Check("expectation", expectations.check_expectations),
+    Check("stragglers", hosts.check_stragglers),
+    Check("pairs", hosts.check_pairs),
+    Check("gpus", hosts.check_gpus),
+    Check("ports", ports.check_ports),
+    Check("counters", ports.check_counters),
+    Check("alike", hosts.check_alike),
 )
 
 
-def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
+def judge_night(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
     """What a night of runs comes to; ``more`` are checks beyond CHECKS, as those that need a
     history.
 
@@ -135,34 +144,34 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
     findings = sorted(
         (f for _, looked in seen for f in looked.findings), key=lambda f: RANKING.index(f.severity)
     )
-    checks = [_checked(check, looked) for check, looked in seen]
-    lacking = _lacking(seen)
+    checks = [_make_result(check, looked) for check, looked in seen]
+    lacking = _find_lacking(seen)
     grave = [one for one in findings if one.severity in GRAVE]
     state: State = "unhealthy" if grave else "no verdict" if lacking else "healthy"
     return Verdict(
         state=state,
-        summary=_summary(state, grave, lacking, checks, findings),
+        summary=_summarise(state, grave, lacking, checks, findings),
         findings=findings,
         checks=checks,
         runs=ids,
-        injected=injected(files),
+        injected=describe_injected(files),
         hosts=night.hosts,
-        ended=max(map(_ended, files)),
+        ended=max(map(_end_time, files)),
         busy=busy.of_files(files),
     )
 
 
-def injected(files: Iterable[RunFile]) -> str:
+def describe_injected(files: Iterable[RunFile]) -> str:
     """The faults that were planted in these runs, in the words of --inject."""
     found = dict.fromkeys(str(getattr(file.run.policy, "inject", "")) for file in files)
     return ", ".join(filter(None, found))
 
 
-def _ended(file: RunFile) -> str:
+def _end_time(file: RunFile) -> str:
     return file.end.ended if file.end and file.end.ended else file.run.started
 
 
-def _checked(check: Check, looked: Looked) -> Checked:
+def _make_result(check: Check, looked: Looked) -> Checked:
     if looked.idle and not looked.findings:
         return Checked(check.name, "not applicable", looked.idle)
     if looked.missing and not looked.findings:
@@ -170,7 +179,7 @@ def _checked(check: Check, looked: Looked) -> Checked:
     return Checked(check.name, "found" if looked.findings else "passed", looked.note)
 
 
-def _lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
+def _find_lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
     """What no check saw though a verdict needs it, and the first reason why."""
     met: dict[str, bool] = {}
     why: dict[str, str] = {}
@@ -183,7 +192,7 @@ def _lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
     return {need: why[need] for need, satisfied in met.items() if not satisfied}
 
 
-def _summary(
+def _summarise(
     state: State,
     grave: Sequence[Finding],
     lacking: dict[str, str],
@@ -193,12 +202,12 @@ def _summary(
     """One sentence: who is at fault, or what is missing, or how much was looked at."""
     if state == "unhealthy":
         worst = grave[0]
-        more = f"; {counted(len(grave) - 1, 'more finding')}" if len(grave) > 1 else ""
+        more = f"; {format_count(len(grave) - 1, 'more finding')}" if len(grave) > 1 else ""
         since = f", since {worst.since}" if worst.since else ""
-        return plain(f"{worst.sentence}{since}{more}")
+        return plain_line(f"{worst.sentence}{since}{more}")
     if state == "no verdict":
-        return plain("; ".join(f"{need}: {why}" for need, why in lacking.items()))
+        return plain_line("; ".join(f"{need}: {why}" for need, why in lacking.items()))
     passed = sum(one.outcome in ("passed", "found") for one in checks)
     blind = sum(one.outcome == "no data" for one in checks)
-    text = f"{counted(passed, 'check')} passed, {blind:,} had no data"
-    return text + (f", {counted(len(findings), 'hint')}" if findings else "")
+    text = f"{format_count(passed, 'check')} passed, {blind:,} had no data"
+    return text + (f", {format_count(len(findings), 'hint')}" if findings else "")

@@ -50,7 +50,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"night {self.begins!r} is not written as 2026-03-01")
 
 
-def learned(series: Sequence[Series], reason: str, commit: str) -> Baseline:
+def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseline:
     """What the last nights show, of each row those of its last segment. Raises UsageError where
     they are too few."""
     nights = {one.key: one.segments[-1].valid[-PAST:] for one in series if one.nights}
@@ -62,10 +62,10 @@ def learned(series: Sequence[Series], reason: str, commit: str) -> Baseline:
             "collbench history list shows why",
         )
     begins = min(each[0].day for each in enough.values())
-    return _made(series, begins, False, reason, commit, enough)
+    return _make_baseline(series, begins, False, reason, commit, enough)
 
 
-def accepted(series: Sequence[Series], begins: str, reason: str, commit: str) -> Baseline:
+def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: str) -> Baseline:
     """The level that rows have since the night ``begins``. Raises UsageError where none has a valid
     night since."""
     nights = {
@@ -77,10 +77,10 @@ def accepted(series: Sequence[Series], begins: str, reason: str, commit: str) ->
         raise UsageError(
             f"no row has a valid night since {begins}", "collbench history list shows why"
         )
-    return _made(series, begins, True, reason, commit, since)
+    return _make_baseline(series, begins, True, reason, commit, since)
 
 
-def _made(
+def _make_baseline(
     series: Sequence[Series],
     begins: str,
     taken: bool,
@@ -98,13 +98,13 @@ def _made(
         accepted=taken,
         reason=reason,
         commit=commit,
-        who=_who(),
+        who=_user_name(),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         rows=dict(sorted(rows.items())),
     )
 
 
-def _who() -> str:
+def _user_name() -> str:
     """The user's name, or number where it has none, as in many containers."""
     try:
         return getpass.getuser()
@@ -112,16 +112,16 @@ def _who() -> str:
         return str(os.getuid())
 
 
-def text(baseline: Baseline) -> str:
+def render_baseline(baseline: Baseline) -> str:
     """The text of a file for a repository: a line a field, so that differences can be read."""
     return msgspec.json.format(msgspec.json.encode(baseline), indent=2).decode() + "\n"
 
 
-def read(path: Path) -> Baseline:
+def read_baseline(path: Path) -> Baseline:
     """Raises UsageError for what is no baseline, or one without a reason, and CannotRun for what
     cannot be read."""
     try:
-        found = msgspec.json.decode(files.read(path, 16 << 20), type=Baseline)
+        found = msgspec.json.decode(files.read_bytes(path, 16 << 20), type=Baseline)
     except OSError as e:
         raise CannotRun(
             f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"

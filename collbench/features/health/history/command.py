@@ -24,25 +24,25 @@ REVIEWED = "Keep reviewed levels, as files and in the history."
 def add(runs: list[str], history: str = "", machine: str = "", debug: bool = False) -> None:
     """Keep runs: what each row took, launch by launch. A run that is there already is left as it
     is."""
-    from collbench.core.text import counted, plain
+    from collbench.core.text import format_count, plain_line
     from collbench.features.health.history import open_book
-    from collbench.features.health.history.nights import machine as place
+    from collbench.features.health.history.nights import machine_name as place
     from collbench.features.health.history.nights import nights_of
     from collbench.records import store
 
-    files = [store.digest(store.find(name)) for name in runs]
+    files = [store.read_digest(store.find_run(name)) for name in runs]
     with open_book(history) as kept:
         for file in files:
             new, nights = kept.add(file, machine), nights_of([file])
             night = next(iter(nights.values()))
             launches = max(one.launches for one in nights.values())
             what = (
-                f"{counted(len(nights), 'row')}, {counted(launches, 'launch')}"
+                f"{format_count(len(nights), 'row')}, {format_count(launches, 'launch')}"
                 if new
                 else "was there already"
             )
             typer.echo(
-                plain(f"{file.run.id}: {what}; night {night.day} of {machine or place(file)}")
+                plain_line(f"{file.run.id}: {what}; night {night.day} of {machine or place(file)}")
             )
 
 
@@ -51,10 +51,12 @@ def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = Fa
     from collbench.cli import outputs
     from collbench.features.health.history import view as views
 
-    with _open(history) as kept:
-        name = _machine(kept, machine)
+    with _open_existing(history) as kept:
+        name = _choose_machine(kept, machine)
         others, series = kept.machines(), kept.series(name)
-        outputs.deliver(views.kept(name, others, series, kept.baselines(name), last), "table")
+        outputs.deliver_document(
+            views.list_kept(name, others, series, kept.baselines(name), last), "table"
+        )
 
 
 def trend(
@@ -78,27 +80,29 @@ def trend(
     from collbench.cli import outputs
     from collbench.core import files
     from collbench.features.health.history import view as views
-    from collbench.features.health.history.outlook import outlook
+    from collbench.features.health.history.outlook import make_outlook
     from collbench.show import html, terminal
     from collbench.suite import grammar
 
-    outputs.check(output_format, (), ("table", "json"))
+    outputs.check_outputs(output_format, (), ("table", "json"))
     if page:
-        files.refuse(page, outputs.MARKS["html"], "--html")
+        files.refuse_foreign_file(page, outputs.MARKS["html"], "--html")
     share = grammar.parse_share(tau, "--tau")
-    part = _part(only, minbytes, maxbytes, backend, ranks)
-    with _open(history) as kept:
-        name = _machine(kept, machine)
+    part = _select_part(only, minbytes, maxbytes, backend, ranks)
+    with _open_existing(history) as kept:
+        name = _choose_machine(kept, machine)
         series = kept.series(name, part)
         if not series:
             raise UsageError(
                 f"no row of {name} is as asked for", "collbench history list shows what there is"
             )
-        found = outlook(name, series, kept.anchors(name), share)
-    document = views.document(found, everything, terminal.width())
+        found = make_outlook(name, series, kept.anchors(name), share)
+    document = views.make_document(found, everything, terminal.text_width())
     if page:
-        files.save(page, html.page(document), outputs.MARKS["html"], "--html", shared=True)
-    outputs.deliver(document, output_format)
+        files.save_text(
+            page, html.render_page(document), outputs.MARKS["html"], "--html", shared=True
+        )
+    outputs.deliver_document(document, output_format)
 
 
 def learn(
@@ -117,11 +121,11 @@ def learn(
     """Take the last nights for the level that rows are held against from now on."""
     from collbench.features.health.history import baselines
 
-    with _open(history) as kept:
+    with _open_existing(history) as kept:
         series = kept.series(
-            _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)
+            _choose_machine(kept, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
         )
-        _keep(kept, baselines.learned(series, reason, commit), output)
+        _keep_baseline(kept, baselines.learn_baseline(series, reason, commit), output)
 
 
 def accept(
@@ -151,28 +155,30 @@ def accept(
         asked = since and date.fromisoformat(since).isoformat()
     except ValueError as e:
         raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
-    with _open(history) as kept:
+    with _open_existing(history) as kept:
         series = kept.series(
-            _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)
+            _choose_machine(kept, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
         )
         last = max((night.day for one in series for night in one.nights), default="")
-        _keep(kept, baselines.accepted(series, asked or last, reason, commit), output)
+        _keep_baseline(
+            kept, baselines.accept_baseline(series, asked or last, reason, commit), output
+        )
 
 
 def load(files: list[Path], history: str = "", debug: bool = False) -> None:
     """Bring reviewed baselines from files into the history."""
     from collbench.features.health.history import baselines, open_book
 
-    found = [baselines.read(path) for path in files]
+    found = [baselines.read_baseline(path) for path in files]
     with open_book(history) as kept:
         for path, baseline in zip(files, found, strict=True):
             typer.echo(
                 f"{path}: {'kept' if kept.accept(baseline) else 'was there already'};"
-                f" {_summary(baseline)}"
+                f" {_summarise_baseline(baseline)}"
             )
 
 
-def group() -> typer.Typer:
+def make_group() -> typer.Typer:
     """Keep nights of runs, show what changed since when, review levels."""
     nights: dict[str, Callable[..., None]] = {
         "history add": add,
@@ -184,24 +190,30 @@ def group() -> typer.Typer:
         "history baseline accept": accept,
         "history baseline load": load,
     }
-    made = flags.app(nights)
-    made.info.help, made.info.no_args_is_help = group.__doc__, True
-    made.add_typer(flags.app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
+    made = flags.make_app(nights)
+    made.info.help, made.info.no_args_is_help = make_group.__doc__, True
+    made.add_typer(flags.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
     return made
 
 
-def _open(url: str) -> Book:
+def _open_existing(url: str) -> Book:
     from collbench.features.health.history import open_book
 
     return open_book(url, reading=True)
 
 
-def _machine(kept: Book, asked: str) -> str:
+def _choose_machine(kept: Book, asked: str) -> str:
     """The machine asked for, this one, or the only one. Raises UsageError."""
     from collbench.machine import environment
 
     known = kept.machines()
-    found = [asked] if asked else [environment.host()] if environment.host() in known else known
+    found = (
+        [asked]
+        if asked
+        else [environment.host_name()]
+        if environment.host_name() in known
+        else known
+    )
     if not known:
         raise UsageError(f"no night is kept at {kept.name}", "collbench history add @last")
     if len(found) != 1 or found[0] not in known:
@@ -214,20 +226,24 @@ def _machine(kept: Book, asked: str) -> str:
     return found[0]
 
 
-def _part(only: list[str] | None, minbytes: str, maxbytes: str, backend: str, ranks: str) -> Part:
-    from collbench.core.collectives import collective
+def _select_part(
+    only: list[str] | None, minbytes: str, maxbytes: str, backend: str, ranks: str
+) -> Part:
+    from collbench.core.collectives import find_collective
     from collbench.suite import grammar, sweep
 
     return sweep.Part(
-        collectives=tuple(collective(word).name for word in grammar.words(",".join(only or []))),
-        backends=tuple(grammar.words(backend)),
-        ranks=tuple(grammar.integer("-g", word, 1) for word in grammar.words(ranks)),
+        collectives=tuple(
+            find_collective(word).name for word in grammar.split_words(",".join(only or []))
+        ),
+        backends=tuple(grammar.split_words(backend)),
+        ranks=tuple(grammar.parse_integer("-g", word, 1) for word in grammar.split_words(ranks)),
         min_size=grammar.parse_size(minbytes, "-b") if minbytes else 0,
         max_size=grammar.parse_size(maxbytes, "-e") if maxbytes else None,
     )
 
 
-def _keep(kept: Book, baseline: Baseline, output: Path | None) -> None:
+def _keep_baseline(kept: Book, baseline: Baseline, output: Path | None) -> None:
     """Writes the file for the repository and keeps its content; never in place of another one."""
     from collbench.core import files
     from collbench.features.health.history import baselines
@@ -245,14 +261,16 @@ def _keep(kept: Book, baseline: Baseline, output: Path | None) -> None:
         raise CannotRun(
             f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
         ) from e
-    files.save(path, baselines.text(baseline), shared=True)
+    files.save_text(path, baselines.render_baseline(baseline), shared=True)
     kept.accept(baseline)
-    typer.echo(f"wrote {path}: {_summary(baseline)}; commit it")
+    typer.echo(f"wrote {path}: {_summarise_baseline(baseline)}; commit it")
 
 
-def _summary(baseline: Baseline) -> str:
-    from collbench.core.text import counted, plain
+def _summarise_baseline(baseline: Baseline) -> str:
+    from collbench.core.text import format_count, plain_line
 
     kind = "accepted" if baseline.accepted else "learned"
-    rows = counted(len(baseline.rows), "row")
-    return plain(f"{rows} of {baseline.machine} {kind} since {baseline.begins}: {baseline.reason}")
+    rows = format_count(len(baseline.rows), "row")
+    return plain_line(
+        f"{rows} of {baseline.machine} {kind} since {baseline.begins}: {baseline.reason}"
+    )

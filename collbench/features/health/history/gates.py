@@ -54,21 +54,21 @@ class Creep(NamedTuple):
     nights: int
 
 
-def gate(past: Sequence[float], tonight: float, tau: float) -> Gate:
+def gate_night(past: Sequence[float], tonight: float, tau: float) -> Gate:
     """Tonight against the last PAST valid nights of its segment, oldest first; all are logarithms
     of times."""
-    return _judged(past, tonight, tau, ODD, "candidate")
+    return _judge_value(past, tonight, tau, ODD, "candidate")
 
 
-def confirm(past: Sequence[float], reruns: Sequence[float], tau: float) -> Gate:
+def confirm_reruns(past: Sequence[float], reruns: Sequence[float], tau: float) -> Gate:
     """What fresh launches, measured at once, say of a candidate. Raises UsageError for fewer than
     RERUNS."""
     if len(reruns) < RERUNS:
         raise UsageError(f"{len(reruns)} launches confirm nothing", f"{RERUNS} are needed")
-    return _judged(past, stats.median(reruns), tau, STILL, "alarm")
+    return _judge_value(past, stats.median(reruns), tau, STILL, "alarm")
 
 
-def _judged(
+def _judge_value(
     past: Sequence[float],
     value: float,
     tau: float,
@@ -84,7 +84,7 @@ def _judged(
     return Gate(bad if z > limit and delta > tau else "quiet", z, delta, len(known))
 
 
-def creep(values: Sequence[float], anchor: float, tau: float) -> Creep:
+def find_creep(values: Sequence[float], anchor: float, tau: float) -> Creep:
     """The last valid nights against a fixed anchor: many steps, each too small to be seen, add up.
     Twice ``tau``, since an anchor is old; RECENT nights at least, since one proves nothing; and
     tonight is beyond ``tau``, since a slow spell that is over is no creep."""

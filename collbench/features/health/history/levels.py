@@ -40,11 +40,11 @@ class Change(NamedTuple):
     p: float
 
 
-def changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
+def find_changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
     """The changes of level by at least ``tau`` in a series of nights, in order."""
     x = np.asarray(values, dtype=float)
-    places = sorted(_candidates(x))
-    while found := _measured(x, places):
+    places = sorted(_find_candidates(x))
+    while found := _measure_changes(x, places):
         weakest = max(found, key=lambda one: one.p)
         if weakest.p < LEVEL:
             weakest = min(found, key=lambda one: abs(one.delta))
@@ -54,30 +54,34 @@ def changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
     return found
 
 
-def _candidates(x: Floats) -> set[int]:
+def _find_candidates(x: Floats) -> set[int]:
     """Places of weak changes, looked for in windows that overlap by half or begin at the last one
     found."""
     found: set[int] = set()
     begin = 0
     while len(x) - begin >= 2 * LEAST:
-        here = _splits(x[begin : begin + WINDOW])
+        here = _find_splits(x[begin : begin + WINDOW])
         found |= {begin + place for place in here}
         begin = max(begin + WINDOW // 2, begin + max(here, default=0))
     return found
 
 
-def _splits(x: Floats) -> list[int]:
+def _find_splits(x: Floats) -> list[int]:
     """The place that best divides ``x``, and those that divide both sides of it, as far as they are
     weak changes."""
     if len(x) < 2 * LEAST:
         return []
-    place = _farthest(x)
-    if _welch(x[:place], x[place:]) >= WEAK:
+    place = _find_farthest(x)
+    if _welch_pvalue(x[:place], x[place:]) >= WEAK:
         return []
-    return [*_splits(x[:place]), place, *(place + further for further in _splits(x[place:]))]
+    return [
+        *_find_splits(x[:place]),
+        place,
+        *(place + further for further in _find_splits(x[place:])),
+    ]
 
 
-def _farthest(x: Floats) -> int:
+def _find_farthest(x: Floats) -> int:
     """The split with the greatest energy distance between its sides, each of at least LEAST
     nights."""
     n = len(x)
@@ -92,20 +96,20 @@ def _farthest(x: Floats) -> int:
     return int(left[np.argmax(left * right / n * distance)])
 
 
-def _measured(x: Floats, places: Sequence[int]) -> list[Change]:
+def _measure_changes(x: Floats, places: Sequence[int]) -> list[Change]:
     """Each place as a change between the stretches on both sides of it, up to its neighbours."""
     ends = [0, *places, len(x)]
     return [
         Change(
             place,
             math.expm1(float(np.mean(x[place:end]) - np.mean(x[begin:place]))),
-            _welch(x[begin:place], x[place:end]),
+            _welch_pvalue(x[begin:place], x[place:end]),
         )
         for (begin, place), (_, end) in zip(pairwise(ends), pairwise(ends[1:]), strict=False)
     ]
 
 
-def _welch(a: Floats, b: Floats) -> float:
+def _welch_pvalue(a: Floats, b: Floats) -> float:
     """Two-sided p of Welch's t-test; 0 or 1 where nothing scatters."""
     apart = float(np.mean(b) - np.mean(a))
     squares = np.array([np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)])

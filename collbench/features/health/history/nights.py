@@ -15,9 +15,9 @@ import msgspec
 from collbench.core.errors import UsageError
 from collbench.features.health.history.gates import ANCHOR, PAST
 from collbench.machine import environment
-from collbench.machine.sysfs import hashed
+from collbench.machine.sysfs import hash_identity
 from collbench.records import rows, stats
-from collbench.records.case_rows import gather
+from collbench.records.case_rows import gather_case_rows
 from collbench.records.origins import refuse_fake
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -140,19 +140,19 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _changed(self, before: str, after: str) -> str:
         """What the fingerprints differ in, by the first facts."""
         old, new = (self.environments.get(name, {}) for name in (before, after))
-        found = environment.differences(old, new, {self.case.backend})
-        return environment.listed(found) or f"fingerprint {before} -> {after}"
+        found = environment.find_differences(old, new, {self.case.backend})
+        return environment.list_facts(found) or f"fingerprint {before} -> {after}"
 
 
-def machine(file: RunFile) -> str:
+def machine_name(file: RunFile) -> str:
     """Where a run ran: the name of its host, or how many there were and a digest of their names."""
     hosts = sorted({rank.host for world in file.worlds for rank in world.ranks})
     if len(hosts) > 1:
-        return f"{len(hosts)} hosts {hashed(' '.join(hosts))[:8]}"
+        return f"{len(hosts)} hosts {hash_identity(' '.join(hosts))[:8]}"
     return hosts[0] if hosts else str(file.run.environment.get("host") or "unknown")
 
 
-def facts(file: RunFile) -> dict[str, Any]:
+def run_facts(file: RunFile) -> dict[str, Any]:
     """The run's environment; where there were several hosts, with their fingerprints by backend."""
     hosts: dict[str, set[str]] = {}
     for world in file.worlds:
@@ -162,21 +162,21 @@ def facts(file: RunFile) -> dict[str, Any]:
     return file.run.environment | ({HOSTS: told} if told else {})
 
 
-def fingerprint(facts: Mapping[str, Any], backend: str = "") -> str:
+def run_fingerprint(facts: Mapping[str, Any], backend: str = "") -> str:
     """A run's, by its ``facts``: of what decides rows of ``backend``, or of all."""
-    own = environment.fingerprint(facts, {backend} if backend else None)
+    own = environment.make_fingerprint(facts, {backend} if backend else None)
     hosts = facts.get(HOSTS, {})
     hosts = hosts.get(backend) if backend else hosts
-    return environment.digest({"own": own, "hosts": hosts}) if hosts else own
+    return environment.digest_facts({"own": own, "hosts": hosts}) if hosts else own
 
 
-def narrowed(name: str, facts: Mapping[str, Any], backend: str) -> str:
+def narrow_fingerprint(name: str, facts: Mapping[str, Any], backend: str) -> str:
     """The fingerprint for ``backend`` of a run whose own is ``name``. That stands where ``facts``
     do not make it, as of several hosts in databases of before."""
-    return fingerprint(facts, backend) if fingerprint(facts) == name else name
+    return run_fingerprint(facts, backend) if run_fingerprint(facts) == name else name
 
 
-def day(started: str) -> str:
+def night_of(started: str) -> str:
     """The night that a time (ISO, with its offset from UTC) belongs to. Raises UsageError."""
     try:
         return (datetime.fromisoformat(started).astimezone(UTC) - NOON).date().isoformat()
@@ -201,9 +201,9 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
             "no history takes it: measure the night without --inject",
         )
     refuse_fake(file, "keep")
-    night, known = day(run.started), facts(file)
+    night, known = night_of(run.started), run_facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
-    for side in gather([file], False, lambda _, case: case.key).values():
+    for side in gather_case_rows([file], False, lambda _, case: case.key).values():
         case = side.case
         align = (
             {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
@@ -215,28 +215,28 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
                 run.id,
                 row.launch.world,
                 night,
-                fingerprint(known, case.backend),
+                run_fingerprint(known, case.backend),
                 row.median,
                 row.samples,
                 manner,
                 " ".join(row.ungated),
             )
-            for row in sorted(rows.fit(side.rows), key=lambda row: row.launch.world)
+            for row in sorted(rows.select_fit(side.rows), key=lambda row: row.launch.world)
         ]
     return {case: each for case, each in launches.items() if each}
 
 
-def merged(found: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
+def merge_nights(found: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
     """Nights of one row, in the order given: launches of one day, fingerprint and manner are one
     night's. ``prints`` are fingerprints that take the place of others."""
     together: dict[tuple[str, str, str], list[NightLaunch]] = {}
     for one in found:
         launch = one._replace(fingerprint=prints.get(one.fingerprint, one.fingerprint))
         together.setdefault((launch.day, launch.fingerprint, launch.manner), []).append(launch)
-    return [_night(each) for each in together.values()]
+    return [_make_night(each) for each in together.values()]
 
 
-def _night(found: Sequence[NightLaunch]) -> Night:
+def _make_night(found: Sequence[NightLaunch]) -> Night:
     fit = [launch for launch in found if not launch.unfit]
     used, first = fit or found, found[0]
     return Night(
@@ -262,10 +262,10 @@ def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
         raise UsageError(
             f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
         )
-    return {key: merged(each)[-1] for key, each in found.items()}
+    return {key: merge_nights(each)[-1] for key, each in found.items()}
 
 
-def past(series: Series, tonight: Night) -> list[float]:
+def past_values(series: Series, tonight: Night) -> list[float]:
     """Values of the last valid nights that ``tonight`` may be held against: earlier ones of its
     segment."""
     earlier = [night for night in series.nights if night.day < tonight.day]

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from collbench.features.health.history.gates import RECENT, Creep, creep
+from collbench.features.health.history.gates import RECENT, Creep, find_creep
 from collbench.features.health.history.levels import TAU
 from collbench.features.health.history.nights import Series, first_level
-from collbench.features.health.history.shifts import Shift, shifts
+from collbench.features.health.history.shifts import Shift, find_shifts
 from collbench.records import stats
 
 
@@ -47,7 +47,7 @@ class Outlook(NamedTuple):
         return [shift for shift in self.shifts if shift.agreed]
 
 
-def outlook(
+def make_outlook(
     machine: str,
     series: Sequence[Series],
     anchors: Mapping[str, float],
@@ -61,14 +61,14 @@ def outlook(
     tau = min(own.values(), default=tau)
     found = [
         one
-        for one in shifts(series, tau)
+        for one in find_shifts(series, tau)
         if abs(one.delta) >= stats.median([own[row.key] for row in one.rows])
     ]
     explained = {
         row.key for shift in found if shift.agreed and shift.delta > 0 for row in shift.stands
     }
     drifts = {
-        one.key: _creep(one, anchors.get(one.key), own[one.key])
+        one.key: _find_creep(one, anchors.get(one.key), own[one.key])
         for one in series
         if one.key not in explained
     }
@@ -84,7 +84,7 @@ def outlook(
     )
 
 
-def _creep(series: Series, anchor: float | None, tau: float) -> Creep:
+def _find_creep(series: Series, anchor: float | None, tau: float) -> Creep:
     """Against the reviewed level; without one, against that with which the last segment began."""
     if not series.segments:
         return Creep(False, 0.0, 0)
@@ -93,11 +93,11 @@ def _creep(series: Series, anchor: float | None, tau: float) -> Creep:
     return (
         Creep(False, 0.0, 0)
         if level is None
-        else creep([night.value for night in last.valid], level, tau)
+        else find_creep([night.value for night in last.valid], level, tau)
     )
 
 
-def relative(series: Series) -> list[float]:
+def relative_times(series: Series) -> list[float]:
     """Each night's time over the median of the first RECENT valid ones, or of all nights where none
     is valid."""
     first = [night.value for night in series.nights if night.valid] or [

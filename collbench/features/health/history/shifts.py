@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.features.health.history.levels import TAU, Change, changes
+from collbench.features.health.history.levels import TAU, Change, find_changes
 from collbench.features.health.history.nights import Series
 from collbench.records import stats
 from collbench.suite.case import Case
@@ -60,41 +60,42 @@ class Shift(NamedTuple):
         return [row.case.size for row in self.rows]
 
 
-def shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
+def find_shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
     """Every change of level by ``tau``, oldest first. Rows that differ only in size are neighbours
     if no size lies between them, and so is a whole step of training to its computation and to its
     communication; rows without a neighbour agree with nobody."""
     days = sorted({night.day for one in series for night in one.nights})
     lines: dict[tuple[str, Case], list[Series]] = {}
     for one in series:
-        lines.setdefault((one.machine, _sizeless(one.case)), []).append(one)
+        lines.setdefault((one.machine, _strip_size(one.case)), []).append(one)
     found = []
     for line in lines.values():
-        rows = sorted(line, key=_order)
+        rows = sorted(line, key=_size_order)
         found += [
-            _shift(chain) for chain in _together([list(turns(one, days, tau)) for one in rows])
+            _make_shift(chain)
+            for chain in _chain_turns([list(find_turns(one, days, tau)) for one in rows])
         ]
     return sorted(found, key=lambda shift: (shift.day, not shift.agreed))
 
 
-def _sizeless(case: Case) -> Case:
+def _strip_size(case: Case) -> Case:
     """The same for all rows of a line."""
     of = case.siblings[-1] if case.table.together else case
     return msgspec.structs.replace(of, nbytes=0, align=1)
 
 
-def _order(one: Series) -> tuple[int, int]:
+def _size_order(one: Series) -> tuple[int, int]:
     """By size; of rows that are measured together, the leader is between the others."""
     case = one.case
     return (case.index + 1) % len(case.table.rows) if case.table.together else 0, case.nbytes
 
 
-def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
+def find_turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
     """The changes within each segment of a row, by its valid nights."""
     for segment in series.segments:
         nights, over = segment.valid, segment is not series.segments[-1]
         values = [night.value for night in nights]
-        found = changes(values, tau)
+        found = find_changes(values, tau)
         ends = [0, *(one.place for one in found), len(values)]
         levels = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends) if b > a]
         for number, change in enumerate(found):
@@ -105,7 +106,7 @@ def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
             yield Turn(series, day, bisect_left(days, day), change, standing, over)
 
 
-def _together(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
+def _chain_turns(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
     """Turns of neighbouring ``rows`` that agree in time and direction, as chains; each turn is in
     one."""
     open_: list[list[Turn]] = []
@@ -114,7 +115,7 @@ def _together(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
         left = list(row)
         for chain in open_:
             match = min(
-                (turn for turn in left if _agree(chain[-1], turn)),
+                (turn for turn in left if _turns_agree(chain[-1], turn)),
                 default=None,
                 key=lambda turn: turn.place,
             )
@@ -127,11 +128,11 @@ def _together(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
     yield from open_
 
 
-def _agree(a: Turn, b: Turn) -> bool:
+def _turns_agree(a: Turn, b: Turn) -> bool:
     return abs(a.place - b.place) <= APART and (a.change.delta > 0) == (b.change.delta > 0)
 
 
-def _shift(chain: Sequence[Turn]) -> Shift:
+def _make_shift(chain: Sequence[Turn]) -> Shift:
     """Named by the night in the middle of those that its rows name, the earlier of two."""
     middle = sorted(turn.place for turn in chain)[(len(chain) - 1) // 2]
     return Shift(

@@ -21,20 +21,20 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.features.health.history import nights
 from collbench.features.health.history.baselines import Baseline
 from collbench.features.health.history.nights import (
     NightLaunch,
     Series,
-    day,
-    fingerprint,
     launches_of,
-    merged,
-    narrowed,
+    merge_nights,
+    narrow_fingerprint,
+    night_of,
+    run_fingerprint,
 )
 from collbench.machine import environment
-from collbench.machine.sysfs import hashed
+from collbench.machine.sysfs import hash_identity
 from collbench.records import store
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -136,8 +136,8 @@ class Book:
     """An open history. Its errors name the database without its password."""
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
-        found = _url(url or os.environ.get("COLLBENCH_HISTORY", ""))
-        self.name = environment.mask(found.render_as_string(hide_password=True))
+        found = _parse_url(url or os.environ.get("COLLBENCH_HISTORY", ""))
+        self.name = environment.mask_text(found.render_as_string(hide_password=True))
         file = found.database if found.get_backend_name() == "sqlite" else None
         if reading and file and not Path(file).exists():
             raise UsageError(
@@ -147,7 +147,7 @@ class Book:
             hint = "is it a history? PostgreSQL is for one of a fleet: --history postgresql://..."
             raise UsageError(f"{file} is larger than 4 GiB", hint)
         self._insert = DIALECTS[found.get_backend_name()]
-        self._engine = _engine(found, self.name)
+        self._engine = _make_engine(found, self.name)
         self._writer = self._engine.execution_options(writes=True)
         with self._told():
             self._ready()
@@ -165,11 +165,11 @@ class Book:
         """A run's rows, all or none; False where they were all there. ``machine`` names the place
         it ran, if the names of its hosts do not, since they are others each night. Raises
         UsageError."""
-        found, run, where = launches_of(file), file.run, machine or nights.machine(file)
+        found, run, where = launches_of(file), file.run, machine or nights.machine_name(file)
         if not found:
             raise UsageError(f"{run.id} measured nothing", "history is made of runs with times")
-        facts = nights.facts(file)
-        name = fingerprint(facts)
+        facts = nights.run_facts(file)
+        name = run_fingerprint(facts)
         lines: dict[
             sql.Table, list[dict[str, Any]]
         ] = {  # in an order that all writers keep: none waits in a ring
@@ -177,16 +177,16 @@ class Book:
                 {
                     "id": run.id,
                     "machine": where,
-                    "night": day(run.started),
+                    "night": night_of(run.started),
                     "started": run.started,
                     "tag": run.tag,
                     "fingerprint": name,
                     "file": str(file.path),
                 }
             ],
-            ENVIRONMENTS: [{"fingerprint": name, "facts": _text(facts)}],
+            ENVIRONMENTS: [{"fingerprint": name, "facts": _encode_text(facts)}],
             CASES: sorted(
-                ({"key": case.key, "spec": _text(case)} for case in found),
+                ({"key": case.key, "spec": _encode_text(case)} for case in found),
                 key=lambda line: line["key"],
             ),
             ROWS: [
@@ -217,9 +217,9 @@ class Book:
 
     def accept(self, baseline: Baseline) -> bool:
         """Keeps a reviewed baseline; False where it was there."""
-        content = _text(baseline)
+        content = _encode_text(baseline)
         line = {
-            "id": hashed(content),
+            "id": hash_identity(content),
             "machine": baseline.machine,
             "made": baseline.when,
             "content": content,
@@ -252,7 +252,7 @@ class Book:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
         with self._told(), self._engine.begin() as to:
-            cases = _cases(to, machine, part)
+            cases = _select_cases(to, machine, part)
             columns = (
                 ROWS.c.key,
                 RUNS.c.id,
@@ -276,7 +276,9 @@ class Book:
             name: self._decoded(dict[str, Any], "environments", name, text) for name, text in facts
         }
         prints = {
-            backend: {name: narrowed(name, facts, backend) for name, facts in known.items()}
+            backend: {
+                name: narrow_fingerprint(name, facts, backend) for name, facts in known.items()
+            }
             for backend in {case.backend for case in cases.values()}
         }
         taken = [one for one in self.baselines(machine) if one.accepted]
@@ -284,12 +286,12 @@ class Book:
             Series(
                 machine=machine,
                 case=case,
-                nights=merged(found[key], prints[case.backend]),
+                nights=merge_nights(found[key], prints[case.backend]),
                 environments={prints[case.backend][name]: facts for name, facts in known.items()},
                 accepted=[(one.begins, one.reason) for one in taken if key in one.rows],
             )
             for key, case in sorted(
-                cases.items(), key=lambda item: (_line(item[1]), item[1].nbytes)
+                cases.items(), key=lambda item: (_line_key(item[1]), item[1].nbytes)
             )
         ]
 
@@ -297,12 +299,12 @@ class Book:
         """Tables as this version knows them: made where there are none, migrated where they are
         older."""
         with self._engine.begin() as to:
-            if _version(to) == SCHEMA:
+            if _read_version(to) == SCHEMA:
                 return
         with self._writer.begin() as to:
             if to.dialect.name == "postgresql":
                 to.execute(sql.select(sql.func.pg_advisory_xact_lock(LOCK)))
-            version = _version(to)
+            version = _read_version(to)
             if version > SCHEMA:
                 raise CannotRun(
                     f"{self.name} is of version {version}, and this collbench knows {SCHEMA}",
@@ -328,7 +330,9 @@ class Book:
         """What the database says is raised as CannotRun, in one line and without secrets. Where it
         takes long, that is said."""
         waiting = f"history at {self.name} does not answer yet: does another process hold it?"
-        patience = threading.Timer(SAY_SECONDS, tell, [f"{waiting} waiting up to {WAIT} s"])
+        patience = threading.Timer(
+            SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
+        )
         patience.daemon = True
         patience.start()
         try:
@@ -338,16 +342,18 @@ class Book:
             hint = "does it run, is the address right, and may you write there?"
             if "locked" in said:
                 hint = "another process holds it (fuser names it): wait for it or end it"
-            raise CannotRun(f"history at {self.name}: {environment.mask(said)}", hint) from None
+            raise CannotRun(
+                f"history at {self.name}: {environment.mask_text(said)}", hint
+            ) from None
         finally:
             patience.cancel()
 
 
-def _url(text: str) -> sql.URL:
+def _parse_url(text: str) -> sql.URL:
     """What was given as a URL or the path of a file. Raises UsageError, without repeating what may
     hold a password."""
     if "://" not in text:
-        path = files.expand(text) if text else store.home() / "history.sqlite"
+        path = files.expand_path(text) if text else store.home_folder() / "history.sqlite"
         return sql.URL.create("sqlite", database=str(path))
     try:
         url = sql.make_url(text)
@@ -362,14 +368,14 @@ def _url(text: str) -> sql.URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
-def _engine(url: sql.URL, name: str) -> sql.Engine:
+def _make_engine(url: sql.URL, name: str) -> sql.Engine:
     try:
         if url.get_backend_name() == "postgresql":
             return sql.create_engine(url, connect_args={"connect_timeout": WAIT})
         if url.database and url.database != ":memory:":
             path = Path(url.database)
-            if path.parent == store.home():  # a folder that somebody names may be a slip
-                files.make(path.parent)
+            if path.parent == store.home_folder():  # a folder that somebody names may be a slip
+                files.make_folder(path.parent)
             path.touch(mode=0o600)
         engine = sql.create_engine(url, connect_args={"timeout": WAIT})
     except ModuleNotFoundError as e:
@@ -397,27 +403,29 @@ def _engine(url: sql.URL, name: str) -> sql.Engine:
     return engine
 
 
-def _version(to: sql.Connection) -> int:
+def _read_version(to: sql.Connection) -> int:
     """The version of the tables there are; 0 without any."""
     if not sql.inspect(to).has_table(VERSION.name):
         return 0
     return to.scalar(sql.select(VERSION.c.version)) or 0
 
 
-def _text(value: Any) -> str:
+def _encode_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _cases(to: sql.Connection, machine: str, part: Part | None) -> dict[str, Case]:
+def _select_cases(to: sql.Connection, machine: str, part: Part | None) -> dict[str, Case]:
     """The machine's cases that are in ``part``, by their keys."""
     keys = sql.select(ROWS.c.key).join(RUNS).where(RUNS.c.machine == machine)
     specs = to.execute(sql.select(CASES).where(CASES.c.key.in_(keys))).all()
     return {
-        key: case for key, spec in specs if (case := _case(spec)) and (part is None or case in part)
+        key: case
+        for key, spec in specs
+        if (case := _decode_case(spec)) and (part is None or case in part)
     }
 
 
-def _case(spec: str) -> Case | None:
+def _decode_case(spec: str) -> Case | None:
     """None for a case of another version, which this one cannot measure either."""
     try:
         return msgspec.json.decode(spec, type=Case)
@@ -425,5 +433,5 @@ def _case(spec: str) -> Case | None:
         return None
 
 
-def _line(case: Case) -> str:
+def _line_key(case: Case) -> str:
     return msgspec.structs.replace(case, nbytes=0).key

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from collbench.core.text import counted, duration, plain, size
+from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.features.health.history.baselines import Baseline
 from collbench.features.health.history.levels import LEAST
 from collbench.features.health.history.nights import Night, Series
-from collbench.features.health.history.outlook import Outlook, relative
+from collbench.features.health.history.outlook import Outlook, relative_times
 from collbench.features.health.history.shifts import Shift
 from collbench.show.document import (
     Block,
@@ -27,12 +27,12 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
-    toned,
+    tone_text,
 )
-from collbench.show.figures import COLOURS, SYMBOLS, finite, hover, safe
+from collbench.show.figures import COLOURS, SYMBOLS, escape_plotly, join_hover, round_finite
 from collbench.show.terminal import WIDE
-from collbench.show.views.series import meta
-from collbench.show.words import axes, short, signed, worded
+from collbench.show.views.series import filter_values
+from collbench.show.words import format_signed, shorten_text, split_axes, word_axes
 from collbench.suite.case import Case
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -50,30 +50,30 @@ RANGE = 0.1  # the least that a line of bars spans, as a share: noise shall not 
 FIGURES, CURVES = 40, 12  # of a page, and of a figure
 
 
-def labels(series: Sequence[Series]) -> dict[str, str]:
+def label_rows(series: Sequence[Series]) -> dict[str, str]:
     """What to call each row, by its key: in what it differs from the others, and its size."""
-    varying = axes([one.case for one in series])[0] if series else []
+    varying = split_axes([one.case for one in series])[0] if series else []
     several = len({one.case.mode for one in series}) > 1
-    return {one.key: _label(one.case, {"collective", *varying}, several) for one in series}
+    return {one.key: _label_case(one.case, {"collective", *varying}, several) for one in series}
 
 
-def _label(case: Case, varying: set[str], several: bool) -> str:
-    words = worded(case)
+def _label_case(case: Case, varying: set[str], several: bool) -> str:
+    words = word_axes(case)
     parts = [words[name] for name in words if name in varying]
     parts += [case.mode] if several else []
-    parts += [size(case.size)] if case.size else []
-    return plain(" ".join(filter(None, parts)))
+    parts += [format_size(case.size)] if case.size else []
+    return plain_line(" ".join(filter(None, parts)))
 
 
-def told(shift: Shift) -> str:
+def describe_shift(shift: Shift) -> str:
     """all_reduce, 1 MiB to 8 MiB: 5.1 % slower since 2026-02-09. Of a step, its parts in place of
     sizes."""
     low, high = min(shift.sizes), max(shift.sizes)
-    sizes = size(low) if low == high else f"{size(low)} to {size(high)}"
+    sizes = format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
     if shift.rows[0].case.table.together:
         sizes = " and ".join(row.case.collective for row in shift.rows) if shift.agreed else ""
     what = ", ".join(
-        filter(None, [axes([row.case for row in shift.rows])[1], sizes if high else ""])
+        filter(None, [split_axes([row.case for row in shift.rows])[1], sizes if high else ""])
     )
     direction = "slower" if shift.delta > 0 else "faster"
     until = (
@@ -84,45 +84,48 @@ def told(shift: Shift) -> str:
         else "; a level of before is back"
     )
     rows = (
-        f"{counted(len(shift.rows), 'row')}, p {'=' if len(shift.rows) == 1 else '<='}"
+        f"{format_count(len(shift.rows), 'row')}, p {'=' if len(shift.rows) == 1 else '<='}"
         f" {shift.p:.1g}"
     )
-    return plain(f"{what}: {abs(shift.delta):.1%} {direction} since {shift.day} ({rows}){until}")
+    return plain_line(
+        f"{what}: {abs(shift.delta):.1%} {direction} since {shift.day} ({rows}){until}"
+    )
 
 
-def headline(outlook: Outlook) -> str:
+def make_headline(outlook: Outlook) -> str:
     standing = [shift for shift in outlook.changed if shift.standing]
     slower = sum(shift.delta > 0 for shift in standing)
     faster, crept = len(standing) - slower, len(outlook.creeping)
     parts = {
         f"{slower} slower": slower,
         f"{faster} faster": faster,
-        f"{counted(crept, 'row')} crept beyond the baseline": crept,
+        f"{format_count(crept, 'row')} crept beyond the baseline": crept,
     }
     if happened := ", ".join(words for words, number in parts.items() if number):
         return happened
     if outlook.most_nights < 2 * LEAST:
-        few = f"{counted(outlook.most_nights, 'night')} of a row that may be judged"
+        few = f"{format_count(outlook.most_nights, 'night')} of a row that may be judged"
         return f"no verdict: {few}, and {2 * LEAST} are the fewest that show a change"
     return "no change"
 
 
-def weight(outlook: Outlook) -> Weight:
+def find_weight(outlook: Outlook) -> Weight:
     bad = outlook.creeping or any(shift.standing and shift.delta > 0 for shift in outlook.changed)
     return "bad" if bad else "good" if outlook.most_nights >= 2 * LEAST else "notice"
 
 
-def words(outlook: Outlook) -> list[tuple[str, Weight]]:
+def list_sentences(outlook: Outlook) -> list[tuple[str, Weight]]:
     """A sentence for all that happened, with its colour: what changed first."""
-    names = labels(outlook.series)
+    names = label_rows(outlook.series)
     found: list[tuple[str, Weight]] = [
-        (told(shift), "" if not shift.standing else "bad" if shift.delta > 0 else "good")
+        (describe_shift(shift), "" if not shift.standing else "bad" if shift.delta > 0 else "good")
         for shift in outlook.changed
     ]
     found += [
         (
             (
-                f"{names[key]}: {signed(one.delta)} against the baseline, by the last {one.nights}"
+                f"{names[key]}: {format_signed(one.delta)} against the baseline, by the last"
+                f" {one.nights}"
                 " nights"
             ),
             "bad",
@@ -131,7 +134,9 @@ def words(outlook: Outlook) -> list[tuple[str, Weight]]:
     ]
     found += [
         (
-            plain(f"{one.day}: a new segment of {counted(one.rows, 'row')} begins: {one.why}"),
+            plain_line(
+                f"{one.day}: a new segment of {format_count(one.rows, 'row')} begins: {one.why}"
+            ),
             "notice",
         )
         for one in outlook.beginnings
@@ -144,36 +149,41 @@ def words(outlook: Outlook) -> list[tuple[str, Weight]]:
         )
         why = reasons.most_common(1)[0][0]
         found.append(
-            (f"{few:,} of {counted(whole, 'night')} of rows ignored, most for: {why}", "notice")
+            (
+                f"{few:,} of {format_count(whole, 'night')} of rows ignored, most for: {why}",
+                "notice",
+            )
         )
     return found
 
 
-def _remarkable(outlook: Outlook) -> dict[str, Shift | None]:
+def _find_remarkable(outlook: Outlook) -> dict[str, Shift | None]:
     """Keys of rows that changed or crept, with the last change of each."""
     found: dict[str, Shift | None] = dict.fromkeys(outlook.creeping)
     return found | {row.key: shift for shift in outlook.changed for row in shift.rows}
 
 
-def _brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]:
+def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]:
     """What happened, then a line of bars for each row: those that changed, or all."""
-    span = f"{counted(len(outlook.days), 'night')}, {outlook.days[0]} to {outlook.days[-1]}"
+    span = f"{format_count(len(outlook.days), 'night')}, {outlook.days[0]} to {outlook.days[-1]}"
     blocks: list[Block] = [
-        toned(f"collbench history of {outlook.machine}", strong=True) + f"  {span}",
-        toned(headline(outlook), weight(outlook)),
-        *(toned(text, colour) for text, colour in words(outlook)),
+        tone_text(f"collbench history of {outlook.machine}", strong=True) + f"  {span}",
+        tone_text(make_headline(outlook), find_weight(outlook)),
+        *(tone_text(text, colour) for text, colour in list_sentences(outlook)),
     ]
-    listed = [one for one in outlook.series if everything or one.key in _remarkable(outlook)]
+    listed = [one for one in outlook.series if everything or one.key in _find_remarkable(outlook)]
     if listed:
-        blocks += ["", _rows(outlook, listed, columns), ""]
+        blocks += ["", _rows_table(outlook, listed, columns), ""]
     if hidden := len(outlook.series) - len(listed):
-        left_out = f"not shown: {counted(hidden, 'row')} without a change (--all shows them too)"
-        blocks.append(toned(left_out, "quiet"))
+        left_out = (
+            f"not shown: {format_count(hidden, 'row')} without a change (--all shows them too)"
+        )
+        blocks.append(tone_text(left_out, "quiet"))
     return blocks
 
 
-def _rows(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
-    names, changed = labels(outlook.series), _remarkable(outlook)
+def _rows_table(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
+    names, changed = label_rows(outlook.series), _find_remarkable(outlook)
     named = min(NAMED, max(map(len, (names[one.key] for one in rows))))
     drawn = max(8, min(DRAWN, columns - named - FIGURED, max(len(one.nights) for one in rows)))
     lines = []
@@ -183,9 +193,9 @@ def _rows(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
         latest, valid = one.nights[-1].value, sum(night.valid for night in one.nights)
         cells = (
             names[one.key],
-            bars(relative(one), drawn),
-            duration(math.exp(latest)),
-            signed(delta),
+            draw_bars(relative_times(one), drawn),
+            format_duration(math.exp(latest)),
+            format_signed(delta),
             shift.day if shift else "-",
             f"{valid}/{len(one.nights)}" if valid < len(one.nights) else str(valid),
         )
@@ -194,7 +204,7 @@ def _rows(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
     return Table(heads=heads, lines=lines, align="wl", widths=(named,))
 
 
-def bars(values: Sequence[float], most: int = DRAWN) -> str:
+def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:
     """A character for each value, the higher the longer the time; of more than ``most``, for the
     medians of as many groups of neighbours."""
     number = min(len(values), most)
@@ -209,16 +219,16 @@ def recent_nights(outlook: Outlook, most: int = 30) -> str:
     """A sentence with a bar for each of the last nights: the median of all rows' times."""
     by_day: dict[str, list[float]] = {}
     for one in outlook.series:
-        for night, value in zip(one.nights, relative(one), strict=True):
+        for night, value in zip(one.nights, relative_times(one), strict=True):
             by_day.setdefault(night.day, []).append(value)
     days = sorted(by_day)[-most:]
     if len(days) < 2:
         return ""
-    drawn = bars([median(by_day[day]) for day in days], most)
+    drawn = draw_bars([median(by_day[day]) for day in days], most)
     return f"Last {len(days)} nights, higher is slower: {drawn} {days[0]} to {days[-1]}"
 
 
-def kept(
+def list_kept(
     machine: str,
     machines: Sequence[str],
     series: Sequence[Series],
@@ -228,19 +238,20 @@ def kept(
     """The last nights of a machine, the levels that were reviewed, and which other machines there
     are."""
     reviewed = [
-        f"{one.begins}: {counted(len(one.rows), 'row')} {'accepted' if one.accepted else 'learned'}"
+        f"{one.begins}: {format_count(len(one.rows), 'row')}"
+        f" {'accepted' if one.accepted else 'learned'}"
         f" by {one.who} on {one.when[:10]}: {one.reason}"
         + (f" ({one.commit})" if one.commit else "")
         for one in baselines
     ]
     title = f"collbench history of {machine}"
-    blocks: list[Block] = [toned(title, strong=True), _nights(series, last), *reviewed]
+    blocks: list[Block] = [tone_text(title, strong=True), _nights_table(series, last), *reviewed]
     if others := [name for name in machines if name != machine]:
-        blocks.append(toned(f"other machines: {', '.join(others)}", "quiet"))
+        blocks.append(tone_text(f"other machines: {', '.join(others)}", "quiet"))
     return Document(title=title, brief=blocks)
 
 
-def _nights(series: Sequence[Series], last: int) -> Table:
+def _nights_table(series: Sequence[Series], last: int) -> Table:
     nights: dict[tuple[str, str], list[Night]] = {}
     for one in series:
         for night in one.nights:
@@ -263,37 +274,37 @@ def _nights(series: Sequence[Series], last: int) -> Table:
     return Table(heads=heads, lines=lines, align="wwwrrrw", quiet=("why not",))
 
 
-def document(outlook: Outlook, everything: bool = False, columns: int = WIDE) -> Document:
+def make_document(outlook: Outlook, everything: bool = False, columns: int = WIDE) -> Document:
     """What happened, and how each row went: on a terminal of so many ``columns`` those that changed
     or ``everything``; on a page a figure for each line of rows, those with a change first, and all
     nights as data."""
     span = (
-        f"{outlook.machine}: {counted(len(outlook.days), 'night')}, {outlook.days[0]} to"
+        f"{outlook.machine}: {format_count(len(outlook.days), 'night')}, {outlook.days[0]} to"
         f" {outlook.days[-1]}"
     )
-    values = flat(outlook)
+    values = flatten_outlook(outlook)
     return Document(
-        title=f"History of {plain(outlook.machine)}",
-        verdict=headline(outlook),
-        weight=weight(outlook),
-        runs=[plain(span)],
-        sections=sections(outlook),
+        title=f"History of {plain_line(outlook.machine)}",
+        verdict=make_headline(outlook),
+        weight=find_weight(outlook),
+        runs=[plain_line(span)],
+        sections=make_sections(outlook),
         data=values["nights"],
-        brief=_brief(outlook, everything, columns),
+        brief=_make_brief(outlook, everything, columns),
         values=values,
     )
 
 
-def sections(outlook: Outlook) -> list[Section]:
+def make_sections(outlook: Outlook) -> list[Section]:
     """What changed, and each line of rows over its nights, if it has several; folded where nothing
     changed."""
-    happened = [Line((plain(text),), {}, colour) for text, colour in words(outlook)]
+    happened = [Line((plain_line(text),), {}, colour) for text, colour in list_sentences(outlook)]
     table = Table(name="happened", title="What happened", heads=("what",), lines=happened)
     lines: dict[Case, list[Series]] = {}
     for one in outlook.series:
         if len(one.nights) > 1:
             lines.setdefault(msgspec.structs.replace(one.case, nbytes=0), []).append(one)
-    changed = _remarkable(outlook)
+    changed = _find_remarkable(outlook)
     order = sorted(lines.values(), key=lambda line: not any(one.key in changed for one in line))
     left = len(order) - FIGURES
     note = [f"{left} further lines of rows are in the data."] if left > 0 else []
@@ -302,31 +313,32 @@ def sections(outlook: Outlook) -> list[Section]:
     changes = Section(name="changes", title="Changes", words=nothing, tables=tables)
     if not order:
         return [changes]
-    drawn = [_figure(outlook, place, line) for place, line in enumerate(order[:FIGURES])]
+    drawn = [_draw_figure(outlook, place, line) for place, line in enumerate(order[:FIGURES])]
     nights = Section(name="nights", title="Nights", words=note, figures=drawn, folded=not changed)
     return [changes, nights]
 
 
-def _figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure:
+def _draw_figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure:
     """Time over that of the first nights, a curve for each size; dotted where a segment begins,
     dashed where the level changed."""
-    changed = _remarkable(outlook)
+    changed = _find_remarkable(outlook)
     shown = sorted(line, key=lambda one: (one.key not in changed, one.case.nbytes))[:CURVES]
     shown.sort(key=lambda one: one.case.nbytes)
-    name = axes([one.case for one in line])[1]
+    name = split_axes([one.case for one in line])[1]
     shifts = [shift for shift in outlook.changed if shift.rows[0].key in {one.key for one in line}]
-    marks = [_mark(shift.day, "dash", signed(shift.delta), 1) for shift in shifts]
+    marks = [_draw_mark(shift.day, "dash", format_signed(shift.delta), 1) for shift in shifts]
     starts = {part.nights[0].day: part.why for one in line for part in one.segments[1:]}
-    marks += [_mark(day, "dot", short(why, 40), 0) for day, why in starts.items()]
+    marks += [_draw_mark(day, "dot", shorten_text(why, 40), 0) for day, why in starts.items()]
     said = (
-        "; ".join(told(shift) for shift in shifts) or "No change on which neighbouring sizes agree"
+        "; ".join(describe_shift(shift) for shift in shifts)
+        or "No change on which neighbouring sizes agree"
     )
     left = f", {len(shown)} of {len(line)} sizes" if len(shown) < len(line) else ""
     return Figure(
         name=f"line-{place}",
-        title=plain(f"{name}, {line[0].case.mode}{left}"),
+        title=plain_line(f"{name}, {line[0].case.mode}{left}"),
         words=f"{said}.",
-        data=[_curve(one, number) for number, one in enumerate(shown)],
+        data=[_draw_curve(one, number) for number, one in enumerate(shown)],
         layout={
             "xaxis": {"type": "date", "title": {"text": "night"}},
             "hovermode": "closest",
@@ -337,13 +349,13 @@ def _figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure:
     )
 
 
-def _curve(one: Series, place: int) -> dict[str, Any]:
+def _draw_curve(one: Series, place: int) -> dict[str, Any]:
     """Nights that may not be judged are hollow."""
     text = [
-        hover(
+        join_hover(
             [
-                f"{night.day}: {duration(math.exp(night.value))}",
-                counted(night.launches, "launch"),
+                f"{night.day}: {format_duration(math.exp(night.value))}",
+                format_count(night.launches, "launch"),
                 night.why_not,
             ]
         )
@@ -354,10 +366,10 @@ def _curve(one: Series, place: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": safe(size(one.case.size)),
-        "meta": meta(one.case),
+        "name": escape_plotly(format_size(one.case.size)),
+        "meta": filter_values(one.case),
         "x": [night.day for night in one.nights],
-        "y": [finite(value) for value in relative(one)],
+        "y": [round_finite(value) for value in relative_times(one)],
         "text": text,
         "line": {"color": colour, "width": 2},
         "marker": {"symbol": marks, "size": 6, "color": colour},
@@ -365,7 +377,7 @@ def _curve(one: Series, place: int) -> dict[str, Any]:
     }
 
 
-def _mark(day: str, dash: str, text: str, y: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _draw_mark(day: str, dash: str, text: str, y: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """A line up the figure at a night, and what stands above it (``y`` 1) or at its foot (0)."""
     at = {"xref": "x", "yref": "paper"}
     shape = {
@@ -387,21 +399,21 @@ def _mark(day: str, dash: str, text: str, y: int) -> tuple[dict[str, Any], dict[
     }
 
 
-def flat(outlook: Outlook) -> dict[str, Any]:
+def flatten_outlook(outlook: Outlook) -> dict[str, Any]:
     """Everything as plain values: changes, beginnings and creeping rows, and every night of every
     row."""
     return {
         "machine": outlook.machine,
         "tau": outlook.tau,
-        "headline": headline(outlook),
-        "changes": [_shift(shift) for shift in outlook.shifts],
+        "headline": make_headline(outlook),
+        "changes": [_flatten_shift(shift) for shift in outlook.shifts],
         "segments": [one._asdict() for one in outlook.beginnings],
         "creeping": [{"row": key, **one._asdict()} for key, one in outlook.creeping.items()],
-        "nights": [_night(one, night) for one in outlook.series for night in one.nights],
+        "nights": [_flatten_night(one, night) for one in outlook.series for night in one.nights],
     }
 
 
-def _shift(shift: Shift) -> Mapping[str, Any]:
+def _flatten_shift(shift: Shift) -> Mapping[str, Any]:
     rows = {
         "collective": shift.collective,
         "sizes": shift.sizes,
@@ -412,7 +424,7 @@ def _shift(shift: Shift) -> Mapping[str, Any]:
     } | rows
 
 
-def _night(one: Series, night: Night) -> dict[str, Any]:
+def _flatten_night(one: Series, night: Night) -> dict[str, Any]:
     own = {
         "row": one.key,
         "collective": one.case.collective,

@@ -15,7 +15,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import CannotRun, Exit
-from collbench.core.text import plain
+from collbench.core.text import plain_line
 
 if TYPE_CHECKING:
     from collbench.features.health.findings import Finding
@@ -59,33 +59,33 @@ def locate(
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
-    grammar.choice("--format", output_format, ("table", "json"))
+    grammar.parse_choice("--format", output_format, ("table", "json"))
     rules = Rules(grammar.parse_share(tau, "--tau"), tests)
     seconds = grammar.parse_duration(budget, "--budget") if budget else math.inf
     policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
     order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
-    order = replace(order, **options.kept(save, output, tag))
-    announce(order, rules)
+    order = replace(order, **options.read_save_options(save, output, tag))
+    announce_search(order, rules)
     if dry_run:
         for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
-        return session.refuse_nothing(session.prepare(order))
-    found = run(order, rules, seconds)
+        return session.refuse_nothing(session.prepare_order(order))
+    found = run_search(order, rules, seconds)
     if found is None:
         return
     own = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
     words = [f" {flag} {word}" for flag, word in own.items() if word]
-    _show(
+    _show_found(
         found, output_format, f"collbench pairs --one-way --large {size} --small 0{''.join(words)}"
     )
     raise typer.Exit(found.exit)
 
 
-def _show(found: Found, output_format: str, one_way: str) -> None:
+def _show_found(found: Found, output_format: str, one_way: str) -> None:
     """Prints what was found, and last the command that tells in which direction it is slow."""
     import msgspec
 
-    from collbench.suite.faults import planted
+    from collbench.suite.faults import describe_planted
 
     inject = found.file.run.policy.inject
     if output_format == "json":
@@ -99,8 +99,8 @@ def _show(found: Found, output_format: str, one_way: str) -> None:
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in found.findings]
     further = f"which direction is slow: {one_way}" if advice else ""
-    for line in filter(None, (planted(inject), *advice, found.words, further)):
-        typer.echo(plain(line))
+    for line in filter(None, (describe_planted(inject), *advice, found.words, further)):
+        typer.echo(plain_line(line))
 
 
 class Found(NamedTuple):
@@ -120,7 +120,7 @@ class Unit(NamedTuple):
     ranks: list[int]
 
 
-def units(world: World) -> list[Unit]:
+def list_units(world: World) -> list[Unit]:
     """The hosts, each with as many ranks as the one with fewest has."""
     of: dict[str, list[int]] = defaultdict(list)
     for info in sorted(world.ranks, key=lambda info: info.rank):
@@ -131,7 +131,7 @@ def units(world: World) -> list[Unit]:
     return [Unit(host, ranks[:least]) for host, ranks in of.items()]
 
 
-def rings(group: Group, of: Sequence[Unit]) -> list[tuple[int, ...]]:
+def make_rings(group: Group, of: Sequence[Unit]) -> list[tuple[int, ...]]:
     """Rings of a group of units, one for each place on a host, so that every rank's own link is
     used."""
     return list(zip(*(of[unit].ranks for unit in group), strict=True))
@@ -152,7 +152,7 @@ class Searching:
         self.located: Located | None = None
 
     def world(self, world: World) -> None:
-        self.units = units(world)
+        self.units = list_units(world)
 
     def record(self, record: Record, row: Derived | None) -> None:
         """Takes a measurement. Raises CannotRun where the backend has no sendrecv or cannot be
@@ -170,11 +170,11 @@ class Searching:
 
         try:
             if self._search is None:
-                self._search = locate.search(len(self.units), self._rules)
+                self._search = locate.start_search(len(self.units), self._rules)
                 self._asked = next(self._search)
             else:
                 reached = [
-                    min(self._reached[ring] for ring in rings(group, self.units))
+                    min(self._reached[ring] for ring in make_rings(group, self.units))
                     for group in self._asked
                 ]
                 self._asked = self._search.send(reached)
@@ -193,7 +193,9 @@ class Searching:
         assert self._like is not None
         sizes: dict[int, list[str]] = defaultdict(list)
         for group in self._asked:
-            sizes[len(group)] += [",".join(map(str, ring)) for ring in rings(group, self.units)]
+            sizes[len(group)] += [
+                ",".join(map(str, ring)) for ring in make_rings(group, self.units)
+            ]
         n = self._like.world
         return [
             replace(
@@ -207,7 +209,7 @@ class Searching:
         ]
 
 
-def listening(searching: Searching) -> Status:
+def make_listener(searching: Searching) -> Status:
     """Progress on standard error, which passes what was measured on to the search."""
     from collbench.show import live
 
@@ -223,7 +225,7 @@ def listening(searching: Searching) -> Status:
     return Progress(watched=sys.stderr.isatty())
 
 
-def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
+def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
     None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
     session.execute does, UsageError for fewer than three hosts (or ranks of one), and NoVerdict on
@@ -234,9 +236,9 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     from collbench.run import session
 
     searching = Searching(rules, seconds)
-    reporter = listening(searching)
+    reporter = make_listener(searching)
     asked = replace(order, further=searching.further)
-    if session.execute(asked, lambda: reporter) == Exit.INTERRUPTED:
+    if session.execute_order(asked, lambda: reporter) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     if reporter.ended is None:
         return None
@@ -248,13 +250,13 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     crowded = any(world.oversubscribed for world in worlds)
     one_host = len({info.host for world in worlds for info in world.ranks}) == 1
     kind: Literal["host", "rank"] = "rank" if one_host else "host"
-    findings = list(locate.findings(located, names, kind, crowded))
+    findings = list(locate.make_findings(located, names, kind, crowded))
     ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
-    words = locate.words(located, names, kind, crowded)
+    words = locate.describe_outcome(located, names, kind, crowded)
     return Found(located, findings, words, ended, reporter.file)
 
 
-def announce(order: Order, rules: Rules) -> None:
+def announce_search(order: Order, rules: Rules) -> None:
     """Say what the search will do, before it does anything. Raises UsageError where there are too
     few hosts to search.
 
@@ -262,13 +264,14 @@ def announce(order: Order, rules: Rules) -> None:
     from collbench.features.health.locate import search as locate
     from collbench.run.launch import join
 
-    member = join.detect(order.launcher)
+    member = join.detect_launcher(order.launcher)
     n = member.n if member and not order.ray else order.suite.axes.ranks[0]
     if order.ray:
         typer.echo(
-            f"if Ray places each rank on a host of its own: {locate.plan(n, rules)}", err=True
+            f"if Ray places each rank on a host of its own: {locate.describe_plan(n, rules)}",
+            err=True,
         )
     elif member is None or not member.rank:
         several = bool(member and member.local_n < n)
         hosts = n // max(1, member.local_n) if member and several else n
-        typer.echo(locate.plan(hosts, rules, "hosts" if several else "ranks"), err=True)
+        typer.echo(locate.describe_plan(hosts, rules, "hosts" if several else "ranks"), err=True)

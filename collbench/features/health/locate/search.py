@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.core.groups import Pair, turn, turning
+from collbench.core.groups import Pair, count_turns, list_turn
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.features.health.pairs import judgement as uniformity
 from collbench.records import stats
@@ -180,7 +180,7 @@ class _State:
         )
 
 
-def search(n: int, rules: Rules) -> Search:
+def start_search(n: int, rules: Rules) -> Search:
     """The whole search, for hosts numbered from 0. Raises UsageError for two: neither could be
     told from the other. It ends with what it has found where Spent is thrown in."""
     if n < 3:
@@ -194,37 +194,39 @@ def search(n: int, rules: Rules) -> Search:
     return state.located()
 
 
-def plan(n: int, rules: Rules, noun: str = "hosts") -> str:
+def describe_plan(n: int, rules: Rules, noun: str = "hosts") -> str:
     """What will be done to n hosts, or to what the ``noun`` says, before anything is."""
     if n <= FEW:
         pairs = n * (n - 1) // 2
         return (
-            f"{n} {noun}: all {pairs} pairs in {turning(n)} rounds, each suspect confirmed twice "
+            f"{n} {noun}: all {pairs} pairs in {count_turns(n)} rounds, each suspect confirmed"
+            " twice "
             f"(a test each); at most {rules.budget} tests"
         )
-    each = -(-n // _number(n))
+    each = -(-n // _count_groups(n))
     most = 2 * math.ceil(math.log2(each)) + CONFIRMED - 1
-    left = max(0, rules.budget - 2 * _number(n)) // most
+    left = max(0, rules.budget - 2 * _count_groups(n)) // most
     return (
-        f"{n} {noun}: {_number(n)} groups of up to {each}, screened twice (a round and {_number(n)}"
+        f"{n} {noun}: {_count_groups(n)} groups of up to {each}, screened twice (a round and"
+        f" {_count_groups(n)}"
         f" tests each); each fault takes at most {most} tests more, all at once; {rules.budget} are"
         f" enough for {left} faults or more"
     )
 
 
-def _number(n: int) -> int:
+def _count_groups(n: int) -> int:
     """How many groups a screening has, each of three hosts at least."""
     return max(3, min(GROUPS, n // 3))
 
 
 def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
     rates: dict[Pair, float] = {}
-    for number in range(turning(state.n)):
-        pairs = turn(state.n, number)
+    for number in range(count_turns(state.n)):
+        pairs = list_turn(state.n, number)
         shares = yield from state.measured(list(pairs))
         rates.update(zip(pairs, shares, strict=True))
-    blamed = uniformity.blame(rates)
-    best = uniformity.reach(rates)
+    blamed = uniformity.blame_ends(rates)
+    best = uniformity.find_reach(rates)
     state.reference *= float(
         np.median([reached for host, reached in best.items() if host not in blamed.ends] or [1.0])
     )
@@ -237,11 +239,11 @@ def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
     state.suspects = {*ends, *(host for link in links for host in link)}
     for host in set(range(state.n)) - set(ends):
         state.fine[host] = CLEARED
-    yield from _together(
+    yield from _search_together(
         state,
         [
-            *(_settled(state, host, share) for host, share in ends.items()),
-            *(_confirmed(state, link, [share]) for link, share in links.items()),
+            *(_settle_host(state, host, share) for host, share in ends.items()),
+            *(_confirm_culprit(state, link, [share]) for link, share in links.items()),
         ],
     )
 
@@ -252,7 +254,7 @@ def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
         if not waiting:
             return
         state.suspects = set()
-        groups = _screening(state, waiting, number)
+        groups = _make_screening(state, waiting, number)
         shares = yield from state.measured(groups)
         slow = []
         for group, share in zip(groups, shares, strict=True):
@@ -261,18 +263,18 @@ def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
             else:
                 state.clear(group)
         state.suspects = {host for group in slow for host in group if not state.fine[host]}
-        yield from _together(state, [_narrowed(state, group) for group in slow])
+        yield from _search_together(state, [_narrow_group(state, group) for group in slow])
 
 
-def _screening(state: _State, hosts: list[int], number: int) -> list[Group]:
+def _make_screening(state: _State, hosts: list[int], number: int) -> list[Group]:
     """Groups of neighbours first, then of others; none has both ends of a link that is known to be
     bad. Single ones are joined by good hosts."""
     if number == 1:
-        count = _number(len(hosts)) if len(hosts) > FEW else 1
+        count = _count_groups(len(hosts)) if len(hosts) > FEW else 1
         hosts = [host for start in range(count) for host in hosts[start::count]]
     elif number:
         hosts = np.random.default_rng([state.rules.seed, number]).permutation(hosts).tolist()
-    count = _number(len(hosts)) if len(hosts) > FEW else 1
+    count = _count_groups(len(hosts)) if len(hosts) > FEW else 1
     groups = [list(map(int, part)) for part in np.array_split(np.array(hosts), count)]
     for a, b in state.links:
         for group in groups:
@@ -305,7 +307,7 @@ class _Told(NamedTuple):
 Line = Generator[_Ask, _Told, Culprit | None]
 
 
-def _narrowed(state: _State, group: Group) -> Line:
+def _narrow_group(state: _State, group: Group) -> Line:
     """Searches a slow group for its culprit, if it has one; what is not looked at waits for the
     next screening. Partners are from elsewhere: a bad link may be within."""
     within = frozenset(group)
@@ -316,7 +318,9 @@ def _narrowed(state: _State, group: Group) -> Line:
             if state.slow(told.share):
                 if len(half) == 1:
                     return (
-                        yield from _confirmed(state, half, [told.share], within | {told.partner})
+                        yield from _confirm_culprit(
+                            state, half, [told.share], within | {told.partner}
+                        )
                     )
                 group = half
                 break
@@ -326,12 +330,12 @@ def _narrowed(state: _State, group: Group) -> Line:
             for link in sorted({(first[-1], second[0]), (second[-1], first[0])}):
                 told = yield _Ask(link)
                 if state.slow(told.share):
-                    return (yield from _confirmed(state, link, [told.share]))
+                    return (yield from _confirm_culprit(state, link, [told.share]))
             return None
     return None
 
 
-def _confirmed(
+def _confirm_culprit(
     state: _State, group: Group, shares: list[float], had: frozenset[int | None] = frozenset()
 ) -> Line:
     """A host with other partners each time, or a link; None as soon as one test is fine."""
@@ -344,10 +348,10 @@ def _confirmed(
     return Culprit(group, float(np.median(shares)), len(shares))
 
 
-def _settled(state: _State, host: int, share: float) -> Line:
+def _settle_host(state: _State, host: int, share: float) -> Line:
     """Confirms a host, as _confirmed does; where a test was fine another is made, and if that is
     fine, too, the host is healthy."""
-    culprit = yield from _confirmed(state, (host,), [share])
+    culprit = yield from _confirm_culprit(state, (host,), [share])
     if culprit is None:
         state.clear((host,))
         told = yield _Ask((host,), partner=True)
@@ -356,7 +360,9 @@ def _settled(state: _State, host: int, share: float) -> Line:
     return culprit
 
 
-def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequence[float], None]:
+def _search_together(
+    state: _State, lines: list[Line]
+) -> Generator[list[Group], Sequence[float], None]:
     """All lines of search side by side: what each waits for is measured in one round, as far as
     groups are disjoint."""
     waiting = [(line, ask) for line in lines if (ask := next(line, None))]
@@ -400,7 +406,7 @@ ADVICE = {
 }
 
 
-def findings(
+def make_findings(
     found: Located,
     hosts: Sequence[str],
     kind: Literal["host", "rank"] = "host",
@@ -434,7 +440,7 @@ def findings(
         )
 
 
-def words(
+def describe_outcome(
     found: Located,
     hosts: Sequence[str],
     kind: Literal["host", "rank"] = "host",

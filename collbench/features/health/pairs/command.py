@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import Exit, UsageError
-from collbench.core.text import plain, tell
+from collbench.core.text import plain_line, print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
@@ -60,45 +60,45 @@ def pairs(
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
-    outputs.check(output_format, (), FORMATS)
-    known = racks.read(topology) if topology else {}
+    outputs.check_outputs(output_format, (), FORMATS)
+    known = racks.read_racks(topology) if topology else {}
     if run:
-        raise typer.Exit(_recorded(run, known, output_format))
+        raise typer.Exit(_show_recorded(run, known, output_format))
     if resume:
-        order = _resumed(resume, launcher)
+        order = _resume_order(resume, launcher)
     else:
-        rule = _rule("alone" if alone else "pairs", among, launcher)
+        rule = _choose_rule("alone" if alone else "pairs", among, launcher)
         policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
         sizes = [large, small] if small != "0" else [large]
         order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, one_way)
-        order = replace(order, **options.kept(save, output, tag))
+        order = replace(order, **options.read_save_options(save, output, tag))
     if dry_run:
-        return _plan(order)
-    raise typer.Exit(_measure(order, known, output_format))
+        return _print_plan(order)
+    raise typer.Exit(_measure_pairs(order, known, output_format))
 
 
-def _recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
+def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
     from collbench.records import store
 
-    return _show(store.digest(store.find(name)), racks, output_format)
+    return _show_pairs(store.read_digest(store.find_run(name)), racks, output_format)
 
 
-def _resumed(name: str, launcher: str) -> Order:
+def _resume_order(name: str, launcher: str) -> Order:
     from collbench.cli import options
     from collbench.run import resume
     from collbench.run.session import Order
 
-    old, ray = resume.find(name), options.where(launcher, "", "")
+    old, ray = resume.find_resumable(name), options.find_ray_cluster(launcher, "", "")
     return Order(suite=old.run.suite, command=sys.argv, resumed=old, launcher=launcher, ray=ray)
 
 
-def _rule(kind: str, among: str, launcher: str) -> str:
+def _choose_rule(kind: str, among: str, launcher: str) -> str:
     from collbench.run.launch import join
     from collbench.suite import grammar
 
-    if grammar.choice("--among", among, AMONG) == "all":
+    if grammar.parse_choice("--among", among, AMONG) == "all":
         return kind
-    member = join.detect(launcher)
+    member = join.detect_launcher(launcher)
     if member is None:
         raise UsageError(
             f"--among {among}: without a launcher all ranks are on one host", "leave it out"
@@ -138,8 +138,8 @@ def order_of(
         in_place=(one_way,),  # where the sender has nothing to copy
         groups=rule,
     )
-    ray = options.where(launcher, "", "")
-    suite = options.changed(
+    ray = options.find_ray_cluster(launcher, "", "")
+    suite = options.change_suite(
         Suite(name=name, axes=axes, policy=policy),
         ngpus=ngpus,
         backend=backend,
@@ -150,44 +150,46 @@ def order_of(
     return Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray)
 
 
-def _plan(order: Order) -> None:
+def _print_plan(order: Order) -> None:
     """Say at rank 0 what would be measured, which is too much for a line each."""
     from collbench.cli.measure import fake_gpus
-    from collbench.core.text import counted
+    from collbench.core.text import format_count
     from collbench.run import plan, session
     from collbench.run.launch import join
-    from collbench.show.words import reasons
+    from collbench.show.words import count_reasons
 
-    member = join.detect(order.launcher)
+    member = join.detect_launcher(order.launcher)
     if member is not None and member.rank:
         return
-    prepared = session.prepare(order)
+    prepared = session.prepare_order(order)
     cases = [job.case for job in prepared.jobs]
-    seconds = sum(plan.seconds(job, prepared.suite.policy) for job in prepared.jobs)
+    seconds = sum(plan.estimate_seconds(job, prepared.suite.policy) for job in prepared.jobs)
     rounds = len({case.groups for case in cases})
     pairs = sum(case.of for case in cases) // max(
         1, len({(case.nbytes, case.root) for case in cases})
     )
-    typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
-    for reason, number in reasons(prepared.skips):
-        typer.echo(f"{number} skipped: {plain(reason)}")
+    typer.echo(
+        f"{format_count(pairs, 'pair')} in {format_count(rounds, 'round')}, about {seconds:.0f} s"
+    )
+    for reason, number in count_reasons(prepared.skips):
+        typer.echo(f"{number} skipped: {plain_line(reason)}")
     for text in fake_gpus(prepared.suite.values("backends")):
         typer.echo(text)
     if order.resumed is None:
         session.refuse_nothing(prepared)
 
 
-def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
+def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> int:
     """Measure the pairs, progress on standard error, and print at rank 0 what they come to, however
     far they came."""
     from collbench.cli.measure import and_tell
 
     codes: list[Exit] = []
-    code = and_tell(order, lambda file: codes.append(_show(file, racks, output_format)))
+    code = and_tell(order, lambda file: codes.append(_show_pairs(file, racks, output_format)))
     return code or max(codes, default=Exit.OK)
 
 
-def _show(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
+def _show_pairs(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
     """Print a run's pairs, and return 1 where one stands out, 3 where none could. Raises UsageError
     where it has none, and NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
@@ -196,16 +198,18 @@ def _show(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
     from collbench.machine import topology
     from collbench.records import origins
 
-    matrix = judging.matrix(file)
+    matrix = judging.make_matrix(file)
     if matrix is None:
         if file.end and file.end.exit:
             return Exit.NO_VERDICT  # it ended before it had any, and says why
         origins.refuse_fake(file, "compare")
         raise UsageError(f"{file.run.id} has measured no pairs", "collbench pairs measures them")
-    findings = judging.judge(file, racks)
-    outputs.deliver(views.document(views.Pairs(file, matrix, racks, findings)), output_format)
-    if unknown := topology.missing(racks, matrix.hosts):
-        tell(f"--topology does not say where {', '.join(unknown[:8])} is")
+    findings = judging.judge_pairs(file, racks)
+    outputs.deliver_document(
+        views.make_document(views.Pairs(file, matrix, racks, findings)), output_format
+    )
+    if unknown := topology.list_missing_hosts(racks, matrix.hosts):
+        print_message(f"--topology does not say where {', '.join(unknown[:8])} is")
     if findings:
         return Exit.BAD
     return Exit.OK if judging.is_comparable(matrix, racks) else Exit.NO_VERDICT

@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from collbench.core.groups import Pair, placed
-from collbench.core.text import bandwidth, counted, duration
+from collbench.core.groups import Pair, count_placed_ranks
+from collbench.core.text import format_bandwidth, format_count, format_duration
 from collbench.features.health.findings import Evidence, Finding, Subject
 from collbench.records import stats
 from collbench.records.derive import NO_SAMPLE
-from collbench.records.rows import by, case_time, deciding, table
+from collbench.records.rows import case_time, group_rows, make_rows, select_deciding
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -75,24 +75,24 @@ class Matrix(NamedTuple):
     one_way: bool
 
 
-def blame(rates: Rates) -> Blame:
+def blame_ends(rates: Rates) -> Blame:
     """What stands out among pairs that should be alike."""
-    best = reach(rates)
+    best = find_reach(rates)
     if len(best) == 2 * len(rates):  # which end of a pair it is, nobody can tell
-        return Blame({}, _low(rates) if rates else {})
+        return Blame({}, _find_low(rates) if rates else {})
     links = {
         pair: rate / max(min(best[pair[0]], best[pair[1]]), stats.TINY)
         for pair, rate in rates.items()
     }
-    return Blame(_low(best, _scatter(links)), _low(links))
+    return Blame(_find_low(best, _robust_deviation(links)), _find_low(links))
 
 
-def ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
+def blame_ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
     """What stands out, by what it does slowly. One way at a time, an end that sends and the same
     end that receives are two, and so are both ways of a link."""
     if not one_way:
-        return {"reaches": blame(rates)}
-    found = blame({(a, ~b): rate for (a, b), rate in rates.items()})
+        return {"reaches": blame_ends(rates)}
+    found = blame_ends({(a, ~b): rate for (a, b), rate in rates.items()})
     links = {(a, ~b): s for (a, b), s in found.links.items() if not {a, b} & set(found.ends)}
     return {
         "sends at": Blame({end: s for end, s in found.ends.items() if end >= 0}, {}),
@@ -101,7 +101,7 @@ def ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
     }
 
 
-def reach(rates: Rates) -> dict[int, float]:
+def find_reach(rates: Rates) -> dict[int, float]:
     """What each end reaches with its best partner; of four and more the second best, which no
     chance has made."""
     found: dict[int, list[float]] = defaultdict(list)
@@ -111,17 +111,17 @@ def reach(rates: Rates) -> dict[int, float]:
     return {end: sorted(mine)[-2 if len(mine) > 3 else -1] for end, mine in sorted(found.items())}
 
 
-def _scatter(values: Mapping[_T, float]) -> float:
+def _robust_deviation(values: Mapping[_T, float]) -> float:
     """A robust standard deviation of logarithms."""
     return 1.4826 * stats.mad(np.log(np.maximum(list(values.values()), stats.TINY)))
 
 
-def _low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]:
+def _find_low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]:
     """Those far below the middle, as a share of it. They scatter no more than by ``noise``, unless
     some stand out, and of few that may be many."""
     logs = np.log(np.maximum(list(values.values()), stats.TINY))
     middle = float(np.median(logs))
-    limit = min(-FAR * max(min(_scatter(values), noise), NOISE), math.log(LEAST))
+    limit = min(-FAR * max(min(_robust_deviation(values), noise), NOISE), math.log(LEAST))
     return {
         name: math.exp(x - middle)
         for name, x in zip(values, logs.tolist(), strict=True)
@@ -129,18 +129,18 @@ def _low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]
     }
 
 
-def matrix(file: RunFile) -> Matrix | None:
+def make_matrix(file: RunFile) -> Matrix | None:
     """What a run says of pairs of ranks; None where it has measured none. Where it has measured
     them both ways at once and one way at a time, the latter counts."""
-    cases_ = by(table([file]), lambda row: row.case)
-    one_way = any(_measures(case) and case.row.one_way for case in cases_)
+    cases_ = group_rows(make_rows([file]), lambda row: row.case)
+    one_way = any(_is_about_pair(case) and case.row.one_way for case in cases_)
     found: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
     cases, trouble = dict[Pair, Case](), dict[Pair, str]()
     for case, launches in cases_.items():
-        if not _measures(case) or case.row.one_way != one_way:
+        if not _is_about_pair(case) or case.row.one_way != one_way:
             continue
         pair = case.pair if one_way else (min(case.pair), max(case.pair))
-        measured = [row for row in deciding(launches) if not row.predicted]
+        measured = [row for row in select_deciding(launches) if not row.predicted]
         if measured:
             found[case.size][pair].append(case_time(measured).median)
             cases[pair] = max(case, cases.get(pair, case), key=lambda case: case.size)
@@ -162,12 +162,16 @@ def matrix(file: RunFile) -> Matrix | None:
     return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble, one_way)
 
 
-def _measures(case: Case) -> bool:
+def _is_about_pair(case: Case) -> bool:
     """Whether the case is about a pair among more ranks."""
-    return (case.row.pairwise or case.row.one_way) and case.n == 2 and placed(case.groups) > 0
+    return (
+        (case.row.pairwise or case.row.one_way)
+        and case.n == 2
+        and count_placed_ranks(case.groups) > 0
+    )
 
 
-def classes(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
+def class_rates(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
     """Rates by how far apart the ends are: on one host, in one rack, between racks; without racks
     between hosts."""
     sorted_: dict[str, dict[Pair, float]] = defaultdict(dict)
@@ -189,34 +193,36 @@ def classes(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, flo
 
 def is_comparable(found: Matrix, racks: Mapping[str, str]) -> bool:
     """Whether there are enough pairs of one kind, so that it means something if none stands out."""
-    return any(len(rates) >= MIN_PAIRS for rates in classes(found, racks).values())
+    return any(len(rates) >= MIN_PAIRS for rates in class_rates(found, racks).values())
 
 
-def judge(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:
+def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:
     """What stands out in a run's pairs. ``racks`` are hosts', where they are known."""
-    found = matrix(file)
+    found = make_matrix(file)
     if found is None:
         return []
     racks, told = racks or {}, list[Finding]()
-    for kind, rates in classes(found, racks).items():
-        for way, blamed in ways(rates, found.one_way).items():
+    for kind, rates in class_rates(found, racks).items():
+        for way, blamed in blame_ways(rates, found.one_way).items():
             ends, hosts = _by_host(blamed.ends, rates, found.hosts)
             links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}
             uplinks: Mapping[tuple[str, str], float] = {}
             if kind == "racks":
                 links, uplinks = _by_rack(links, rates, found.hosts, racks)
-            tell = partial(_finding, file, found, f"{way} {{:.0%}} of what others do {WORDS[kind]}")
+            tell = partial(
+                _make_finding, file, found, f"{way} {{:.0%}} of what others do {WORDS[kind]}"
+            )
             told += [tell("host", host, share) for host, share in hosts.items()]
-            told += [tell("rank", _rank(found, end), share) for end, share in ends.items()]
+            told += [tell("rank", _name_rank(found, end), share) for end, share in ends.items()]
             told += [tell("link", " -> ".join(both), share) for both, share in uplinks.items()]
             told += [
-                tell("link", " -> ".join(_rank(found, end) for end in pair), share, pair)
+                tell("link", " -> ".join(_name_rank(found, end) for end in pair), share, pair)
                 for pair, share in links.items()
             ]
     return sorted(told, key=lambda finding: finding.evidence[0].value)
 
 
-def _rank(found: Matrix, rank: int) -> str:
+def _name_rank(found: Matrix, rank: int) -> str:
     """``host`` where it has one rank, else ``host:rank``."""
     host = found.hosts[rank]
     return host if found.hosts.count(host) == 1 else f"{host}:{rank}"
@@ -276,7 +282,7 @@ ADVICE = {
 WHICH_WAY = "; collbench pairs --one-way tells which direction is slow"
 
 
-def _finding(
+def _make_finding(
     file: RunFile,
     found: Matrix,
     words: str,
@@ -308,15 +314,16 @@ def _finding(
     )
 
 
-def summary(found: Matrix, racks: Mapping[str, str]) -> list[str]:
+def summarise_pairs(found: Matrix, racks: Mapping[str, str]) -> list[str]:
     """What pairs reach by how far apart they are, in words."""
     lines, of = [], "direction" if found.one_way else "pair"
-    for kind, rates in classes(found, racks).items():
+    for kind, rates in class_rates(found, racks).items():
         values = sorted(rates.values())
         times = [found.times[pair] for pair in rates if pair in found.times]
-        fast = f", {duration(median(times))} at the smallest" if times else ""
+        fast = f", {format_duration(median(times))} at the smallest" if times else ""
         lines.append(
-            f"{counted(len(rates), of)} {WORDS[kind]}: {bandwidth(median(values))} GB/s in the"
-            f" median, {bandwidth(values[0])} to {bandwidth(values[-1])}{fast}"
+            f"{format_count(len(rates), of)} {WORDS[kind]}: {format_bandwidth(median(values))}"
+            " GB/s in the"
+            f" median, {format_bandwidth(values[0])} to {format_bandwidth(values[-1])}{fast}"
         )
     return lines

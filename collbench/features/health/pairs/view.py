@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from collbench.core.groups import Pair
-from collbench.core.text import bandwidth, counted, duration, plain
+from collbench.core.text import format_bandwidth, format_count, format_duration, plain_line
 from collbench.features.health.findings import Finding
 from collbench.features.health.pairs import judgement as pairs
 from collbench.features.health.pairs.judgement import WORDS, Matrix
 from collbench.records.types import RunFile
 from collbench.show.document import Block, Document, Line, Table
-from collbench.show.words import caveats
+from collbench.show.words import list_caveats
 
 SHOWN = 16  # ranks up to which the matrix is shown
 
@@ -35,10 +35,10 @@ class Pairs(NamedTuple):
     findings: list[Finding]
 
 
-def shares(measured: Pairs) -> dict[Pair, tuple[str, float]]:
+def pair_shares(measured: Pairs) -> dict[Pair, tuple[str, float]]:
     """How far apart each pair is, and its share of the median rate of such pairs."""
     found = {}
-    for kind, rates in pairs.classes(measured.matrix, measured.racks).items():
+    for kind, rates in pairs.class_rates(measured.matrix, measured.racks).items():
         middle = median(rates.values())
         found.update(
             {pair: (kind, rate / middle if middle else 1.0) for pair, rate in rates.items()}
@@ -46,9 +46,9 @@ def shares(measured: Pairs) -> dict[Pair, tuple[str, float]]:
     return found
 
 
-def rows(measured: Pairs) -> list[dict[str, Any]]:
+def list_rows(measured: Pairs) -> list[dict[str, Any]]:
     """A pair each, by COLUMNS: GB/s each way, nanoseconds at the smallest size."""
-    found, apart = measured.matrix, shares(measured)
+    found, apart = measured.matrix, pair_shares(measured)
     return [
         dict(
             zip(
@@ -71,7 +71,7 @@ def rows(measured: Pairs) -> list[dict[str, Any]]:
     ]
 
 
-def scores(measured: Pairs) -> list[dict[str, Any]]:
+def list_scores(measured: Pairs) -> list[dict[str, Any]]:
     """The best and the median rate of each host's pairs with other hosts (of each rank's, where all
     are on one host), slowest first."""
     several = len(set(measured.matrix.hosts)) > 1
@@ -98,90 +98,92 @@ def scores(measured: Pairs) -> list[dict[str, Any]]:
     return sorted(found, key=lambda score: score["best"])
 
 
-def document(measured: Pairs) -> Document:
+def make_document(measured: Pairs) -> Document:
     """The pairs for every medium: a matrix of few ranks, the slowest pairs, what each reaches."""
     run = measured.file.run
     head = [
-        *caveats(run, measured.file.worlds),
-        *pairs.summary(measured.matrix, measured.racks),
+        *list_caveats(run, measured.file.worlds),
+        *pairs.summarise_pairs(measured.matrix, measured.racks),
     ]
-    tables = [_square(measured.matrix)] if len(measured.matrix.hosts) <= SHOWN else []
-    tables += [_worst(measured), _reached(measured)]
+    tables = [_square_table(measured.matrix)] if len(measured.matrix.hosts) <= SHOWN else []
+    tables += [_worst_table(measured), _reach_table(measured)]
     brief: list[Block] = [*head, ""]
     for table in tables:
         brief += [table, ""]
     return Document(
         title=f"Pairs of {run.id}",
-        brief=[*brief, *verdict(measured)],
-        comment=[*head, *tables, *verdict(measured)],
-        rows=rows(measured),
+        brief=[*brief, *list_verdicts(measured)],
+        comment=[*head, *tables, *list_verdicts(measured)],
+        rows=list_rows(measured),
         values={
             "run": run.id,
             "injected": run.policy.inject,
             "racks": measured.racks,
             "one_way": measured.matrix.one_way,
-            "pairs": rows(measured),
-            "scores": scores(measured),
+            "pairs": list_rows(measured),
+            "scores": list_scores(measured),
             "findings": measured.findings,
         },
     )
 
 
-def _square(found: Matrix) -> Table:
+def _square_table(found: Matrix) -> Table:
     ranks = range(len(found.hosts))
     lines = []
     for a in ranks:
         rates = [found.rates.get((a, b), found.rates.get((b, a))) for b in ranks]
-        lines.append(Line((str(a), *("" if rate is None else bandwidth(rate) for rate in rates))))
+        lines.append(
+            Line((str(a), *("" if rate is None else format_bandwidth(rate) for rate in rates)))
+        )
     heads = ("", *map(str, ranks))
     way = "from line to column" if found.one_way else "between ranks"
     return Table(title=f"busbw {way}, GB/s", heads=heads, lines=lines, split=True)
 
 
-def _worst(measured: Pairs) -> Table:
-    apart, hosts = shares(measured), measured.matrix.hosts
+def _worst_table(measured: Pairs) -> Table:
+    apart, hosts = pair_shares(measured), measured.matrix.hosts
     to = "->" if measured.matrix.one_way else "-"
     worst = sorted(measured.matrix.rates, key=lambda pair: apart[pair][1])[:WORST]
     lines = [
         Line(
             (
                 f"{a} {to} {b}",
-                plain(f"{hosts[a]} {to} {hosts[b]}"),
+                plain_line(f"{hosts[a]} {to} {hosts[b]}"),
                 WORDS[apart[a, b][0]],
-                bandwidth(measured.matrix.rates[a, b]),
+                format_bandwidth(measured.matrix.rates[a, b]),
                 f"{apart[a, b][1]:.0%}",
-                duration(measured.matrix.times.get((a, b))),
+                format_duration(measured.matrix.times.get((a, b))),
             )
         )
         for a, b in worst
     ]
-    title = f"The slowest {counted(len(worst), 'pair')}"
+    title = f"The slowest {format_count(len(worst), 'pair')}"
     heads = ("pair", "hosts", "apart", "busbw", "of the median", "smallest size")
     return Table(title=title, heads=heads, lines=lines, align="lww")
 
 
-def _reached(measured: Pairs) -> Table:
+def _reach_table(measured: Pairs) -> Table:
     lines = [
         Line(
             (
-                plain(score["name"]),
+                plain_line(score["name"]),
                 str(score["pairs"]),
-                bandwidth(score["best"]),
-                bandwidth(score["median"]),
+                format_bandwidth(score["best"]),
+                format_bandwidth(score["median"]),
                 f"{score['share']:.0%}",
             )
         )
-        for score in scores(measured)[:SHOWN]
+        for score in list_scores(measured)[:SHOWN]
     ]
     heads = ("", "pairs", "best", "median", "best of the others'")
     return Table(title="What each reaches", heads=heads, lines=lines, align="w")
 
 
-def verdict(measured: Pairs) -> list[str]:
+def list_verdicts(measured: Pairs) -> list[str]:
     """What stands out, or that nothing does, or why that cannot be said."""
     if not measured.findings:
         if not pairs.is_comparable(measured.matrix, measured.racks):
-            number = counted(len(measured.matrix.rates), "pair")
+            number = format_count(len(measured.matrix.rates), "pair")
             return [f"no verdict: {number}, too few for one to stand out"]
         return ["no pair, rank, host or link stands out"]
     crowded = any(world.oversubscribed for world in measured.file.worlds)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from collbench.core.text import counted, plain
+from collbench.core.text import format_count, plain_line
 from collbench.features.health.findings import (
     Checked,
     Evidence,
@@ -31,7 +31,7 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
-    toned,
+    tone_text,
 )
 from collbench.show.views import run
 
@@ -91,42 +91,42 @@ LEGEND = (
 )
 
 
-def document(
+def make_document(
     verdict: Verdict, files: Sequence[RunFile] = (), trend: Outlook | None = None
 ) -> Document:
     """The page: findings, checks by host, evidence, ``trend``; then, of ``files``, the report that
     these lead into."""
-    report = run.document(files) if files else None
+    report = run.make_document(files) if files else None
     proofs = [
         (place, proof) for place, one in enumerate(verdict.findings) for proof in one.evidence
     ]
     shown = [
-        _findings(verdict),
-        _checks(verdict, trend),
-        *([_evidence(proofs, report is not None)] if proofs else []),
+        _findings_section(verdict),
+        _checks_section(verdict, trend),
+        *([_evidence_section(proofs, report is not None)] if proofs else []),
     ]
-    shown += history.sections(trend) if trend and trend.series else []
+    shown += history.make_sections(trend) if trend and trend.series else []
     return Document(
-        title=f"Health of {_some(verdict.hosts, 3) or 'a cluster'}",
-        verdict=_sentence(verdict),
+        title=f"Health of {_name_some(verdict.hosts, 3) or 'a cluster'}",
+        verdict=_make_sentence(verdict),
         weight=WEIGHTS[verdict.state],
         sections=[*shown, *(report.sections if report else [])],
         runs=report.runs if report else [f"run {name}" for name in verdict.runs],
         data=report.data if report else [],
-        brief=_brief(verdict),
-        line=line(verdict),
-        values=values(verdict),
-        suite=f"{marked(verdict)}collbench health",
-        cases=cases(verdict),
-        gauges=gauges(verdict),
+        brief=_make_brief(verdict),
+        line=make_line(verdict),
+        values=plain_values(verdict),
+        suite=f"{describe_mark(verdict)}collbench health",
+        cases=junit_cases(verdict),
+        gauges=list_gauges(verdict),
     )
 
 
-def _some(names: Sequence[str], most: int) -> str:
+def _name_some(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
-def _findings(verdict: Verdict) -> Section:
+def _findings_section(verdict: Verdict) -> Section:
     lines = [
         Line(
             (
@@ -135,7 +135,7 @@ def _findings(verdict: Verdict) -> Section:
                 one.check,
                 one.what,
                 one.since,
-                _sure(one),
+                _format_certainty(one),
                 one.advice,
             ),
             {},
@@ -168,10 +168,10 @@ def _findings(verdict: Verdict) -> Section:
     return Section(name="findings", title="Findings", words=words, tables=[table] if lines else [])
 
 
-def _checks(verdict: Verdict, trend: Outlook | None) -> Section:
+def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
     nights = history.recent_nights(trend) if trend else ""
     ended = [
-        Line((one.check, one.outcome, one.note), {}, _weight(verdict, one))
+        Line((one.check, one.outcome, one.note), {}, _check_weight(verdict, one))
         for one in verdict.checks
     ]
     tables = (
@@ -188,7 +188,7 @@ def _checks(verdict: Verdict, trend: Outlook | None) -> Section:
         if ended
         else []
     )
-    heads, lines = grid(verdict)
+    heads, lines = make_grid(verdict)
     if len(lines) > 2:  # of one host, the other table says it all
         hosts = Table(
             name="grid",
@@ -208,12 +208,12 @@ def _checks(verdict: Verdict, trend: Outlook | None) -> Section:
     )
 
 
-def _weight(verdict: Verdict, check: Checked) -> Weight:
+def _check_weight(verdict: Verdict, check: Checked) -> Weight:
     graves = {GRAVITY[one.severity] for one in verdict.findings if one.check == check.check}
     return "bad" if "bad" in graves else OUTCOMES[check.outcome]
 
 
-def grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
+def make_grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
     """Hosts by checks that apply, of both those with findings first; on the first line what is
     about no host alone."""
     guilty = {one.check for one in verdict.findings}
@@ -229,10 +229,10 @@ def grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
     hosts = sorted(
         {*verdict.hosts, *blamed} - {CLUSTER}, key=lambda host: (-len(blamed.get(host, {})), host)
     )
-    return heads, [_row(host, blamed.get(host, {}), checks) for host in (CLUSTER, *hosts)]
+    return heads, [_host_line(host, blamed.get(host, {}), checks) for host in (CLUSTER, *hosts)]
 
 
-def _row(host: str, found: dict[str, list[Severity]], checks: Sequence[Checked]) -> Line:
+def _host_line(host: str, found: dict[str, list[Severity]], checks: Sequence[Checked]) -> Line:
     ranked: tuple[Severity, ...] = ("critical", "warning", "hint")
     worst = {check: min(severities, key=ranked.index) for check, severities in found.items()}
     cells = [worst.get(check.check) or CELLS[check.outcome] for check in checks]
@@ -240,7 +240,7 @@ def _row(host: str, found: dict[str, list[Severity]], checks: Sequence[Checked])
     return Line((host, *cells), {}, "bad" if "bad" in weights else "notice" if weights else "good")
 
 
-def _evidence(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> Section:
+def _evidence_section(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> Section:
     lines = []
     for number, (place, proof) in enumerate(proofs):
         value, expected = (
@@ -267,42 +267,49 @@ def _evidence(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> Section:
     return Section(name="evidence", title="Evidence", words=[], tables=[table])
 
 
-def _sure(one: Finding) -> str:
+def _format_certainty(one: Finding) -> str:
     """Never quite: what tests were made for is not all that can go wrong."""
     return "" if one.sure is None else "> 99.9%" if one.sure > 0.999 else f"{one.sure:.1%}"
 
 
-def _brief(verdict: Verdict) -> list[Block]:
+def _make_brief(verdict: Verdict) -> list[Block]:
     """What a terminal shows: the verdict, findings in words, what each check saw."""
     about = ", ".join(verdict.hosts[:4])
     more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
     whom = f"{about}{more}" or "of hosts that no run names"
-    blocks: list[Block] = [toned("collbench health  ", strong=True) + whom]
+    blocks: list[Block] = [tone_text("collbench health  ", strong=True) + whom]
     if verdict.injected:
-        blocks.append(toned(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
-    blocks += [toned(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
+        blocks.append(tone_text(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
+    blocks += [tone_text(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
     for one in verdict.findings:
         since = f", since {one.since}" if one.since else ""
-        told = toned(f"{one.severity:<10}", GRAVITY[one.severity]) + f"{one.sentence}{since}"
-        blocks.append(told + toned(f" (sure: {_sure(one)})" if _sure(one) else "", "quiet"))
-        blocks += [toned(f"          {_proof(proof)}", "quiet") for proof in one.evidence[:3]]
+        told = tone_text(f"{one.severity:<10}", GRAVITY[one.severity]) + f"{one.sentence}{since}"
+        blocks.append(
+            told
+            + tone_text(
+                f" (sure: {_format_certainty(one)})" if _format_certainty(one) else "", "quiet"
+            )
+        )
+        blocks += [
+            tone_text(f"          {_describe_proof(proof)}", "quiet") for proof in one.evidence[:3]
+        ]
         blocks += [f"          → {one.advice}", ""]
     lines = [
-        Line((one.check, toned(one.outcome, _weight(verdict, one) or "quiet"), one.note))
+        Line((one.check, tone_text(one.outcome, _check_weight(verdict, one) or "quiet"), one.note))
         for one in verdict.checks
     ]
     table = Table(heads=CHECKS, lines=lines, align="www", quiet=CHECKS[2:])
     return [*blocks, table] if lines else blocks
 
 
-def _proof(proof: Evidence) -> str:
+def _describe_proof(proof: Evidence) -> str:
     value = f"{proof.value} {proof.unit}".strip()
     return f"{proof.what}: {value}" + (
         f", not {proof.expected} {proof.unit}".rstrip() if proof.expected != "" else ""
     )
 
 
-def cleaned(verdict: Verdict) -> Verdict:
+def clean_verdict(verdict: Verdict) -> Verdict:
     """All its text on single lines without control characters: hosts and notes come from
     elsewhere."""
     replace = msgspec.structs.replace
@@ -313,52 +320,52 @@ def cleaned(verdict: Verdict) -> Verdict:
             for name in one.__struct_fields__
             if isinstance(value := getattr(one, name), str)
         }
-        return replace(one, **{name: plain(text) for name, text in texts.items()})
+        return replace(one, **{name: plain_line(text) for name, text in texts.items()})
 
     def clean(one: Finding) -> Finding:
-        subject = Subject(one.subject.kind, plain(one.subject.name))
+        subject = Subject(one.subject.kind, plain_line(one.subject.name))
         return replace(
             one,
             subject=subject,
-            what=plain(one.what),
-            advice=plain(one.advice),
-            since=plain(one.since),
+            what=plain_line(one.what),
+            advice=plain_line(one.advice),
+            since=plain_line(one.since),
             evidence=[proof(each) for each in one.evidence],
         )
 
     return replace(
         verdict,
-        summary=plain(verdict.summary),
-        injected=plain(verdict.injected),
-        runs=[*map(plain, verdict.runs)],
+        summary=plain_line(verdict.summary),
+        injected=plain_line(verdict.injected),
+        runs=[*map(plain_line, verdict.runs)],
         findings=[clean(one) for one in verdict.findings],
-        hosts=[*map(plain, verdict.hosts)],
-        checks=[replace(one, note=plain(one.note)) for one in verdict.checks],
+        hosts=[*map(plain_line, verdict.hosts)],
+        checks=[replace(one, note=plain_line(one.note)) for one in verdict.checks],
     )
 
 
-def marked(verdict: Verdict) -> str:
+def describe_mark(verdict: Verdict) -> str:
     """Words that every output carries where the fault was planted; else none."""
     return f"TEST, fault injected ({verdict.injected}): " if verdict.injected else ""
 
 
-def _sentence(verdict: Verdict) -> str:
-    return f"{marked(verdict)}{verdict.words}: {verdict.told}"
+def _make_sentence(verdict: Verdict) -> str:
+    return f"{describe_mark(verdict)}{verdict.words}: {verdict.told}"
 
 
-def line(verdict: Verdict) -> str:
+def make_line(verdict: Verdict) -> str:
     """One line for a chat, short enough to be read."""
     grave = sum(one.severity != "hint" for one in verdict.findings)
-    hosts = f" ({_some(verdict.hosts, 2)})" if verdict.hosts else ""
-    count = f", {counted(grave, 'finding')}" if grave else ""
+    hosts = f" ({_name_some(verdict.hosts, 2)})" if verdict.hosts else ""
+    count = f", {format_count(grave, 'finding')}" if grave else ""
     text = (
-        f"{MARKS[verdict.state]} collbench{hosts}: {marked(verdict)}{verdict.words}{count}:"
+        f"{MARKS[verdict.state]} collbench{hosts}: {describe_mark(verdict)}{verdict.words}{count}:"
         f" {verdict.told}"
     )
     return text if len(text) <= LINE else text[: LINE - 1] + "…"
 
 
-def nagios(verdict: Verdict) -> tuple[int, str]:
+def make_nagios(verdict: Verdict) -> tuple[int, str]:
     """A plugin's exit code and line with performance data: critical findings are CRITICAL, others a
     WARNING."""
     code, word = (
@@ -366,45 +373,49 @@ def nagios(verdict: Verdict) -> tuple[int, str]:
         if any(f.severity == "critical" for f in verdict.findings)
         else NAGIOS[verdict.state]
     )
-    text = f"{marked(verdict)}{verdict.told}".replace("|", "/")  # which begins performance data
-    data = " ".join(f"{severity}={number}" for severity, number in _severities(verdict).items())
+    text = f"{describe_mark(verdict)}{verdict.told}".replace(
+        "|", "/"
+    )  # which begins performance data
+    data = " ".join(
+        f"{severity}={number}" for severity, number in _count_severities(verdict).items()
+    )
     blind = sum(one.outcome == "no data" for one in verdict.checks)
     return code, f"COLLBENCH {word} - {text} | {data} checks={len(verdict.checks)} no_data={blind}"
 
 
-def unknown(why: str) -> str:
+def make_unknown(why: str) -> str:
     """A plugin's line where there is nothing to judge."""
-    return f"COLLBENCH {UNKNOWN[1]} - {plain(why)}".replace("|", "/")
+    return f"COLLBENCH {UNKNOWN[1]} - {plain_line(why)}".replace("|", "/")
 
 
-def _severities(verdict: Verdict) -> dict[str, int]:
+def _count_severities(verdict: Verdict) -> dict[str, int]:
     return {
         name: sum(one.severity == name for one in verdict.findings)
         for name in ("critical", "warning", "hint")
     }
 
 
-def values(verdict: Verdict) -> dict[str, Any]:
+def plain_values(verdict: Verdict) -> dict[str, Any]:
     """An object: ``schema``, ``exit`` and all that Verdict has."""
     return {"schema": SCHEMA, "exit": verdict.exit, **msgspec.structs.asdict(verdict)}
 
 
-def cases(verdict: Verdict) -> list[JunitCase]:
+def junit_cases(verdict: Verdict) -> list[JunitCase]:
     """A test case per check: failed where it found a fault, skipped without data; and one for the
     verdict."""
-    found = [_case(verdict, check) for check in verdict.checks]
+    found = [_junit_case(verdict, check) for check in verdict.checks]
     unknown = verdict.state == "no verdict"
     last = JunitCase(
         group=GROUP,
         name="verdict",
         outcome="error" if unknown else "passed",
-        message=_sentence(verdict),
+        message=_make_sentence(verdict),
         kind="NO_VERDICT" if unknown else "",
     )
     return [*found, last]
 
 
-def _case(verdict: Verdict, check: Checked) -> JunitCase:
+def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
     grave = [f for f in verdict.findings if f.check == check.check and f.severity != "hint"]
     if grave:
         text = "\n".join(f"{f.severity}: {f.sentence}. {f.advice}" for f in grave)
@@ -413,7 +424,7 @@ def _case(verdict: Verdict, check: Checked) -> JunitCase:
             name=check.check,
             outcome="failed",
             kind=grave[0].severity,
-            message=plain(marked(verdict) + text.splitlines()[0]),
+            message=plain_line(describe_mark(verdict) + text.splitlines()[0]),
             text=text,
         )
     if check.outcome in ("no data", "not applicable"):
@@ -422,7 +433,7 @@ def _case(verdict: Verdict, check: Checked) -> JunitCase:
     return JunitCase(group=GROUP, name=check.check, outcome="passed", message=check.note)
 
 
-def gauges(verdict: Verdict) -> list[Gauge]:
+def list_gauges(verdict: Verdict) -> list[Gauge]:
     """What node_exporter is told. Findings are counted by check, severity and subject."""
     findings: dict[tuple[tuple[str, str], ...], int] = {}
     for one in verdict.findings:
@@ -452,7 +463,7 @@ def gauges(verdict: Verdict) -> list[Gauge]:
         Gauge(
             "collbench_health_severity",
             "Findings, by severity.",
-            [({"severity": s}, n) for s, n in _severities(verdict).items()],
+            [({"severity": s}, n) for s, n in _count_severities(verdict).items()],
         ),
         Gauge(
             "collbench_health_injected",
@@ -467,12 +478,12 @@ def gauges(verdict: Verdict) -> list[Gauge]:
         Gauge(
             "collbench_health_run_end_timestamp_seconds",
             "When the last run ended.",
-            [({}, _seconds(verdict.ended))] if verdict.ended else [],
+            [({}, _epoch_seconds(verdict.ended))] if verdict.ended else [],
         ),
     ]
 
 
-def _seconds(when: str) -> float:
+def _epoch_seconds(when: str) -> float:
     try:
         return datetime.fromisoformat(when).timestamp()
     except ValueError:

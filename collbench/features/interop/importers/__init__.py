@@ -20,15 +20,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype
 from collbench.core.errors import UsageError
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.interop.importers.text import (
     join_continued,
     restore_hashes,
     split_processes,
-    unprefixed,
+    strip_prefixes,
 )
 from collbench.machine import environment
 from collbench.machine.gpu import is_fake
@@ -206,7 +206,9 @@ class Reading:
     def collective(self, *names: str) -> str:
         """Which of ours the first of ``names`` that is not empty means, "" where it is none of
         ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""
-        told = next(filter(None, (*names, self.asked.collective, _named(self.asked.name))), "")
+        told = next(
+            filter(None, (*names, self.asked.collective, _find_collective(self.asked.name))), ""
+        )
         if not told:
             raise UsageError(
                 f"{self.asked.name}: cannot tell which collective this is",
@@ -263,8 +265,8 @@ class Reading:
             self.omitted[f"there is no reduction '{line.op}' in collbench"] += 1
             return
         try:
-            case = _case(table, line)
-            refused = line.failed or sweep.refuse(case)
+            case = _make_case(table, line)
+            refused = line.failed or sweep.refuse_case(case)
             self._compare(case, line, bool(refused))
         except ValueError as e:  # a file of another version or hand
             self.omitted[str(e)] += 1
@@ -297,7 +299,7 @@ class Reading:
                 )
             else:
                 world = self._world(own, case.world)
-                self.records.append(_record(counted_case, own, line, world))
+                self.records.append(_make_record(counted_case, own, line, world))
 
     def _differing_facts(self) -> list[str]:
         """The facts in which tables of one case differ where both tell."""
@@ -322,10 +324,10 @@ class Reading:
                 f"{line.where}: {line.count} elements are not what {case.n} ranks make of"
                 f" {line.size} B"
             )
-        if line.printed is None or None in map(number, line.printed):
+        if line.printed is None or None in map(parse_number, line.printed):
             return
         time, *bandwidths = line.printed
-        slack = 500 * step(time)  # half a unit of the last place, in nanoseconds
+        slack = 500 * last_digit(time)  # half a unit of the last place, in nanoseconds
         least, most = (
             case.moved / t if t > 0 else math.inf
             for t in (line.told.time + slack, line.told.time - slack)
@@ -337,7 +339,7 @@ class Reading:
         for name, text, factors in zip(
             ("algbw", "busbw"), bandwidths, (net, (factor,)), strict=True
         ):
-            value, half = float(text), step(text) / 2
+            value, half = float(text), last_digit(text) / 2
             if not any(
                 0.998 * least * f - half <= value <= 1.002 * most * f + half for f in factors
             ):
@@ -388,19 +390,19 @@ def facts_of(table: Table) -> list[tuple[str, str]]:
 
 def _with_settings(table: Table, names: Sequence[str]) -> Table:
     """The table with those of its facts as settings."""
-    settings = ((name, _shortened(value)) for name, value in facts_of(table) if name in names)
+    settings = ((name, _shorten_fact(value)) for name, value in facts_of(table) if name in names)
     return msgspec.structs.replace(table, env=(*table.env, *settings))
 
 
-def _shortened(value: str) -> str:
+def _shorten_fact(value: str) -> str:
     """A fact in one word of bounded length, and another one for each."""
-    word = re.sub(r"[\s,=]+", "-", environment.mask(value))
+    word = re.sub(r"[\s,=]+", "-", environment.mask_text(value))
     return (
         word if len(word) <= MOST_FACT else f"{word[:MOST_FACT]}-{zlib.crc32(value.encode()):08x}"
     )
 
 
-def _case(table: Table, line: Line) -> Case:
+def _make_case(table: Table, line: Line) -> Case:
     """The case that a line is a result of. Raises UsageError where collbench has none such."""
     if line.size >= 1 << 60:
         raise UsageError(f"{line.size} B are more than any machine holds")
@@ -419,14 +421,14 @@ def _case(table: Table, line: Line) -> Case:
         mode=table.mode,
         env=table.env,
         splits=table.splits,
-        background=backgrounds.spelled(table.background),
+        background=backgrounds.normalise_background(table.background),
         groups=table.groups,
         group=table.group,
         of=table.of,
     )
 
 
-def _record(case: Case, table: Table, line: Line, world: int) -> Record:
+def _make_record(case: Case, table: Table, line: Line, world: int) -> Record:
     checked = 0 if line.wrong is None else case.counts[1] * case.n  # what every rank received
     status: Any = (
         "wrong" if line.wrong or line.bad else "predicted" if table.backend == "model" else "ok"
@@ -435,7 +437,7 @@ def _record(case: Case, table: Table, line: Line, world: int) -> Record:
         case=case,
         status=status,
         world=world,
-        note=line.note or (counted(line.wrong, "wrong element") if line.wrong else ""),
+        note=line.note or (format_count(line.wrong, "wrong element") if line.wrong else ""),
         started=line.started,
         times_ns=line.times_ns,
         per_rank=line.per_rank,
@@ -458,7 +460,7 @@ def _no_time(line: Line) -> list[float]:
     return odd or [0.0] * bool(line.size and not told.time)
 
 
-def _named(name: str) -> str:
+def _find_collective(name: str) -> str:
     """The collective that whole words of a file's name speak of, "" if none; all_reduce is not
     taken for reduce."""
     text = f"_{re.sub(r'[^a-z]+', '_', name.rpartition('/')[2].lower())}_"
@@ -468,14 +470,14 @@ def _named(name: str) -> str:
     )
 
 
-def step(text: str) -> float:
+def last_digit(text: str) -> float:
     """What one unit in the last place of a printed number is worth: 0.01 for 12.34, 1e6 for
     1.2e+07."""
     exponent = Decimal(text).as_tuple().exponent
     return 10.0**exponent if isinstance(exponent, int) else 0.0
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """The number that a program printed, None for nan, inf and anything else."""
     try:
         value = float(text)
@@ -484,7 +486,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
+def read_log(text: str, asked: Asked, kind: str = "auto") -> Reading:
     """Everything that ``text`` says, by the parser for ``kind`` (of FORMATS, or auto). Raises
     UsageError where it is of no known kind, says too little, or holds no result."""
     if text.startswith('{"line":"run"'):
@@ -492,12 +494,13 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
             f"{asked.name} is a run of collbench already", "report and compare read it as it is"
         )
     if asked.collective:
-        asked = msgspec.structs.replace(asked, collective=collective(asked.collective).name)
+        asked = msgspec.structs.replace(asked, collective=find_collective(asked.collective).name)
     is_json = JSON.match(text) is not None
     parts = {"": text} if is_json else split_processes(text)
     if not is_json:
         parts = {
-            label: restore_hashes(join_continued(unprefixed(part))) for label, part in parts.items()
+            label: restore_hashes(join_continued(strip_prefixes(part)))
+            for label, part in parts.items()
         }
     text = "\n".join(parts.values())
     if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
@@ -517,7 +520,7 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
     for label, part in parts.items():
         reading.process = label
-        parser.read(part, reading)
+        parser.read_log(part, reading)
     reading.finish()
     if not any(record.told or record.status == "wrong" for record in reading.records):
         why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
@@ -529,7 +532,9 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
     return reading
 
 
-def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | World | Record | End]:
+def assemble_runs(
+    reading: Reading, tag: str = "", place: int = 0
+) -> list[Run | World | Record | End]:
     """The lines of a run's file. Without an End where the log was cut short. Runs made in one
     millisecond sort by their ``place``."""
     cases = [record.case for record in reading.records]
@@ -558,29 +563,31 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
     run = Run(
         id=store.new_id(f"imported-{place:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
-        command=[environment.mask(word) for word in reading.command],
+        command=[environment.mask_text(word) for word in reading.command],
         suite=Suite(
-            name="imported", axes=axes, policy=reading.policy, description=average(reading)
+            name="imported", axes=axes, policy=reading.policy, description=describe_average(reading)
         ),
         policy=reading.policy,
-        environment=_environment(reading),
-        tag=environment.mask(tag),
+        environment=_make_environment(reading),
+        tag=environment.mask_text(tag),
         imported=reading.tool,
     )
     wrong = reading.failures or any(record.status == "wrong" for record in reading.records)
-    note = f"{counted(reading.failures, 'check')} of the data failed" if reading.failures else ""
+    note = (
+        f"{format_count(reading.failures, 'check')} of the data failed" if reading.failures else ""
+    )
     end = [End(exit=7 if wrong else 0, ended=reading.ended, note=note)] if reading.closed else []
     return [run, *reading.worlds, *reading.records, *end]
 
 
-def average(reading: Reading) -> str:
+def describe_average(reading: Reading) -> str:
     """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
     named = "Average bus bandwidth in the log: "
     told = list(dict.fromkeys(reading.averages))
     return f"{named}{', '.join(told[:9])}{', …' * bool(told[9:])} GB/s" if told else ""
 
 
-def _environment(reading: Reading) -> dict[str, Any]:
+def _make_environment(reading: Reading) -> dict[str, Any]:
     """Name and GPUs of the first host, and those variables that are recorded of own runs too."""
     ranks = reading.worlds[0].ranks if reading.worlds else []
     host = reading.asked.host or (ranks[0].host if ranks else "")
@@ -588,7 +595,7 @@ def _environment(reading: Reading) -> dict[str, Any]:
     return {
         **({"host": host} if host else {}),
         **({"gpus": {"devices": [{"name": name} for name in names]}} if any(names) else {}),
-        "variables": environment.variables(reading.settings),
+        "variables": environment.select_variables(reading.settings),
     }
 
 

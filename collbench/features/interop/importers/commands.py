@@ -63,7 +63,9 @@ def varying_variables(every: Sequence[str]) -> set[str]:
     """Variables that not all commands in a log set alike, and that therefore tell its tests
     apart."""
     commands = [
-        environment.variables(settings_of(words)) for line in every if (words := words_of(line))
+        environment.select_variables(settings_of(words))
+        for line in every
+        if (words := words_of(line))
     ]
     names = {name for command in commands for name in command}
     return {name for name in names if len({command.get(name) for command in commands}) > 1}
@@ -74,17 +76,20 @@ def count_ranks(command: Sequence[str]) -> int:
     start = next((i for i, word in enumerate(command) if _is_launcher(word)), len(command))
     if start == len(command) or "jsrun" in command[start]:  # whose -n are sets of ranks
         return 0
-    counts = [_count(_options(part)) for part in _programs(command[start + 1 :])]
+    counts = [
+        _count_ranks(_words_before_benchmark(part))
+        for part in _split_programs(command[start + 1 :])
+    ]
     return sum(counts) if all(counts) else 0
 
 
-def _options(words: Sequence[str]) -> Sequence[str]:
+def _words_before_benchmark(words: Sequence[str]) -> Sequence[str]:
     """The words before the benchmark."""
     at = (i for i, word in enumerate(words) if BENCHMARK.search(word))
     return words[: next(at, len(words))]
 
 
-def _programs(words: Sequence[str]) -> list[list[str]]:
+def _split_programs(words: Sequence[str]) -> list[list[str]]:
     """Words of each of the programs that a colon divides."""
     parts: list[list[str]] = [[]]
     for word in words:
@@ -95,13 +100,13 @@ def _programs(words: Sequence[str]) -> list[list[str]]:
     return parts
 
 
-def _count(words: Sequence[str]) -> int:
-    if ranks := _value(words, RANKS):
+def _count_ranks(words: Sequence[str]) -> int:
+    if ranks := _option_value(words, RANKS):
         return ranks
-    return _value(words, NODES) * _value(words, PER_NODE)
+    return _option_value(words, NODES) * _option_value(words, PER_NODE)
 
 
-def _value(words: Sequence[str], names: Sequence[str]) -> int:
+def _option_value(words: Sequence[str], names: Sequence[str]) -> int:
     """The number behind one of these options, be it a word of its own, after '=' or glued; 0 where
     there is none."""
     text = " ".join(words)
@@ -114,7 +119,7 @@ def _value(words: Sequence[str], names: Sequence[str]) -> int:
 
 def count_gpus(command: Sequence[str]) -> int:
     """How many GPUs a process of nccl-tests has, by -t and -g."""
-    arguments = command[len(_options(command)) :]
+    arguments = command[len(_words_before_benchmark(command)) :]
     return math.prod(
-        _value(arguments, names) or 1 for names in (("-t", "--nthreads"), ("-g", "--ngpus"))
+        _option_value(arguments, names) or 1 for names in (("-t", "--nthreads"), ("-g", "--ngpus"))
     )

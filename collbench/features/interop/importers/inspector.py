@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.interop.importers import MOST_NS, Line, Reading, Table
-from collbench.features.interop.importers.text import sane
+from collbench.features.interop.importers.text import refuse_too_many_values
 from collbench.records.types import Choice, ToolTime
 from collbench.suite.case import Whole
 
@@ -99,16 +99,16 @@ class _Calls(NamedTuple):
     channels: set[int]
 
 
-def read(text: str, reading: Reading) -> None:
+def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all calls in ``text``. Raises UsageError where they are too many."""
     found: dict[_Kind, _Calls] = {}
     stamps: list[int] = []
     if MARK not in text:
         return
-    for at, line in enumerate(sane(text, reading.asked.name).split("\n"), 1):
+    for at, line in enumerate(refuse_too_many_values(text, reading.asked.name).split("\n"), 1):
         where = f"line {at}"
         try:
-            entry = _entry(line) if line.strip() else None
+            entry = _read_entry(line) if line.strip() else None
         except (ValueError, RecursionError) as e:  # no JSON, or of another kind
             reading.lost.append((where, str(e)))
             continue
@@ -120,13 +120,13 @@ def read(text: str, reading: Reading) -> None:
         if call is None or call.coll not in NAMES:
             reading.omitted[_why_foreign(call, entry.p2p_perf)] += 1
         else:
-            _take(reading, found, where, entry.header, call)
-    reading.started, reading.ended = (_iso(pick(stamps, default=0)) for pick in (min, max))
+            _take_call(reading, found, where, entry.header, call)
+    reading.started, reading.ended = (_format_iso(pick(stamps, default=0)) for pick in (min, max))
     for kind, calls in found.items():
-        _add(reading, kind, calls)
+        _add_calls(reading, kind, calls)
 
 
-def _entry(line: str) -> _Entry:
+def _read_entry(line: str) -> _Entry:
     """Raises ValueError where the line is none, or contradicts itself."""
     if len(line) > LONGEST:
         raise ValueError(f"longer than {LONGEST >> 10} KiB")
@@ -144,7 +144,7 @@ def _why_foreign(call: _Call | None, message: Any) -> str:
     return "messages between two ranks" if message else "neither a call nor a message"
 
 
-def _take(
+def _take_call(
     reading: Reading, found: dict[_Kind, _Calls], where: str, head: _Header, call: _Call
 ) -> None:
     kind = _Kind(
@@ -163,7 +163,7 @@ def _take(
     times.setdefault(head.rank, call.coll_exec_time_us)
 
 
-def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
+def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
     name, block = NAMES[kind.coll]
     n = reading.ranks(kind.n)
     seen = {rank for ranks in calls.times.values() for rank in ranks}
@@ -172,9 +172,9 @@ def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
     times = [round(1e3 * pick(ranks.values())) for _, ranks in sorted(calls.times.items())]
     note = [
         f"communicator {' '.join(filter(None, (kind.communicator, kind.name)))}: {UNTOLD}",
-        "" if whole else f"of {counted(len(seen), 'rank')} of {n}",
+        "" if whole else f"of {format_count(len(seen), 'rank')} of {n}",
         f"timed by {kind.clock}" * bool(kind.clock),
-        _on(calls.channels),
+        _format_channels(calls.channels),
     ]
     alike = len(calls.channels) == 1 and max(calls.channels)
     # as the application called it: not aligned, one call at a time
@@ -201,14 +201,14 @@ def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
     reading.add(table, line)
 
 
-def _on(channels: set[int]) -> str:
+def _format_channels(channels: set[int]) -> str:
     """A number of channels, or those that calls or ranks differ in; 0 is of lines without them."""
     least, most = min(channels - {0}, default=0), max(channels)
-    told = counted(most, "channel") if least == most else f"{least} to {most} channels"
+    told = format_count(most, "channel") if least == most else f"{least} to {most} channels"
     return f"on {told}" if most else ""
 
 
-def _iso(microseconds: int) -> str:
+def _format_iso(microseconds: int) -> str:
     """The time of a stamp in ISO form; "" where it is none."""
     try:
         stamp = datetime.fromtimestamp(microseconds / 1e6, UTC)

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from collbench.core.collectives import COLLECTIVES, Collective
-from collbench.features.interop.importers import Line, Reading, Table, commands, number
-from collbench.features.interop.importers.text import cut_library_output, library_hosts, lines
+from collbench.features.interop.importers import Line, Reading, Table, commands, parse_number
+from collbench.features.interop.importers.text import cut_library_output, library_hosts, split_lines
 from collbench.machine import environment
 from collbench.records.types import VALIDATED, ToolTime
 from collbench.suite.policy import Policy
@@ -109,10 +109,10 @@ FAILURE = re.compile(
 )
 
 
-def read(text: str, reading: Reading) -> None:
+def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    every = lines(text)
+    every = split_lines(text)
     kind = _Intel if re.search(r"^[ \t]*# ?Benchmarking ", text, re.MULTILINE) else _Osu
     tables = kind(reading, commands.varying_variables(every))
     hosts = library_hosts(every)
@@ -174,7 +174,7 @@ class _Tables:
         if not words or not re.match(r"\d|-", words[0]):
             return
         if not self._columns:
-            if len(words) > 1 and None not in map(number, words):
+            if len(words) > 1 and None not in map(parse_number, words):
                 self._reading.lost.append((where, "a row of numbers under no names of columns"))
             return
         if self._test is None:
@@ -186,7 +186,7 @@ class _Tables:
             else ""
         )
         cells = dict(zip(self._columns, words, strict=False))
-        values = {name: number(cell) for name, cell in cells.items()}
+        values = {name: parse_number(cell) for name, cell in cells.items()}
         size = values.get("Size", 0.0)
         if size is None or (
             not reason and (len(words) != len(self._columns) or self._time(values) is None)
@@ -235,7 +235,7 @@ class _Tables:
         self._reading.warn_if_repeated(self._where, name, is_told)
         self._is_fresh = False
         mode: Any = "streaming" if streaming or row.pairwise else "isolated"
-        settings = environment.variables(commands.settings_of(self._command))
+        settings = environment.select_variables(commands.settings_of(self._command))
         env = [(name, value) for name, value in settings.items() if name in self._varying]
         if self._memory:
             env.append(("buffers", "-".join(self._memory)))
@@ -247,7 +247,7 @@ class _Tables:
             library=self._library,
             env=tuple(env),
             sync="barrier" if mode == "isolated" else "",
-            command=" ".join(map(environment.mask, self._command)),
+            command=" ".join(map(environment.mask_text, self._command)),
             facts=(("tool", self._version), ("ranks", str(told or ""))),
         )
 
@@ -337,7 +337,7 @@ class _Intel(_Tables):
             self._row(
                 where,
                 text,
-                streaming=_given(reading.command, "sync") in ("off", "0", "no", "disable"),
+                streaming=_option_word(reading.command, "sync") in ("off", "0", "no", "disable"),
             )
 
     def _setting(self, name: str, value: str) -> None:
@@ -350,10 +350,10 @@ class _Intel(_Tables):
             self._library = f"MPI {value}"
         else:
             reduces = name.endswith("reductions")
-            word = _given(self._reading.command, "red_data_type" if reduces else "data_type")
+            word = _option_word(self._reading.command, "red_data_type" if reduces else "data_type")
             self._types[reduces] = TYPES.get(word or value.removeprefix("MPI_").lower(), value)
 
 
-def _given(command: Sequence[str], option: str) -> str:
+def _option_word(command: Sequence[str], option: str) -> str:
     """The word after ``-option``, "" where it is not given."""
     return next((value for word, value in itertools.pairwise(command) if word == f"-{option}"), "")

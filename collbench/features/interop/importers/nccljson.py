@@ -16,19 +16,19 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.features.interop.importers import Line, Reading, Table, number
+from collbench.features.interop.importers import Line, Reading, Table, parse_number
 from collbench.features.interop.importers.commands import PROGRAM
 from collbench.features.interop.importers.nccltests import (
     RANKS,
     SPELLED,
-    averaged,
-    counted,
+    describe_averaging,
     from_bandwidth,
     library_name,
     mode_of,
+    parse_iterations,
     why_foreign,
 )
-from collbench.features.interop.importers.text import sane
+from collbench.features.interop.importers.text import refuse_too_many_values
 from collbench.records.types import PER_RANK_SAMPLES, RankInfo, ToolTime
 from collbench.suite.case import Mode, Ranks, Whole
 from collbench.suite.policy import Policy
@@ -120,11 +120,11 @@ class _Document(msgspec.Struct):
     collbench: _Ours | None = None
 
 
-def read(text: str, reading: Reading) -> None:
+def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    document = _document(text, reading)
-    tables, told = _head(document, reading)
+    document = _read_document(text, reading)
+    tables, told = _read_head(document, reading)
     for at, (item, table) in enumerate(zip(document.results, tables, strict=False), 1):
         try:
             result = msgspec.convert(item, _Result, strict=False)
@@ -149,27 +149,27 @@ def read(text: str, reading: Reading) -> None:
                 op=SPELLED.get(result.redop, result.redop),
             )
             if half:
-                _take(reading, table, line, half, series or _Iterations(), told)
+                _take_half(reading, table, line, half, series or _Iterations(), told)
 
 
-def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:
+def _read_head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:
     """What stands before the results, told to ``reading``: the table of each (see _tables), and
     the fields of ToolTime that all have."""
     config, ours = document.config, document.collbench
     tool = "rccl-tests" if document.rccl_version else "collbench" if ours else "nccl-tests"
     reading.tool = f"{tool} JSON, schema {document.version}"
-    reading.command, reading.started = document.args, _iso(document.start_time)
-    reading.averages += filter(number, [str(document.average_bus_bandwidth.get("bandwidth"))])
-    failures = _number(document.out_of_bounds.get("count")) or 0
+    reading.command, reading.started = document.args, _format_iso(document.start_time)
+    reading.averages += filter(parse_number, [str(document.average_bus_bandwidth.get("bandwidth"))])
+    failures = _parse_number(document.out_of_bounds.get("count")) or 0
     reading.failures = int(max(failures, document.out_of_bounds.get("okay") == "false"))
     for error in document.errors:
         reading.warn(f"the log has an error: {error}")
-    reading.ended, reading.closed = _iso(document.end_time), bool(document.end_time)
+    reading.ended, reading.closed = _format_iso(document.end_time), bool(document.end_time)
     reading.settings = dict(setting.split("=", 1) for setting in document.env if "=" in setting)
     given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))
     blocking = int(given[1]) if given else int(config.blocking_collectives == "true")
     reading.policy = Policy(
-        iters=counted(config.iterations),
+        iters=parse_iterations(config.iterations),
         warmup=config.warmup_iters,
         agg_iters=max(1, config.aggregated_iterations),
         check=config.validation,
@@ -177,8 +177,8 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     )
     library = library_name(document.nccl_version or document.rccl_version, tool)
     mode: Mode = "graph" if config.graph else mode_of(blocking)
-    tables = _tables(document, reading, mode, library)
-    told: dict[str, Any] = {"ranks": averaged(document.args)}
+    tables = _list_tables(document, reading, mode, library)
+    told: dict[str, Any] = {"ranks": describe_averaging(document.args)}
     if ours:
         told = {
             "over": "median",
@@ -187,14 +187,14 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     return tables, told
 
 
-def _document(text: str, reading: Reading) -> _Document:
+def _read_document(text: str, reading: Reading) -> _Document:
     """The whole of it; of a torn file what comes before the results, and those that are whole."""
-    text = sane(text, reading.asked.name)
+    text = refuse_too_many_values(text, reading.asked.name)
     text = BARE.sub(lambda bare: bare[1] + {"inf": "Infinity", "nan": "NaN"}[bare[2]], text)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        found = _salvage(text)
+        found = _salvage_document(text)
         reading.warnings.append(f"the JSON is torn: only {len(found['results'])} results are whole")
     try:
         return msgspec.convert(found, _Document, strict=False)
@@ -204,7 +204,7 @@ def _document(text: str, reading: Reading) -> _Document:
         ) from e
 
 
-def _salvage(text: str) -> dict[str, Any]:
+def _salvage_document(text: str) -> dict[str, Any]:
     head, results, tail = text.partition('"results":[')
     try:
         found: dict[str, Any] = json.loads(f"{head}{results}]}}") if results else {}
@@ -223,7 +223,9 @@ def _salvage(text: str) -> dict[str, Any]:
     return found
 
 
-def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> list[Table | str]:
+def _list_tables(
+    document: _Document, reading: Reading, mode: Mode, library: str
+) -> list[Table | str]:
     """The table each result belongs to, or why it belongs to none."""
     if document.collbench:
         extras = document.collbench.results
@@ -241,7 +243,7 @@ def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> 
     each = config.nthreads * config.ngpus
     n = 0 if reason else reading.ranks(len(group) * each)
     ranks = [
-        RankInfo(rank=p * each + i, host=d.hostname, pid=d.pid, cpus=[], device=_device(d, i))
+        RankInfo(rank=p * each + i, host=d.hostname, pid=d.pid, cpus=[], device=_name_device(d, i))
         for p, d in enumerate(group if n == len(group) * each else [])
         for i in range(each)
     ]
@@ -252,7 +254,7 @@ def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> 
     return [reason or table] * count
 
 
-def _take(
+def _take_half(
     reading: Reading,
     table: Table,
     line: Line,
@@ -261,10 +263,10 @@ def _take(
     told: dict[str, Any],
 ) -> None:
     """A half of a result, with its samples where it has any."""
-    time, size = _number(half.time), line.size
-    wrong, note = _number(half.nwrong), ""
+    time, size = _parse_number(half.time), line.size
+    wrong, note = _parse_number(half.nwrong), ""
     if half.cpu_time is not None:
-        time = from_bandwidth(size, f"{_number(half.alg_bw) or 0:f}") or None
+        time = from_bandwidth(size, f"{_parse_number(half.alg_bw) or 0:f}") or None
         note = reading.rebuilt() if time else ""
     line = msgspec.structs.replace(line, wrong=None if wrong is None else int(wrong), note=note)
     if time is None and wrong:  # by us, who show no time of wrong data
@@ -278,9 +280,10 @@ def _take(
         return
     skip = max(0, series.skipped_iterations)
     try:
-        times = _nanoseconds(series.times_us[skip:])
+        times = _parse_nanoseconds(series.times_us[skip:])
         rows = [
-            _nanoseconds(row[skip:][:PER_RANK_SAMPLES]) for row in series.per_process_max_times_us
+            _parse_nanoseconds(row[skip:][:PER_RANK_SAMPLES])
+            for row in series.per_process_max_times_us
         ]
     except ValueError as e:
         reading.lost.append((line.where, str(e)))
@@ -288,7 +291,10 @@ def _take(
     per_rank = len(rows) == table.n and {len(row) for row in rows} == {
         min(len(times), PER_RANK_SAMPLES)
     }
-    known = half.cpu_time is None and None not in (_number(half.alg_bw), _number(half.bus_bw))
+    known = half.cpu_time is None and None not in (
+        _parse_number(half.alg_bw),
+        _parse_number(half.bus_bw),
+    )
     reading.add(
         table,
         msgspec.structs.replace(
@@ -301,24 +307,24 @@ def _take(
     )
 
 
-def _device(first: _Device, behind: int) -> str:
+def _name_device(first: _Device, behind: int) -> str:
     """The GPU so many behind a process's first, of which alone the bus address is known."""
     address = "" if behind else f" [{first.device_hex}]"
     return f"cuda:{first.device + behind}{address} {first.device_info}"
 
 
-def _nanoseconds(times: list[float]) -> list[int]:
+def _parse_nanoseconds(times: list[float]) -> list[int]:
     """Raises ValueError where one is no time."""
     if not all(0 <= t < 1e12 for t in times):
         raise ValueError("a time of an iteration is not a number of microseconds")
     return [round(t * 1e3) for t in times]
 
 
-def _number(value: float | str | None) -> float | None:
-    return None if value is None else number(str(value))
+def _parse_number(value: float | str | None) -> float | None:
+    return None if value is None else parse_number(str(value))
 
 
-def _iso(stamp: str) -> str:
+def _format_iso(stamp: str) -> str:
     """The local time that a tool wrote, in ISO form and as it is without a zone; "" where it is
     none."""
     try:

@@ -15,8 +15,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.core.text import counted as plural
-from collbench.features.interop.importers import TYPES, Line, Reading, Table, number, step
+from collbench.core.text import format_count as plural
+from collbench.features.interop.importers import (
+    TYPES,
+    Line,
+    Reading,
+    Table,
+    last_digit,
+    parse_number,
+)
 from collbench.features.interop.importers.commands import (
     PROGRAM,
     count_gpus,
@@ -25,7 +32,7 @@ from collbench.features.interop.importers.commands import (
     varying_variables,
     words_of,
 )
-from collbench.features.interop.importers.text import cut_library_output, library_hosts, lines
+from collbench.features.interop.importers.text import cut_library_output, library_hosts, split_lines
 from collbench.machine import environment
 from collbench.records.types import RELATIVE, RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
@@ -88,18 +95,18 @@ RANKS = {
 SPELLED = {"char": "int8", "mulsum": "premul_sum", "": "none"}
 
 
-def read(text: str, reading: Reading) -> None:
+def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    every = lines(text)
+    every = split_lines(text)
     hosts = library_hosts(every) | {d[4] for line in every if (d := DEVICE.match(line))}
     tables = _Tables(reading, varying_variables(every))
-    for at, line in enumerate(_measured(every), 1):
+    for at, line in enumerate(_mark_unmeasured(every), 1):
         tables.line(f"line {at}", line, hosts)
     tables.end()
 
 
-def _measured(every: Sequence[str]) -> list[str]:
+def _mark_unmeasured(every: Sequence[str]) -> list[str]:
     """The lines, with N/A where collbench's own text repeats a half for one that was not measured,
     as a remark below the table says."""
     told: list[str] = []
@@ -192,7 +199,7 @@ class _Tables:
         elif (
             self._torn
             and text.split()
-            and all(number(t) is not None or t == "N/A" for t in text.split())
+            and all(parse_number(t) is not None or t == "N/A" for t in text.split())
         ):
             self._try(self._torn[0], f"{self._torn[1]} {text}")
         elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
@@ -238,7 +245,7 @@ class _Tables:
                 word == "in-place" for word in re.findall(r"(?<!\S)(?:out-of|in)-place", text)
             )
         elif "algbw" in text and "size" in text:
-            self._layout, self._inside = _layout(text[1:].split(), self._places), True
+            self._layout, self._inside = _read_layout(text[1:].split(), self._places), True
             self._table_count += 1
             if not self._waiting:
                 self._tables = {}
@@ -247,14 +254,14 @@ class _Tables:
             self._inside = False
             self._reading.failures += sum(map(int, re.findall(r": (\d{1,9}) FAILED", text)))
         elif found := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
-            self._reading.averages += filter(number, [found[1]])
+            self._reading.averages += filter(parse_number, [found[1]])
 
     def _close(self) -> None:
         """The test under way is through, or another begins: shares out rows of processes that ran
         alone."""
         self._lose()
         waiting, self._waiting = self._waiting, []
-        count, hosts = len(self._sets), [_hosts(one) for one in self._sets]
+        count, hosts = len(self._sets), [_list_hosts(one) for one in self._sets]
         apart = self._table_count >= count
         if count > 1:
             rank = self._sets[-1][0][1]
@@ -274,7 +281,7 @@ class _Tables:
     def _add_device(self, device: re.Match[str]) -> None:
         """Adds a device to the devices of its test, of which several may run alone."""
         lacking = [one for one in self._sets if device[1] not in {other[1] for other in one}]
-        same_host = [one for one in lacking if device[4] in _hosts(one)]
+        same_host = [one for one in lacking if device[4] in _list_hosts(one)]
         if lacking:
             (same_host or lacking)[0].append(device)
         else:
@@ -288,7 +295,7 @@ class _Tables:
             settings = settings_of(self._command)
             reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
         reading.policy = Policy(
-            iters=counted(told.get("iter")),
+            iters=parse_iterations(told.get("iter")),
             warmup=told.get("warmupiter"),
             check=told.get("validation", 1),
             agg_iters=max(1, told.get("aggiter", 1)),
@@ -338,24 +345,24 @@ class _Tables:
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
-        error, wrong = half.get("error", ""), number(half.get("#wrong", ""))
+        error, wrong = half.get("error", ""), parse_number(half.get("#wrong", ""))
         line = msgspec.structs.replace(
             line, wrong=None if wrong is None else int(wrong), bad=error.endswith("*")
         )
-        if number(time) is None and wrong:  # by us, who show no time of wrong data
+        if parse_number(time) is None and wrong:  # by us, who show no time of wrong data
             return self._reading.add(table, line)
-        if number(time) is None:
+        if parse_number(time) is None:
             self._name_odd_half(line, time)
             return None
         microseconds = float(time)
         if "cputime" in half and (microseconds := from_bandwidth(line.size, half["algbw"])) == 0:
             self._reading.omitted["only the time to hand calls over was printed (-C)"] += 1
             return None
-        note = f"{RELATIVE} {error}" if number(error.rstrip("*")) else ""
-        average = self._average or {"ranks": averaged(self._command)}
+        note = f"{RELATIVE} {error}" if parse_number(error.rstrip("*")) else ""
+        average = self._average or {"ranks": describe_averaging(self._command)}
         samples = 0 if self._average else 1 if mean else self._told.get("iter", 0)
         spread: dict[str, Any] = {
-            name: _ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
+            name: _parse_ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
         }
         told = ToolTime(time=microseconds * 1e3, samples=samples, **average, **spread)
         return self._reading.add(
@@ -390,15 +397,15 @@ class _Tables:
         if reason := why_foreign(name, program, ours["splits"] if ours else ""):
             reading.omitted[reason] += 1
             return None
-        own = _ours(ours) if ours else {}
+        own = _read_own_fields(ours) if ours else {}
         counted, group = self._members(bool(ours), at)
         n = reading.ranks(own.pop("n", counted or self._asked_ranks()))
         reading.warn_if_repeated("", f"{program}_perf", bool(ours or counted or command))
-        devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
+        devices = [_make_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
         mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
-        settings = environment.variables(settings_of(command))
+        settings = environment.select_variables(settings_of(command))
         env = tuple((name, value) for name, value in settings.items() if name in self._varying)
-        words = " ".join(map(environment.mask, command))
+        words = " ".join(map(environment.mask_text, command))
         waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
         facts = [] if ours else self._facts(command)
         facts.append(("process", str(at) if by_process else reading.process))
@@ -433,7 +440,7 @@ class _Tables:
         ):
             match = re.search(rf"(?<!\S)(?:{option})[ =]?(\d+)", given)
             facts.append((name, match[1] if match else "0" * bool(command)))
-        return [*facts, ("average", averaged(command) if command else "")]
+        return [*facts, ("average", describe_averaging(command) if command else "")]
 
     def _members(self, ours: bool, at: int) -> tuple[int, list[re.Match[str]]]:
         """How many ranks a group has, 0 where none is listed, and the devices of the first group,
@@ -467,11 +474,11 @@ class _Tables:
             )
 
 
-def _hosts(devices: Sequence[re.Match[str]]) -> tuple[str, ...]:
+def _list_hosts(devices: Sequence[re.Match[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device[4] for device in devices))
 
 
-def _layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
+def _read_layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
     """The columns that a header names."""
     halves: list[list[str]] = []
     extra = 0
@@ -489,31 +496,31 @@ def _layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
 
 
 def _is_measure(text: str) -> bool:
-    return text in ("N/A", "nan", "inf", "-nan") or number(text.rstrip("*")) is not None
+    return text in ("N/A", "nan", "inf", "-nan") or parse_number(text.rstrip("*")) is not None
 
 
 def mode_of(blocking: int) -> Mode:
     return {2: "host", 3: "isolated"}.get(blocking, "streaming")  # type: ignore[return-value]
 
 
-def counted(told: int | None) -> int | None:
+def parse_iterations(told: int | None) -> int | None:
     """How many iterations a log says there were, as a policy holds it: None where it may not."""
     return told if told and 0 < told <= MOST_SAMPLES else None
 
 
-def _ns(microseconds: str | float | None) -> float | None:
-    value = None if microseconds is None else number(str(microseconds))
+def _parse_ns(microseconds: str | float | None) -> float | None:
+    value = None if microseconds is None else parse_number(str(microseconds))
     return None if value is None else value * 1e3
 
 
 def from_bandwidth(size: int, algbw: str) -> float:
     """Microseconds that a printed bandwidth stands for; 0 where rounding left less than 1 % of it
     sure."""
-    value = number(algbw) or 0.0
-    return size / value / 1e3 if value and step(algbw) / 2 <= 0.01 * value else 0.0
+    value = parse_number(algbw) or 0.0
+    return size / value / 1e3 if value and last_digit(algbw) / 2 <= 0.01 * value else 0.0
 
 
-def averaged(command: Sequence[str]) -> str:
+def describe_averaging(command: Sequence[str]) -> str:
     """The rank, or the mean over ranks, that a row's time is of (-a)."""
     given = re.search(r" (?:-a ?|--average[ =])([0-3])(?= |$)", " ".join(command))
     return ("rank 0", "mean", "fastest", "slowest")[int(given[1]) if given else 1]
@@ -533,13 +540,13 @@ def library_name(encoded: int, tool: str = "nccl-tests") -> str:
     return f"{'RCCL' if tool == 'rccl-tests' else 'NCCL'} {version}" if encoded else ""
 
 
-def _rank(index: int, device: re.Match[str], backend: str) -> RankInfo:
+def _make_rank(index: int, device: re.Match[str], backend: str) -> RankInfo:
     _, _, pid, host, place, bus, name = device.groups()
     text = f"cuda:{place} [{bus}] {name}" if backend == "nccl" else name
     return RankInfo(rank=index, host=host, pid=int(pid), cpus=[], device=text)
 
 
-def _ours(found: re.Match[str]) -> dict[str, Any]:
+def _read_own_fields(found: re.Match[str]) -> dict[str, Any]:
     """What collbench adds to nccl-tests' text, as fields of Table."""
     algorithm, _, backend = found["label"].rpartition("@")
     env = tuple(tuple(word.split("=", 1)) for word in (found["env"] or "").split() if "=" in word)

@@ -23,9 +23,9 @@ from collbench.features.interop.importers import (
     Table,
     nccljson,
     nccltests,
-    number,
+    parse_number,
 )
-from collbench.features.interop.importers.text import lines, sane
+from collbench.features.interop.importers.text import refuse_too_many_values, split_lines
 from collbench.records.types import ToolTime
 
 NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others
@@ -40,29 +40,29 @@ FLAT_JSON = re.compile(r'"(?:numCycle|inPlace|algBw)"\s*:')
 LAYOUT = ("nodes", "ranks", "ranksPerNode", "gpusPerRank")  # of one number of ranks there are many
 
 
-def read(text: str, reading: Reading) -> None:
+def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
     is_json = JSON.match(text) is not None
     if not (FLAT_JSON if is_json else FLAT_CSV).search(text):
-        (nccljson if is_json else nccltests).read(text, reading)
+        (nccljson if is_json else nccltests).read_log(text, reading)
         return
     reading.tool = f"rccl-tests {'JSON' if is_json else 'CSV'}"
-    text = sane(text, reading.asked.name)
+    text = refuse_too_many_values(text, reading.asked.name)
     tables: dict[tuple[Any, ...], Table] = {}
-    for where, fields in (_json if is_json else _csv)(text, reading):
+    for where, fields in (_read_json if is_json else _read_csv)(text, reading):
         try:
-            _take(reading, tables, where, fields)
+            _take_record(reading, tables, where, fields)
         except (KeyError, ValueError) as e:
             reading.lost.append((where, f"no {e}" if isinstance(e, KeyError) else str(e)))
 
 
-def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
+def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
     try:
-        head, *rows = csv.reader(lines(text.strip()), skipinitialspace=True)
+        head, *rows = csv.reader(split_lines(text.strip()), skipinitialspace=True)
     except csv.Error as e:
         raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
-    names = [_field(name) for name in head]
+    names = [_normalise_field(name) for name in head]
     found: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):
         if len(row) == len(names) + 1 and "ranks" in names:
@@ -77,7 +77,7 @@ def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
     return found
 
 
-def _json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
+def _read_json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
     """The objects of an array, or those that lines hold."""
     try:
         if text.lstrip()[:1] == "[":
@@ -88,14 +88,14 @@ def _json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
     except (ValueError, RecursionError) as e:
         raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
     return [
-        (where, {_field(name): str(value) for name, value in fields.items()})
+        (where, {_normalise_field(name): str(value) for name, value in fields.items()})
         for where, fields in places
     ]
 
 
 def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]:
     found = []
-    for at, line in enumerate(lines(text), 1):
+    for at, line in enumerate(split_lines(text), 1):
         if not line.strip(", "):
             continue
         try:
@@ -106,12 +106,12 @@ def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]
     return found
 
 
-def _field(name: str) -> str:
+def _normalise_field(name: str) -> str:
     name = name.strip()
     return NAMES.get(name.lower(), name.lower())
 
 
-def _take(
+def _take_record(
     reading: Reading,
     tables: dict[tuple[Any, ...], Table],
     where: str,
@@ -124,7 +124,7 @@ def _take(
         return
     told = fields.get("gpus", fields.get("ranks", "0"))
     n = int(told) * (1 if "gpus" in fields else int(fields.get("gpusperrank", "1")))
-    time, wrong = float(fields["time"]), number(fields["wrong"])
+    time, wrong = float(fields["time"]), parse_number(fields["wrong"])
     line = Line(
         where=where,
         size=int(fields["size"]),

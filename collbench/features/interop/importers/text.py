@@ -93,20 +93,20 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # which no file can 
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
-def bounded(log: BinaryIO | gzip.GzipFile) -> bytes:
+def bound_log(log: BinaryIO | gzip.GzipFile) -> bytes:
     """A log's bytes without what NCCL says of itself; where there are more than MOST_BYTES, so many
     that they are refused."""
     kept, left = io.BytesIO(), MOST_READ
     hosts: set[str] = set()
     for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
         left -= len(line)
-        kept.write(_shortened(_unwrapped(line), hosts) if left >= 0 else bytes(MOST_BYTES + 1))
+        kept.write(_cut_message(_unwrap_line(line), hosts) if left >= 0 else bytes(MOST_BYTES + 1))
         if kept.tell() > MOST_BYTES:
             break
     return kept.getvalue()
 
 
-def _unwrapped(line: bytes) -> bytes:
+def _unwrap_line(line: bytes) -> bytes:
     """The line of a log that a JSON object of one line holds, as Docker keeps them."""
     if line[:1] != b"{" or len(line) > MOST_WRAPPED or not (key := WRAPPED.search(line)):
         return line
@@ -119,7 +119,7 @@ def _unwrapped(line: bytes) -> bytes:
     return text.rstrip("\r\n").encode(errors="replace") + b"\n"
 
 
-def _shortened(line: bytes, hosts: set[str]) -> bytes:
+def _cut_message(line: bytes, hosts: set[str]) -> bytes:
     """A line up to NCCL's message in it; nothing of a line that is all NCCL's, but the first of
     each host and those that tell a version."""
     if MARK.encode() not in line or len(line) > LONGEST_LINE or b"CCL version " in line:
@@ -172,13 +172,13 @@ def _glued_number(token: str, hosts: Iterable[str]) -> str:
     return found[1] if found else ""
 
 
-def decode(data: bytes, name: str) -> str:
+def decode_log(data: bytes, name: str) -> str:
     """A log's text, unpacked if need be. Raises UsageError for what is no text."""
     _refuse_archive(data, name)
     if data[:2] == b"\x1f\x8b" and len(data) <= MOST_PACKED:
         try:
             with gzip.open(io.BytesIO(data)) as packed:
-                data = bounded(packed)
+                data = bound_log(packed)
         except (OSError, EOFError, zlib.error) as e:
             raise UsageError(f"{name}: cannot unpack it: {e}", "is it whole?") from e
         _refuse_archive(data, name)
@@ -230,13 +230,13 @@ def split_processes(text: str) -> dict[str, str]:
     }
 
 
-def unprefixed(text: str) -> str:
+def strip_prefixes(text: str) -> str:
     """``text`` without what others put before each line: labels of ranks, time stamps, hosts,
     indentation. Taken for such is what stands before the '#' of two lines and differs there in
     numbers and blanks only; numbers alone are none, as rows begin with some."""
     every = text.split("\n")
     found = Counter(
-        _shape(match[1])
+        _prefix_pattern(match[1])
         for match in filter(None, map(PREFIXED.match, (line for line in every if "#" in line)))
         if re.search(r"[^\d ]|^ +$", match[1])
     )
@@ -246,7 +246,7 @@ def unprefixed(text: str) -> str:
     return "\n".join(line[match.end() :] if match else line for line, match in cuts)
 
 
-def _shape(prefix: str) -> str:
+def _prefix_pattern(prefix: str) -> str:
     """A pattern of it with any numbers and blanks; of indentation, before comments alone."""
     if not prefix.strip():
         return r"[ \t]+(?=#)"
@@ -272,13 +272,13 @@ def join_continued(text: str) -> str:
     )
 
 
-def sane(text: str, name: str) -> str:
+def refuse_too_many_values(text: str, name: str) -> str:
     """The text of JSON or CSV. Raises UsageError where it holds more values than memory would."""
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise UsageError(f"{name} holds more than {MOST_VALUES} values", "split it")
     return SURROGATE.sub(r"\\ufffd", text)
 
 
-def lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines without their ends; those too long to be a table's are empty."""
     return [line.rstrip("\r") if len(line) <= LONGEST_LINE else "" for line in text.split("\n")]

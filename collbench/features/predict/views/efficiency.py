@@ -9,28 +9,34 @@ from functools import partial
 import msgspec
 
 from collbench.core import algorithms
-from collbench.core.text import counted, duration, plain, settings, size
+from collbench.core.text import (
+    format_count,
+    format_duration,
+    format_settings,
+    format_size,
+    plain_line,
+)
 from collbench.features.predict.efficiency import (
     PROBE,
     Constants,
     Crossing,
     Merit,
     Yardstick,
-    crossings,
+    find_crossings,
 )
-from collbench.records.points import Point, best
+from collbench.records.points import Point, find_best
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
 from collbench.show.views.series import (
     Series,
     View,
-    chosen,
-    groups,
+    choose_series,
+    figure_name,
+    filter_values,
+    group_series,
     left_out,
-    meta,
-    named,
-    table,
-    together,
+    make_table,
+    merge_groups,
 )
 from collbench.show.words import PLACES
 from collbench.suite.policy import Policy
@@ -85,7 +91,7 @@ MEANT = (
 )
 
 
-def efficiency(view: View) -> Section | None:
+def make_efficiency(view: View) -> Section | None:
     """The three numbers of each case, and the constants they rest on; None where there is no
     collective to be set against its link."""
     series = [
@@ -97,17 +103,17 @@ def efficiency(view: View) -> Section | None:
         return None
     stick = Yardstick(view.files, view.points)
     per_series = max(4, COMPARED // len(series))
-    picked = chosen(series, COMPARED // 4)
+    picked = choose_series(series, COMPARED // 4)
     merits = [
-        (one, [stick.merit(point) for point in figures.thinned(one.points, per_series)])
+        (one, [stick.merit(point) for point in figures.thin_points(one.points, per_series)])
         for one in picked
     ]
     every = [merit for _, found in merits for merit in found]
     words = [
-        *_missing(view, series, stick),
+        *_list_missing(view, series, stick),
         *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
-        *figures.dropped(picked),
-        *_alarms(view, every),
+        *figures.describe_thinning(picked),
+        *_list_alarms(view, every),
         *_faster_than_sendrecv(every),
     ]
     known = [merit for merit in every if merit.link is not None or merit.share is not None]
@@ -117,16 +123,16 @@ def efficiency(view: View) -> Section | None:
         name="efficiency",
         title="Efficiency",
         words=words,
-        figures=_shares(view, merits),
-        tables=[_merits(view, known), _links(view, stick.constants)],
+        figures=_draw_shares(view, merits),
+        tables=[_merits_table(view, known), _links_table(view, stick.constants)],
         closing=[MEANT],
     )
 
 
-def _merits(view: View, known: list[Merit]) -> Table:
+def _merits_table(view: View, known: list[Merit]) -> Table:
     """A line per case, those that cannot be true first."""
     numbers = ("size", "time", "link", "bound", "of bound", "time / model")
-    return table(
+    return make_table(
         "merits",
         "Efficiency",
         (*WHERE, "implementation", *numbers, "set by"),
@@ -142,8 +148,8 @@ def _merits(view: View, known: list[Merit]) -> Table:
     )
 
 
-def _links(view: View, found: Sequence[Constants]) -> Table:
-    return table(
+def _links_table(view: View, found: Sequence[Constants]) -> Table:
+    return make_table(
         "links",
         "Links",
         ("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"),
@@ -157,17 +163,17 @@ def _links(view: View, found: Sequence[Constants]) -> Table:
     )
 
 
-def crossovers(view: View) -> Section | None:
+def make_crossovers(view: View) -> Section | None:
     """Sizes at which the fastest implementation gives way to another; None where none does."""
 
     def place(point: Point, nbytes: int) -> tuple[object, ...]:
         return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
 
-    first = [(w, w.size) for one in best(view.points) for w in (one.winner, *one.ties)]
+    first = [(w, w.size) for one in find_best(view.points) for w in (one.winner, *one.ties)]
     leading = {place(*one) for one in first}
     found = [
         one
-        for one in crossings([one.points for one in view.series])
+        for one in find_crossings([one.points for one in view.series])
         if {place(one.before, one.low), place(one.after, one.high)} <= leading
     ]
     if not found:
@@ -180,7 +186,7 @@ def crossovers(view: View) -> Section | None:
     found.sort(key=lambda one: (one.before.run, one.before.case.collective, one.size))
 
     heads = (*WHERE, "place", "faster below", "faster above", "between", "about")
-    shown = table(
+    shown = make_table(
         "crossovers",
         "Crossovers",
         heads,
@@ -193,21 +199,21 @@ def crossovers(view: View) -> Section | None:
     return Section(name="crossovers", title="Crossovers", words=words, tables=[shown])
 
 
-def _where(view: View, point: Point) -> Where:
+def _filter_values(view: View, point: Point) -> Where:
     case = point.case
-    env = f" {settings(case.env)}" if case.env else ""
+    env = f" {format_settings(case.env)}" if case.env else ""
     split = f" {case.splits}" if case.splits else ""
-    name = view.titled(point.run, plain(f"{case.collective}{split}{env}"))
+    name = view.titled(point.run, plain_line(f"{case.collective}{split}{env}"))
     return (
         name,
-        counted(case.n, "rank"),
+        format_count(case.n, "rank"),
         case.dtype if case.size else "",
         case.mode + (", predicted" if point.predicted else ""),
     )
 
 
-def _place(view: View, point: Point) -> str:
-    name, ranks, kind, _ = _where(view, point)
+def _describe_place(view: View, point: Point) -> str:
+    name, ranks, kind, _ = _filter_values(view, point)
     return ", ".join(
         filter(
             None,
@@ -216,13 +222,13 @@ def _place(view: View, point: Point) -> str:
                 ranks,
                 kind,
                 PLACES["in" if point.case.in_place else "out"],
-                size(point.size),
+                format_size(point.size),
             ],
         )
     )
 
 
-def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
+def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
     """Remarks on links: which lack sendrecv and how to add it, or from which other run it was
     taken."""
     alone: dict[tuple[object, ...], list[Point]] = {}
@@ -230,7 +236,7 @@ def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str
     for one in series:
         case = one.case
         known = stick.link(one.points[0])
-        name = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+        name = f"{plain_line(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
         if known is None:
             imported = bool(view.files[one.run].run.imported)
             alone.setdefault((case.backend, case.n, case.dtype, case.mode, imported), []).extend(
@@ -238,19 +244,19 @@ def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str
             )
         elif known.refused:
             words[
-                f"The link of {name} could not be fitted to sendrecv: {plain(known.refused)}."
+                f"The link of {name} could not be fitted to sendrecv: {plain_line(known.refused)}."
             ] = None
         elif known.source != one.run:
             words[
                 f"{name}: sendrecv is that of run {view.labels[known.source]}, on the same machine."
             ] = None
         if known and known.note and case.row.reduces:
-            words[f"{name}: {plain(known.note)}."] = None
-    told = [_add(view, points) for points in alone.values()] + list(words)
+            words[f"{name}: {plain_line(known.note)}."] = None
+    told = [_suggest_command(view, points) for points in alone.values()] + list(words)
     return [*told[:REMARKS], *left_out(min(REMARKS, len(told)), len(told), "such remarks")]
 
 
-def _add(view: View, points: list[Point]) -> str:
+def _suggest_command(view: View, points: list[Point]) -> str:
     """The command that measures sendrecv beside these points, which have none."""
     run = view.files[points[0].run].run
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
@@ -258,8 +264,8 @@ def _add(view: View, points: list[Point]) -> str:
         point.case.algorithm != "native" for point in points
     )  # a transport without a sendrecv of its own
     command = [
-        f"collbench sendrecv --backend {plain(case.backend)}",
-        f"--algo {algorithms.of(PROBE)[0].name}" if own else "",
+        f"collbench sendrecv --backend {plain_line(case.backend)}",
+        f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if own else "",
         f"-g {case.n} -d {case.dtype} --mode {case.mode}",
         f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
     ]
@@ -269,7 +275,7 @@ def _add(view: View, points: list[Point]) -> str:
         if getattr(run.policy, name) != getattr(Policy(), name)
         for option in [option.format(getattr(run.policy, name))]
     ]
-    where = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+    where = f"{plain_line(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
     lacking = (
         f"sendrecv was not measured with {where}, in the same manner: without it there is no"
         " efficiency to tell. "
@@ -282,16 +288,17 @@ def _add(view: View, points: list[Point]) -> str:
     )
 
 
-def _alarms(view: View, merits: list[Merit]) -> list[str]:
+def _list_alarms(view: View, merits: list[Merit]) -> list[str]:
     """More than the bound allows is an error of measuring, unless the network itself reduces or
     copies."""
     bad = [merit for merit in merits if merit.alarming]
     if not bad:
         return []
     worst = max(bad, key=lambda merit: merit.share or 0.0)
-    where = f"{_place(view, worst.point)} ({plain(worst.point.case.label)})"
+    where = f"{_describe_place(view, worst.point)} ({plain_line(worst.point.case.label)})"
     return [
-        f"Alarm: in {counted(len(bad), 'case')}, surely less time than is possible over links as"
+        f"Alarm: in {format_count(len(bad), 'case')}, surely less time than is possible over"
+        " links as"
         f" sendrecv shows them; the worst reaches {worst.share:.0%} of the bound, at {where}."
         " Unless the network reduces or copies by itself, or ranks share memory, such times or"
         " those of sendrecv are wrong."
@@ -304,7 +311,8 @@ def _faster_than_sendrecv(merits: list[Merit]) -> list[str]:
     if not number:
         return []
     return [
-        f"In {counted(number, 'case')} link efficiency is above {OVER:.0%}: there sendrecv itself"
+        f"In {format_count(number, 'case')} link efficiency is above {OVER:.0%}: there sendrecv"
+        " itself"
         " is slow or disturbed (see its flags), and the figure says nothing about the link."
     ]
 
@@ -312,74 +320,76 @@ def _faster_than_sendrecv(merits: list[Merit]) -> list[str]:
 def _merit_line(view: View, merit: Merit) -> Line:
     point = merit.point
     cells = (
-        *_where(view, point),
-        plain(point.case.label) + (" in place" if point.case.in_place else ""),
-        size(point.size),
-        duration(point.median),
-        _share(merit.link),
-        duration(merit.bound),
-        _share(merit.share),
+        *_filter_values(view, point),
+        plain_line(point.case.label) + (" in place" if point.case.in_place else ""),
+        format_size(point.size),
+        format_duration(point.median),
+        _format_share(merit.link),
+        format_duration(merit.bound),
+        _format_share(merit.share),
         "-" if merit.model is None else f"{merit.model:.2f}",
         merit.limit or "-",
     )
-    return Line(cells, meta(point.case), "bad" if merit.alarming else "")
+    return Line(cells, filter_values(point.case), "bad" if merit.alarming else "")
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}" if value >= 0.095 else f"{value:.1%}"
 
 
 def _link_line(view: View, found: Constants) -> Line:
     case = found.probe
-    about = {"backend": plain(found.backend), "dtype": found.dtype, "ranks": str(found.ranks)}
-    name = f"{plain(found.backend)}, {found.ranks} ranks, {found.dtype}, {found.mode}"
-    source = f"{view.titled(found.source, 'sendrecv')} {plain(case.label)}"
+    about = {"backend": plain_line(found.backend), "dtype": found.dtype, "ranks": str(found.ranks)}
+    name = f"{plain_line(found.backend)}, {found.ranks} ranks, {found.dtype}, {found.mode}"
+    source = f"{view.titled(found.source, 'sendrecv')} {plain_line(case.label)}"
     if found.alpha is None or found.beta is None:
-        return Line((name, source, "-", "-", "-", "-", plain(found.refused)), about, "notice")
+        return Line((name, source, "-", "-", "-", "-", plain_line(found.refused)), about, "notice")
     cells = (
-        duration(found.alpha),
+        format_duration(found.alpha),
         f"{1 / found.beta:.3g} GB/s",
         f"{1 / found.gamma:.3g} GB/s" if found.gamma else "-",
-        size(found.alpha / found.beta),
-        plain(found.note),
+        format_size(found.alpha / found.beta),
+        plain_line(found.note),
     )
     return Line((name, source, *cells), about)
 
 
-def _shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
-    """Link and bound efficiency against size, a figure each as ``together`` has it."""
+def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
+    """Link and bound efficiency against size, a figure each as ``merge_groups`` has it."""
     by_line = {(one.run, one.case, one.points[0].predicted): found for one, found in merits}
-    grouped = together(groups(one for one, _ in merits))
+    grouped = merge_groups(group_series(one for one, _ in merits))
     drawn = []
     for which, series in grouped.items():
         for name, title, words in EFFICIENCIES:
             lines = []
-            for one in chosen(series, max(6, min(LINES, ALL // len(grouped)))):
+            for one in choose_series(series, max(6, min(LINES, ALL // len(grouped)))):
                 values = [
                     (m.point, v)
                     for m in by_line[one.run, one.case, one.points[0].predicted]
                     if (v := getattr(m, name)) is not None and m.point.size
                 ]
-                lines += [(one, figures.thinned(values))] if values else []
+                lines += [(one, figures.thin_points(values))] if values else []
             if lines:
                 whole = f"{which}: {title}"
-                drawn.append(figures.shares(f"{named(which)}-{name}", whole, words, title, lines))
+                drawn.append(
+                    figures.draw_shares(f"{figure_name(which)}-{name}", whole, words, title, lines)
+                )
     return drawn
 
 
 def _crossing_line(view: View, one: Crossing) -> Line:
     before, after = one.before.case, one.after.case
     cells = (
-        *_where(view, one.before),
+        *_filter_values(view, one.before),
         "in" if before.in_place else "out",
-        plain(before.label),
-        plain(after.label),
-        f"{size(one.low)} … {size(one.high)}",
-        size(one.size),
+        plain_line(before.label),
+        plain_line(after.label),
+        f"{format_size(one.low)} … {format_size(one.high)}",
+        format_size(one.size),
     )
     about = {
         name: value
-        for name, value in meta(before).items()
+        for name, value in filter_values(before).items()
         if name != "backend" or after.backend == before.backend
     }
     return Line(cells, about)

@@ -16,8 +16,8 @@ from collbench.features.traces.analysis.operations import (
     Group,
     Joined,
     Meeting,
-    communicating,
     groups_of,
+    list_communicating,
     unequal_blocks,
 )
 from collbench.features.traces.types import HOST, Call, RankTrace, Trace
@@ -91,7 +91,7 @@ class _Ranks:
 
     def status(self, rank: int, call: Call) -> Status:
         """Whether a rank is through with a call, as far as its trace tells."""
-        if through(call):
+        if has_ended(call):
             return "done"
         if not call.state:
             return "called"
@@ -107,7 +107,7 @@ class _Ranks:
         return (last, completed) if last >= called else None
 
 
-def through(call: Call) -> bool:
+def has_ended(call: Call) -> bool:
     """Whether a call is known to have ended."""
     return call.state == "completed" or call.ends_ns >= 0
 
@@ -115,12 +115,12 @@ def through(call: Call) -> bool:
 def _tells_ends(rank: RankTrace) -> bool:
     """Whether it can be told that a call of this rank has not ended: Gloo's recorder has all of
     them as scheduled for ever."""
-    calls = [call for _, call in communicating(rank)]
-    told = (through(call) or call.state == "started" for call in calls)
+    calls = [call for _, call in list_communicating(rank)]
+    told = (has_ended(call) or call.state == "started" for call in calls)
     return "gloo" not in rank.backend or any(told)
 
 
-def hang(trace: Trace, joined: Joined) -> Hang | None:
+def find_hang(trace: Trace, joined: Joined) -> Hang | None:
     """None where nothing stands still, and of traces that do not tell of calls that have not ended:
     those of jobs that ran on, of which ranks' may end apart."""
     if not any(call.state for rank in trace.ranks for call in rank.calls):
@@ -129,19 +129,19 @@ def hang(trace: Trace, joined: Joined) -> Hang | None:
     of: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in joined.meetings:
         of[meeting.group].append(meeting)
-    fronts = [front for group, each in of.items() if (front := _front(group, each, ranks))]
-    fronts += _messages(ranks)
-    return _blame(fronts, _unread(trace)) if fronts else None
+    fronts = [front for group, each in of.items() if (front := _find_front(group, each, ranks))]
+    fronts += _message_fronts(ranks)
+    return _blame_fronts(fronts, _unread_ranks(trace)) if fronts else None
 
 
-def _unread(trace: Trace) -> set[int]:
+def _unread_ranks(trace: Trace) -> set[int]:
     """Ranks that may be those of files that are not used."""
     named = {each.rank for each in trace.unread}
     there = {rank.rank for rank in trace.ranks}
     return {*range(trace.world)} - there if -1 in named else named
 
 
-def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
+def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
     """Where a group stands; None where all are through, as far as can be told."""
     ordered = sorted(meetings, key=lambda meeting: meeting.number)
     called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
@@ -149,7 +149,7 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
         rank: meeting.number
         for meeting in ordered
         for rank, call in meeting.calls.items()
-        if through(call)
+        if has_ended(call)
     }
 
     def status(rank: int, meeting: Meeting) -> Status:
@@ -168,7 +168,7 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
 
     before = -1
     for meeting in ordered:
-        if len(meeting.calls) == len(group.ranks) and all(map(through, meeting.calls.values())):
+        if len(meeting.calls) == len(group.ranks) and all(map(has_ended, meeting.calls.values())):
             before = meeting.number
             continue
         found = {rank: status(rank, meeting) for rank in group.ranks}
@@ -184,14 +184,14 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
 def _never_called(rank: RankTrace, meeting: Meeting, last: int | None) -> bool:
     """Whether the calls in the trace of a rank, the ``last`` of a group among them, show that it
     did not call what others did."""
-    if not _reaches(rank, meeting.calls.values()):
+    if not _trace_reaches(rank, meeting.calls.values()):
         return False
     if last is not None:
         return meeting.number > last
     return not rank.only_active and _began_before(rank, meeting)
 
 
-def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
+def _trace_reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
     """Whether the trace of a rank goes on to when others issued these calls, and the job no further
     than it."""
     return rank.until < 0 or rank.until > max(call.issued_ns for call in calls)
@@ -200,7 +200,7 @@ def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
 def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
     """Whether the trace of a rank without any call of a group goes back to where this one would
     be."""
-    calls = [call for _, call in communicating(rank)]
+    calls = [call for _, call in list_communicating(rank)]
     issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
     if any(0 <= call.issued_ns < min(issued, default=0) for call in calls):
         return True
@@ -233,13 +233,13 @@ def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Fro
     )
 
 
-def _messages(ranks: _Ranks) -> Iterator[Front]:
+def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, the first of each between two ranks, and of
     one tag where the library goes by tags."""
     every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
     for of in ranks.of.values():
         groups = groups_of(of)
-        for _, call in communicating(of):
+        for _, call in list_communicating(of):
             group = groups[call.group]
             if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
                 tag = call.tag if of.backend in HOST else 0
@@ -255,7 +255,7 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
         whole = all(
             not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
         )
-        there = peer in ranks.of and _reaches(ranks.of[peer], [call])
+        there = peer in ranks.of and _trace_reaches(ranks.of[peer], [call])
         there = there and not ranks.of[peer].only_active
         lacks = not both and whole and there and len(every.get(half, ())) <= at
         found: dict[int, Status] = {
@@ -267,12 +267,12 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), found, -1)
 
 
-def _blame(fronts: Sequence[Front], unread: set[int]) -> Hang:
+def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:
     waits: dict[int, list[Front]] = defaultdict(list)
     for front in fronts:
         for rank in front.waiting:
             waits[rank].append(front)
-    told = [(front, *_cause(front, waits, unread)) for front in fronts]
+    told = [(front, *_find_cause(front, waits, unread)) for front in fronts]
     told.sort(key=lambda each: (CAUSES.index(each[1]), -len(each[0].waiting), each[0].since_ns))
     _, cause, culprits = told[0]
     return Hang(cause, culprits, tuple(front for front, _, _ in told))
@@ -281,7 +281,7 @@ def _blame(fronts: Sequence[Front], unread: set[int]) -> Hang:
 CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
 
 
-def _cause(
+def _find_cause(
     front: Front, waits: Mapping[int, Sequence[Front]], unread: set[int]
 ) -> tuple[Cause, tuple[int, ...]]:
     """Why a group hangs, and by whom."""
@@ -306,12 +306,12 @@ def _cause_by_waits(
     if front.silent:
         return "unread", front.silent
     if front.blamed:
-        circle = _circle(front.blamed[0], waits)
+        circle = _find_circle(front.blamed[0], waits)
         return ("circle", circle) if circle else ("follows", front.blamed)
     return "some" if front.done else "all", front.waiting
 
 
-def _circle(rank: int, waits: Mapping[int, Sequence[Front]]) -> tuple[int, ...]:
+def _find_circle(rank: int, waits: Mapping[int, Sequence[Front]]) -> tuple[int, ...]:
     """Ranks that wait for each other, each for the next and the last for the first, as one comes to
     them from this rank; none where that leads elsewhere."""
     told = [rank]

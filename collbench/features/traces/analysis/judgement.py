@@ -7,14 +7,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.text import counted, size
+from collbench.core.text import format_count, format_size
 from collbench.features.traces.analysis import times
-from collbench.features.traces.analysis.hang import Hang, hang, through
-from collbench.features.traces.analysis.operations import Joined, Meeting, communicating, join
+from collbench.features.traces.analysis.hang import Hang, find_hang, has_ended
+from collbench.features.traces.analysis.operations import (
+    Joined,
+    Meeting,
+    join_calls,
+    list_communicating,
+)
 from collbench.features.traces.analysis.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.features.traces.formats import own
 from collbench.features.traces.types import Lost, Trace
-from collbench.features.training.step_files import spelled
+from collbench.features.training.step_files import format_ranks
 
 
 class Lack(NamedTuple):
@@ -50,7 +55,7 @@ class Judged(NamedTuple):
         some ranks have more than others, may be joined wrongly."""
         labels = [group.label for group in self.joined.groups]
         counted_anew = labels if self.trace.form == own.FORM else self.joined.by_order
-        unsure = {*counted_anew} & _short(self.joined).keys()
+        unsure = {*counted_anew} & _short_ranks(self.joined).keys()
         return any(meeting.group.label not in unsure for meeting in self.disagreements)
 
     @property
@@ -72,13 +77,13 @@ class Judged(NamedTuple):
     @property
     def is_mostly_lost(self) -> bool:
         """Whether more calls could not be read than could."""
-        return self.lost > sum(1 for rank in self.trace.ranks for _ in communicating(rank))
+        return self.lost > sum(1 for rank in self.trace.ranks for _ in list_communicating(rank))
 
     @property
     def completed(self) -> bool:
         """Whether the trace tells of all calls that they have ended."""
-        calls = (call for rank in self.trace.ranks for _, call in communicating(rank))
-        return all(map(through, calls))
+        calls = (call for rank in self.trace.ranks for _, call in list_communicating(rank))
+        return all(map(has_ended, calls))
 
     @property
     def steps(self) -> int:
@@ -86,14 +91,14 @@ class Judged(NamedTuple):
         return min((len(rank.steps or rank.marked) for rank in self.trace.ranks), default=0)
 
 
-def judge(trace: Trace) -> Judged:
+def judge_trace(trace: Trace) -> Judged:
     """What a trace tells."""
-    joined = join(trace)
-    stuck = hang(trace, joined)
+    joined = join_calls(trace)
+    stuck = find_hang(trace, joined)
     fronts = stuck.fronts if stuck else ()
     at = {(front.group, front.number) for front in fronts if front.odd or front.unequal}
     apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
-    clock, operations = times.clock(trace, joined), times.operations(joined)
+    clock, operations = times.find_clock(trace, joined), times.list_operations(joined)
     made = Judged(
         trace,
         joined,
@@ -101,16 +106,23 @@ def judge(trace: Trace) -> Judged:
         tuple(apart),
         (),
         clock,
-        tuple(times.part(each, clock.shared) for each in operations),
-        tuple(times.traffic(trace, operations)),
-        tuple(times.late(trace, joined, clock.shared)),
-        tuple(times.exposed(trace)),
-        tuple(times.imbalance(joined)),
+        tuple(times.make_part(each, clock.shared) for each in operations),
+        tuple(times.list_traffic(trace, operations)),
+        tuple(times.find_late(trace, joined, clock.shared)),
+        tuple(times.measure_exposed(trace)),
+        tuple(times.measure_imbalance(joined)),
     )
-    return made._replace(lacks=(*_losses(trace), *_files(made), *_calls(made), *_told(made)))
+    return made._replace(
+        lacks=(
+            *_list_losses(trace),
+            *_lacking_files(made),
+            *_lacking_calls(made),
+            *_lacking_times(made),
+        )
+    )
 
 
-def _losses(trace: Trace) -> Iterator[Lack]:
+def _list_losses(trace: Trace) -> Iterator[Lack]:
     """What readers could not use, by the reason, with the first place where it is."""
     found: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
     for rank in trace.ranks:
@@ -119,15 +131,15 @@ def _losses(trace: Trace) -> Iterator[Lack]:
             found[why if why and place.endswith(")") else lost.why].append((rank.rank, lost))
     for each in sorted(found.values(), key=lambda each: -sum(lost.calls for _, lost in each)):
         calls, nbytes = sum(e.calls for _, e in each), sum(e.nbytes for _, e in each)
-        of = f" of {size(nbytes)}" if nbytes else ""
-        told = f"{counted(calls, 'call')}{of}, " if calls else ""
+        of = f" of {format_size(nbytes)}" if nbytes else ""
+        told = f"{format_count(calls, 'call')}{of}, " if calls else ""
         ranks = sorted({rank for rank, _ in each})
         yield Lack(
             f"lost: {each[0][1].why}", f"{told}{in_words(ranks)}: left out of all that is told"
         )
 
 
-def _files(made: Judged) -> Iterator[Lack]:
+def _lacking_files(made: Judged) -> Iterator[Lack]:
     """Files that are not used, ranks that are not there, and clocks."""
     for unread in made.trace.unread:
         yield Lack(f"{unread.source} is not used", unread.why)
@@ -152,7 +164,7 @@ def _files(made: Judged) -> Iterator[Lack]:
         )
 
 
-def _calls(made: Judged) -> Iterator[Lack]:
+def _lacking_calls(made: Judged) -> Iterator[Lack]:
     """Calls that are there, and not whole."""
     every = (*made.joined.meetings, *made.joined.messages)
     untimed = sum(meeting.taken is None for meeting in every)
@@ -163,34 +175,36 @@ def _calls(made: Judged) -> Iterator[Lack]:
             " TORCH_NCCL_ENABLE_TIMING=1",
         )
     elif untimed:
-        yield Lack(f"no times of {untimed:,} of {counted(len(every), 'operation')}", "left out")
+        yield Lack(
+            f"no times of {untimed:,} of {format_count(len(every), 'operation')}", "left out"
+        )
     if made.joined.by_order:
         yield Lack(
-            f"operations of {_listed(made.joined.by_order)} have no numbers",
+            f"operations of {_list_labels(made.joined.by_order)} have no numbers",
             "those of different ranks are joined by their order",
         )
     if unknown := [group.label for group in made.joined.groups if not group.known]:
         yield Lack(
-            f"who is in {_listed(unknown)} is not in the trace",
+            f"who is in {_list_labels(unknown)} is not in the trace",
             "those seen in it are taken for its members",
         )
     calls = [(each.kind, each) for meeting in every for each in meeting.calls.values()]
     if whole := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
         yield Lack(
-            f"no splits of {counted(whole, 'all_to_allv call')}",
+            f"no splits of {format_count(whole, 'all_to_allv call')}",
             "taken for even where bytes are counted, and by collbench replay with --assume-even",
         )
     rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
     if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
-        yield Lack(f"no root of {counted(number, 'call')}", "ranks are not compared in that")
+        yield Lack(f"no root of {format_count(number, 'call')}", "ranks are not compared in that")
     if made.joined.alone:
         yield Lack(
-            f"{counted(made.joined.alone, 'message')} without their other half",
+            f"{format_count(made.joined.alone, 'message')} without their other half",
             "the other rank's trace begins later or ends earlier",
         )
 
 
-def _told(made: Judged) -> Iterator[Lack]:
+def _lacking_times(made: Judged) -> Iterator[Lack]:
     """Iterations, computation, and where ranks' traces end."""
     if not made.steps:
         yield Lack(
@@ -200,14 +214,14 @@ def _told(made: Judged) -> Iterator[Lack]:
     if any(each.how == "" for each in made.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
     if made.hang is None:
-        for label, ranks in _short(made.joined).items():
+        for label, ranks in _short_ranks(made.joined).items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
                 "a trace that was taken for less long, began later, or lost calls",
             )
 
 
-def _short(joined: Joined) -> dict[str, list[int]]:
+def _short_ranks(joined: Joined) -> dict[str, list[int]]:
     """Ranks by the label of a group on which their last operation is before that of others."""
     last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
     for meeting in joined.meetings:
@@ -223,10 +237,10 @@ def _short(joined: Joined) -> dict[str, list[int]]:
 
 def in_words(ranks: Sequence[int]) -> str:
     """Ranks as they are told: rank 3, ranks 0-2,4."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spelled(sorted(ranks))}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(sorted(ranks))}"
 
 
-def _listed(labels: Sequence[str]) -> str:
+def _list_labels(labels: Sequence[str]) -> str:
     named = list(dict.fromkeys(labels))
     more = f" and {len(named) - 5} more" if len(named) > 5 else ""
     return f"{', '.join(named[:5])}{more}"

@@ -56,10 +56,10 @@ class Meeting(NamedTuple):
         cls, group: Group, number: int, calls: Mapping[int, Call], place: tuple[int, int]
     ) -> Meeting:
         """A meeting of these calls."""
-        usual = _usual(calls)
+        usual = _usual_ranks(calls)
         odd = {rank: call for rank, call in calls.items() if rank not in usual}
         odd = odd if len(odd) < len(usual) else dict(calls)
-        return cls(group, number, calls, place, calls[min(usual)], odd, _taken(calls))
+        return cls(group, number, calls, place, calls[min(usual)], odd, _take_calls(calls))
 
 
 class Joined(NamedTuple):
@@ -97,9 +97,12 @@ class Block(NamedTuple):
 def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     """The blocks of an exchange of which both ranks tell the size, and not the same."""
     ranks = meeting.group.ranks
-    sends = {rank: _blocks(call, call.sends, len(ranks)) for rank, call in meeting.calls.items()}
+    sends = {
+        rank: _member_elements(call, call.sends, len(ranks)) for rank, call in meeting.calls.items()
+    }
     expects = {
-        rank: _blocks(call, call.receives, len(ranks)) for rank, call in meeting.calls.items()
+        rank: _member_elements(call, call.receives, len(ranks))
+        for rank, call in meeting.calls.items()
     }
     return tuple(
         Block(source, target, sends[source][to], expects[target][at])
@@ -113,14 +116,14 @@ def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
     )
 
 
-def _blocks(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:
+def _member_elements(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:
     """Elements by member of one side of an exchange; nothing where they are not known."""
     if call.kind == "all_to_all" and not splits:
         return (call.nbytes // DTYPES[call.dtype].size // n,) * n
     return splits if call.kind in EXCHANGES and len(splits) == n else ()
 
 
-def differs(call: Call, other: Call) -> str:
+def describe_difference(call: Call, other: Call) -> str:
     """What two calls of one operation do not agree on; nothing where they do, or one of them does
     not tell."""
     exchange = {call.kind, other.kind} <= {*EXCHANGES}
@@ -136,7 +139,7 @@ def differs(call: Call, other: Call) -> str:
     return next((what for what, differ in unlike.items() if differ and moves), "")
 
 
-def communicating(rank: RankTrace) -> Iterator[tuple[int, Call]]:
+def list_communicating(rank: RankTrace) -> Iterator[tuple[int, Call]]:
     """The calls of a rank that others take part in, with their places."""
     return ((at, call) for at, call in enumerate(rank.calls) if call.kind not in LOCAL)
 
@@ -144,46 +147,46 @@ def communicating(rank: RankTrace) -> Iterator[tuple[int, Call]]:
 def groups_of(rank: RankTrace) -> dict[str, Group]:
     """The groups on which a rank calls something, by its name for them; without ranks where the
     trace does not tell of them."""
-    return {name: _group(rank, name) for name in {call.group for call in rank.calls}}
+    return {name: _find_group(rank, name) for name in {call.group for call in rank.calls}}
 
 
-def _group(rank: RankTrace, name: str) -> Group:
+def _find_group(rank: RankTrace, name: str) -> Group:
     ranks = rank.groups.get(name, ())
     if name == WORLD:
         return Group(name, "world", ranks or tuple(range(rank.world)))
     label = rank.described.get(name) or name
-    label = (_shape(ranks) or name) if label == UNDESCRIBED else label
+    label = (_group_shape(ranks) or name) if label == UNDESCRIBED else label
     return Group(name, label, ranks, bool(ranks))
 
 
-def _shape(ranks: Sequence[int]) -> str:
+def _group_shape(ranks: Sequence[int]) -> str:
     """What groups of one kind that nobody has named have in common."""
     apart = {after - before for before, after in pairwise(ranks)}
     return f"{UNNAMED}{len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
 
 
-def join(trace: Trace) -> Joined:
+def join_calls(trace: Trace) -> Joined:
     """The calls of all ranks, joined by group and number; by order in groups whose calls have no
     numbers."""
     calls: dict[Group, dict[int, list[tuple[int, Call]]]] = defaultdict(dict)
     for rank in trace.ranks:
         named: dict[str, list[tuple[int, Call]]] = defaultdict(list)
-        for at, call in communicating(rank):
+        for at, call in list_communicating(rank):
             named[call.group].append((at, call))
         groups = groups_of(rank)
         for name, of in named.items():
             calls[groups[name]][rank.rank] = of
-    whole = {_settled(group, each): each for group, each in calls.items()}
+    whole = {_settle_group(group, each): each for group, each in calls.items()}
     meetings: list[Meeting] = []
     messages: list[Meeting] = []
     by_order, alone = [], 0
     for group, each in whole.items():
-        collective = {rank: [c for c in found if _collective(c)] for rank, found in each.items()}
+        collective = {rank: [c for c in found if _is_collective(c)] for rank, found in each.items()}
         numbered = all(call.number >= 0 for found in collective.values() for _, call in found)
         if not numbered:
             by_order.append(group.label)
-        meetings += _meetings(group, collective, numbered)
-        pairs, left = _messages(group, each)
+        meetings += _list_meetings(group, collective, numbered)
+        pairs, left = _join_messages(group, each)
         messages += pairs
         alone += left
     return Joined(
@@ -195,16 +198,16 @@ def join(trace: Trace) -> Joined:
     )
 
 
-def _collective(of: tuple[int, Call]) -> bool:
+def _is_collective(of: tuple[int, Call]) -> bool:
     return of[1].kind not in POINT_TO_POINT
 
 
-def _settled(group: Group, of: Iterable[int]) -> Group:
+def _settle_group(group: Group, of: Iterable[int]) -> Group:
     """A group of which the trace does not tell who is in it has the ranks seen in it."""
     return group if group.ranks else group._replace(ranks=tuple(sorted(of)))
 
 
-def _meetings(
+def _list_meetings(
     group: Group, of: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
 ) -> Iterator[Meeting]:
     found: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
@@ -221,7 +224,7 @@ def _meetings(
         yield Meeting.of(group, key[0], found[key], places[key])
 
 
-def _messages(
+def _join_messages(
     group: Group, of: Mapping[int, Sequence[tuple[int, Call]]]
 ) -> tuple[list[Meeting], int]:
     """Sends with their receives, in their order between two ranks; and how many are left over."""
@@ -239,7 +242,9 @@ def _messages(
         for number in range(both):
             (_, at, send), (_, _, receive) = sent[number], received[number]
             call_of = {source: send, to: receive}
-            found.append(Meeting(group, number, call_of, (source, at), send, {}, _taken(call_of)))
+            found.append(
+                Meeting(group, number, call_of, (source, at), send, {}, _take_calls(call_of))
+            )
         for number, (rank, at, call) in enumerate([*sent[both:], *received[both:]], both):
             found.append(Meeting.of(group, number, {rank: call}, (rank, at)))
         if {source, to} <= of.keys():
@@ -247,13 +252,13 @@ def _messages(
     return found, alone
 
 
-def _taken(calls: Mapping[int, Call]) -> Taken | None:
+def _take_calls(calls: Mapping[int, Call]) -> Taken | None:
     took = [call.took_ns for call in calls.values()]
     least = min(took)
     return Taken(least, max(took) - least) if least > 0 else None
 
 
-def _usual(calls: Mapping[int, Call]) -> set[int]:
+def _usual_ranks(calls: Mapping[int, Call]) -> set[int]:
     """The largest set of ranks whose calls agree; of several such the one with the lowest rank."""
     same: dict[tuple[str, int, str, int, str], set[int]] = defaultdict(set)
     for rank, call in calls.items():
@@ -263,7 +268,7 @@ def _usual(calls: Mapping[int, Call]) -> set[int]:
     left, best = list(same.values()), set[int]()
     while left:
         first = calls[min(left[0])]
-        alike = [ranks for ranks in left if not differs(first, calls[min(ranks)])]
+        alike = [ranks for ranks in left if not describe_difference(first, calls[min(ranks)])]
         left = [ranks for ranks in left if ranks not in alike]
         best = max(best, set[int]().union(*alike), key=len)
     return best

@@ -16,11 +16,11 @@ from collbench.features.traces.analysis.operations import (
     Group,
     Joined,
     Meeting,
-    communicating,
     groups_of,
+    list_communicating,
 )
 from collbench.features.traces.types import Call, Interval, RankTrace, Trace
-from collbench.features.training.overlap import Spans, common, length, union
+from collbench.features.training.overlap import Spans, common_length, spans_length, union_spans
 from collbench.features.training.step import POINT_TO_POINT, Op
 from collbench.records import stats
 
@@ -28,7 +28,7 @@ from collbench.records import stats
 def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     """The rank that came last, where that can be told: of an operation that no rank leaves before
     all have come; of clocks that are not shared, the rank on which it takes least."""
-    if len(meeting.calls) < 2 or not synchronising(meeting) or meeting.taken is None:
+    if len(meeting.calls) < 2 or not is_synchronising(meeting) or meeting.taken is None:
         return None
     came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
     return max(came, key=lambda rank: came[rank])
@@ -71,21 +71,21 @@ class Operations(NamedTuple):
     sums: Sums
 
 
-def operations(joined: Joined) -> list[Operations]:
+def list_operations(joined: Joined) -> list[Operations]:
     """In order of first use."""
     found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
     in_order = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
     for meeting in in_order:
         call = meeting.call
-        found[call.phase, meeting.group.label, _kind(call)].append(meeting)
-    return [Operations(*key, each, _sums(each)) for key, each in found.items()]
+        found[call.phase, meeting.group.label, _operation_kind(call)].append(meeting)
+    return [Operations(*key, each, _sum_times(each)) for key, each in found.items()]
 
 
-def _kind(call: Call) -> str:
+def _operation_kind(call: Call) -> str:
     return "send/recv" if call.kind in POINT_TO_POINT else call.kind
 
 
-def _sums(of: Iterable[Meeting]) -> Sums:
+def _sum_times(of: Iterable[Meeting]) -> Sums:
     ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in of:
@@ -93,7 +93,7 @@ def _sums(of: Iterable[Meeting]) -> Sums:
         for rank, call in meeting.calls.items():
             key = n, call.kind, call.nbytes, call.dtype
             if call.sends or key not in known:
-                least = sent(meeting.group, rank, call)
+                least = sent_bytes(meeting.group, rank, call)
                 known |= {} if call.sends else {key: least}
             else:
                 least = known[key]
@@ -104,7 +104,7 @@ def _sums(of: Iterable[Meeting]) -> Sums:
     return ranks
 
 
-def _spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
+def _time_spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
     """How long operations transfer, as the rank on which they take least sees it, and wait before
     that, as the one on which they take most does; once where several of a group do, on a clock that
     is ``shared``, or on that of one rank."""
@@ -117,17 +117,19 @@ def _spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
         transfers[meeting.group, -1 if shared else least].append((ends - took[least], ends))
         wait = begins, begins + took[most] - took[least]
         waits[meeting.group, -1 if shared else most].append(wait)
-    transfer, wait_ns = (sum(length(union(e)) for e in of.values()) for of in (transfers, waits))
+    transfer, wait_ns = (
+        sum(spans_length(union_spans(e)) for e in of.values()) for of in (transfers, waits)
+    )
     return transfer, wait_ns
 
 
-def part(of: Operations, shared: bool) -> Part:
+def make_part(of: Operations, shared: bool) -> Part:
     """``shared``: whether ranks have one clock."""
     most = max(of.sums.values())
     timed = [meeting for meeting in of.meetings if meeting.taken]
     bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
-    transfer, wait = _spent(timed, shared)
-    moved = sum(_carried(meeting) for meeting in timed)
+    transfer, wait = _time_spent(timed, shared)
+    moved = sum(_carried_bytes(meeting) for meeting in timed)
     return Part(
         of.phase,
         of.group,
@@ -145,7 +147,7 @@ def part(of: Operations, shared: bool) -> Part:
     )
 
 
-def sent(group: Group, rank: int, call: Call) -> float:
+def sent_bytes(group: Group, rank: int, call: Call) -> float:
     """Bytes that a rank has to send at least for a call; as if all blocks were equal, where their
     lengths are not known."""
     kind = "all_to_all" if call.kind == "all_to_allv" and not call.sends else call.kind
@@ -154,7 +156,7 @@ def sent(group: Group, rank: int, call: Call) -> float:
     return op.sent(len(group.ranks), place)
 
 
-def _carried(meeting: Meeting) -> float:
+def _carried_bytes(meeting: Meeting) -> float:
     """Bytes that busbw reckons with."""
     call, n = meeting.call, len(meeting.group.ranks)
     if call.kind in POINT_TO_POINT or n < 2:
@@ -162,7 +164,7 @@ def _carried(meeting: Meeting) -> float:
     if call.kind == "all_to_allv":
         if not any(each.sends for each in meeting.calls.values()):
             return call.nbytes * (n - 1) / n
-        return max(max(e.sends, e.gets) - e.kept for e in exchanged(meeting).values())
+        return max(max(e.sends, e.gets) - e.kept for e in exchanged_bytes(meeting).values())
     return COLLECTIVES[call.kind].busbw(n) * call.nbytes
 
 
@@ -174,7 +176,7 @@ class Exchanged(NamedTuple):
     kept: int
 
 
-def exchanged(meeting: Meeting) -> dict[int, Exchanged]:
+def exchanged_bytes(meeting: Meeting) -> dict[int, Exchanged]:
     """By rank; what it gets by what the others send, where only these tell. Where it does not tell
     its blocks, it keeps as much as if they were equal."""
     itemsize = DTYPES[meeting.call.dtype].size
@@ -213,7 +215,7 @@ class Traffic(NamedTuple):
     busy: float | None
 
 
-def traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
+def list_traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
     """In order of first use."""
     found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
     for each in of:
@@ -242,11 +244,11 @@ def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
     for rank in trace.ranks:
         own: dict[tuple[str, str], list[Interval]] = defaultdict(list)
         groups = groups_of(rank)
-        for _, call in communicating(rank):
+        for _, call in list_communicating(rank):
             if call.took_ns >= 0:
                 own[call.phase, groups[call.group].label].append((call.begins_ns, call.ends_ns))
         for key, each in own.items():
-            spans[key].append(length(union(each)))
+            spans[key].append(spans_length(union_spans(each)))
     return {key: sum(each) / len(each) for key, each in spans.items()}
 
 
@@ -257,7 +259,7 @@ class Clock(NamedTuple):
     why: str = ""
 
 
-def clock(trace: Trace, joined: Joined) -> Clock:
+def find_clock(trace: Trace, joined: Joined) -> Clock:
     """One clock where all ranks are on one host and nothing speaks against it: no rank leaves an
     all_reduce before the last one has come."""
     hosts = {rank.host for rank in trace.ranks}
@@ -269,7 +271,7 @@ def clock(trace: Trace, joined: Joined) -> Clock:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
     for meeting in joined.meetings:
         calls = meeting.calls.values()
-        if not (synchronising(meeting) and meeting.taken):
+        if not (is_synchronising(meeting) and meeting.taken):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
             told = "a rank leaves an operation before another one comes to it"
@@ -277,7 +279,7 @@ def clock(trace: Trace, joined: Joined) -> Clock:
     return Clock(True)
 
 
-def synchronising(meeting: Meeting) -> bool:
+def is_synchronising(meeting: Meeting) -> bool:
     """Whether no rank can leave it before all have come."""
     return all(
         call.kind in COLLECTIVES and COLLECTIVES[call.kind].synchronising
@@ -300,19 +302,19 @@ class Late(NamedTuple):
     surely: bool
 
 
-def late(trace: Trace, joined: Joined, shared: bool) -> list[Late]:
+def find_late(trace: Trace, joined: Joined, shared: bool) -> list[Late]:
     """Ranks by what their being late costs; of clocks that are not shared read off how long an
     operation takes on each rank, as the last one to come waits for nobody."""
     of: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in joined.meetings:
-        if synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
+        if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
             of[meeting.group].append(meeting)
-    still = {rank.rank: union(_waits(rank)) for rank in trace.ranks if not rank.busy}
-    found = [late for group, each in of.items() for late in _late(group, each, shared, still)]
+    still = {rank.rank: union_spans(_list_waits(rank)) for rank in trace.ranks if not rank.busy}
+    found = [late for group, each in of.items() for late in _find_late(group, each, shared, still)]
     return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))
 
 
-def _late(
+def _find_late(
     group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
 ) -> Iterator[Late]:
     ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
@@ -328,21 +330,21 @@ def _late(
     before = np.argsort(came, axis=0, kind="stable")[-2]
     ahead = ordered[-1] - ordered[-2]
     last = (came == ordered[-1]) & (ahead > 0)
-    named = stats.straggler(took, starts)
-    for at, (rank, by) in enumerate(zip(ranks, stats.lateness(took, starts), strict=True)):
+    named = stats.find_straggler(took, starts)
+    for at, (rank, by) in enumerate(zip(ranks, stats.measure_lateness(took, starts), strict=True)):
         times = last[at]
         stood: list[Interval] = []
         for op in np.flatnonzero(times).tolist():
             other, gap = before[op], int(ahead[op])
             begin, end = int(begins[other, op]), int(begins[at, op])
             stands = still.get(ranks[other]) or [(begin, begin + gap)]
-            told = _within(stands, (begin, begin + gap))
+            told = _cut_to_window(stands, (begin, begin + gap))
             stood += ((end - gap + low - begin, end - gap + high - begin) for low, high in told)
-        cost = length(union(stood))
+        cost = spans_length(union_spans(stood))
         yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == named)
 
 
-def _within(spans: Spans, window: Interval) -> Iterator[Interval]:
+def _cut_to_window(spans: Spans, window: Interval) -> Iterator[Interval]:
     """The parts of spans that lie in a window; they are apart from each other, in order."""
     begin, end = window
     at = bisect_right(spans, begin, key=lambda span: span[1])
@@ -369,31 +371,35 @@ class Exposed(NamedTuple):
     how: How
 
 
-def exposed(trace: Trace) -> list[Exposed]:
+def measure_exposed(trace: Trace) -> list[Exposed]:
     """One for each rank of which times are known."""
-    return [each for rank in trace.ranks if (each := _exposed(rank))]
+    return [each for rank in trace.ranks if (each := _measure_rank(rank))]
 
 
-def _exposed(rank: RankTrace) -> Exposed | None:
-    calls = [(call.begins_ns, call.ends_ns) for _, call in communicating(rank) if call.took_ns >= 0]
-    talks = union([*calls, *rank.unnamed])
+def _measure_rank(rank: RankTrace) -> Exposed | None:
+    calls = [
+        (call.begins_ns, call.ends_ns) for _, call in list_communicating(rank) if call.took_ns >= 0
+    ]
+    talks = union_spans([*calls, *rank.unnamed])
     if not talks:
         return None
     computing = (call for call in rank.calls if call.kind == "compute" and call.took_ns > 0)
-    computes = union([*rank.busy, *((call.begins_ns, call.ends_ns) for call in computing)])
-    still = union(_waits(rank))
-    windows = union(rank.steps) or [(min(talks + computes)[0], max(s[1] for s in talks + computes))]
+    computes = union_spans([*rank.busy, *((call.begins_ns, call.ends_ns) for call in computing)])
+    still = union_spans(_list_waits(rank))
+    windows = union_spans(rank.steps) or [
+        (min(talks + computes)[0], max(s[1] for s in talks + computes))
+    ]
     count = max(1, len(rank.steps))
-    within = [common(spans, windows) for spans in (talks, computes, still)]
-    both = common(_cut(talks, windows), computes)
+    within = [common_length(spans, windows) for spans in (talks, computes, still)]
+    both = common_length(_cut_to_windows(talks, windows), computes)
     how: How = "computation" if computes else "waits" if still else ""
     shown = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
-    rest = length(windows) - within[0] - within[1] + both if computes else 0
-    window, talked, computed = (ns / count for ns in (length(windows), *within[:2]))
+    rest = spans_length(windows) - within[0] - within[1] + both if computes else 0
+    window, talked, computed = (ns / count for ns in (spans_length(windows), *within[:2]))
     return Exposed(rank.rank, window, talked, computed, shown, rest / count, how)
 
 
-def _cut(spans: Spans, windows: Spans) -> Spans:
+def _cut_to_windows(spans: Spans, windows: Spans) -> Spans:
     """The parts of spans that lie in the windows; both apart from each other, in order."""
     found, at = [], 0
     for begin, end in spans:
@@ -407,7 +413,7 @@ def _cut(spans: Spans, windows: Spans) -> Spans:
     return found
 
 
-def _waits(rank: RankTrace) -> Iterator[Interval]:
+def _list_waits(rank: RankTrace) -> Iterator[Interval]:
     """When the program stood still: in waits, and in calls that hold it up."""
     for call in rank.calls:
         if call.kind == "wait" or (call.waits and call.kind not in ("compute", "mark")):
@@ -430,19 +436,19 @@ class Share(NamedTuple):
     gets: float
 
 
-def imbalance(joined: Joined) -> list[Share]:
+def measure_imbalance(joined: Joined) -> list[Share]:
     """Ranks by what they get; of exchanges whose splits are known of all ranks."""
     of: dict[Group, list[dict[int, Exchanged]]] = defaultdict(list)
     for meeting in joined.meetings:
         whole = len(meeting.calls) == len(meeting.group.ranks)
         told = whole and all(call.sends for call in meeting.calls.values())
         if told and meeting.call.kind == "all_to_allv":
-            of[meeting.group].append(exchanged(meeting))
-    found = [share for group, each in of.items() for share in _shares(group, each)]
+            of[meeting.group].append(exchanged_bytes(meeting))
+    found = [share for group, each in of.items() for share in _list_shares(group, each)]
     return sorted(found, key=lambda share: -share.received)
 
 
-def _shares(group: Group, each: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
+def _list_shares(group: Group, each: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
     sums = np.array([[table[rank][:2] for rank in group.ranks] for table in each]).sum(axis=0)
     over = sums / np.maximum(1, sums.mean(axis=0))
     for rank, (out, into), (sends, gets) in zip(group.ranks, sums, over, strict=True):

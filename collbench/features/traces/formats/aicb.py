@@ -29,7 +29,7 @@ COLUMNS = ("comm_type", "comm_group", "msg_size")
 STAGES = "pp"
 
 
-def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a file of AICB tells of rank 0, and what is taken for granted. Raises UsageError."""
     found, world = _Found(stream), 0
     columns: list[str] = []
@@ -45,7 +45,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             columns = []
         elif line.strip():
             try:
-                cells = _cells(columns, line, where)
+                cells = _split_cells(columns, line, where)
             except UsageError as e:
                 why = e.message.removeprefix(f"{where}: ")
                 found.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
@@ -54,7 +54,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     return found.trace(world)
 
 
-def _cells(columns: Sequence[str], line: str, where: str) -> dict[str, str]:
+def _split_cells(columns: Sequence[str], line: str, where: str) -> dict[str, str]:
     """The cells of a line by columns; a size that is shapes has commas. Raises UsageError."""
     try:
         (cells,) = csv.reader([line], strict=True)
@@ -100,12 +100,12 @@ class _Found:
         cells: dict[str, str] | None = None,
     ) -> None:
         """A call of a group, of so many bytes, or one that is lost."""
-        kind, nbytes = kind_of(name), _whole(size)
+        kind, nbytes = kind_of(name), _parse_whole(size)
         if not kind or nbytes is None:
             self.made.lose(f"operation '{name}'" if not kind else f"a size of '{size[:40]}'", at)
             return
         group = WORLD if group in ("all", "all_nodes") else group[:200]
-        n = _whole(members)
+        n = _parse_whole(members)
         if n is not None and 0 < n < MOST_RANKS and group != STAGES:  # of stages it says 1
             self.sizes.setdefault(group, n)
         if kind == "all_to_allv":
@@ -117,7 +117,7 @@ class _Found:
                 self.made.lose("a message to the stage before the first", at, nbytes)
                 return
         elif COLLECTIVES[kind].rooted:
-            told = _whole((cells or {}).get("src", ""))
+            told = _parse_whole((cells or {}).get("src", ""))
             root = 0 if told is None else min(told, MOST_RANKS)
         op = "none"
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
@@ -135,7 +135,7 @@ class _Found:
         flops = 0.0
         if len(shapes) == 2 and shapes[0] and shapes[1]:
             flops = min(2.0 * math.prod(shapes[0][:8]) * shapes[1][-1], 1e30)
-        took = _whole(cells.get("_elapsed_time", "").split(".")[0]) or 0
+        took = _parse_whole(cells.get("_elapsed_time", "").split(".")[0]) or 0
         if not flops and not took:
             self.made.lose("a computation of no size", at)
             return
@@ -161,7 +161,7 @@ class _Found:
             sizes[STAGES] = world // others
         world = world or sizes.get(WORLD, 0) or max([others, *sizes.values()])
         for name, size in sizes.items():
-            members = tuple(_members(name, size, stride, world, sizes))
+            members = tuple(_list_members(name, size, stride, world, sizes))
             if max(members) < world:
                 made.group(name, members)
         made.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
@@ -170,7 +170,7 @@ class _Found:
         return made.trace(0, world), tuple(made.assumptions)
 
 
-def _members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> Iterator[int]:
+def _list_members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> Iterator[int]:
     """The members of rank 0's group of a name, of ``n``, by Megatron's order."""
     step = {
         WORLD: 1,
@@ -186,7 +186,7 @@ def _members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> I
     yield from (place * max(step, 1) for place in range(n))
 
 
-def _whole(text: str) -> int | None:
+def _parse_whole(text: str) -> int | None:
     """A number of bytes, or of ranks; None where it is none."""
     found = re.fullmatch(r"(\d{1,18})(?:\.0*)?", text.strip())
     return int(found[1]) if found else None
@@ -212,7 +212,7 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     head = next(lines, "").split()
     if not head or head[0] not in HEADERS:
         raise UsageError(f"{stream.path}: line 1: it is no header of SimAI's", HINT)
-    said = {word.rstrip(":"): _whole(value) or 0 for word, value in itertools.pairwise(head)}
+    said = {word.rstrip(":"): _parse_whole(value) or 0 for word, value in itertools.pairwise(head)}
     found = _Found(stream)
     tp, ep = said.get("model_parallel_NPU_group", 0), said.get("ep", 0)
     world, pp = said.get("all_gpus", 0), max(said.get("pp", 0), 1)
@@ -231,19 +231,19 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 what = f"{len(cells)} of 12 cells, layer {len(layers)} of {MOST_LAYERS:,} at most"
                 raise UsageError(f"{stream.path}: line {number}: {what}", HINT)
     for number, cells in layers:
-        _phase(found, number, cells, "forward", 2, "tp")
+        _take_phase(found, number, cells, "forward", 2, "tp")
     for number, cells in reversed(layers):
-        _phase(found, number, cells, "input gradient", 5, "tp")
-        _phase(found, number, cells, "weight gradient", 8, "dp")
+        _take_phase(found, number, cells, "input gradient", 5, "tp")
+        _take_phase(found, number, cells, "weight gradient", 8, "dp")
     return found.trace(world)
 
 
-def _phase(
+def _take_phase(
     found: _Found, number: int, cells: Sequence[str], phase: str, at: int, usual: str
 ) -> None:
     """A layer's computation and communication of one of its three phases."""
     where = f"line {number} {cells[0][:60]}"
-    took, name, size = _whole(cells[at]), cells[at + 1].upper(), cells[at + 2]
+    took, name, size = _parse_whole(cells[at]), cells[at + 1].upper(), cells[at + 2]
     if took is None:
         found.made.lose(f"a time of '{cells[at][:40]}'", where)
     elif took > 1:  # 1 stands for none

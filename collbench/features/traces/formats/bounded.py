@@ -59,7 +59,7 @@ class Stream:
     ) -> None:
         self.path, self.limits, self.rank = path, limits, rank
         self.given = 0  # bytes so far
-        self._file = _opened(path)
+        self._file = _open_packed(path)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +119,7 @@ class Stream:
         return CutError(f"{self.path}: byte {at:,}: {why}", HINT, at)
 
 
-def _opened(path: Path) -> BufferedReader | gzip.GzipFile:
+def _open_packed(path: Path) -> BufferedReader | gzip.GzipFile:
     try:
         plain = path.open("rb")
         packed = plain.read(2) == b"\x1f\x8b"
@@ -132,7 +132,7 @@ def _opened(path: Path) -> BufferedReader | gzip.GzipFile:
     return gzip.GzipFile(path)
 
 
-def head(path: Path, nbytes: int = 1 << 16) -> bytes:
+def read_head(path: Path, nbytes: int = 1 << 16) -> bytes:
     """How a file begins, also one that is packed and cut; nothing where that cannot be read."""
     with suppress(OSError, zlib.error), path.open("rb") as file:
         raw = file.read(max(nbytes, 1 << 16))
@@ -141,7 +141,7 @@ def head(path: Path, nbytes: int = 1 << 16) -> bytes:
     return b""
 
 
-def _nested(depth: int) -> str:
+def _nested_pattern(depth: int) -> str:
     """The pattern of a list or an object, of whatever kinds of brackets, without going back."""
     string = r'"(?:[^"\\]++|\\.)*+"'
     pattern = r"[{\[][^{}\[\]]*+[}\]]"
@@ -151,7 +151,7 @@ def _nested(depth: int) -> str:
 
 
 VALUE = re.compile(
-    rf'{_nested(DEEP)}|"(?:[^"\\]++|\\.)*+"|[^\s{{}}\[\],:"]++(?=[\s{{}}\[\],:"])'.encode(),
+    rf'{_nested_pattern(DEEP)}|"(?:[^"\\]++|\\.)*+"|[^\s{{}}\[\],:"]++(?=[\s{{}}\[\],:"])'.encode(),
     re.DOTALL,
 )
 OR_DEEP = f"or has lists and objects more than {DEEP} deep"
@@ -163,7 +163,7 @@ LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|nu
 ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[\x00-\x1f\\]')
 
 
-def mended(raw: bytes) -> bytes:
+def mend_json(raw: bytes) -> bytes:
     """A value of JSON as its writer meant it: in strings, bytes that are no text and characters
     that have to be escaped are replaced; numbers that JSON does not have (nan, inf) are null."""
 
@@ -218,7 +218,7 @@ class Json:
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         try:
-            return msgspec.json.decode(mended(raw), type=kind)
+            return msgspec.json.decode(mend_json(raw), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise UsageError(f"{self.stream.path}: {what[:40]}: {first_line(e)}", HINT) from e
 

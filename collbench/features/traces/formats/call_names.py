@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.core.text import printable
+from collbench.core.text import printable_text
 from collbench.features.traces.types import Call, Interval, Lost, RankTrace
 from collbench.features.training.step import MOST_RANKS, POINT_TO_POINT, WORLD
 
@@ -129,7 +129,7 @@ class Calls:
         size = DTYPES[dtype or "uint8"].size
         n = said.n or len(self.groups.get(said.group, ()))
         try:
-            told = _meant(kind, said, n, size)
+            told = _interpret_call(kind, said, n, size)
         except ValueError as e:
             return self.lose(f"{kind}: {e}", said.at, max(said.given, said.got) * size)
         if told["kind"] == "all_to_all":
@@ -157,7 +157,7 @@ class Calls:
 
     def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
         """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
-        why = printable(why)[:200]
+        why = printable_text(why)[:200]
         if why not in self._lost and len(self._lost) >= MOST_LOSSES:
             why = "for further reasons"
         before = self._lost.get(why, Lost(f"{why} ({self.path.name}: {at})" if at else why))
@@ -200,7 +200,7 @@ class Calls:
             calls=tuple(self.made),
             groups=self.groups,
             described={
-                name: printable(words)[:200]
+                name: printable_text(words)[:200]
                 for name, words in self.described.items()
                 if words and name in self.groups
             },
@@ -234,16 +234,16 @@ class Calls:
         return [*moved, len(made)]
 
 
-def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+def _interpret_call(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     """Kind, size and members that a call as it is told means. Raises ValueError for what it does
     not tell, or what cannot be."""
     given, got = said.given, said.got
     if kind == "barrier":
         return {"kind": kind}
     if kind in POINT_TO_POINT:
-        return {"kind": kind, "nbytes": _fits(max(given, got) * size), "peer": said.peer}
+        return {"kind": kind, "nbytes": _refuse_large(max(given, got) * size), "peer": said.peer}
     if kind.startswith("all_to"):
-        return _exchanged(kind, said, n, size)
+        return _interpret_exchange(kind, said, n, size)
     part, whole = (given, got) if kind in ("all_gather", "gather") else (got, given)
     if kind in WHOLES:
         elements = max(given, got)
@@ -253,7 +253,7 @@ def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
         elements = part * n or whole
     if not elements and max(given, got):
         raise ValueError("the members of its group are not in the file")
-    told: dict[str, object] = {"kind": kind, "nbytes": _fits(elements * size)}
+    told: dict[str, object] = {"kind": kind, "nbytes": _refuse_large(elements * size)}
     if COLLECTIVES[kind].rooted:
         told["root"] = said.root
     return told
@@ -262,7 +262,7 @@ def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
 WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 
-def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+def _interpret_exchange(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     """What an all_to_all sends to each member: as much, or as its splits say; where they are not
     told, blocks that cannot be equal are unknown."""
     most = max(said.given, said.got)
@@ -270,20 +270,23 @@ def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
         raise ValueError("its splits are cut")
     if not said.sends and not said.receives:
         unequal = (n and said.given % n) or said.got != said.given
-        return {"kind": "all_to_allv" if unequal else "all_to_all", "nbytes": _fits(most * size)}
+        return {
+            "kind": "all_to_allv" if unequal else "all_to_all",
+            "nbytes": _refuse_large(most * size),
+        }
     if not n:
         raise ValueError("the members of its group are not in the file")
-    sends = _blocks(said.sends, said.given, n)
-    receives = _blocks(said.receives, said.got, n)
+    sends = _split_blocks(said.sends, said.given, n)
+    receives = _split_blocks(said.receives, said.got, n)
     return {
         "kind": "all_to_allv",
-        "nbytes": _fits(most * size),
+        "nbytes": _refuse_large(most * size),
         "sends": sends,
         "receives": receives,
     }
 
 
-def _blocks(splits: Sequence[int], total: int, n: int) -> tuple[int, ...]:
+def _split_blocks(splits: Sequence[int], total: int, n: int) -> tuple[int, ...]:
     """Elements to or from each member: of torch's splits, which count rows of the tensor."""
     if not splits:
         if total % n:
@@ -296,13 +299,13 @@ def _blocks(splits: Sequence[int], total: int, n: int) -> tuple[int, ...]:
     return tuple(rows * width for rows in splits)
 
 
-def _fits(nbytes: int) -> int:
+def _refuse_large(nbytes: int) -> int:
     if not 0 <= nbytes < MOST:
         raise ValueError(f"a size of {nbytes:.3g} B")
     return nbytes
 
 
-def listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
+def parse_listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
     """The numbers of a list as texts have it; None where it is cut, or none."""
     if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", text):
         return None
@@ -340,7 +343,7 @@ def number_files(names: Sequence[str]) -> list[int]:
     return ranks
 
 
-def nanoseconds(us: float, base: int = 0) -> int:
+def parse_microseconds(us: float, base: int = 0) -> int:
     """A time in microseconds after a base; -1 where it is none."""
     if not 0 <= us < MOST / 1e3 or not 0 <= base < MOST:
         return -1

@@ -59,15 +59,15 @@ class Node(NamedTuple):
     attributes: dict[str, Any]
 
 
-def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     found = _Found(stream.path)
-    for number, (at, message) in enumerate(pb.messages(stream)):
+    for number, (at, message) in enumerate(pb.read_messages(stream)):
         try:
             if not number:
                 found.about(message)
                 continue
-            node = _node(message)
+            node = _read_node(message)
         except (pb.Broken, UnicodeDecodeError, struct.error) as e:
             if not number:
                 raise stream.refused(at, f"its metadata: {first_line(e)}") from e
@@ -80,37 +80,37 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     return made.trace(stream.rank, found.world), tuple(made.assumptions)
 
 
-def _node(message: bytes) -> Node:
+def _read_node(message: bytes) -> Node:
     """A node of its bytes. Raises Broken, and UnicodeDecodeError."""
     numbers = dict.fromkeys((1, 3, 6, 7), 0)
     needs: list[int] = []
     name, values, raw = "", "", []
-    for place, value in pb.fields(message):
+    for place, value in pb.read_fields(message):
         if place in numbers and isinstance(value, int):
             numbers[place] = value
         elif place in (4, 5):
-            needs += pb.packed(value)
+            needs += pb.unpack_numbers(value)
         elif place == 2 and isinstance(value, bytes):
             name = value.decode()
         elif place == 8 and isinstance(value, bytes):
-            values = next((v.decode() for n, v in pb.fields(value) if n == 1 and v), "")  # type: ignore[union-attr]
+            values = next((v.decode() for n, v in pb.read_fields(value) if n == 1 and v), "")  # type: ignore[union-attr]
         elif place == 10 and isinstance(value, bytes):
             raw.append(value)
-    attributes = dict(map(_attribute, raw)) if numbers[3] != 0 else {}
+    attributes = dict(map(_read_attribute, raw)) if numbers[3] != 0 else {}
     return Node(
         numbers[1], name, numbers[3], tuple(needs), numbers[6], numbers[7], values, attributes
     )
 
 
-def _attribute(message: bytes) -> tuple[str, Any]:
+def _read_attribute(message: bytes) -> tuple[str, Any]:
     """An attribute's name and value; lists of numbers as lists, what is of another type as None."""
     name = ""
     told: Any = None
-    for place, value in pb.fields(message):
+    for place, value in pb.read_fields(message):
         if place == 1 and isinstance(value, bytes):
             name = value.decode()
         elif place in (7, 9, 11, 13) and isinstance(value, int):
-            told = pb.signed(value) if place in (7, 9) else value
+            told = pb.sign_number(value) if place in (7, 9) else value
         elif place in (15, 17) and isinstance(value, int):
             told = value >> 1 ^ -(value & 1)
         elif place == 27 and isinstance(value, int):
@@ -120,7 +120,9 @@ def _attribute(message: bytes) -> tuple[str, Any]:
         elif place == 29 and isinstance(value, bytes):
             told = value.decode()
         elif place in (8, 10, 12, 14) and isinstance(value, bytes):
-            told = [n for where, v in pb.fields(value) if where == 1 for n in pb.packed(v)]
+            told = [
+                n for where, v in pb.read_fields(value) if where == 1 for n in pb.unpack_numbers(v)
+            ]
     return name, told
 
 
@@ -132,7 +134,7 @@ class _Found:
         self.world = 0
         self._clock = 0
         self._places: dict[int, int] = {}
-        for name, ranks in _beside(path).items():
+        for name, ranks in _read_groups(path).items():
             if name in ("", "0"):
                 self.world = max(self.world, len(ranks))
                 name = WORLD  # noqa: PLW2901
@@ -141,9 +143,9 @@ class _Found:
 
     def about(self, message: bytes) -> None:
         """The metadata before all nodes, in which ``write`` tells the world."""
-        raw = [value for place, value in pb.fields(message) if place == 2]
-        said = dict(_attribute(value) for value in raw if isinstance(value, bytes))
-        self.world = max(self.world, _number(said, "world_size", MOST_RANKS, 0))
+        raw = [value for place, value in pb.read_fields(message) if place == 2]
+        said = dict(_read_attribute(value) for value in raw if isinstance(value, bytes))
+        self.world = max(self.world, _read_number(said, "world_size", MOST_RANKS, 0))
         if self.world:
             self.made.groups.setdefault(WORLD, tuple(range(self.world)))
 
@@ -166,7 +168,7 @@ class _Found:
         said = node.attributes
         flops = said.get("num_ops")
         flops = float(flops) if isinstance(flops, int | float) and 0 <= flops < MOST else 0.0
-        took = _number(said, "duration_ns", MOST, node.took_us * 1000)
+        took = _read_number(said, "duration_ns", MOST, node.took_us * 1000)
         if node.begins_us and node.begins_us * 1000 + took < MOST:
             begins = node.begins_us * 1000
         else:
@@ -179,24 +181,24 @@ class _Found:
         told: dict[str, Any] = {}
         if took:
             told = {"begins_ns": begins, "ends_ns": begins + took}
-        phase = _word(said, "phase")
-        return Call("compute", flops=flops, phase=phase, source=_where(node), **told)
+        phase = _read_word(said, "phase")
+        return Call("compute", flops=flops, phase=phase, source=_name_node(node), **told)
 
     def _communication(self, node: Node) -> Call | None:
         said, at = node.attributes, f"node {node.id}"
-        size = _number(said, "comm_size", MOST, -1)
+        size = _read_number(said, "comm_size", MOST, -1)
         kind = {SEND: "send", RECV: "recv"}.get(node.kind, "")
         if not kind:
-            number = _number(said, "comm_type", len(COLLECTIVES_BY_TYPE), -1)
+            number = _read_number(said, "comm_type", len(COLLECTIVES_BY_TYPE), -1)
             kind = COLLECTIVES_BY_TYPE[number] if number >= 0 else ""
         if not kind or size < 0:
             what = "no size" if kind else f"no collective ({str(said.get('comm_type'))[:20]})"
             self.made.lose(f"a node tells {what}", at, max(size, 0))
             return None
-        name = _word(said, "pg_name", 200)
+        name = _read_word(said, "pg_name", 200)
         group = WORLD if name == self._default else name
         members = self.made.groups.get(group, ())
-        if description := _word(said, "pg_desc", 200):
+        if description := _read_word(said, "pg_desc", 200):
             self.made.described[group] = description
         n = len(members) or (self.world if group == WORLD else 0)
         if kind in BLOCKS and not n:
@@ -206,23 +208,23 @@ class _Found:
         if told is None:
             return None
         if kind in POINT_TO_POINT:
-            peer = _number(said, "comm_dst" if kind == "send" else "comm_src", MOST_RANKS, -1)
+            peer = _read_number(said, "comm_dst" if kind == "send" else "comm_src", MOST_RANKS, -1)
             told["peer"] = members.index(peer) if peer in members else -1 if members else peer
-            told["tag"] = _number(said, "comm_tag", 1 << 31, 0)
+            told["tag"] = _read_number(said, "comm_tag", 1 << 31, 0)
         elif COLLECTIVES[kind].rooted:
-            root = _number(said, "root", MOST_RANKS, -1)
+            root = _read_number(said, "root", MOST_RANKS, -1)
             told["root"] = members.index(root) if root in members else -1 if members else root
         begins = node.begins_us * 1000
         if begins and begins + node.took_us * 1000 < MOST:
             told |= {"begins_ns": begins, "ends_ns": begins + node.took_us * 1000}
-        return Call(group=group, phase=_word(said, "phase"), source=_where(node), **told)
+        return Call(group=group, phase=_read_word(said, "phase"), source=_name_node(node), **told)
 
     def _sized(
         self, kind: str, size: int, n: int, said: dict[str, Any], at: str
     ) -> dict[str, Any] | None:
         """Kind, bytes, datatype and reduction of a collective or a message; None where it is
         lost."""
-        dtype = _word(said, "dtype")
+        dtype = _read_word(said, "dtype")
         if dtype not in DTYPES:
             self.made.assumptions[UNTYPED] = None
             dtype = "uint8"
@@ -241,9 +243,9 @@ class _Found:
                 return None
             told |= {"kind": "all_to_allv", "sends": tuple(sends)}
             told["receives"] = tuple(receives) if isinstance(receives, list) else ()
-            told["nbytes"] = _number(said, "whole_size", MOST, nbytes)
+            told["nbytes"] = _read_number(said, "whole_size", MOST, nbytes)
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
-            told["op"] = _word(said, "reduction")
+            told["op"] = _read_word(said, "reduction")
             if told["op"] not in OPS:
                 self.made.assumptions[SUMS] = None
                 told["op"] = "sum"
@@ -273,7 +275,7 @@ class _Group(msgspec.Struct):
     group_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
 
 
-def _beside(path: Path) -> dict[str, list[int]]:
+def _read_groups(path: Path) -> dict[str, list[int]]:
     """The groups that the file beside a trace tells, where there is one. Raises UsageError."""
     there = path.with_name(GROUPS)
     if not there.is_file():
@@ -286,16 +288,16 @@ def _beside(path: Path) -> dict[str, list[int]]:
             raise UsageError(f"{there}: {first_line(e)}", '{"1": [0, 1]}, for example') from e
 
 
-def _where(node: Node) -> str:
+def _name_node(node: Node) -> str:
     return f"node {node.id} {node.name[:100]}".strip()
 
 
-def _number(said: dict[str, Any], key: str, most: int, default: int) -> int:
+def _read_number(said: dict[str, Any], key: str, most: int, default: int) -> int:
     """A number that an attribute tells, where it is one below ``most``."""
     value = said.get(key)
     return value if is_number(value) and 0 <= value < most else default  # type: ignore[return-value,operator]
 
 
-def _word(said: dict[str, Any], key: str, longest: int = 40) -> str:
+def _read_word(said: dict[str, Any], key: str, longest: int = 40) -> str:
     value = said.get(key)
     return value[:longest] if isinstance(value, str) else ""

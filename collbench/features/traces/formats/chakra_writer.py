@@ -18,7 +18,7 @@ from collbench.core import files
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import CannotRun
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.traces.formats import protobuf as pb
 from collbench.features.traces.formats.chakra import (
     BLOCKS,
@@ -38,21 +38,21 @@ Attribute = tuple[str, int, int | str | Sequence[int]]
 MARK = "collbench"
 
 
-def write(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
+def write_ranks(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
     """Writes all ranks' files into a folder: what there is to say of it. Raises UsageError and
     CannotRun."""
-    numbers = _numbered(ranks)
-    files.make(folder)
+    numbers = _number_groups(ranks)
+    files.make_folder(folder)
     groups = {number: list(members) for members, number in numbers.items()}
-    files.save(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
+    files.save_text(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
     for each in ranks:
-        _save(folder / f"{name}.{each.rank}.et", b"".join(_messages(each, numbers)))
-    return f"{counted(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
+        _save_bytes(folder / f"{name}.{each.rank}.et", b"".join(_write_messages(each, numbers)))
+    return f"{format_count(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
 
 
-def _save(path: Path, data: bytes) -> None:
+def _save_bytes(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all. Raises UsageError and CannotRun."""
-    files.refuse(path, MARK, "--output")
+    files.refuse_foreign_file(path, MARK, "--output")
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         beside.write_bytes(data)
@@ -62,7 +62,7 @@ def _save(path: Path, data: bytes) -> None:
         raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place") from e
 
 
-def _numbered(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
+def _number_groups(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
     """The groups that calls are of, but that of all, by their members: numbered from 1, as
     simulators read them as numbers."""
     used = {
@@ -74,31 +74,33 @@ def _numbered(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
     return {members: str(number) for number, members in enumerate(used, 1)}
 
 
-def _messages(rank: RankTrace, numbers: Mapping[tuple[int, ...], str]) -> Iterator[bytes]:
+def _write_messages(rank: RankTrace, numbers: Mapping[tuple[int, ...], str]) -> Iterator[bytes]:
     """The messages of a rank's file."""
-    head = pb.field(1, VERSION)
+    head = pb.write_field(1, VERSION)
     about: tuple[Attribute, ...] = (
         ("written_by", STRING, MARK),
         ("world_size", INT64, rank.world),
     )
     for attribute in about:
-        head += pb.field(2, b"".join(_attribute(attribute)))
-    yield pb.delimited(head)
-    for number, (call, needs) in enumerate(zip(rank.calls, needed(rank.calls), strict=True), 1):
+        head += pb.write_field(2, b"".join(_write_attribute(attribute)))
+    yield pb.delimit_message(head)
+    for number, (call, needs) in enumerate(
+        zip(rank.calls, list_dependencies(rank.calls), strict=True), 1
+    ):
         if needs is None:
             continue
         took = max(call.took_ns, 0)
-        message = pb.field(1, number) + pb.field(2, _name(call))
-        message += pb.field(3, _kind(call))
-        message += pb.pack(5, [need + 1 for need in needs])
+        message = pb.write_field(1, number) + pb.write_field(2, _name_call(call))
+        message += pb.write_field(3, _node_kind(call))
+        message += pb.write_packed(5, [need + 1 for need in needs])
         if took:
-            message += pb.field(7, max(1, round(took / 1000)))
-        for attribute in _attributes(call, rank, numbers, took):
-            message += pb.field(10, b"".join(_attribute(attribute)))
-        yield pb.delimited(message)
+            message += pb.write_field(7, max(1, round(took / 1000)))
+        for attribute in _list_attributes(call, rank, numbers, took):
+            message += pb.write_field(10, b"".join(_write_attribute(attribute)))
+        yield pb.delimit_message(message)
 
 
-def needed(calls: Sequence[Call]) -> Iterator[list[int] | None]:
+def list_dependencies(calls: Sequence[Call]) -> Iterator[list[int] | None]:
     """The calls, by their places, that each must wait for; None for what is no work, as a wait."""
     frontier: set[int] = set()  # what the program has waited for
     last: dict[tuple[str, bool], int] = {}  # by group, and whether it is a message
@@ -129,15 +131,15 @@ def needed(calls: Sequence[Call]) -> Iterator[list[int] | None]:
         open_calls.add(place)
 
 
-def _name(call: Call) -> str:
+def _name_call(call: Call) -> str:
     return " ".join(filter(None, (call.kind, call.phase, call.source)))[:200]
 
 
-def _kind(call: Call) -> int:
+def _node_kind(call: Call) -> int:
     return {"compute": COMPUTE, "send": SEND, "recv": RECV}.get(call.kind, COLLECTIVE)
 
 
-def _attributes(
+def _list_attributes(
     call: Call, rank: RankTrace, numbers: Mapping[tuple[int, ...], str], took: int
 ) -> Iterator[Attribute]:
     yield "is_cpu_op", BOOL, 0
@@ -176,8 +178,9 @@ def _attributes(
         yield "receives", INT64_LIST, call.receives
 
 
-def _attribute(attribute: Attribute) -> Iterator[bytes]:
+def _write_attribute(attribute: Attribute) -> Iterator[bytes]:
     """An AttributeProto's fields."""
     name, place, value = attribute
-    yield pb.field(1, name)
-    yield pb.field(place, pb.pack(1, value) if isinstance(value, list | tuple) else value)  # type: ignore[arg-type]
+    yield pb.write_field(1, name)
+    single = pb.write_packed(1, value) if isinstance(value, list | tuple) else value
+    yield pb.write_field(place, single)  # type: ignore[arg-type]

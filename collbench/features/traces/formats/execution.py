@@ -26,7 +26,7 @@ from collbench.features.traces.formats.call_names import (
     Said,
     is_number,
     kind_of,
-    listed,
+    parse_listed,
 )
 from collbench.features.traces.types import Call, Interval, RankTrace
 from collbench.features.training.step import MOST_RANKS, WORLD, Whole
@@ -85,7 +85,7 @@ class _Comms(msgspec.Struct):
     is_asynchronized_op: Any = None
 
 
-def read(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     source = Json(stream, "nodes")
     found = _Found(stream, from_ops)
@@ -181,7 +181,7 @@ class _Found:
             self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
             return
         for group in groups:
-            ranks = listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
+            ranks = parse_listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
             name = self._named(group.pg_name, group.pg_desc)
             self.made.group(name, ranks or range(group.group_size), group.pg_desc)
 
@@ -202,7 +202,7 @@ class _Found:
         base = 0 if values and is_number(values[0]) else 1
         number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
         place = place if is_number(place) and 0 <= place < MOST_RANKS else -1
-        key = _numbered(number)
+        key = _parse_number(number)
         group = self._named(said.pg_name, said.pg_desc)
         if said.collective_name == "wait":
             self._wait(group if said.pg_name else None, key, at)
@@ -233,7 +233,7 @@ class _Found:
                 ranks = range(start, start + said.pg_size * stride, stride)
                 made.group(group, ranks, said.pg_desc)
         kind = kind_of(said.collective_name)
-        sends, receives = listed(said.in_split_size), listed(said.out_split_size)
+        sends, receives = parse_listed(said.in_split_size), parse_listed(said.out_split_size)
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
         members = made.groups.get(group, ())
         if not rooted and kind not in ("send", "recv") and 0 <= place < len(members):
@@ -266,7 +266,7 @@ class _Found:
             return
         self.made.assumptions[NO_GROUPS] = None
         values = node.inputs.values
-        given, got = (_elements(node.inputs, place) for place in (row.given, row.got))
+        given, got = (_count_elements(node.inputs, place) for place in (row.given, row.got))
         types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
         dtype = re.search(r"Tensor\(([\w :]+)\)", types)
 
@@ -274,7 +274,7 @@ class _Found:
             value = values[place] if 0 <= place < len(values) else -1
             return value if is_number(value) and 0 <= value < MOST_RANKS else -1
 
-        sends, receives = (_numbers(values, place) for place in row.splits)
+        sends, receives = (_list_numbers(values, place) for place in row.splits)
         said = Said(
             row.kind,
             dtype[1] if dtype else "",
@@ -288,7 +288,7 @@ class _Found:
             peer=number(row.peer),
         )
         if not said.n and row.kind in PARTS:
-            said = said._replace(n=_ratio(given, got))
+            said = said._replace(n=_group_ratio(given, got))
         self.made.add(said, tag=max(number(row.tag), 0))
 
 
@@ -327,7 +327,7 @@ OPERATORS = {
 }
 
 
-def _numbered(value: Any) -> tuple[int, bool]:
+def _parse_number(value: Any) -> tuple[int, bool]:
     """The number of a call in its group, and whether it is that of a message; -1 where it is none.
     It stands alone, or with the other beside it."""
     first, *rest = value if isinstance(value, list) and value else (value,)
@@ -335,27 +335,27 @@ def _numbered(value: Any) -> tuple[int, bool]:
     return first if good else -1, rest[:1] == [True]
 
 
-def _elements(values: _Values, place: int) -> int:
+def _count_elements(values: _Values, place: int) -> int:
     """Elements of all tensors of an argument, by their shapes."""
-    return min(_product(values.shapes[place]), MOST) if place < len(values.shapes) else 0
+    return min(_multiply_shape(values.shapes[place]), MOST) if place < len(values.shapes) else 0
 
 
-def _product(shape: Any) -> int:
+def _multiply_shape(shape: Any) -> int:
     """Elements of a shape, or of a list of such, which may be lists again."""
     if not isinstance(shape, list) or not shape:
         return 0 if shape != [] else 1
     if all(is_number(size) and size >= 0 for size in shape):
         return min(math.prod(shape[:64]), MOST)
-    return sum(map(_product, shape))
+    return sum(map(_multiply_shape, shape))
 
 
-def _numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
+def _list_numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
     found = values[place] if 0 <= place < len(values) else []
     good = isinstance(found, list) and all(is_number(n) and 0 <= n < MOST for n in found)
     return tuple(found) if good else ()
 
 
-def _ratio(given: int, got: int) -> int:
+def _group_ratio(given: int, got: int) -> int:
     """The members of a group of which one side has a part, the other all."""
     small, large = sorted((given, got))
     return large // small if small and not large % small else 0

@@ -20,7 +20,7 @@ from msgspec import Meta
 from collbench.core.errors import UsageError, first_line
 from collbench.features.traces.formats import pickle_values as pickled
 from collbench.features.traces.formats.bounded import HINT, Json, Stream
-from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, listed
+from collbench.features.traces.formats.call_names import UNREADABLE, Calls, Said, parse_listed
 from collbench.features.traces.types import Call, Known, RankTrace
 from collbench.features.training.step import WORLD
 
@@ -82,13 +82,13 @@ class _Group(msgspec.Struct):
     desc: str = ""
 
 
-def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, a pickle where it is ``packed``, and what is taken for granted.
     Raises UsageError."""
     made = Calls(stream.path)
-    groups, entries, reached = _pickle(stream, made) if packed else _json(stream, made)
+    groups, entries, reached = _read_pickle(stream, made) if packed else _read_json(stream, made)
     for name, group in groups.items():
-        if ranks := listed(group.ranks):
+        if ranks := parse_listed(group.ranks):
             made.group(name, ranks, group.desc)
     named = [(name, group.desc) for name, group in groups.items()]
     named += [entry.process_group for entry in entries]
@@ -100,7 +100,9 @@ def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
         first = entries[0].record_id
         made.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
     for entry in entries:
-        _take(made, entry, WORLD if entry.process_group[0] == world else entry.process_group[0])
+        _take_entry(
+            made, entry, WORLD if entry.process_group[0] == world else entry.process_group[0]
+        )
     backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
     told = made.trace(stream.rank, backend=backend)
     by_name = {
@@ -141,15 +143,15 @@ def _by_group(
     return {name: (each[0], each[1], each[2]) for name, each in told.items()}
 
 
-def _pickle(stream: Stream, made: Calls) -> _Dump:
-    said: Any = pickled.read(stream)
+def _read_pickle(stream: Stream, made: Calls) -> _Dump:
+    said: Any = pickled.read_value(stream)
     if isinstance(said, list):
         said = {"entries": [_of_torch_2_2(each) for each in said]}
         made.assumptions[NO_TYPES] = None
     if not isinstance(said, dict):
         raise UsageError(f"{stream.path}: it is no flight recorder's", HINT)
     entries = said.get("entries", [])
-    groups = _converted(stream, said.get("pg_config", {}), dict[str, _Group], "pg_config")
+    groups = _convert_value(stream, said.get("pg_config", {}), dict[str, _Group], "pg_config")
     if not isinstance(entries, list | tuple):
         raise UsageError(f"{stream.path}: entries: they are no list", HINT)
     try:
@@ -157,7 +159,7 @@ def _pickle(stream: Stream, made: Calls) -> _Dump:
     except (msgspec.ValidationError, RecursionError) as e:
         made.lose(f"pg_status: {first_line(e)}", calls=0)
         reached = {}
-    return _Dump(groups, [*_entries(stream, made, entries)], reached)
+    return _Dump(groups, [*_convert_entries(stream, made, entries)], reached)
 
 
 def _of_torch_2_2(entry: Any) -> Any:
@@ -170,7 +172,9 @@ def _of_torch_2_2(entry: Any) -> Any:
     return {"process_group": group, "collective_seq_id": sequence, **entry}
 
 
-def _entries(stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]) -> Iterator[Entry]:
+def _convert_entries(
+    stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]
+) -> Iterator[Entry]:
     """Each as it is converted, but those with a value that cannot be read, which are lost; lists
     that several share are counted each time."""
     budget = MOST
@@ -189,14 +193,14 @@ def _entries(stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]) 
 KEYS = ("sizes", "dtypes")
 
 
-def _converted(stream: Stream, value: Any, kind: Any, what: str) -> Any:
+def _convert_value(stream: Stream, value: Any, kind: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as e:
         raise UsageError(f"{stream.path}: {what}: {first_line(e)}", HINT) from e
 
 
-def _json(stream: Stream, made: Calls) -> _Dump:
+def _read_json(stream: Stream, made: Calls) -> _Dump:
     source = Json(stream, "entries")
     entries: list[Entry] = []
     for number, (_, at, raw) in enumerate(source):
@@ -217,22 +221,24 @@ def _json(stream: Stream, made: Calls) -> _Dump:
 PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def _take(made: Calls, entry: Entry, group: str) -> None:
+def _take_entry(made: Calls, entry: Entry, group: str) -> None:
     """One entry; that of a coalesced call tells how its members fared, which have their own."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     at = f"record {entry.record_id}"
     fields: dict[str, Any] = {
         "number": entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
-    } | _times(entry)
+    } | _entry_times(entry)
     if name.startswith("coalesced"):
-        return _spread(made.made, group, fields)
+        return _spread_members(made.made, group, fields)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
     if len(dtypes) > 1:
         made.lose("several datatypes in one call", at)
         return None
-    given, got = (sum(map(_product, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
+    given, got = (
+        sum(map(_multiply_shape, sizes)) for sizes in (entry.input_sizes, entry.output_sizes)
+    )
     said = Said(
         peers[1] if peers else name,
         next(iter(dtypes), "byte"),
@@ -248,14 +254,14 @@ def _take(made: Calls, entry: Entry, group: str) -> None:
     return None
 
 
-def _product(shape: list[int]) -> int:
+def _multiply_shape(shape: list[int]) -> int:
     total = 1
     for size in shape:
         total = min(total * size, 1 << 62)
     return total
 
 
-def _times(entry: Entry) -> dict[str, int]:
+def _entry_times(entry: Entry) -> dict[str, int]:
     """When it was issued, and its beginning and end where its length is known."""
     created, done = entry.time_created_ns, entry.time_discovered_completed_ns
     told = {} if created is None else {"issued_ns": created}
@@ -266,7 +272,7 @@ def _times(entry: Entry) -> dict[str, int]:
     return told
 
 
-def _spread(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
+def _spread_members(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
     """Gives the members of a coalesced call, which are the last of the group's with its number, its
     state and times."""
     told = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core.errors import UsageError
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.traces.formats.bounded import CutError, Json, Stream
 from collbench.features.traces.formats.call_names import (
     MOST,
@@ -25,8 +25,8 @@ from collbench.features.traces.formats.call_names import (
     Said,
     is_number,
     kind_of,
-    listed,
-    nanoseconds,
+    parse_listed,
+    parse_microseconds,
 )
 from collbench.features.traces.types import Interval, RankTrace
 from collbench.features.training.step import MOST_RANKS, WORLD
@@ -110,7 +110,7 @@ class _World(msgspec.Struct):
     pg_config: list[_Group] = []
 
 
-def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted; of a file that is cut, up to there.
     Raises UsageError."""
     source, found = Json(stream, "traceEvents"), _Found(stream)
@@ -183,7 +183,7 @@ class _Found:
         if event.cat == "kernel":
             self._kernel(event, at, source)
         elif event.cat == "user_annotation" and event.name.startswith("ProfilerStep#"):
-            if (mark := _interval(event)) is None:
+            if (mark := _event_interval(event)) is None:
                 self.made.lose("marks of iterations have no time", f"byte {at}", calls=0)
             else:
                 self.steps.append(mark)
@@ -203,7 +203,7 @@ class _Found:
             self.made.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
 
     def _kernel(self, event: _Event, at: int, source: Json) -> None:
-        when, place = _interval(event), f"byte {at}"
+        when, place = _event_interval(event), f"byte {at}"
         talks = NCCL.search(event.name)
         other = not talks and OTHERS.search(event.name)
         if when is None or when == (0, 0):
@@ -214,7 +214,9 @@ class _Found:
             of = self.unnamed if other else self.computing
             of.append((*when, self._correlation(event, source)))
             if other:
-                why = f"kernels that communicate without NCCL are not read: {_short(event.name)}"
+                why = (
+                    f"kernels that communicate without NCCL are not read: {_short_name(event.name)}"
+                )
                 self.made.lose(why, place)
             return
         try:
@@ -237,7 +239,7 @@ class _Found:
             return -1
 
     def _launch(self, event: _Event, at: int, source: Json) -> None:
-        when, correlation = _interval(event), self._correlation(event, source)
+        when, correlation = _event_interval(event), self._correlation(event, source)
         if when is None or correlation < 0:
             self.made.lose("launches have no time or no number", f"byte {at}", calls=0)
         else:
@@ -253,7 +255,9 @@ class _Found:
         """What came of it. Raises UsageError where nothing communicates."""
         made, default = self.made, ""
         for group in world.pg_config:
-            ranks = listed(group.ranks) if isinstance(group.ranks, str) else tuple(group.ranks)
+            ranks = (
+                parse_listed(group.ranks) if isinstance(group.ranks, str) else tuple(group.ranks)
+            )
             size = group.pg_size or group.group_size
             if group.pg_desc == "default_pg":
                 default = default or group.pg_name
@@ -274,7 +278,11 @@ class _Found:
         rank = self.rank if world.rank is None else world.rank
         windows, busy, unnamed = (
             tuple((base + begins, base + ends) for begins, ends in each)
-            for each in (steps.windows, _union(self.computing), _union(self.unnamed))
+            for each in (
+                steps.windows,
+                _union_kernels(self.computing),
+                _union_kernels(self.unnamed),
+            )
         )
         marked = [*pairwise(places)] if steps.by_launch else []
         told = made.trace(rank, world.world_size, windows, busy, marked, world.backend[:20])
@@ -286,7 +294,7 @@ class _Found:
             return
         told = f"{self.made.path}: no kernel of it communicates"
         if self.spans:
-            told += f"; the {counted(self.spans, 'span')} of Gloo in it are not read"
+            told += f"; the {format_count(self.spans, 'span')} of Gloo in it are not read"
             raise UsageError(told, "collbench.record records jobs on Gloo")
         if self.computing:
             raise UsageError(told, "profile a step in which ranks communicate")
@@ -346,13 +354,13 @@ class _Found:
         self, made: Calls, said: _Comms, at: int, default: str, when: Interval, base: int
     ) -> None:
         name, place = said.group[:200], f"byte {at}"
-        if name not in made.groups and (ranks := _members(said)):
+        if name not in made.groups and (ranks := _list_members(said)):
             made.group(name, ranks, said.described)
         kind, n = kind_of(said.name), said.size or len(made.groups.get(name, ()))
-        sends, receives = listed(said.sends), listed(said.receives)
-        there = _rank(said.rank)
+        sends, receives = parse_listed(said.sends), parse_listed(said.receives)
+        there = _parse_rank(said.rank)
         if there < 0:
-            peer = _rank(said.target if kind == "send" else said.source)
+            peer = _parse_rank(said.target if kind == "send" else said.source)
             members = made.groups.get(name, ())
             there = members.index(peer) if peer in members else -1
         given, got = said.given, said.got
@@ -380,33 +388,33 @@ class _Found:
         fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": ends}
         if issued is not None:
             fields["issued_ns"] = base + issued
-        number = _rank(said.number, MOST)
+        number = _parse_rank(said.number, MOST)
         made.add(told, number=number, waits=said.later in (False, "false", "0"), **fields)
 
 
-def _members(said: _Comms) -> tuple[int, ...]:
+def _list_members(said: _Comms) -> tuple[int, ...]:
     """The ranks of its group, as they are listed or follow each other; nothing where neither is
     told."""
-    ranks = listed(said.ranks)
+    ranks = parse_listed(said.ranks)
     if ranks and (not said.size or len(ranks) == said.size):
         return ranks
-    start, stride = _rank(said.start), _rank(said.stride)
+    start, stride = _parse_rank(said.start), _parse_rank(said.stride)
     if said.size and start >= 0 < stride and start + (said.size - 1) * stride < MOST_RANKS:
         return tuple(start + place * stride for place in range(said.size))
     return ()
 
 
-def _rank(value: Any, most: int = MOST_RANKS) -> int:
+def _parse_rank(value: Any, most: int = MOST_RANKS) -> int:
     """A number that may be told as one or as text; -1 where it is none."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         value = int(value)
     return value if is_number(value) and 0 <= value < most else -1
 
 
-def _interval(event: _Event) -> Interval | None:
+def _event_interval(event: _Event) -> Interval | None:
     """When an event began and ended, in nanoseconds; None where that is not told."""
     try:
-        begins, took = (nanoseconds(float(time)) for time in (event.ts, event.dur))
+        begins, took = (parse_microseconds(float(time)) for time in (event.ts, event.dur))
     except ValueError:
         return None
     if begins < 0 or took < 0 or begins + took >= MOST >> 1:
@@ -414,12 +422,12 @@ def _interval(event: _Event) -> Interval | None:
     return begins, begins + took
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """A kernel's name without its arguments."""
     return re.split(r"[(<]", name.removeprefix("void "))[0][:60]
 
 
-def _union(kernels: Iterable[Kernel]) -> list[Interval]:
+def _union_kernels(kernels: Iterable[Kernel]) -> list[Interval]:
     """When one of these kernels or more was under way, in the order of time."""
     spans: list[Interval] = []
     for begins, ends, _ in sorted(kernels):

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from collbench.core import files
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError, first_line
-from collbench.core.text import printable
+from collbench.core.text import printable_text
 from collbench.features.traces.formats.call_names import rank_in
 from collbench.features.traces.types import (
     HOST,
@@ -88,7 +88,7 @@ class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
     collbench_trace: Literal[1]
 
 
-def name(rank: int) -> str:
+def file_name(rank: int) -> str:
     """The name of a rank's file."""
     return f"rank-{rank:05}.jsonl"
 
@@ -99,10 +99,10 @@ class Writer:
     file of somebody else's."""
 
     def __init__(self, path: Path, about: RankTrace) -> None:
-        files.refuse(path, MARK, "another folder")
+        files.refuse_foreign_file(path, MARK, "another folder")
         self._path = path.absolute()  # the job may go to another folder
         self._encoder = msgspec.json.Encoder()
-        self._file = files.private(path)
+        self._file = files.open_private(path)
         head = self._encoder.encode(replace(about, calls=())).decode()
         self._file.write(f"{{{MARK}:1,{head[1:]}\n")
         self._file.flush()
@@ -123,9 +123,9 @@ class Writer:
                 return
         except FileNotFoundError:
             held = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
-            files.make(self._path.parent)
+            files.make_folder(self._path.parent)
             self._file.close()
-            self._file = files.private(self._path, os.O_EXCL)
+            self._file = files.open_private(self._path, os.O_EXCL)
             self._file.write(held)
         else:
             raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
@@ -134,7 +134,7 @@ class Writer:
         self._file.close()
 
 
-def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
+def read_job(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
     """What the files of one job say, each of one rank. Raises UsageError."""
     found: dict[int, RankTrace] = {}
     spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
@@ -142,7 +142,7 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
     refused: UsageError | None = None
     for path in paths:
         try:
-            reader = _read(path, limits)
+            reader = _read_file(path, limits)
             one = reader.trace()
         except UsageError as e:
             refused = refused or e
@@ -165,7 +165,7 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
     for of in spans.values():
         _refuse_another_jobs(of)
     ranks = tuple(found[rank] for rank in sorted(found))
-    return Trace(FORM, ranks, assumptions(ranks), tuple(unread))
+    return Trace(FORM, ranks, list_assumptions(ranks), tuple(unread))
 
 
 def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
@@ -176,7 +176,7 @@ def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
         raise UsageError(f"{before.source} ends before {after.source} begins", ONE_JOB)
 
 
-def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
+def list_assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
     """What these traces leave open and is taken for granted."""
     told: dict[str, None] = {}
     for rank in ranks:
@@ -203,13 +203,13 @@ def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
 
 def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable
     """What one file says. Raises UsageError, with the line."""
-    return _read(path, limits).trace()
+    return _read_file(path, limits).trace()
 
 
-def _read(path: Path, limits: Limits) -> _Reader:
+def _read_file(path: Path, limits: Limits) -> _Reader:
     reader = _Reader(path)
     try:
-        for number, raw in _lines(path, limits):
+        for number, raw in _read_lines(path, limits):
             reader.take(number, raw)
     except (OSError, EOFError, zlib.error) as e:
         cut = isinstance(e, EOFError) or "end-of-stream" in str(e)
@@ -219,10 +219,10 @@ def _read(path: Path, limits: Limits) -> _Reader:
     return reader
 
 
-def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
+def _read_lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
     """The lines of a file, packed or not, with their numbers. Raises UsageError."""
     given = 0
-    with _opened(path) as file:
+    with _open_packed(path) as file:
         for number in range(1, limits.lines + 2):
             raw = file.readline(limits.line + 1)
             given += len(raw)
@@ -238,7 +238,7 @@ def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
             yield number, raw
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_packed(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
@@ -272,7 +272,7 @@ class _Reader:
             if self.head is not None and not raw.endswith(b"\n"):
                 self.cut = f"line {number:,}"
                 return
-            raise UsageError(f"{where}: {printable(first_line(e))[:200]}", HINT) from e
+            raise UsageError(f"{where}: {printable_text(first_line(e))[:200]}", HINT) from e
         if len(self._calls) > MOST_CALLS:
             raise UsageError(f"{where}: more than {MOST_CALLS:,} calls", "record fewer steps")
 
@@ -291,7 +291,7 @@ class _Reader:
             raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
         if call.dtype not in DTYPES:
             hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
-            raise UsageError(f"{where}: datatype '{printable(call.dtype)}' is unknown", hint)
+            raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)
         if call.after and max(call.after) >= len(self._calls):
             told = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {told}", HINT)

@@ -48,7 +48,7 @@ class _Entry(msgspec.Struct):
     mm1_dim1: Size = None
 
 
-def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
+def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     source, found = Json(stream), _Found(stream)
     cut = ""
@@ -113,8 +113,8 @@ class _Found:
             len(members),
             tuple(entry.in_split or ()),
             tuple(entry.out_split or ()),
-            root=_place(entry.root, members),
-            peer=_place(peer, members),
+            root=_member_place(entry.root, members),
+            peer=_member_place(peer, members),
         )
         issued = -1 if entry.startTime_ns is None else round(entry.startTime_ns)
         found = self.made.add(said, phase=phase, issued_ns=issued)
@@ -147,6 +147,6 @@ class _Found:
         self.made.append(Call("compute", flops=flops, phase=phase, source=at))
 
 
-def _place(rank: int | None, members: tuple[int, ...] | range) -> int:
+def _member_place(rank: int | None, members: tuple[int, ...] | range) -> int:
     """The place of a rank in its group; -1 where it is in none."""
     return members.index(rank) if rank is not None and rank in members else -1

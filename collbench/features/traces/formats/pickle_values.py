@@ -51,7 +51,7 @@ class Refused(ValueError):
         self.at = at
 
 
-def read(stream: Stream) -> Any:
+def read_value(stream: Stream) -> Any:
     """The value in a file. Raises UsageError."""
     data = bytearray()
     while piece := stream.more():
@@ -59,12 +59,12 @@ def read(stream: Stream) -> Any:
         if len(data) > MOST:
             raise stream.refused(MOST, f"a pickle of more than {MOST:,} B")
     try:
-        return loads(data, min(stream.limits.nodes, MOST_OPERATIONS))
+        return load_value(data, min(stream.limits.nodes, MOST_OPERATIONS))
     except Refused as e:
         raise stream.refused(e.at, str(e)) from e
 
 
-def loads(data: bytes | bytearray, most: int) -> Any:
+def load_value(data: bytes | bytearray, most: int) -> Any:
     """The value that a pickle's operations make, of which there are ``most`` at most. Raises
     Refused."""
     stack: list[Any] = []
@@ -76,19 +76,19 @@ def loads(data: bytes | bytearray, most: int) -> Any:
         code, began = data[at], at
         if code not in ARGUMENTS:
             raise Refused(at, f"operation {bytes([code])!r}, which plain data does not need")
-        argument, at = _argument(data, at + 1, ARGUMENTS[code])
+        argument, at = _read_argument(data, at + 1, ARGUMENTS[code])
         if code == ord("."):
             if len(stack) != 1:
                 raise Refused(began, "it ends with no value, or several")
             return stack[0]
         try:
-            _perform(chr(code), argument, stack, memo)
+            _perform_operation(chr(code), argument, stack, memo)
         except (IndexError, KeyError, TypeError, ValueError) as e:
             raise Refused(began, f"operation {chr(code)!r}: {str(e)[:80]}") from e
     raise Refused(at, f"more than {most:,} operations")
 
 
-def _argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, int]:
+def _read_argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, int]:
     end = at + how.length
     if end > len(data):
         raise Refused(at, "it ends within an operation")
@@ -102,7 +102,7 @@ def _argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, int]:
     return data[end : end + value], end + value
 
 
-def _perform(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+def _perform_operation(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
     """One operation. Raises what it raises."""
     if code in VALUES:
         stack.append(VALUES[code](argument))
@@ -111,7 +111,7 @@ def _perform(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -
     elif code in "hj":
         stack.append(memo[argument])
     elif code in SEVERAL:
-        stack.append(tuple(_popped(stack, SEVERAL[code])))
+        stack.append(tuple(_pop_values(stack, SEVERAL[code])))
     elif code == "0":
         stack.pop()
     elif code == "2":
@@ -119,11 +119,13 @@ def _perform(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -
     elif code == "1":
         _to_mark(stack)
     elif code in "ae":
-        values = _to_mark(stack) if code == "e" else _popped(stack, 1)
-        _of(stack, list).extend(values)
+        values = _to_mark(stack) if code == "e" else _pop_values(stack, 1)
+        _expect_kind(stack, list).extend(values)
     elif code in "su":
-        values = _to_mark(stack) if code == "u" else _popped(stack, 2)
-        _of(stack, dict).update(zip(map(_text, values[::2]), values[1::2], strict=True))
+        values = _to_mark(stack) if code == "u" else _pop_values(stack, 2)
+        _expect_kind(stack, dict).update(
+            zip(map(_decode_key, values[::2]), values[1::2], strict=True)
+        )
     elif code == "t":
         stack.append(tuple(_to_mark(stack)))
 
@@ -145,7 +147,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 SEVERAL = {"\x85": 1, "\x86": 2, "\x87": 3}
 
 
-def _popped(stack: list[Any], n: int) -> list[Any]:
+def _pop_values(stack: list[Any], n: int) -> list[Any]:
     values = stack[-n:]
     if len(values) < n or any(value is MARK for value in values):
         raise IndexError("there are too few values")
@@ -160,13 +162,13 @@ def _to_mark(stack: list[Any]) -> list[Any]:
     return values[::-1]
 
 
-def _of(stack: list[Any], kind: type) -> Any:
+def _expect_kind(stack: list[Any], kind: type) -> Any:
     if type(stack[-1]) is not kind:
         raise TypeError(f"there is no {kind.__name__}")
     return stack[-1]
 
 
-def _text(key: Any) -> str:
+def _decode_key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError("a key is no text")
     return key

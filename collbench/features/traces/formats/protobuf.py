@@ -21,13 +21,13 @@ class Broken(ValueError):
     """Bytes that are no message."""
 
 
-def messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
+def read_messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
     """Each message with the byte where it begins. Raises UsageError."""
     buffer, at, before = b"", 0, 0
     for _ in range(stream.limits.nodes):
         while True:
             try:
-                length, begins = varint(buffer, at)
+                length, begins = read_varint(buffer, at)
                 if begins + length <= len(buffer):
                     break
                 missing = "it ends within a message"
@@ -48,7 +48,7 @@ def messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
     raise stream.refused(before + at, f"there are more than {stream.limits.nodes:,} nodes")
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits, and the byte after it. Raises Broken."""
     value = shift = 0
     for place in range(at, at + 10):
@@ -62,18 +62,18 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     raise Broken("a number of more than 64 bits")
 
 
-def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+def read_fields(data: bytes) -> Iterator[tuple[int, Value]]:
     """A message's fields by their numbers: numbers without sign, else bytes. Raises Broken."""
     at = 0
     while at < len(data):
-        key, at = varint(data, at)
+        key, at = read_varint(data, at)
         number, kind = key >> 3, key & 7
         value: Value
         if kind == VARINT:
-            value, at = varint(data, at)
+            value, at = read_varint(data, at)
         else:
             if kind == BYTES:
-                length, at = varint(data, at)
+                length, at = read_varint(data, at)
             elif kind in (FIXED64, FIXED32):
                 length = 8 if kind == FIXED64 else 4
             else:
@@ -85,23 +85,23 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
         yield number, value
 
 
-def packed(value: Value) -> list[int]:
+def unpack_numbers(value: Value) -> list[int]:
     """The numbers of a repeated field: one, or several packed. Raises Broken."""
     if isinstance(value, int):
         return [value]
     found, at = [], 0
     while at < len(value):
-        number, at = varint(value, at)
+        number, at = read_varint(value, at)
         found.append(number)
     return found
 
 
-def signed(number: int) -> int:
+def sign_number(number: int) -> int:
     """A number of 64 bits as one with a sign."""
     return number - MOST if number >= MOST >> 1 else number
 
 
-def number(value: int) -> bytes:
+def write_varint(value: int) -> bytes:
     """A number as it is written."""
     value %= MOST
     made = bytearray()
@@ -112,22 +112,22 @@ def number(value: int) -> bytes:
     return bytes(made)
 
 
-def field(place: int, value: int | float | str | bytes) -> bytes:
+def write_field(place: int, value: int | float | str | bytes) -> bytes:
     """A field as it is written: a number, a double, a text, or a message."""
     if isinstance(value, float):
-        return number(place << 3 | FIXED64) + struct.pack("<d", value)
+        return write_varint(place << 3 | FIXED64) + struct.pack("<d", value)
     if isinstance(value, int):
-        return number(place << 3 | VARINT) + number(value)
+        return write_varint(place << 3 | VARINT) + write_varint(value)
     raw = value.encode() if isinstance(value, str) else value
-    return number(place << 3 | BYTES) + number(len(raw)) + raw
+    return write_varint(place << 3 | BYTES) + write_varint(len(raw)) + raw
 
 
-def pack(place: int, values: Iterable[int]) -> bytes:
+def write_packed(place: int, values: Iterable[int]) -> bytes:
     """A field of several numbers; nothing for none."""
-    raw = b"".join(map(number, values))
-    return field(place, raw) if raw else b""
+    raw = b"".join(map(write_varint, values))
+    return write_field(place, raw) if raw else b""
 
 
-def delimited(message: bytes) -> bytes:
+def delimit_message(message: bytes) -> bytes:
     """A message with its length before it."""
-    return number(len(message)) + message
+    return write_varint(len(message)) + message

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.core.files import recognise_archive
-from collbench.core.text import counted
+from collbench.core.text import format_count
 from collbench.features.traces import from_steps as steps
 from collbench.features.traces.formats import aicb, chakra, execution, kineto, param, protobuf
 from collbench.features.traces.formats import flight_recorder as flight
-from collbench.features.traces.formats.bounded import Limits, Stream, head
+from collbench.features.traces.formats.bounded import Limits, Stream, read_head
 from collbench.features.traces.formats.call_names import NO_RANK, number_files
 from collbench.features.traces.types import RankTrace, Trace, Unread
 from collbench.features.training.step import POINT_TO_POINT, WORLD
@@ -47,21 +47,21 @@ class Form(NamedTuple):
     whole: Callable[[Sequence[Path], _Asked], Trace] | None = None  # of all files at once
 
 
-def _object(*names: str) -> Callable[[bytes, Path], bool]:
+def _make_object_test(*names: str) -> Callable[[bytes, Path], bool]:
     """Whether a file begins as an object that has one of these names early."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\{")
     wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
     return lambda start, path: bool(pattern.match(start) and wanted.search(start))
 
 
-def _list(*names: str) -> Callable[[bytes, Path], bool]:
+def _make_list_test(*names: str) -> Callable[[bytes, Path], bool]:
     """The same of a list of such objects."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
     wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
     return lambda start, path: bool(pattern.match(start) and wanted.search(start))
 
 
-def _streamed(
+def _make_stream_reader(
     read: Callable[[Stream], Told],
 ) -> Callable[[Path, _Asked], Told]:
     """How a file is read by what takes a stream of its bytes."""
@@ -73,32 +73,32 @@ def _streamed(
     return opened
 
 
-def _flight(path: Path, asked: _Asked) -> Told:
+def _read_flight(path: Path, asked: _Asked) -> Told:
     with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
-        return flight.read(stream, head(path, 1) == b"\x80")
+        return flight.read_rank(stream, read_head(path, 1) == b"\x80")
 
 
-def _execution(path: Path, asked: _Asked) -> Told:
+def _read_execution(path: Path, asked: _Asked) -> Told:
     with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
-        return execution.read(stream, asked.from_ops)
+        return execution.read_rank(stream, asked.from_ops)
 
 
-def _own(paths: Sequence[Path], asked: _Asked) -> Trace:
+def _read_own(paths: Sequence[Path], asked: _Asked) -> Trace:
     """What collbench recorded."""
     from collbench.features.traces.formats import own
 
-    trace: Trace = own.read(paths)
+    trace: Trace = own.read_job(paths)
     return trace
 
 
-def _step(paths: Sequence[Path], asked: _Asked) -> Trace:
+def _read_step(paths: Sequence[Path], asked: _Asked) -> Trace:
     """The step in one file. Raises UsageError for more."""
     if len(paths) > 1:
         raise UsageError(f"{paths[1]}: a second step", "a step is in one file")
-    return steps.read(paths[0])
+    return steps.read_step_file(paths[0])
 
 
-def _never(path: Path, asked: _Asked) -> Told:
+def _refuse_always(path: Path, asked: _Asked) -> Told:
     raise AssertionError(path)
 
 
@@ -109,8 +109,8 @@ def _is_pickle(start: bytes, path: Path) -> bool:
 def _is_chakra(start: bytes, path: Path) -> bool:
     """Whether a file begins with metadata as Chakra's do: attributes, and a version."""
     try:
-        length, begins = protobuf.varint(start, 0)
-        fields = dict(protobuf.fields(start[begins : begins + length]))
+        length, begins = protobuf.read_varint(start, 0)
+        fields = dict(protobuf.read_fields(start[begins : begins + length]))
     except protobuf.Broken:
         return False
     named = ".et" in path.suffixes
@@ -123,32 +123,40 @@ def _has_columns(start: bytes, *columns: bytes) -> bool:
     return {*columns} <= {*next(lines, b"").removeprefix(b"\xef\xbb\xbf").split(b",")}
 
 
-FLIGHT_JSON = _object("pg_config", "entries", "nccl_comm_state")
+FLIGHT_JSON = _make_object_test("pg_config", "entries", "nccl_comm_state")
 SCHEMA = re.compile(rb'\s*\{.{0,400}?"schema"\s*:\s*"\d+\.\d+\.\d+', re.DOTALL)
 PHASES = re.compile(rb"^\s*\[\[phase\]\]", re.MULTILINE)
 SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode())
 # in the order in which a file is held against them
 FORMS = {
-    "collbench": Form("collbench recording", _object("collbench_trace"), _never, _own),
+    "collbench": Form(
+        "collbench recording", _make_object_test("collbench_trace"), _refuse_always, _read_own
+    ),
     "kineto": Form(
-        "Kineto trace", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)
+        "Kineto trace",
+        _make_object_test("traceEvents", "deviceProperties"),
+        _make_stream_reader(kineto.read_rank),
     ),
     "flight": Form(
         "PyTorch flight recorder dump",
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
-        _flight,
+        _read_flight,
     ),
     "et": Form(
-        "PyTorch execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
+        "PyTorch execution trace", lambda start, path: bool(SCHEMA.match(start)), _read_execution
     ),
-    "param": Form("PARAM trace", _list("comms", "compute"), _streamed(param.read)),
+    "param": Form(
+        "PARAM trace", _make_list_test("comms", "compute"), _make_stream_reader(param.read_rank)
+    ),
     "aicb": Form(
         "AICB workload",
         lambda start, path: _has_columns(start, *map(str.encode, aicb.COLUMNS)),
-        _streamed(aicb.read),
+        _make_stream_reader(aicb.read_rank),
     ),
     "simai": Form(
-        "SimAI workload", lambda start, path: bool(SIMAI.match(start)), _streamed(aicb.read_simai)
+        "SimAI workload",
+        lambda start, path: bool(SIMAI.match(start)),
+        _make_stream_reader(aicb.read_simai),
     ),
     "step": Form(
         "step file",
@@ -156,14 +164,14 @@ FORMS = {
             _has_columns(start, b"ranks", b"op", b"bytes")
             or (path.suffix == ".toml" and bool(PHASES.search(start)))
         ),
-        _never,
-        _step,
+        _refuse_always,
+        _read_step,
     ),
-    "chakra": Form("Chakra trace", _is_chakra, _streamed(chakra.read)),
+    "chakra": Form("Chakra trace", _is_chakra, _make_stream_reader(chakra.read_rank)),
 }
 
 
-def read(
+def read_trace(
     paths: Sequence[Path],
     form: str = "",
     *,
@@ -177,7 +185,7 @@ def read(
     """
     if form and form not in FORMS:
         raise UsageError(f"--from '{form}' is unknown", f"one of {', '.join(FORMS)}")
-    found, unread = _recognised(paths, form)
+    found, unread = _recognise_files(paths, form)
     files = [path for path, _ in found]
     forms = {name for _, name in found}
     if len(forms) > 1:
@@ -186,16 +194,16 @@ def read(
         raise UsageError(f"these are of several formats: {told}", "--from chooses one")
     (form,) = forms
     named = [*files, *(Path(each.source) for each in unread)]
-    by_name = dict(zip(named, _numbers(form, [path.name for path in named]), strict=True))
+    by_name = dict(zip(named, _rank_numbers(form, [path.name for path in named]), strict=True))
     unread = [replace(each, rank=by_name[Path(each.source)]) for each in unread]
     asked = _Asked(limits, from_ops, by_name)
     if whole := FORMS[form].whole:
         trace = whole(files, asked)
-        return replace(trace, unread=(*trace.unread, *_others(unread, trace.ranks)))
+        return replace(trace, unread=(*trace.unread, *_other_files(unread, trace.ranks)))
     return _read_ranks(form, files, asked, unread)
 
 
-def _numbers(form: str, names: Sequence[str]) -> list[int]:
+def _rank_numbers(form: str, names: Sequence[str]) -> list[int]:
     """The ranks that the names of a job's files tell; those of a flight recorder's dumps and of
     Chakra's files end in them."""
     ranks = number_files(names)
@@ -209,13 +217,15 @@ def _numbers(form: str, names: Sequence[str]) -> list[int]:
     return ranks
 
 
-def _others(unread: Sequence[Unread], ranks: Sequence[RankTrace]) -> Iterator[Unread]:
+def _other_files(unread: Sequence[Unread], ranks: Sequence[RankTrace]) -> Iterator[Unread]:
     """Files that are not used, without the number of a rank of which another file is used."""
     there = {rank.rank for rank in ranks}
     return (replace(each, rank=-1) if each.rank in there else each for each in unread)
 
 
-def _recognised(paths: Sequence[Path], form: str) -> tuple[list[tuple[Path, str]], list[Unread]]:
+def _recognise_files(
+    paths: Sequence[Path], form: str
+) -> tuple[list[tuple[Path, str]], list[Unread]]:
     """The files that are asked for, each with its format; of a folder those that have one, and
     those named alike that are broken. Raises UsageError."""
     found: list[tuple[Path, str]] = []
@@ -227,13 +237,13 @@ def _recognised(paths: Sequence[Path], form: str) -> tuple[list[tuple[Path, str]
             broken |= lame
         elif why := _refuse_file(path):
             broken[path] = why
-        elif name := form or recognise(path):
+        elif name := form or recognise_file(path):
             found.append((path, name))
         else:
             broken[path] = UNKNOWN
     if not found and broken:
         path, why = next(iter(broken.items()))
-        raise UsageError(f"{path}: {why}", _hint() if why == UNKNOWN else HOW)
+        raise UsageError(f"{path}: {why}", _suggest_formats() if why == UNKNOWN else HOW)
     if not found or len(found) > MOST_FILES:
         raise UsageError(f"{len(found)} files of a trace", f"from 1 to {MOST_FILES:,}")
     return found, [Unread(str(path), why) for path, why in broken.items()]
@@ -243,24 +253,24 @@ def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Pa
     """A folder's traces, and its files that are broken and named as these are. Raises UsageError
     where it has neither."""
     files = sorted(each for each in folder.iterdir() if each.is_file())[: MOST_FILES + 1]
-    named = [(each, name) for each in files if (name := recognise(each))]
+    named = [(each, name) for each in files if (name := recognise_file(each))]
     named = [(each, name) for each, name in named if form in ("", name)]
-    alike = {_pattern(each) for each, _ in named}
+    alike = {_name_pattern(each) for each, _ in named}
     traces = {each for each, _ in named}
     rest = [each for each in files if each not in traces]
     broken = {
         each: why
         for each in rest
-        if not recognise(each)
+        if not recognise_file(each)
         and (why := _refuse_file(each) or UNKNOWN * bool(alike))
-        and (not alike or _pattern(each) in alike)
+        and (not alike or _name_pattern(each) in alike)
     }
     if not named and not broken:
-        raise UsageError(f"{folder}: no file in it is a trace", _hint())
+        raise UsageError(f"{folder}: no file in it is a trace", _suggest_formats())
     return named, broken
 
 
-def _pattern(path: Path) -> str:
+def _name_pattern(path: Path) -> str:
     """A file's name without its numbers and without what says how it is packed."""
     return re.sub(r"\d+", "#", path.name.removesuffix(".gz"))
 
@@ -271,7 +281,7 @@ def _refuse_file(path: Path) -> str:
         raise UsageError(f"{path}: there is no such file", HOW)
     if not path.is_file():
         return "it is a pipe or a device, and traces are read twice: write it to a file first"
-    start = head(path)
+    start = read_head(path)
     if not start and not path.stat().st_size:
         return "the file is empty"
     if not start:
@@ -280,13 +290,13 @@ def _refuse_file(path: Path) -> str:
     return f"it is {what}: unpack it first ({unpack})" if what else ""
 
 
-def _hint() -> str:
+def _suggest_formats() -> str:
     return f"formats are {', '.join(FORMS)}"
 
 
-def recognise(path: Path) -> str:
+def recognise_file(path: Path) -> str:
     """The name of a file's format; nothing where it has none."""
-    start = head(path)
+    start = read_head(path)
     return next((name for name, form in FORMS.items() if form.begins(start, path)), "")
 
 
@@ -313,20 +323,20 @@ def _read_ranks(form: str, paths: Sequence[Path], asked: _Asked, unread: Sequenc
         calls += len(told.calls)
         if calls > MOST_CALLS:
             raise UsageError(
-                f"{counted(len(from_file), 'file')} have more than {MOST_CALLS:,} calls",
+                f"{format_count(len(from_file), 'file')} have more than {MOST_CALLS:,} calls",
                 "take fewer ranks or steps",
             )
     if refused and not from_file:
         raise refused
-    stale = _stale([from_file[rank] for rank in sorted(from_file)])
+    stale = _find_stale([from_file[rank] for rank in sorted(from_file)])
     left += stale
     ranks = [from_file[rank] for rank in sorted(from_file) if rank not in {s.rank for s in stale}]
-    trace = Trace(form, tuple(ranks), (), tuple(_others(left, ranks)))
+    trace = Trace(form, tuple(ranks), (), tuple(_other_files(left, ranks)))
     ranks = [replace(each, world=trace.world) for each in ranks]
     if any(
         call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
     ):
-        told_of = f"the group of all has {counted(trace.world, 'rank')}"
+        told_of = f"the group of all has {format_count(trace.world, 'rank')}"
         assumptions[f"{told_of}, as far as these files tell"] = None
     everyone = {WORLD: tuple(range(trace.world))}
     ranks = [replace(each, groups=everyone | each.groups) for each in ranks]
@@ -350,12 +360,12 @@ def _same_rank(first: RankTrace, second: RankTrace, taken: Sequence[str]) -> Usa
 STALE_NS = 3600 * 10**9  # between calls that ranks issue together
 
 
-def _stale(ranks: Sequence[RankTrace]) -> list[Unread]:
+def _find_stale(ranks: Sequence[RankTrace]) -> list[Unread]:
     """Dumps of another time than the newest: their calls were issued an hour or more before those
     of the same number on other ranks; where there are none, all of them before all others'."""
     if not any(call.state for rank in ranks for call in rank.calls):
         return []
-    issued = {rank.rank: _issued(rank) for rank in ranks}
+    issued = {rank.rank: _issue_times(rank) for rank in ranks}
     times = {rank: [*each.values()] for rank, each in issued.items() if each}
     if len(times) < 2:
         return []
@@ -374,7 +384,7 @@ def _stale(ranks: Sequence[RankTrace]) -> list[Unread]:
     return stale
 
 
-def _issued(rank: RankTrace) -> dict[tuple[str, int], int]:
+def _issue_times(rank: RankTrace) -> dict[tuple[str, int], int]:
     """When a rank issued each numbered collective of a group."""
     return {
         (call.group, call.number): call.issued_ns

@@ -87,13 +87,13 @@ OPERATORS = {
 }
 
 
-def tensors(given: Any) -> list[Tensor]:
+def list_tensors(given: Any) -> list[Tensor]:
     """The tensors of an argument, which may lie in lists of lists."""
     if isinstance(given, Tensor):
         return [given]
     if not isinstance(given, list | tuple):
         return []
-    return [tensor for each in given for tensor in tensors(each)]
+    return [tensor for each in given for tensor in list_tensors(each)]
 
 
 def is_real(tensor: Tensor) -> bool:
@@ -103,11 +103,11 @@ def is_real(tensor: Tensor) -> bool:
     return plain and not torch._is_functional_tensor(tensor) and not tensor.is_meta
 
 
-def said(row: Row, given: Arguments) -> Said | None:
+def read_call(row: Row, given: Arguments) -> Said | None:
     """What a call asks for; None where that is nothing, as its tensors have no data."""
     group = ProcessGroup.unbox(given["process_group"])
-    parts = tensors(given[row.whole])
-    filled = parts if row.fills == row.whole else tensors(given[row.fills])
+    parts = list_tensors(given[row.whole])
+    filled = parts if row.fills == row.whole else list_tensors(given[row.fills])
     first = next(iter(filled or parts), None)
     if first is not None and not is_real(first):
         return None
@@ -146,7 +146,7 @@ def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> st
     return ""
 
 
-def reduction(op: Any) -> str:
+def name_reduction(op: Any) -> str:
     """collbench's name of a reduction of C++, of which torch takes long to tell."""
     return REDUCTIONS[op.op()]
 
@@ -165,15 +165,15 @@ def _give_further(fields: dict[str, Any], given: Arguments, group: ProcessGroup)
     elif given.get("input_split_sizes") or given.get("output_split_sizes"):
         n = group.size()
         fields["kind"] = "all_to_allv"
-        fields["sends"] = _elements(given["input"], given["input_split_sizes"], n)
-        fields["receives"] = _elements(given["output"], given["output_split_sizes"], n)
+        fields["sends"] = _member_elements(given["input"], given["input_split_sizes"], n)
+        fields["receives"] = _member_elements(given["output"], given["output_split_sizes"], n)
         itemsize = given["input"].itemsize
     else:
         return
     fields["nbytes"] = max(sum(fields["sends"]), sum(fields["receives"])) * itemsize
 
 
-def _elements(buffer: Tensor, splits: list[int], n: int) -> tuple[int, ...]:
+def _member_elements(buffer: Tensor, splits: list[int], n: int) -> tuple[int, ...]:
     """Elements to or from each member, of a buffer that is split by rows; evenly without splits."""
     rows = buffer.size(0) if buffer.dim() else 1
     width = buffer.numel() // rows if rows else 0
@@ -242,7 +242,7 @@ class Interception:
                     operator = getattr(torch.ops.c10d, name).default
                     self._register("c10d", name, self._function(operator, row))
             self._register("_c10d_functional", "wait_tensor", self._tensor_wait())
-            for kind in _kinds(Work):
+            for kind in _list_subclasses(Work):
                 if "wait" in kind.__dict__:
                     self._replace(kind, "wait", self._wait)
             self._replace(ProcessGroup, "_start_coalescing", self._start_coalescing)
@@ -353,12 +353,12 @@ class Interception:
         return end
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _list_subclasses(kind: type) -> Iterator[type]:
     """A class and all that are made of it."""
     yield kind
     made: list[type] = kind.__subclasses__()
     for each in made:
-        yield from _kinds(each)
+        yield from _list_subclasses(each)
 
 
 class _Onward:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from collbench.features.traces.formats import own
-from collbench.features.traces.recording.interception import reduction
+from collbench.features.traces.recording.interception import name_reduction
 from collbench.features.traces.types import Call, Interval, Lost, State
 from collbench.features.training.step import POINT_TO_POINT, WORLD
 
@@ -30,7 +30,7 @@ Clock = Callable[[], int]
 Line = Call | own.Note
 
 
-def clock() -> Clock:
+def make_clock() -> Clock:
     """Nanoseconds since the epoch, without the steps of the wall clock after now."""
     offset = time.time_ns() - time.perf_counter_ns()
     return lambda: time.perf_counter_ns() + offset
@@ -136,7 +136,7 @@ class Program:
         had it, and take pages anew in each step."""
         unread, self._unread = self._unread, []
         for fields in unread:
-            fields["op"] = reduction(fields["op"])
+            fields["op"] = name_reduction(fields["op"])
 
     def take_back(self, call: Seen, error: str) -> None:
         """A call that raised an error instead of being made: no other rank sees anything of it."""
@@ -295,7 +295,7 @@ class Program:
                 self._observers[group] = queue.SimpleQueue()
                 about = (self._observers[group], self._now)
                 name = "collbench-ends"
-                threading.Thread(target=_observe, args=about, name=name, daemon=True).start()
+                threading.Thread(target=_observe_calls, args=about, name=name, daemon=True).start()
             self._observers[group].put((call, future))
 
     @property
@@ -361,7 +361,7 @@ def _is_done(call: Seen) -> bool:
     return call.done if future is None else bool(future.done())
 
 
-def _observe(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
+def _observe_calls(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
     """What an observing thread does: it notes when each of a group's calls ends, in their order."""
     while (each := observed.get()) is not None:
         seen, future = each

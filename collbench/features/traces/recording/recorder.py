@@ -51,7 +51,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from collbench.core import files
 from collbench.core.errors import first_line
-from collbench.core.text import tell
+from collbench.core.text import print_message
 from collbench.features.traces.formats import own
 from collbench.features.traces.recording.interception import (
     Arguments,
@@ -60,11 +60,11 @@ from collbench.features.traces.recording.interception import (
     Row,
     blocks_until_done,
     is_real,
-    said,
-    tensors,
+    list_tensors,
+    read_call,
     work_of,
 )
-from collbench.features.traces.recording.program import Line, Program, Seen, clock
+from collbench.features.traces.recording.program import Line, Program, Seen, make_clock
 from collbench.features.traces.types import RankTrace
 from collbench.features.training.step import POINT_TO_POINT
 from collbench.machine.gpu import is_fake
@@ -77,7 +77,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def harmless(
+def make_harmless(
     method: Callable[Concatenate[Recorder, P], T],
 ) -> Callable[Concatenate[Recorder, P], T | None]:
     """The method, which does nothing where recording has ended or in a child, and ends it with a
@@ -110,7 +110,7 @@ class Recorder:
         self.pid, self.over = os.getpid(), False
         self._folder, self._steps, self._after = folder, steps, after
         self._of_optimizer = optimizer
-        self._now = clock()
+        self._now = make_clock()
         self._program = Program(self._now)
         self._interception, self._lines = Interception(self), Lines()
         self._began = -1  # this iteration, while recording
@@ -172,15 +172,15 @@ class Recorder:
         try:
             warnings.warn(f"collbench.record: {told}", RuntimeWarning, stacklevel=2)
         except Exception:  # where warnings are errors
-            tell(f"record: {told}")
+            print_message(f"record: {told}")
 
-    @harmless
+    @make_harmless
     def _start(self) -> None:
         if self._steps < 1 or self._after < 0:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
             raise RuntimeError("this torch has no torch.distributed")
-        files.make(Path(self._folder))
+        files.make_folder(Path(self._folder))
         if self._of_optimizer:
             self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self._exits)
@@ -203,7 +203,7 @@ class Recorder:
             self._end(patience=0)
         self._count_iteration()
 
-    @harmless
+    @make_harmless
     def _count_iteration(self) -> None:
         self._passed += 1
         if self._began >= 0:
@@ -231,14 +231,14 @@ class Recorder:
         self._local = threading.local()  # which holds works of the job
         self._wake.set()
 
-    @harmless
+    @make_harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
         self._local.at_once = None  # which nobody in Python waits for any more
-        what = said(row, given)
+        what = read_call(row, given)
         if what is None:
             return None
         if self._about is None:
-            self._about = _about()
+            self._about = _describe_rank()
         self._mark_fake_gpu()
         task = torch._C._current_graph_task_id()
         if task != -1:
@@ -264,7 +264,7 @@ class Recorder:
         if is_fake(torch.cuda.get_device_name()):
             self._program.mark_fake()
 
-    @harmless
+    @make_harmless
     def call_returns(self, seen: Seen, boxed: Any, row: Row, given: Arguments) -> None:
         coalesced = getattr(self._local, "coalesced", None)
         at_once = not given.get("async_op", True)
@@ -289,17 +289,17 @@ class Recorder:
         if not at_once and not seen.waits:
             seen.pending = seen.future is not None or seen.ends >= 0
         if collective and not at_once and not seen.waits:
-            self._program.fills(seen, tensors(given[row.fills]))
+            self._program.fills(seen, list_tensors(given[row.fills]))
         return None
 
-    @harmless
+    @make_harmless
     def call_fails(self, seen: Seen, error: BaseException) -> None:
         """A call that raised an error at once is none; one that did later has waited for others,
         who may know of it."""
         if self._now() - seen.issued < AT_ONCE_S * 1e9:
             self._program.take_back(seen, type(error).__name__)
 
-    @harmless
+    @make_harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
         calls = self._program.waited(work) or self._at_once(work)
         if not calls:
@@ -320,12 +320,12 @@ class Recorder:
         self._local.at_once = None
         return [one[0]]
 
-    @harmless
+    @make_harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:
         call = self._program.filled(tensor) if is_real(tensor) else None
         return Waiting(self._program.wait([call]), [call], None) if call else None
 
-    @harmless
+    @make_harmless
     def wait_returns(self, began: Waiting) -> None:
         now = self._now()
         for call in began.calls:
@@ -335,17 +335,17 @@ class Recorder:
         if began.wait is not None:
             began.wait.ended(now)
 
-    @harmless
+    @make_harmless
     def coalescing_begins(self) -> None:
         self._local.coalesced = []
 
-    @harmless
+    @make_harmless
     def coalescing_ends(self, work: Work | None) -> None:
         calls, self._local.coalesced = getattr(self._local, "coalesced", None), None
         if calls and work is not None:
             self._program.under_way(work, calls)
 
-    @harmless
+    @make_harmless
     def _backward_done(self, task: int) -> None:
         """Before whatever C++ waits for at the end of a backward pass; then after it."""
         began = self._now()
@@ -353,7 +353,7 @@ class Recorder:
             lambda: self._backward_waited(task, began)
         )
 
-    @harmless
+    @make_harmless
     def _backward_waited(self, task: int, began: int) -> None:
         """The wait is over when its calls are: then DDP copies buckets back to gradients."""
         if calls := self._program.left_by(task):
@@ -387,12 +387,12 @@ class Recorder:
         if not lines or self._about is None:
             return file
         if file is None:
-            file = own.Writer(Path(self._folder) / own.name(self._about.rank), self._about)
+            file = own.Writer(Path(self._folder) / own.file_name(self._about.rank), self._about)
         file.write(lines)
         return file
 
 
-def _about() -> RankTrace:
+def _describe_rank() -> RankTrace:
     """What is known of this rank from its first call on."""
     rank, world, backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
     return RankTrace(rank, world, host=socket.gethostname(), backend=backend)

@@ -10,20 +10,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.text import counted, size
-from collbench.features.traces.analysis.hang import Front, Hang, through
+from collbench.core.text import format_count, format_size
+from collbench.features.traces.analysis.hang import Front, Hang, has_ended
 from collbench.features.traces.analysis.judgement import Judged, in_words
 from collbench.features.traces.analysis.operations import (
     Group,
     Meeting,
-    communicating,
     groups_of,
+    list_communicating,
     unequal_blocks,
 )
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import POINT_TO_POINT
-from collbench.features.training.step_files import spelled
-from collbench.features.training.views.steps import RANKS, Bar, timeline
+from collbench.features.training.step_files import format_ranks
+from collbench.features.training.views.steps import RANKS, Bar, draw_timeline
 from collbench.show.document import Figure, Line, Table
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
@@ -33,113 +33,125 @@ DRAWN = 6  # operations before it that are drawn
 EPOCH = 10**17  # ns: less is no time of day
 
 
-def sentence(found: Hang) -> str:
+def describe_hang(found: Hang) -> str:
     """Who hung the job, and in what."""
     return {
-        "missing": _missing,
-        "silent": _silent,
-        "other": _other,
-        "unequal": _unequal,
-        "unread": _unread,
-        "circle": _circle,
-        "behind": _behind,
-        "some": _some,
-        "all": _all,
-        "follows": _all,
+        "missing": _describe_missing,
+        "silent": _describe_silent,
+        "other": _describe_other,
+        "unequal": _describe_unequal,
+        "unread": _describe_unread,
+        "circle": _describe_circle,
+        "behind": _describe_behind,
+        "some": _describe_some,
+        "all": _describe_all,
+        "follows": _describe_all,
     }[found.cause](found)
 
 
-def _missing(found: Hang) -> str:
+def _describe_missing(found: Hang) -> str:
     front = found.fronts[0]
     called = tuple(rank for rank in found.culprits if rank in front.missing)
     gone = tuple(rank for rank in found.culprits if rank in front.silent)
     also = f", there is no trace of {in_words(gone)}" if gone else ""
     half = {"send": "the recv for ", "recv": "the send for "}.get(front.call.kind, "")
-    return f"{in_words(called)} never called {half}{operation(front)}{also}{_others(front)}"
+    return (
+        f"{in_words(called)} never called"
+        f" {half}{describe_operation(front)}{also}{_describe_others(front)}"
+    )
 
 
-def _silent(found: Hang) -> str:
+def _describe_silent(found: Hang) -> str:
     front = found.fronts[0]
     plural = len(found.culprits) > 1
     why = "they crashed, or their files" if plural else "it crashed, or its file"
     return (
-        f"there is no trace of {in_words(found.culprits)}, and {_waiting(front)} in"
-        f" {operation(front)}{_since(front)}: {why} {'are' if plural else 'is'} not among these"
+        f"there is no trace of {in_words(found.culprits)}, and {_describe_waiting(front)} in"
+        f" {describe_operation(front)}{_describe_since(front)}: {why}"
+        f" {'are' if plural else 'is'} not among these"
     )
 
 
-def _other(found: Hang) -> str:
+def _describe_other(found: Hang) -> str:
     front = found.fronts[0]
     told = "; ".join(
-        f"{in_words(of)} called {words}" for words, of in _alike(front.odd, front.group).items()
+        f"{in_words(of)} called {words}"
+        for words, of in _ranks_by_call(front.odd, front.group).items()
     )
     usual = tuple(
         rank for rank in (*front.waiting, *front.behind, *front.done) if rank not in front.odd
     )
-    where = f"as #{front.number} on {place(front.group)}"
+    where = f"as #{front.number} on {describe_group(front.group)}"
     if not usual:
         return f"ranks disagree {where}: {told}"
-    return f"{told} {where}, where {in_words(usual)} called {said(front.call, front.group)}"
+    return (
+        f"{told} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
+    )
 
 
-def _unequal(found: Hang) -> str:
+def _describe_unequal(found: Hang) -> str:
     front = found.fronts[0]
     first = front.unequal[0]
     more = len(front.unequal) - 1
     return (
-        f"rank {first.source} sends {counted(first.sends, 'element')} to rank {first.target} in"
-        f" {operation(front)}, which expects {first.expects:,}"
-        + f"; so do {counted(more, 'block')} more"
+        f"rank {first.source} sends {format_count(first.sends, 'element')} to rank"
+        f" {first.target} in"
+        f" {describe_operation(front)}, which expects {first.expects:,}"
+        + f"; so do {format_count(more, 'block')} more"
         * (more > 0)
     )
 
 
-def _unread(found: Hang) -> str:
+def _describe_unread(found: Hang) -> str:
     front = found.fronts[0]
     return (
-        f"{_waiting(front)} in {operation(front)}{_since(front)}, and what"
+        f"{_describe_waiting(front)} in {describe_operation(front)}{_describe_since(front)}, and"
+        " what"
         f" {in_words(found.culprits)} did is not known"
     )
 
 
-def _circle(found: Hang) -> str:
+def _describe_circle(found: Hang) -> str:
     pairs = zip(found.culprits, (*found.culprits[1:], found.culprits[0]), strict=True)
     told = []
     for rank, other in pairs:
         fronts = (each for each in found.fronts if rank in each.waiting and other in each.blamed)
         front = next(fronts, found.fronts[0])
-        told.append(f"rank {rank} waits in {operation(front)} for rank {other}")
+        told.append(f"rank {rank} waits in {describe_operation(front)} for rank {other}")
     return f"deadlock: {', '.join(told)}"
 
 
-def _behind(found: Hang) -> str:
+def _describe_behind(found: Hang) -> str:
     front = found.fronts[0]
     its = "its device has" if len(found.culprits) == 1 else "their devices have"
     return (
-        f"{in_words(found.culprits)} called {operation(front)}, but {its} not begun it: what was"
-        f" given to the device before has not ended; {_waiting(front)}{_since(front)}"
+        f"{in_words(found.culprits)} called {describe_operation(front)}, but {its} not begun it:"
+        " what was"
+        " given to the device before has not ended;"
+        f" {_describe_waiting(front)}{_describe_since(front)}"
     )
 
 
-def _some(found: Hang) -> str:
+def _describe_some(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
-        f" {operation(front)}{_since(front)}, which {in_words(front.done)} completed"
-        f"{_untold(front) or ': a device or a link, or the job ran on'}"
+        f" {describe_operation(front)}{_describe_since(front)}, which {in_words(front.done)}"
+        " completed"
+        f"{_describe_untold(front) or ': a device or a link, or the job ran on'}"
     )
 
 
-def _all(found: Hang) -> str:
+def _describe_all(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
-        f" {operation(front)}{_since(front)}"
-        f"{_untold(front) or ', and none is through: a device, a link, or the job ran on'}"
+        f" {describe_operation(front)}{_describe_since(front)}"
+        f"{_describe_untold(front) or ', and none is through: a device, a link, or the job ran on'}"
     )
 
 
-def _untold(front: Front) -> str:
+def _describe_untold(front: Front) -> str:
     """Who may not have called it, as far as the trace tells."""
     if not front.unknown:
         return ""
@@ -147,16 +159,16 @@ def _untold(front: Front) -> str:
     return f"; what {in_words(front.unknown)} did then is not in {its}"
 
 
-def place(group: Group) -> str:
+def describe_group(group: Group) -> str:
     """A group with its ranks: dp (0-7)."""
-    return f"{group.label} ({spelled(group.ranks)})"
+    return f"{group.label} ({format_ranks(group.ranks)})"
 
 
-def said(call: Call, group: Group) -> str:
+def describe_call(call: Call, group: Group) -> str:
     """A call as messages name it, with ranks of the job: broadcast of 4 MiB float, root 5."""
     if call.kind in COLLECTIVES and not COLLECTIVES[call.kind].moves_data:
         return call.kind
-    told = f"{call.kind} of {size(call.nbytes)} {call.dtype}"
+    told = f"{call.kind} of {format_size(call.nbytes)} {call.dtype}"
     if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
         way = "to" if call.kind == "send" else "from"
         tag = f", tag {call.tag}" if call.tag else ""
@@ -166,35 +178,35 @@ def said(call: Call, group: Group) -> str:
     return f"{told}, root {group.ranks[call.root]}"
 
 
-def operation(front: Front) -> str:
+def describe_operation(front: Front) -> str:
     """An operation with its number and group: all_reduce #57 of 4 MiB float on dp (0-7)."""
-    told = said(front.call, front.group)
+    told = describe_call(front.call, front.group)
     if front.number >= 0 and front.call.kind not in POINT_TO_POINT:
         told = told.replace(front.call.kind, f"{front.call.kind} #{front.number}", 1)
-    return f"{told} on {place(front.group)}"
+    return f"{told} on {describe_group(front.group)}"
 
 
-def _waiting(front: Front) -> str:
+def _describe_waiting(front: Front) -> str:
     others = front.waiting
     return f"{in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
 
 
-def _others(front: Front) -> str:
+def _describe_others(front: Front) -> str:
     """Who waits in it, and since when."""
     number = len(front.waiting)
     if not number:
         return f", which {in_words(front.done)} completed" if front.done else ""
-    who = in_words(front.waiting) if number == 1 else counted(number, "other")
-    return f", which {who} wait{'s' * (number == 1)} in{_since(front)}"
+    who = in_words(front.waiting) if number == 1 else format_count(number, "other")
+    return f", which {who} wait{'s' * (number == 1)} in{_describe_since(front)}"
 
 
-def _since(front: Front) -> str:
+def _describe_since(front: Front) -> str:
     if front.since_ns < EPOCH:
         return ""
     return f" since {datetime.fromtimestamp(front.since_ns // 10**9, UTC):%H:%M:%S} UTC"
 
 
-def when(ns: int) -> str:
+def format_time(ns: int) -> str:
     """A time of day: 12:03:07.250."""
     if ns < EPOCH:
         return "-"
@@ -202,23 +214,27 @@ def when(ns: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%H:%M:%S}.{rest // 10**6:03}"
 
 
-def _alike(calls: Mapping[int, Call], group: Group) -> dict[str, list[int]]:
+def _ranks_by_call(calls: Mapping[int, Call], group: Group) -> dict[str, list[int]]:
     """Ranks by the words of their call."""
     found: dict[str, list[int]] = {}
     for rank, call in calls.items():
-        found.setdefault(said(call, group), []).append(rank)
+        found.setdefault(describe_call(call, group), []).append(rank)
     return found
 
 
-def tables(judged: Judged) -> list[Table]:
+def make_tables(judged: Judged) -> list[Table]:
     """Where each group stands, what the culprits did last, and the calls around the first."""
     found = judged.hang
     if found is None:
         return []
-    return [_fronts(found), *_last(judged, found), _around(judged, found.fronts[0])]
+    return [
+        _fronts_table(found),
+        *_last_tables(judged, found),
+        _around_table(judged, found.fronts[0]),
+    ]
 
 
-def draw(judged: Judged) -> Figure | None:
+def draw_hang(judged: Judged) -> Figure | None:
     """Where the job hangs, drawn: the last calls of the first group that hangs, a row for each
     rank, who waits with an open end, and what the others lack. None where the trace has no times.
     """
@@ -230,36 +246,36 @@ def draw(judged: Judged) -> Figure | None:
         for meeting in judged.joined.meetings
         if meeting.group == front.group and front.number - DRAWN <= meeting.number <= front.number
         for rank, call in meeting.calls.items()
-        if rank in ranks and _began(call) >= 0
+        if rank in ranks and _begin_time(call) >= 0
     ]
-    waiting = [_began(call) for rank, _, call in calls if rank in front.waiting]
-    ended = [max(call.ends_ns, _began(call)) for *_, call in calls]
+    waiting = [_begin_time(call) for rank, _, call in calls if rank in front.waiting]
+    ended = [max(call.ends_ns, _begin_time(call)) for *_, call in calls]
     if not waiting or front.number < 0:
         return None
-    zero = min(_began(call) for *_, call in calls)
+    zero = min(_begin_time(call) for *_, call in calls)
     edge = max(ended) + max((max(ended) - zero) // 2, 1_000_000)
     bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
     for rank, meeting, call in calls:
         open_end = meeting.number == front.number and rank in front.waiting
-        end = edge if open_end else max(call.ends_ns, _began(call) + (edge - zero) // 100)
+        end = edge if open_end else max(call.ends_ns, _begin_time(call) + (edge - zero) // 100)
         words = f"{call.kind} #{meeting.number}"
-        told = said(call, front.group), call.source
-        when = _began(call) - zero, end - zero
+        told = describe_call(call, front.group), call.source
+        when = _begin_time(call) - zero, end - zero
         bar = Bar(rank, "", *when, f"waits in {words}" if open_end else words, told)
         bars["waiting" if open_end else "communication"].append(bar)
-    begun = min(_began(c) for _, m, c in calls if m.number == front.number) - zero
+    begun = min(_begin_time(c) for _, m, c in calls if m.number == front.number) - zero
     notes = [
         {
             "x": begun / 1e6,
             "y": f"rank {rank}",
-            "text": f"<b>{_lack(front, rank)}</b>",
+            "text": f"<b>{_describe_lack(front, rank)}</b>",
             "showarrow": False,
             "xanchor": "left",
         }
         for rank in ranks
-        if _lack(front, rank)
+        if _describe_lack(front, rank)
     ]
-    made = timeline("Who waits for whom", _drawn_words(judged, front, ranks), bars, "ms")
+    made = draw_timeline("Who waits for whom", _drawn_words(judged, front, ranks), bars, "ms")
     layout = {**made.layout, "annotations": notes}
     rows = [f"rank {rank}" for rank in sorted(ranks, reverse=True)]
     layout["yaxis"] = {"type": "category", "categoryorder": "array", "categoryarray": rows}
@@ -273,12 +289,12 @@ def _drawn_ranks(found: Hang, front: Front) -> list[int]:
     return list(dict.fromkeys([*first, *front.blamed, *front.waiting]))[:RANKS]
 
 
-def _began(call: Call) -> int:
+def _begin_time(call: Call) -> int:
     """When a call began, or else was issued; -1 where the trace does not tell."""
     return call.begins_ns if call.begins_ns >= 0 else call.issued_ns
 
 
-def _lack(front: Front, rank: int) -> str:
+def _describe_lack(front: Front, rank: int) -> str:
     """What a rank does not do that others wait for."""
     name = f"{front.call.kind} #{front.number}"
     if rank in front.missing:
@@ -293,13 +309,13 @@ def _lack(front: Front, rank: int) -> str:
 def _drawn_words(judged: Judged, front: Front, ranks: Sequence[int]) -> str:
     more = len(front.group.ranks) - len(ranks)
     return (
-        f"The last calls of {place(front.group)} up to the one that does not end."
-        + f" {counted(more, 'more rank')} not drawn." * (more > 0)
+        f"The last calls of {describe_group(front.group)} up to the one that does not end."
+        + f" {format_count(more, 'more rank')} not drawn." * (more > 0)
         + " Ranks share no clock: their calls may be shifted." * (not judged.clock.shared)
     )
 
 
-def _fronts(found: Hang) -> Table:
+def _fronts_table(found: Hang) -> Table:
     """A line for each group: the operation, which ranks are in it, and what others do."""
     fronts = found.fronts[:GROUPS]
     columns: dict[str, list[Sequence[int]]] = {
@@ -314,9 +330,9 @@ def _fronts(found: Hang) -> Table:
     lines = [
         Line(
             (
-                operation(front),
+                describe_operation(front),
                 *(_some_ranks(each[place]) for each in told.values()),
-                when(front.since_ns),
+                format_time(front.since_ns),
             )
         )
         for place, front in enumerate(fronts)
@@ -329,15 +345,15 @@ def _fronts(found: Hang) -> Table:
         lines=lines,
         align="w".ljust(len(told) + 2, "l"),
         dropped=("past it", "no trace", "not begun", "called another"),
-        note="times are UTC" + f"; {counted(more, 'group')} more hang" * (more > 0),
+        note="times are UTC" + f"; {format_count(more, 'group')} more hang" * (more > 0),
     )
 
 
 def _some_ranks(of: Sequence[int]) -> str:
-    return spelled(sorted(of)) if of else "-"
+    return format_ranks(sorted(of)) if of else "-"
 
 
-def _last(judged: Judged, found: Hang) -> list[Table]:
+def _last_tables(judged: Judged, found: Hang) -> list[Table]:
     """What the culprits called last, and when."""
     there = {rank.rank: rank for rank in judged.trace.ranks}
     lines = [Line(_did_last(there[rank])) for rank in found.culprits[:GROUPS] if rank in there]
@@ -347,19 +363,19 @@ def _last(judged: Judged, found: Hang) -> list[Table]:
 
 
 def _did_last(rank: RankTrace) -> tuple[str, ...]:
-    calls = [call for _, call in communicating(rank)]
+    calls = [call for _, call in list_communicating(rank)]
     if not calls:
         return str(rank.rank), "nothing", "-", "-", "-"
     call = max(calls, key=lambda each: max(each.issued_ns, each.begins_ns))
     group = groups_of(rank)[call.group]
     number = f" #{call.number}" if call.number >= 0 else ""
-    told = said(call, group).replace(call.kind, f"{call.kind}{number}", 1)
-    at = when(max(call.issued_ns, call.begins_ns))
-    state = "completed" if through(call) else call.state or "-"
+    told = describe_call(call, group).replace(call.kind, f"{call.kind}{number}", 1)
+    at = format_time(max(call.issued_ns, call.begins_ns))
+    state = "completed" if has_ended(call) else call.state or "-"
     return str(rank.rank), f"{told} on {group.label}", at, state, call.source or "-"
 
 
-def _around(judged: Judged, front: Front) -> Table:
+def _around_table(judged: Judged, front: Front) -> Table:
     """The operations of a group before and after the one at which it stands."""
     low, high = front.number - BEFORE, front.number + AFTER
     near = [
@@ -367,12 +383,12 @@ def _around(judged: Judged, front: Front) -> Table:
         for meeting in judged.joined.meetings
         if low <= meeting.number <= high and meeting.group == front.group
     ]
-    lines = [Line(_called(meeting, meeting.number == front.number)) for meeting in near]
+    lines = [Line(_describe_called(meeting, meeting.number == front.number)) for meeting in near]
     gloo = any("gloo" in rank.backend for rank in judged.trace.ranks)
     gloo = gloo and judged.trace.form != "collbench"
     return Table(
         name="calls",
-        title=f"Calls of {place(front.group)}, one by one",
+        title=f"Calls of {describe_group(front.group)}, one by one",
         heads=("#", "operation", "called by", "completed by", "first called", "from"),
         lines=lines,
         align="rwlllw",
@@ -381,19 +397,19 @@ def _around(judged: Judged, front: Front) -> Table:
     )
 
 
-def _called(meeting: Meeting, here: bool) -> tuple[str, ...]:
+def _describe_called(meeting: Meeting, here: bool) -> tuple[str, ...]:
     kinds = "; ".join(
         words if len(of) == len(meeting.calls) else f"{words} ({in_words(of)})"
-        for words, of in _alike(meeting.calls, meeting.group).items()
+        for words, of in _ranks_by_call(meeting.calls, meeting.group).items()
     )
-    done = [rank for rank, call in meeting.calls.items() if through(call)]
+    done = [rank for rank, call in meeting.calls.items() if has_ended(call)]
     issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
     return (
         f"{'> ' * here}{meeting.number}",
         kinds,
         _some_ranks([*meeting.calls]),
         _some_ranks(done),
-        when(min(issued, default=-1)),
+        format_time(min(issued, default=-1)),
         meeting.call.source or "-",
     )
 
@@ -402,7 +418,8 @@ def _unequal_words(meeting: Meeting) -> str:
     """The first blocks of an exchange that its two ranks do not agree on."""
     blocks = unequal_blocks(meeting)
     told = [
-        f"rank {block.source} sends {counted(block.sends, 'element')} to rank {block.target}, which"
+        f"rank {block.source} sends {format_count(block.sends, 'element')} to rank"
+        f" {block.target}, which"
         f" expects {block.expects:,}"
         for block in blocks[:UNEQUAL]
     ]
@@ -410,19 +427,21 @@ def _unequal_words(meeting: Meeting) -> str:
     return "; ".join([*told, *([f"and {more:,} more blocks"] if more > 0 else [])])
 
 
-def disagreements(found: Iterable[Meeting]) -> Table:
+def disagreements_table(found: Iterable[Meeting]) -> Table:
     """The first operation of each group in which ranks do not call the same."""
     lines = [
         Line(
             (
-                place(meeting.group),
+                describe_group(meeting.group),
                 str(meeting.number),
                 "; ".join(
                     f"{in_words(of)}: {words}"
-                    for words, of in _alike(meeting.odd, meeting.group).items()
+                    for words, of in _ranks_by_call(meeting.odd, meeting.group).items()
                 )
                 or _unequal_words(meeting),
-                said(meeting.call, meeting.group) if len(meeting.odd) < len(meeting.calls) else "-",
+                describe_call(meeting.call, meeting.group)
+                if len(meeting.odd) < len(meeting.calls)
+                else "-",
             )
         )
         for meeting in found
@@ -438,25 +457,27 @@ def disagreements(found: Iterable[Meeting]) -> Table:
     )
 
 
-def values(found: Hang) -> dict[str, Any]:
+def plain_values(found: Hang) -> dict[str, Any]:
     """A job that stands still, as programs read it."""
     return {
         "cause": found.cause,
         "ranks": list(found.culprits),
-        "words": sentence(found),
+        "words": describe_hang(found),
         "groups": [
             {
                 "group": front.group.label,
                 "members": list(front.group.ranks),
                 "number": front.number,
-                "operation": said(front.call, front.group),
+                "operation": describe_call(front.call, front.group),
                 "waiting": list(front.waiting),
                 "not_begun": list(front.behind),
                 "missing": list(front.missing),
                 "no_trace": list(front.silent),
                 "not_told": list(front.unknown),
                 "completed": list(front.done),
-                "other": {str(rank): said(c, front.group) for rank, c in front.odd.items()},
+                "other": {
+                    str(rank): describe_call(c, front.group) for rank, c in front.odd.items()
+                },
                 "all_completed": front.before,
                 "since_ns": front.since_ns,
             }

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.text import bandwidth, counted, duration, size
+from collbench.core.text import format_bandwidth, format_count, format_duration, format_size
 from collbench.features.traces.analysis.judgement import Judged, in_words
 from collbench.features.traces.analysis.operations import (
     UNNAMED,
     Group,
     Meeting,
-    communicating,
     groups_of,
+    list_communicating,
     unequal_blocks,
 )
 from collbench.features.traces.analysis.times import Part, last_to_come
@@ -28,10 +28,10 @@ from collbench.features.traces.formats.recognise import FORMS
 from collbench.features.traces.types import FAKE_GPU, Call, Interval, RankTrace
 from collbench.features.traces.views import hang as hung
 from collbench.features.training.step import LOCAL
-from collbench.features.training.step_files import spelled
-from collbench.features.training.views.steps import RANKS, SHOWN, Bar, timeline
-from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, toned
-from collbench.show.figures import thinned
+from collbench.features.training.step_files import format_ranks
+from collbench.features.training.views.steps import RANKS, SHOWN, Bar, draw_timeline
+from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, tone_text
+from collbench.show.figures import thin_points
 
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
@@ -48,33 +48,33 @@ class Headline(NamedTuple):
     weight: Weight
 
 
-def document(judged: Judged) -> Document:
+def make_document(judged: Judged) -> Document:
     """All that a trace tells, for every medium."""
-    head = warn_of_fake(judged, headline(judged))
-    about = _about(judged)
-    found = _tables(judged)
-    brief: list[Block] = [toned(head.words, head.weight, strong=True), about]
+    head = warn_of_fake(judged, make_headline(judged))
+    about = _describe_trace(judged)
+    found = _make_tables(judged)
+    brief: list[Block] = [tone_text(head.words, head.weight, strong=True), about]
     for table in chain(*found.values()):
-        brief += ["", toned(table.title, strong=True), _shortened(table)]
-        brief += [toned(table.note, "quiet")] if table.note else []
+        brief += ["", tone_text(table.title, strong=True), _shorten_table(table)]
+        brief += [tone_text(table.note, "quiet")] if table.note else []
     if any(part.timed for part in judged.parts) and not (judged.hang or judged.disagreements):
-        brief += ["", toned(MORE, "quiet")]
+        brief += ["", tone_text(MORE, "quiet")]
     return Document(
-        title=_title(judged),
+        title=_make_title(judged),
         verdict=head.words,
         weight=head.weight,
         runs=[about],
         brief=brief,
-        sections=_sections(judged, found),
-        values={"schema": 1, "verdict": head.words, **values(judged)},
+        sections=_make_sections(judged, found),
+        values={"schema": 1, "verdict": head.words, **plain_values(judged)},
         rows=[part._asdict() for part in judged.parts],
     )
 
 
-def _title(judged: Judged) -> str:
+def _make_title(judged: Judged) -> str:
     """How many ranks the trace is of, and when their first call was, where that is known."""
     trace = judged.trace
-    title = f"Trace of {counted(len(trace.ranks), 'rank')}"
+    title = f"Trace of {format_count(len(trace.ranks), 'rank')}"
     times = [call.issued_ns for rank in trace.ranks for call in rank.calls]
     begin = min((ns for ns in times if ns >= hung.EPOCH), default=0)
     if not begin:
@@ -82,19 +82,19 @@ def _title(judged: Judged) -> str:
     return f"{title}, {datetime.fromtimestamp(begin // 10**9, UTC):%d %b %Y %H:%M} UTC"
 
 
-def headline(judged: Judged) -> Headline:
+def make_headline(judged: Judged) -> Headline:
     """Who hung the job; else where ranks disagree; else that nothing is known; else who comes
     late. With it, files that are cut or not used."""
-    files = _files(judged)
+    files = _describe_files(judged)
     if judged.hang:
-        words = "; ".join([hung.sentence(judged.hang), *files])
+        words = "; ".join([hung.describe_hang(judged.hang), *files])
         return Headline(words, "bad" if judged.hang.named else "notice")
     if judged.disagreements:
-        words, weight = _disagreement(judged)
+        words, weight = _describe_disagreement(judged)
         return Headline("; ".join([words, *files]), weight)
     if not judged.communicates or judged.is_mostly_lost:
-        return Headline("; ".join([_nothing(judged), *files]), "notice")
-    words, weight = _fine(judged)
+        return Headline("; ".join([_explain_nothing(judged), *files]), "notice")
+    words, weight = _describe_fine(judged)
     if judged.whole:
         return Headline(words, weight)
     return Headline(f"{'; '.join(files)}. As far as the rest tells: {words}", "notice")
@@ -107,7 +107,7 @@ def warn_of_fake(judged: Judged, head: Headline) -> Headline:
     return Headline(f"FAKE: {FAKE_GPU}. {head.words}", "bad")
 
 
-def _files(judged: Judged) -> list[str]:
+def _describe_files(judged: Judged) -> list[str]:
     """Files that are not used, and those that are cut."""
     trace = judged.trace
     told = []
@@ -117,26 +117,26 @@ def _files(judged: Judged) -> list[str]:
     cut = [rank for rank in trace.ranks if rank.cut]
     told += [f"rank {r.rank}'s file is cut at {r.cut} and read up to there" for r in cut[:FILES]]
     more = max(0, len(trace.unread) - FILES) + max(0, len(cut) - FILES)
-    return told + [f"so are {counted(more, 'file')} more"] * (more > 0)
+    return told + [f"so are {format_count(more, 'file')} more"] * (more > 0)
 
 
-def _disagreement(judged: Judged) -> Headline:
+def _describe_disagreement(judged: Judged) -> Headline:
     first = judged.disagreements[0]
-    where = f"#{first.number} of {hung.place(first.group)}"
+    where = f"#{first.number} of {hung.describe_group(first.group)}"
     if judged.disagree:
         return Headline(f"ranks disagree on operation {where}", "bad")
     told = "the library's numbers of them are not known, and ranks' traces may begin apart"
     return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
 
 
-def _nothing(judged: Judged) -> str:
+def _explain_nothing(judged: Judged) -> str:
     """That no operation is known, and why."""
     lost = [each for rank in judged.trace.ranks for each in rank.lost if each.calls]
     if lost:
         most = max(lost, key=lambda each: each.calls)
         return (
             "no verdict: nothing is known of what ranks did together, as"
-            f" {counted(judged.lost, 'call')} cannot be read: {most.why}"
+            f" {format_count(judged.lost, 'call')} cannot be read: {most.why}"
         )
     hint = ""
     if judged.trace.form == "flight":
@@ -144,17 +144,18 @@ def _nothing(judged: Judged) -> str:
     return f"no verdict: nothing was recorded of what ranks did together{hint}"
 
 
-def _fine(judged: Judged) -> Headline:
+def _describe_fine(judged: Judged) -> Headline:
     """Who comes late, or that all is well, as far as is known."""
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"
-            f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
+            f" {hung.describe_group(late.group)}, and costs {format_duration(late.cost)} of"
+            " waiting",
             "notice",
         )
     lost = judged.lost
     are = "is" if lost == 1 else "are"
-    left = f"; {counted(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    left = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
     broken = [
         rank.rank
         for rank in judged.trace.ranks
@@ -174,36 +175,37 @@ def _fine(judged: Judged) -> Headline:
     return Headline(f"no hang: all ranks made the same calls and completed them{left}", "good")
 
 
-def _about(judged: Judged) -> str:
+def _describe_trace(judged: Judged) -> str:
     trace = judged.trace
-    steps = counted(judged.steps, "iteration") if judged.steps else "no iteration marked"
+    steps = format_count(judged.steps, "iteration") if judged.steps else "no iteration marked"
     return (
-        f"{_form(judged)}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
-        f" {counted(len(judged.joined.meetings), 'operation')} and"
-        f" {counted(len(judged.joined.messages), 'message')} on"
-        f" {counted(len(judged.joined.groups), 'group')}"
+        f"{_name_form(judged)}: {len(trace.ranks):,} of {format_count(trace.world, 'rank')},"
+        f" {steps},"
+        f" {format_count(len(judged.joined.meetings), 'operation')} and"
+        f" {format_count(len(judged.joined.messages), 'message')} on"
+        f" {format_count(len(judged.joined.groups), 'group')}"
     )
 
 
-def _form(judged: Judged) -> str:
+def _name_form(judged: Judged) -> str:
     """The trace's format in words."""
     form = judged.trace.form
     return FORMS[form].title if form in FORMS else form
 
 
-def _tables(judged: Judged) -> dict[str, list[Table]]:
+def _make_tables(judged: Judged) -> dict[str, list[Table]]:
     """Those that have lines, by the section that they are in."""
-    apart = [hung.disagreements(judged.disagreements)] if judged.disagreements else []
+    apart = [hung.disagreements_table(judged.disagreements)] if judged.disagreements else []
     made = {
-        "hang": [*hung.tables(judged), *apart],
-        "operations": [_parts(judged), _traffic(judged)],
-        "ranks": [_late(judged), _exposed(judged), _shares(judged)],
-        "inside": [_groups(judged), _lacks(judged)],
+        "hang": [*hung.make_tables(judged), *apart],
+        "operations": [_parts_table(judged), _traffic_table(judged)],
+        "ranks": [_late_table(judged), _exposed_table(judged), _shares_table(judged)],
+        "inside": [_groups_table(judged), _lacks_table(judged)],
     }
     return {name: [table for table in each if table.lines] for name, each in made.items()}
 
 
-def _shortened(table: Table) -> Table:
+def _shorten_table(table: Table) -> Table:
     """A table without its title and note, which stand beside it, and with as many lines as are read
     on a terminal."""
     more = len(table.lines) - TOP
@@ -218,7 +220,7 @@ def _shortened(table: Table) -> Table:
     )
 
 
-def _groups(judged: Judged) -> Table:
+def _groups_table(judged: Judged) -> Table:
     """A line for each label of groups."""
     of: dict[str, list[Group]] = defaultdict(list)
     for group in judged.joined.groups:
@@ -226,7 +228,7 @@ def _groups(judged: Judged) -> Table:
     lines = []
     for label, groups in of.items():
         sizes = sorted({len(group.ranks) for group in groups})
-        some = ";".join(spelled(group.ranks) for group in groups[:4])
+        some = ";".join(format_ranks(group.ranks) for group in groups[:4])
         more = f" and {len(groups) - 4} more" * (len(groups) > 4)
         lines.append(Line((label, f"{len(groups):,}", "/".join(map(str, sizes)), f"{some}{more}")))
     return Table(
@@ -238,7 +240,7 @@ def _groups(judged: Judged) -> Table:
     )
 
 
-def _lacks(judged: Judged) -> Table:
+def _lacks_table(judged: Judged) -> Table:
     lines = [Line((lack.what, lack.so)) for lack in judged.lacks]
     lines += [Line((each, "assumed")) for each in judged.trace.assumptions]
     return Table(
@@ -250,7 +252,7 @@ def _lacks(judged: Judged) -> Table:
     )
 
 
-def _parts(judged: Judged) -> Table:
+def _parts_table(judged: Judged) -> Table:
     """A line for each kind of operation on each group in each phase."""
     several = any(part.phase for part in judged.parts)
     loose = any(part.bound for part in judged.parts)
@@ -262,9 +264,9 @@ def _parts(judged: Judged) -> Table:
                 part.group + f" of {part.members}" * (not part.group.startswith(UNNAMED)),
                 part.kind,
                 f"{part.ops:,}",
-                size(part.nbytes),
-                size(part.sent),
-                *_taken(part),
+                format_size(part.nbytes),
+                format_size(part.sent),
+                *_format_part(part),
             )
         )
         for part in judged.parts
@@ -285,25 +287,25 @@ def _parts(judged: Judged) -> Table:
     )
 
 
-def _taken(part: Part) -> tuple[str, str, str]:
+def _format_part(part: Part) -> tuple[str, str, str]:
     """Cells of transfer, waits and busbw."""
     most, least = ("≤ ", "≥ ") if part.bound else ("", "")
-    transfer = f"{most}{duration(part.transfer)}" if part.timed else "-"
-    wait = duration(part.wait) if part.timed and part.wait is not None else "-"
-    return transfer, wait, f"{least if part.busbw else ''}{bandwidth(part.busbw)}"
+    transfer = f"{most}{format_duration(part.transfer)}" if part.timed else "-"
+    wait = format_duration(part.wait) if part.timed and part.wait is not None else "-"
+    return transfer, wait, f"{least if part.busbw else ''}{format_bandwidth(part.busbw)}"
 
 
-def _traffic(judged: Judged) -> Table:
+def _traffic_table(judged: Judged) -> Table:
     several = any(each.phase for each in judged.traffic)
     lines = [
         Line(
             (
                 *([each.phase] if several else []),
                 each.group,
-                size(each.sent),
-                size(each.total),
+                format_size(each.sent),
+                format_size(each.total),
                 f"{each.share:.0%}",
-                duration(each.busy),
+                format_duration(each.busy),
             )
         )
         for each in judged.traffic
@@ -321,15 +323,15 @@ def _traffic(judged: Judged) -> Table:
     )
 
 
-def _late(judged: Judged) -> Table:
+def _late_table(judged: Judged) -> Table:
     lines = [
         Line(
             (
-                toned(f"{each.rank}", "notice" if each.surely else ""),
-                hung.place(each.group),
+                tone_text(f"{each.rank}", "notice" if each.surely else ""),
+                hung.describe_group(each.group),
                 f"{each.last:,} of {each.ops:,}",
-                duration(each.by),
-                duration(each.cost),
+                format_duration(each.by),
+                format_duration(each.cost),
             )
         )
         for each in judged.late[:LISTED]
@@ -348,7 +350,7 @@ def _late(judged: Judged) -> Table:
     )
 
 
-def _exposed(judged: Judged) -> Table:
+def _exposed_table(judged: Judged) -> Table:
     ordered = sorted(judged.exposed, key=lambda each: -(each.exposed or 0.0))
     computes = any(each.how == "computation" for each in ordered)
     known = any(each.how for each in ordered)
@@ -357,10 +359,14 @@ def _exposed(judged: Judged) -> Table:
         share = "-" if each.exposed is None else f"{each.exposed / max(1.0, each.window):.0%}"
         cells = (
             str(each.rank),
-            duration(each.window),
-            duration(each.communication),
-            *((duration(each.exposed), share) if known else ()),
-            *((duration(each.computation), duration(each.neither)) if computes else ()),
+            format_duration(each.window),
+            format_duration(each.communication),
+            *((format_duration(each.exposed), share) if known else ()),
+            *(
+                (format_duration(each.computation), format_duration(each.neither))
+                if computes
+                else ()
+            ),
         )
         lines.append(Line(cells))
     heads: tuple[str, ...] = ("rank", "time", "communication")
@@ -380,16 +386,16 @@ def _exposed(judged: Judged) -> Table:
     )
 
 
-def _shares(judged: Judged) -> Table:
+def _shares_table(judged: Judged) -> Table:
     lines = [
         Line(
             (
                 str(each.rank),
-                hung.place(each.group),
+                hung.describe_group(each.group),
                 f"{each.ops:,}",
-                size(each.sent),
+                format_size(each.sent),
                 f"{each.sends:.2f}",
-                size(each.received),
+                format_size(each.received),
                 f"{each.gets:.2f}",
             )
         )
@@ -416,15 +422,15 @@ TITLES = {
 }
 
 
-def _sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
+def _make_sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
     sections = []
     for name, tables in found.items():
         figures: list[Figure] = []
         if name == "operations":
-            drawn = _timeline(judged)
+            drawn = _draw_timeline(judged)
             figures = [drawn] if drawn else []
-            tables = [*tables, *_each(judged)]  # noqa: PLW2901 - those of a page
-        if name == "hang" and judged.hang and (drawn := hung.draw(judged)):
+            tables = [*tables, *_operation_tables(judged)]  # noqa: PLW2901 - those of a page
+        if name == "hang" and judged.hang and (drawn := hung.draw_hang(judged)):
             figures = [drawn]
         if tables or figures:
             made = Section(name=name, title=TITLES[name], words=[], figures=figures, tables=tables)
@@ -432,7 +438,7 @@ def _sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
     return sections
 
 
-def _each(judged: Judged) -> list[Table]:
+def _operation_tables(judged: Judged) -> list[Table]:
     """The first operations one by one."""
     lines = [
         Line(
@@ -441,8 +447,8 @@ def _each(judged: Judged) -> list[Table]:
                 each["group"],
                 each["operation"],
                 each["phase"],
-                duration(each["transfer"]),
-                duration(each["wait"]),
+                format_duration(each["transfer"]),
+                format_duration(each["wait"]),
                 "-" if each["last"] is None else str(each["last"]),
                 each["source"],
             )
@@ -455,7 +461,7 @@ def _each(judged: Judged) -> list[Table]:
         heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
         lines=lines,
         align="rlllrrrl",
-        note=f"the first {len(lines):,} of {counted(len(judged.joined.meetings), 'operation')}"
+        note=f"the first {len(lines):,} of {format_count(len(judged.joined.meetings), 'operation')}"
         * (len(lines) < len(judged.joined.meetings)),
         folded=True,
     )
@@ -471,7 +477,7 @@ def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
             "number": meeting.number,
             "group": meeting.group.label,
             "members": list(meeting.group.ranks),
-            "operation": hung.said(call, meeting.group),
+            "operation": hung.describe_call(call, meeting.group),
             "phase": call.phase,
             "transfer": took and took.transfer,
             "wait": took and took.wait,
@@ -482,10 +488,10 @@ def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
     return found
 
 
-def _timeline(judged: Judged) -> Figure | None:
+def _draw_timeline(judged: Judged) -> Figure | None:
     """The first iteration of the first ranks; None where the trace has no times."""
     ranks = judged.trace.ranks[:RANKS]
-    windows = {rank.rank: _first(rank) for rank in ranks}
+    windows = {rank.rank: _first_interval(rank) for rank in ranks}
     begins = [begin for begin, end in windows.values() if end > begin]
     if not begins:
         return None
@@ -497,10 +503,10 @@ def _timeline(judged: Judged) -> Figure | None:
             if low <= bar.begin_ns < high:
                 moved = bar._replace(begin_ns=bar.begin_ns - zero, end_ns=bar.end_ns - zero)
                 bars[kind].append(moved)
-    kept = {kind: thinned(found, BARS) for kind, found in bars.items()}
+    kept = {kind: thin_points(found, BARS) for kind, found in bars.items()}
     of = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
     clock = "" if judged.clock.shared else " Each rank's begin is 0, as ranks share no clock."
-    return timeline(
+    return draw_timeline(
         f"Timeline of {of}",
         f"When operations were under way, and when ranks computed or waited.{clock}",
         kept,
@@ -508,7 +514,7 @@ def _timeline(judged: Judged) -> Figure | None:
     )
 
 
-def _first(rank: RankTrace) -> Interval:
+def _first_interval(rank: RankTrace) -> Interval:
     """The time in which the first iteration is, or the first calls."""
     if rank.steps:
         return rank.steps[0]
@@ -519,11 +525,11 @@ def _first(rank: RankTrace) -> Interval:
 def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
     """What is drawn of a rank, by kind."""
     number, groups = rank.rank, groups_of(rank)
-    for _, call in communicating(rank):
+    for _, call in list_communicating(rank):
         if call.took_ns >= 0:
             group = groups[call.group]
             when = call.begins_ns, call.ends_ns
-            told = hung.said(call, group), call.source
+            told = hung.describe_call(call, group), call.source
             yield "communication", Bar(number, group.label, *when, call.kind, told)
     for call in rank.calls:
         if call.kind in LOCAL and call.took_ns > 0:
@@ -539,7 +545,7 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
 # JSON
 
 
-def values(judged: Judged) -> dict[str, Any]:
+def plain_values(judged: Judged) -> dict[str, Any]:
     """A trace as programs read it; times in ns, None where they are not known."""
     trace = judged.trace
     return {
@@ -558,25 +564,25 @@ def values(judged: Judged) -> dict[str, Any]:
         "cut": {str(rank.rank): rank.cut for rank in trace.ranks if rank.cut},
         "lacks": [lack._asdict() for lack in judged.lacks],
         "assumptions": list(trace.assumptions),
-        "hang": hung.values(judged.hang) if judged.hang else None,
+        "hang": hung.plain_values(judged.hang) if judged.hang else None,
         "disagreements": [_apart(meeting) for meeting in judged.disagreements],
         "operations": [part._asdict() for part in judged.parts],
         "each": _one_by_one(judged),
         "traffic": [each._asdict() for each in judged.traffic],
-        "late": [_labelled(each) for each in judged.late],
+        "late": [_label_row(each) for each in judged.late],
         "exposed": [each._asdict() for each in judged.exposed],
-        "balance": [_labelled(each) for each in judged.shares],
+        "balance": [_label_row(each) for each in judged.shares],
     }
 
 
-def _labelled(each: Any) -> dict[str, Any]:
+def _label_row(each: Any) -> dict[str, Any]:
     """A row's fields, with its group as it is called."""
     return {**each._asdict(), "group": each.group.label, "members": list(each.group.ranks)}
 
 
 def _apart(meeting: Meeting) -> dict[str, Any]:
     def words(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
-        return {str(rank): hung.said(call, meeting.group) for rank, call in calls}
+        return {str(rank): hung.describe_call(call, meeting.group) for rank, call in calls}
 
     return {
         "group": meeting.group.label,

@@ -75,7 +75,7 @@ class Format(NamedTuple):
         """Numbers (float32), which hold every code exactly."""
         import numpy as np
 
-        return np.asarray(_values(self)[np.asarray(codes, np.uint16)])
+        return np.asarray(_decode_all(self)[np.asarray(codes, np.uint16)])
 
     def reduce(self, rows: Any) -> np.ndarray:
         """The codes of the sum of rows of codes, added in float32 in their order."""
@@ -89,7 +89,7 @@ class Format(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _values(form: Format) -> np.ndarray:
+def _decode_all(form: Format) -> np.ndarray:
     """What each of the 65,536 codes stands for."""
     import numpy as np
 

@@ -16,7 +16,7 @@ from collbench.features.training.layout import Layout
 from collbench.features.training.models import OUTSIDE, Model, Tensor
 from collbench.features.training.patterns import data_parallel as data
 from collbench.features.training.patterns.codec import FORMATS
-from collbench.features.training.patterns.fsdp import padded
+from collbench.features.training.patterns.fsdp import pad_to_multiple
 from collbench.features.training.step import Grid, Program, Step, Writer
 
 Whole = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -103,18 +103,18 @@ class Factors(NamedTuple):
         return 2.0 * self.rows * self.rank * self.rank
 
 
-def factors(tensor: Tensor, rank: int) -> Factors:
+def factor_tensor(tensor: Tensor, rank: int) -> Factors:
     """Those of a tensor as PowerSGD views it, its first axis by the rest."""
     rows = tensor.shape[0]
     columns = tensor.numel // rows
     return Factors(rows, columns, min(rows, columns, rank))
 
 
-def _ddp(
+def _make_ddp(
     model: Model, layout: Layout, cap: float, send: Send, **holds: int
 ) -> tuple[Step, list[list[Tensor]]]:
     """A step of DDP whose hook sends each bucket as ``send`` does."""
-    data.only("ddp", layout)
+    data.refuse_other_parallelism("ddp", layout)
     tokens = layout.tokens(model) * layout.micro_batches
     found = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
     writer = Writer("forward")
@@ -145,7 +145,7 @@ def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
 
     def compressed(tensor: Tensor) -> Factors | None:
         """The factors, where they save enough."""
-        found = factors(tensor, options.rank)
+        found = factor_tensor(tensor, options.rank)
         worth = (found.p + found.q) * options.min_rate < tensor.numel and not options.plain
         return found if worth else None
 
@@ -154,35 +154,39 @@ def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
             writer.add, "all_reduce", group="dp", dtype=model.dtype, op="sum", source=source
         )
         if options.plain:
-            return Sent(add(nbytes=data.elements(bucket) * size))
+            return Sent(add(nbytes=data.count_elements(bucket) * size))
         found = [each for each in map(compressed, bucket) if each]
-        rest = data.elements(tensor for tensor in bucket if not compressed(tensor))
+        rest = data.count_elements(tensor for tensor in bucket if not compressed(tensor))
         flops = sum(each.flops for each in found)
-        writer.compute(flops, 4 * size * data.elements(bucket), f"error feedback and P, {source}")
+        writer.compute(
+            flops, 4 * size * data.count_elements(bucket), f"error feedback and P, {source}"
+        )
         last = add(nbytes=rest * size)
         last = add(nbytes=sum(each.p for each in found) * size, after=(last,))
         orthogonal = sum(each.orthogonal for each in found)
-        _work(writer, last, flops + orthogonal, source=f"Q, {source}")
+        _write_computation(writer, last, flops + orthogonal, source=f"Q, {source}")
         last = add(nbytes=sum(each.q for each in found) * size, after=(last,))
-        return Sent(last, flops, 3 * size * data.elements(bucket))
+        return Sent(last, flops, 3 * size * data.count_elements(bucket))
 
     of_all = [each for each in map(compressed, model.tensors) if each]
     holds = {
         "factors": sum(each.p + each.q for each in of_all) * size,
         "errors": 0 if options.plain else model.nbytes,
     }
-    step, _ = _ddp(model, layout, options.bucket_cap_mb, send, **holds)
+    step, _ = _make_ddp(model, layout, options.bucket_cap_mb, send, **holds)
     return msgspec.structs.replace(step, name=f"powersgd: {step.name}", assumptions=(INLINE,))
 
 
-def _work(writer: Writer, after: int, flops: float = 0, touched: int = 0, source: str = "") -> int:
+def _write_computation(
+    writer: Writer, after: int, flops: float = 0, touched: int = 0, source: str = ""
+) -> int:
     """Computation once an operation is done."""
     return writer.add(
         "compute", after=(after,), lane="compute", flops=flops, touched=touched, source=source
     )
 
 
-def _sum(
+def _write_sum(
     writer: Writer, elements: int, wire: str, group: str, n: int, source: str, *after: int
 ) -> int:
     """A sum of elements in a datatype, or in a format that has to be encoded and decoded; the
@@ -198,13 +202,13 @@ def _sum(
             source=source,
             after=after,
         )
-    whole = padded(elements, n)
+    whole = pad_to_multiple(elements, n)
     add = functools.partial(writer.add, group=group, nbytes=2 * whole, dtype="uint8")
     writer.add(
         "compute", lane="compute", touched=6 * elements, source=f"encode {source}", after=after
     )
     sent = add("all_to_all", source=f"{wire} codes of {source}")
-    _work(writer, sent, whole, 2 * whole, f"decode, add and encode {source}")
+    _write_computation(writer, sent, whole, 2 * whole, f"decode, add and encode {source}")
     return add("all_gather", source=f"{wire} codes of {source}", after=(sent,))
 
 
@@ -212,21 +216,21 @@ def encoded(model: Model, layout: Layout, options: Encoded) -> Step:
     """A step of DDP whose buckets are summed in a format of 16 bits that no library reduces."""
 
     def send(writer: Writer, bucket: Bucket, source: str) -> Sent:
-        elements = data.elements(bucket)
-        last = _sum(writer, elements, options.format, "dp", layout.dp, source)
+        elements = data.count_elements(bucket)
+        last = _write_sum(writer, elements, options.format, "dp", layout.dp, source)
         return Sent(last, touched=6 * elements)
 
-    step, buckets = _ddp(model, layout, options.bucket_cap_mb, send)
-    holds = 2 * 2 * max(map(data.elements, buckets))
-    return _holding(
+    step, buckets = _make_ddp(model, layout, options.bucket_cap_mb, send)
+    holds = 2 * 2 * max(map(data.count_elements, buckets))
+    return _add_memory(
         step,
         f"encoded {options.format}: {step.name}",
-        (SUMS, _specials(options.format)),
+        (SUMS, _describe_specials(options.format)),
         codes=holds,
     )
 
 
-def _holding(step: Step, name: str, assumptions: tuple[str, ...], **holds: int) -> Step:
+def _add_memory(step: Step, name: str, assumptions: tuple[str, ...], **holds: int) -> Step:
     """The step with more bytes a rank."""
     programs = tuple(
         msgspec.structs.replace(each, holds={**each.holds, **holds}) for each in step.programs
@@ -234,7 +238,7 @@ def _holding(step: Step, name: str, assumptions: tuple[str, ...], **holds: int) 
     return msgspec.structs.replace(step, name=name, programs=programs, assumptions=assumptions)
 
 
-def _specials(wire: str) -> str:
+def _describe_specials(wire: str) -> str:
     form = FORMATS[wire]
     return (
         f"{form.name} has a bias of {form.bias}, and so {form.largest:g} as its largest number, and"
@@ -249,20 +253,20 @@ def quantized(model: Model, layout: Layout, options: Quantized) -> Step:
     n, size = layout.dp, DTYPES[model.dtype].size
 
     def send(writer: Writer, bucket: Bucket, source: str) -> Sent:
-        elements, channels = data.elements(bucket), 1
+        elements, channels = data.count_elements(bucket), 1
         if options.per == "channel":  # torch pads a whole channel where none is needed
             channels = elements // options.channel + 1
             elements = channels * options.channel
         add = functools.partial(writer.add, "all_gather", group="dp", source=source)
         writer.compute(touched=size * elements, source=f"range of {source}")
         last = add(nbytes=2 * 4 * channels * n, dtype="float")
-        _work(writer, last, touched=(size + 1) * elements, source=f"quantize {source}")
+        _write_computation(writer, last, touched=(size + 1) * elements, source=f"quantize {source}")
         last = add(nbytes=elements * n, dtype="uint8", after=(last,))
         return Sent(last, touched=(1 + 2 * 4) * elements * n)
 
-    step, buckets = _ddp(model, layout, options.bucket_cap_mb, send)
-    largest = max(map(data.elements, buckets)) + options.channel * (options.per == "channel")
-    return _holding(
+    step, buckets = _make_ddp(model, layout, options.bucket_cap_mb, send)
+    largest = max(map(data.count_elements, buckets)) + options.channel * (options.per == "channel")
+    return _add_memory(
         step,
         f"int8 per {options.per}: {step.name}",
         (INLINE,),
@@ -313,7 +317,7 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
             "sensitive parameters are gathered once a step, and with the norm it is told whether"
             " all numbers are finite",
             "Adam's mean in 1-6-9 and variance in 0-6-10 are kept, and moved by no operation",
-            *((SUMS, INLINE, _specials(options.wire)) if options.wire in FORMATS else ()),
+            *((SUMS, INLINE, _describe_specials(options.wire)) if options.wire in FORMATS else ()),
         ),
     )
 
@@ -326,8 +330,8 @@ class _DallE:
         self.machines = layout.dp // options.shards
         self.tokens = layout.tokens(model) * layout.micro_batches
         self.writer = Writer("forward")
-        self.blocks = resblocks(model, options.shards, options.rank)
-        self.sensitive = -(-sensitive(model) // options.shards)  # of one GPU
+        self.blocks = list_resblocks(model, options.shards, options.rank)
+        self.sensitive = -(-count_sensitive(model) // options.shards)  # of one GPU
         self.last: dict[tuple[str, str], int] = {}  # by what and block: when it is there
 
     def program(self) -> Program:
@@ -406,26 +410,26 @@ class _DallE:
 
     def sum(self, source: str, elements: int, wire: str, *after: int) -> None:
         """One between the machines."""
-        self.last["sum", source] = _sum(
+        self.last["sum", source] = _write_sum(
             self.writer, elements, wire, "machine", self.machines, source, *after
         )
 
     def work(self, after: int, flops: float, touched: int = 0) -> None:
-        _work(self.writer, after, flops, touched)
+        _write_computation(self.writer, after, flops, touched)
 
 
-def sensitive(model: Model) -> int:
+def count_sensitive(model: Model) -> int:
     """Elements that are neither compressed nor of 16 bits: embeddings, unembeddings, gains and
     biases. Where a model names none, those that DALL-E's paper tells of: vocabularies of 16,384
     and 8,192 both ways, 256 places of text and as many padding tokens, 32 rows and columns."""
-    found = data.elements(
+    found = data.count_elements(
         each for each in model.tensors if each.layer == OUTSIDE or len(each.shape) == 1
     )
     around = 2 * (16384 + 8192) + 2 * 256 + 2 * 32
     return found or model.hidden * (around + 13 * model.layers)
 
 
-def resblocks(model: Model, shards: int, rank: int) -> list[Block]:
+def list_resblocks(model: Model, shards: int, rank: int) -> list[Block]:
     """Attention and MLP of each layer. Raises UsageError where a matrix has no equal shards."""
     found: dict[tuple[int, bool], list[Tensor]] = {}
     for tensor in model.tensors:
@@ -437,15 +441,15 @@ def resblocks(model: Model, shards: int, rank: int) -> list[Block]:
     return [
         Block(
             f"layer {layer}, {'MLP' if mlp else 'attention'}",
-            data.elements(tensors),
-            tuple(each for tensor in tensors for each in _shards(tensor, shards, rank)),
+            data.count_elements(tensors),
+            tuple(each for tensor in tensors for each in _shard_factors(tensor, shards, rank)),
             sum(tensor.flops for tensor in tensors),
         )
         for (layer, mlp), tensors in found.items()
     ]
 
 
-def _shards(tensor: Tensor, shards: int, rank: int) -> list[Factors]:
+def _shard_factors(tensor: Tensor, shards: int, rank: int) -> list[Factors]:
     """The factors of a GPU's shard, each of q, k and v by itself: cut along the output, the second
     matrix of an MLP along its input, which is longer."""
     out, into = tensor.shape[0], tensor.numel // tensor.shape[0]

@@ -26,21 +26,23 @@ ADAM = 7  # what an update of parameters reads (4) and writes (3), in their size
 Mebibytes = Annotated[float, Meta(gt=0, le=1 << 20)]
 
 
-def only(name: str, layout: Layout) -> None:
+def refuse_other_parallelism(name: str, layout: Layout) -> None:
     """Raises UsageError for a layout with more than data parallelism."""
     for field in ("tp", "cp", "ep", "pp", "chunks"):
         if (size := getattr(layout, field)) != 1:
             raise UsageError(f"{name} has data parallelism only, not {field}={size}", "--layout dp")
 
 
-def divided(what: str, number: int, by: str, size: int) -> int:
+def divide_evenly(what: str, number: int, by: str, size: int) -> int:
     """The quotient. Raises UsageError where there is a rest."""
     if number % size:
         raise UsageError(f"{what}={number} is not divisible by {by}={size}")
     return number // size
 
 
-def buckets(tensors: Iterable[Tensor], limits: Sequence[int], itemsize: int) -> list[list[Tensor]]:
+def make_buckets(
+    tensors: Iterable[Tensor], limits: Sequence[int], itemsize: int
+) -> list[list[Tensor]]:
     """DDP's buckets: one is closed once it has reached its limit in bytes, so that it may be
     larger; the last limit is that of all further ones."""
     found: list[list[Tensor]] = [[]]
@@ -54,7 +56,7 @@ def buckets(tensors: Iterable[Tensor], limits: Sequence[int], itemsize: int) -> 
     return found if found[0] else []
 
 
-def fused(tensors: Iterable[Tensor], limit: int, itemsize: int = 1) -> list[list[Tensor]]:
+def fuse_buckets(tensors: Iterable[Tensor], limit: int, itemsize: int = 1) -> list[list[Tensor]]:
     """Buckets that are closed before they would exceed the limit; a larger tensor is alone."""
     found: list[list[Tensor]] = []
     size = limit
@@ -67,30 +69,30 @@ def fused(tensors: Iterable[Tensor], limit: int, itemsize: int = 1) -> list[list
     return found
 
 
-def elements(tensors: Iterable[Tensor]) -> int:
+def count_elements(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel for tensor in tensors)
 
 
-def flops(tensors: Iterable[Tensor]) -> float:
+def count_flops(tensors: Iterable[Tensor]) -> float:
     """What forward computes with tensors, for one token."""
     return sum(tensor.flops for tensor in tensors)
 
 
-def behind(model: Model, found: Sequence[Sequence[Tensor]]) -> list[float]:
+def flops_before(model: Model, found: Sequence[Sequence[Tensor]]) -> list[float]:
     """What forward computes, for one token, with what backward comes to before each of these parts
     is complete. A head that is tied to the embedding comes first."""
     head = model.tensors[0] if model.tied else None
-    work = [flops(tensor for tensor in part if tensor is not head) for part in found]
+    work = [count_flops(tensor for tensor in part if tensor is not head) for part in found]
     return [work[0] + (head.flops if head else 0), *work[1:]]
 
 
-def moved(writer: Writer, kind: str, count: int, dtype: str, **fields: object) -> int:
+def write_operation(writer: Writer, kind: str, count: int, dtype: str, **fields: object) -> int:
     """An operation on so many elements, of dp unless it says; its id."""
     nbytes = count * DTYPES[dtype].size
     return writer.add(kind, **{"group": "dp", "nbytes": nbytes, "dtype": dtype, **fields})
 
 
-def told(what: str, number: int, tensors: Sequence[Tensor]) -> str:
+def name_bucket(what: str, number: int, tensors: Sequence[Tensor]) -> str:
     """The name of a bucket: what is in it, from the first tensor to the last."""
     ends = dict.fromkeys((tensors[0].name, tensors[-1].name))
     return f"{what} {number}: {' .. '.join(ends)}"
@@ -153,11 +155,11 @@ def ddp_buckets(model: Model, options: Ddp, reduced: int = 2) -> list[list[Tenso
     ``find_unused_parameters`` asks for more, and taken in reverse."""
     itemsize = DTYPES[model.dtype].size
     if reduced >= options.rebuilds:
-        return buckets(model.tensors[::-1], options.limits, itemsize)
+        return make_buckets(model.tensors[::-1], options.limits, itemsize)
     unused = options.find_unused_parameters and not options.static_graph
     several = options.bucket_cap_mb_list or unused
     limits = options.limits if several else [NO_LIMIT]
-    return buckets(model.tensors, limits, itemsize)[::-1]
+    return make_buckets(model.tensors, limits, itemsize)[::-1]
 
 
 class _Ddp:
@@ -171,19 +173,21 @@ class _Ddp:
 
     def from_0(self, count: int, dtype: str, source: str) -> None:
         """A broadcast of rank 0's."""
-        moved(self.w, "broadcast", count, dtype, root=0, wait="call", source=source)
+        write_operation(self.w, "broadcast", count, dtype, root=0, wait="call", source=source)
 
     def init(self) -> None:
         self.w.phase = "init"
         source = "number of parameters"
-        moved(self.w, "all_gather", self.ranks, "int64", wait="call", source=source)
+        write_operation(self.w, "all_gather", self.ranks, "int64", wait="call", source=source)
         dimensions = sum(len(tensor.shape) for tensor in self.model.tensors)
         self.from_0(2 * dimensions, "int64", "shapes and strides")
         buffers = self.model.buffers if self.options.broadcast_buffers else ()
         same = [count for count, dtype in buffers if dtype == self.model.dtype]
         state = [*self.model.tensors, *(Tensor("buffers", (count,)) for count in same)]
-        for number, bucket in enumerate(buckets(state, [BROADCAST], self.itemsize)):
-            self.from_0(elements(bucket), self.model.dtype, told("broadcast", number, bucket))
+        for number, bucket in enumerate(make_buckets(state, [BROADCAST], self.itemsize)):
+            self.from_0(
+                count_elements(bucket), self.model.dtype, name_bucket("broadcast", number, bucket)
+            )
         for count, dtype in buffers:
             if dtype != self.model.dtype:
                 self.from_0(count, dtype, "buffers")
@@ -198,7 +202,7 @@ class _Ddp:
         if first and self.options.broadcast_buffers:
             for count, dtype in self.model.buffers:
                 self.from_0(count, dtype, "buffers")
-        self.w.compute(flops(self.model.tensors) * self.tokens, source="forward")
+        self.w.compute(count_flops(self.model.tensors) * self.tokens, source="forward")
 
     def backward(self, reduced: int) -> None:
         """A backward pass with reduction: a bucket's begins once its last gradient is there. The
@@ -206,15 +210,15 @@ class _Ddp:
         options, model, w = self.options, self.model, self.w
         dtype = {"fp16": "half", "bf16": "bfloat16"}.get(options.hook, model.dtype)
         found = ddp_buckets(model, options, reduced)
-        work, waits = behind(model, found), []
+        work, waits = flops_before(model, found), []
         if options.static_graph and reduced == 0:
             w.compute(2 * sum(work) * self.tokens, source="backward")
             work = [0.0] * len(found)
             waits.append(self.used())
         for number, (bucket, inside) in enumerate(zip(found, work, strict=True)):
-            source, count = told("bucket", number, bucket), elements(bucket)
+            source, count = name_bucket("bucket", number, bucket), count_elements(bucket)
             w.compute(2 * inside * self.tokens, self.copied(count, DTYPES[dtype].size), source)
-            waits.append(moved(w, "all_reduce", count, dtype, op="sum", source=source))
+            waits.append(write_operation(w, "all_reduce", count, dtype, op="sum", source=source))
         if options.find_unused_parameters and not options.static_graph:
             waits.append(self.used())
         w.wait(*waits)
@@ -224,7 +228,9 @@ class _Ddp:
     def used(self) -> int:
         """The reduction of which parameters were used."""
         count = len(self.model.tensors)
-        return moved(self.w, "all_reduce", count, "int32", op="sum", source="parameters used")
+        return write_operation(
+            self.w, "all_reduce", count, "int32", op="sum", source="parameters used"
+        )
 
     def copied(self, count: int, reduced: int) -> int:
         """Bytes read and written where gradients are brought into their bucket and cast, or
@@ -237,7 +243,7 @@ class _Ddp:
 def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
     """A step of DistributedDataParallel: buckets of gradients are reduced while backward goes
     on."""
-    only("ddp", layout)
+    refuse_other_parallelism("ddp", layout)
     micros = layout.micro_batches
     if options.static_graph and options.no_sync and micros > 1:
         raise UsageError(
@@ -254,7 +260,7 @@ def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
         if micro == micros - 1 or not options.no_sync:
             on.backward(passed)
         else:
-            on.w.compute(2 * flops(model.tensors) * on.tokens, source="backward")
+            on.w.compute(2 * count_flops(model.tensors) * on.tokens, source="backward")
     on.w.phase = "optimizer"
     on.w.compute(0, ADAM * model.nbytes, "Adam")
     return same_everywhere(
@@ -274,9 +280,9 @@ def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
     )
 
 
-def _passes(w: Writer, model: Model, layout: Layout) -> None:
+def _write_passes(w: Writer, model: Model, layout: Layout) -> None:
     """Forward and backward of all micro-batches but the last backward pass."""
-    work = flops(model.tensors) * layout.tokens(model)
+    work = count_flops(model.tensors) * layout.tokens(model)
     for micro in range(layout.micro_batches):
         w.phase = "forward"
         w.compute(work, source="forward")
@@ -288,13 +294,15 @@ def _passes(w: Writer, model: Model, layout: Layout) -> None:
 def averaging(model: Model, layout: Layout, options: Nothing) -> Step:
     """A step of PyTorch's tutorial on writing distributed applications: after backward each
     parameter's gradient is reduced by itself, waited for, and divided."""
-    only("averaging", layout)
+    refuse_other_parallelism("averaging", layout)
     w = Writer()
-    _passes(w, model, layout)
-    w.compute(2 * flops(model.tensors) * layout.tokens(model), source="backward")
+    _write_passes(w, model, layout)
+    w.compute(2 * count_flops(model.tensors) * layout.tokens(model), source="backward")
     for tensor in model.tensors:
         name = tensor.name
-        moved(w, "all_reduce", tensor.numel, model.dtype, op="sum", wait="call", source=name)
+        write_operation(
+            w, "all_reduce", tensor.numel, model.dtype, op="sum", wait="call", source=name
+        )
     w.phase = "optimizer"
     w.compute(0, 3 * model.nbytes, "SGD")
     return same_everywhere(
@@ -313,21 +321,21 @@ class Horovod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def horovod(model: Model, layout: Layout, options: Horovod) -> Step:
     """A step of Horovod (Sergeev and Del Balso 2018, arXiv 1802.05799): gradients that fit into
     the fusion buffer together are reduced together."""
-    only("horovod", layout)
+    refuse_other_parallelism("horovod", layout)
     w = Writer("init")
     if options.init:
         for t in model.tensors:
-            moved(w, "broadcast", t.numel, model.dtype, root=0, source=t.name)
+            write_operation(w, "broadcast", t.numel, model.dtype, root=0, source=t.name)
         w.wait()
-    _passes(w, model, layout)
+    _write_passes(w, model, layout)
     dtype = "half" if options.compression == "fp16" else model.dtype
     size = DTYPES[dtype].size
     limit = int(options.fusion_mb * MIB)
-    found = fused(model.tensors[::-1], limit, size)
-    for number, (bucket, work) in enumerate(zip(found, behind(model, found), strict=True)):
-        count, source = elements(bucket), told("fusion", number, bucket)
+    found = fuse_buckets(model.tensors[::-1], limit, size)
+    for number, (bucket, work) in enumerate(zip(found, flops_before(model, found), strict=True)):
+        count, source = count_elements(bucket), name_bucket("fusion", number, bucket)
         w.compute(2 * work * layout.tokens(model), 2 * count * size, source)
-        moved(w, "all_reduce", count, dtype, op="avg", source=source)
+        write_operation(w, "all_reduce", count, dtype, op="avg", source=source)
     w.wait()
     w.phase = "optimizer"
     w.compute(0, ADAM * model.nbytes, "Adam")

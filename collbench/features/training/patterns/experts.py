@@ -21,7 +21,7 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Experts, Model
-from collbench.features.training.patterns.megatron import assemble
+from collbench.features.training.patterns.megatron import assemble_step
 from collbench.features.training.patterns.transformer import (
     Block,
     Blocks,
@@ -29,7 +29,7 @@ from collbench.features.training.patterns.transformer import (
     Megatron,
     Part,
     Section,
-    attends,
+    is_attention,
 )
 from collbench.features.training.step import Groups, Step
 
@@ -75,17 +75,17 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Size = 8
 
 
-def expected(experts: int, top: int, ranks: int) -> float:
+def expect_ranks(experts: int, top: int, ranks: int) -> float:
     """How many of these ranks a token has an expert, if all experts are equally likely."""
     each = experts / ranks
     none = math.prod(max(experts - each - i, 0) / (experts - i) for i in range(top))
     return ranks * (1 - none)
 
 
-def limited(experts: Experts, ranks: int) -> float:
-    """``expected`` where a token's experts are of ``limit`` of the groups of experts."""
+def expect_limited(experts: Experts, ranks: int) -> float:
+    """``expect_ranks`` where a token's experts are of ``limit`` of the groups of experts."""
     share = experts.limit / experts.nodes
-    return expected(round(experts.number * share), experts.top, max(round(ranks * share), 1))
+    return expect_ranks(round(experts.number * share), experts.top, max(round(ranks * share), 1))
 
 
 class Table(NamedTuple):
@@ -99,7 +99,7 @@ class Table(NamedTuple):
     nodes: np.ndarray | None
 
 
-def draw(
+def draw_routing(
     routing: str, tokens: int, experts: Experts, ranks: int, node_ranks: int, seed: int = 0
 ) -> Table:
     """Where ranks send their tokens. Raises UsageError."""
@@ -108,10 +108,12 @@ def draw(
     refuse_experts(experts, ranks, node_ranks)
     places = max(ranks // node_ranks, 1)
     if routing == "even":
-        means = [(ranks, experts.top), *((n, limited(experts, n)) for n in (ranks, places))]
+        means = [(ranks, experts.top), *((n, expect_limited(experts, n)) for n in (ranks, places))]
         return Table(*(np.full((ranks, n), math.ceil(tokens * m / n)) for n, m in means))
     if routing.startswith("matrix:"):
-        table = _read(routing.removeprefix("matrix:"), ranks, experts.number, tokens * experts.top)
+        table = _read_counts(
+            routing.removeprefix("matrix:"), ranks, experts.number, tokens * experts.top
+        )
         return Table(table.reshape(ranks, ranks, -1).sum(axis=2), None, None)
     if ranks * tokens * experts.number > MOST_KEYS:
         raise UsageError(
@@ -120,15 +122,17 @@ def draw(
     weights = np.arange(1, experts.number + 1, dtype=np.float32)
     weights **= -float(routing.partition(":")[2] or 0)
     rng = np.random.default_rng(seed)
-    found = [_drawn(rng, weights, tokens, experts) for _ in range(ranks)]
+    found = [_draw_experts(rng, weights, tokens, experts) for _ in range(ranks)]
     at = [chosen // (experts.number // ranks) for chosen in found]
     copies = np.stack([np.bincount(each.ravel(), minlength=ranks) for each in at])
-    once = np.stack([_once(each, ranks) for each in at])
-    there = np.stack([_once(each // (ranks // places), places) for each in at])
+    once = np.stack([_count_once(each, ranks) for each in at])
+    there = np.stack([_count_once(each // (ranks // places), places) for each in at])
     return Table(copies, once, there)
 
 
-def _drawn(rng: np.random.Generator, weights: np.ndarray, tokens: int, e: Experts) -> np.ndarray:
+def _draw_experts(
+    rng: np.random.Generator, weights: np.ndarray, tokens: int, e: Experts
+) -> np.ndarray:
     """Different experts for each token, (tokens, top): those that come first, if each comes at a
     rate of its weight (Efraimidis and Spirakis 2006)."""
     import numpy as np
@@ -143,7 +147,7 @@ def _drawn(rng: np.random.Generator, weights: np.ndarray, tokens: int, e: Expert
     return chosen
 
 
-def _once(at: np.ndarray, places: int) -> np.ndarray:
+def _count_once(at: np.ndarray, places: int) -> np.ndarray:
     """How many tokens have an expert at each of these places."""
     import numpy as np
 
@@ -153,13 +157,13 @@ def _once(at: np.ndarray, places: int) -> np.ndarray:
     return found
 
 
-def _read(path: str, ranks: int, experts: int, each: int) -> np.ndarray:
+def _read_counts(path: str, ranks: int, experts: int, each: int) -> np.ndarray:
     """Counts of tokens for experts, a line for each rank. Raises UsageError."""
     import numpy as np
 
     hint = f"{ranks} lines of {experts} counts, each line with a sum of {each} = tokens x top"
     try:
-        lines = files.read(files.expand(path), MOST_BYTES).decode().splitlines()
+        lines = files.read_bytes(files.expand_path(path), MOST_BYTES).decode().splitlines()
         rows = [[int(word) for word in re.split(r"[\s,]+", line.strip())] for line in lines if line]
     except (OSError, ValueError) as e:
         raise UsageError(f"routing=matrix: cannot read {path}: {e}", hint) from e
@@ -233,15 +237,15 @@ class Dispatch:
 
 
 class MoeBlocks(Blocks):
-    """Blocks of a model that has no experts but a rank's own (``own``), for the ranks at one place
-    in their groups of ep."""
+    """Blocks of a model that has no experts but a rank's own (``keep_own_experts``), for the ranks
+    at one place in their groups of ep."""
 
     def __init__(self, model: Model, layout: Layout, options: Moe, dispatch: Dispatch) -> None:
         super().__init__(model, layout, options)
         self.dispatch, self.mine = dispatch, self.tokens // layout.tp
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
-        rest = [t for t in section.tensors if t.flops and not attends(t)]
+        rest = [t for t in section.tensors if t.flops and not is_attention(t)]
         experts = [t for t in rest if ROUTED in t.name]
         if not experts:
             super().ffn(block, section, forward)
@@ -313,10 +317,10 @@ class MoeBlocks(Blocks):
 
     def groups(self) -> dict[str, Groups]:
         found = super().groups()
-        return found | hops(found["ep"], self.dispatch.inside)
+        return found | make_hops(found["ep"], self.dispatch.inside)
 
 
-def hops(whole: Groups, inside: int) -> dict[str, Groups]:
+def make_hops(whole: Groups, inside: int) -> dict[str, Groups]:
     """The nodes of so many ranks in each group of ep, and the ranks of one place on all nodes."""
     node = [group[at : at + inside] for group in whole for at in range(0, len(group), inside)]
     rail = [group[at::inside] for group in whole for at in range(inside)]
@@ -334,18 +338,21 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
     experts = msgspec.structs.replace(model.experts, limit=options.limit or model.experts.limit)
     routing = "even" if options.way == "allgather" else options.routing
     tokens, nodes = layout.tokens(model) // layout.tp, options.node_ranks
-    table = draw(routing, tokens, experts, layout.ep, nodes, options.seed)
-    model = own(model, experts.number // layout.ep)
+    table = draw_routing(routing, tokens, experts, layout.ep, nodes, options.seed)
+    model = keep_own_experts(model, experts.number // layout.ep)
     blocks = [
         MoeBlocks(model, layout, options, Dispatch(options.way, table, at, model.hidden, nodes))
         for at in range(1 if routing == "even" else layout.ep)
     ]
-    layers = options.layers or filled(model.layers, layout.pp * layout.chunks)
-    told = (*assumed(options.way, routing, nodes), "the router's bias and losses are left out")
-    return assemble("moe", blocks, layers, told)
+    layers = options.layers or fill_parts(model.layers, layout.pp * layout.chunks)
+    told = (
+        *list_assumptions(options.way, routing, nodes),
+        "the router's bias and losses are left out",
+    )
+    return assemble_step("moe", blocks, layers, told)
 
 
-def own(model: Model, number: int) -> Model:
+def keep_own_experts(model: Model, number: int) -> Model:
     """The model with so many experts in each layer only, as many as a rank has."""
     kept = [
         tensor
@@ -355,7 +362,7 @@ def own(model: Model, number: int) -> Model:
     return msgspec.structs.replace(model, tensors=tuple(kept))
 
 
-def filled(layers: int, parts: int) -> tuple[int, ...]:
+def fill_parts(layers: int, parts: int) -> tuple[int, ...]:
     """Layers of the pipeline's parts where they are not equally many: so many each that the last
     part has what is left."""
     each = -(-layers // parts)
@@ -370,7 +377,9 @@ def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
     experts = Experts(options.experts, options.top, 0, nodes=nodes, limit=limit)
     if options.way == "deepep-ll":
         experts = msgspec.structs.replace(experts, nodes=1, limit=1)
-    table = draw(options.routing, options.tokens, experts, ranks, options.node_ranks, options.seed)
+    table = draw_routing(
+        options.routing, options.tokens, experts, ranks, options.node_ranks, options.seed
+    )
     programs = []
     alike = options.routing == "even"
     for place in range(1 if alike else ranks):
@@ -381,13 +390,13 @@ def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
         programs.append(block.program(range(ranks) if alike else [place]))
     whole = {"ep": (tuple(range(ranks)),)}
     step = Step(f"deepep:{model.name}", ranks, tuple(programs))
-    groups = whole | hops(whole["ep"], min(options.node_ranks, ranks))
+    groups = whole | make_hops(whole["ep"], min(options.node_ranks, ranks))
     used = {name: groups[name] for name in step.used}
-    told = tuple(assumed(options.way, options.routing, options.node_ranks))
+    told = tuple(list_assumptions(options.way, options.routing, options.node_ranks))
     return msgspec.structs.replace(step, groups=used, assumptions=told)
 
 
-def assumed(way: str, routing: str, node_ranks: int) -> Iterator[str]:
+def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
     """What is taken from a framework's source without running it, or left open."""
     if way.startswith("deepep"):
         yield f"transcribed from {DEEPEP}: FP8 with a float for {SCALED} numbers, bfloat16 back"

@@ -18,19 +18,19 @@ from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import OUTSIDE, Model, Tensor
 from collbench.features.training.patterns.data_parallel import (
     ADAM,
-    divided,
-    flops,
-    moved,
-    only,
+    count_flops,
+    divide_evenly,
+    name_bucket,
+    refuse_other_parallelism,
     same_everywhere,
-    told,
+    write_operation,
 )
 from collbench.features.training.step import Grid, Groups, Step, Writer
 
 MASTER = 4  # bytes of a parameter in the optimizer, and of each of Adam's two moments
 
 
-def padded(count: int, n: int) -> int:
+def pad_to_multiple(count: int, n: int) -> int:
     """The next multiple of n."""
     return -(-count // n) * n
 
@@ -61,9 +61,11 @@ class Ahead:
     def gather(self, unit: Sequence[Tensor], group: str) -> tuple[int, ...]:
         if not unit or not group:
             return ()
-        source = told("gather", len(self.w.ops), unit)
+        source = name_bucket("gather", len(self.w.ops), unit)
         count = self.size(unit)
-        return (moved(self.w, "all_gather", count, self.gathered, group=group, source=source),)
+        return (
+            write_operation(self.w, "all_gather", count, self.gathered, group=group, source=source),
+        )
 
     def ready(self, ids: Sequence[int]) -> None:
         if ids:
@@ -71,8 +73,8 @@ class Ahead:
 
     def compute(self, unit: Sequence[Tensor], times: int) -> None:
         if unit:
-            source = told("compute", len(self.w.ops), unit)
-            self.w.compute(times * flops(unit) * self.tokens, source=source)
+            source = name_bucket("compute", len(self.w.ops), unit)
+            self.w.compute(times * count_flops(unit) * self.tokens, source=source)
 
     def forward(self) -> None:
         self.w.phase = "forward"
@@ -106,14 +108,16 @@ class Ahead:
         """The reduction of a unit, once that of the one before is done; then, between replicas,
         that of a rank's part."""
         self.ready(self.before)
-        count, source = self.size(unit), told("gradients", len(self.w.ops), unit)
+        count, source = self.size(unit), name_bucket("gradients", len(self.w.ops), unit)
         fields: dict[str, object] = {"op": self.op, "source": source}
-        at = moved(self.w, "reduce_scatter", count, self.reduced, group=self.group, **fields)
+        at = write_operation(
+            self.w, "reduce_scatter", count, self.reduced, group=self.group, **fields
+        )
         self.before = (at,)
         if self.replicas > 1:
             part = count // self.shards
             fields |= {"group": "replicate", "after": (at,)}
-            at = moved(self.w, "all_reduce", part, self.reduced, **fields)
+            at = write_operation(self.w, "all_reduce", part, self.reduced, **fields)
         self.reductions.append(at)
 
 
@@ -133,11 +137,11 @@ class Fsdp2(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 HSDP = {"shard": ("again", "rest"), "replicate": ("replicate",)}
 
 
-def _arranged(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
+def _arrange_groups(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
     """The groups, and who gathers in which of them."""
     reshard = options.reshard_after_forward
     again = reshard if isinstance(reshard, int) else on.shards
-    rest = divided("ranks of a replica", on.shards, "reshard_after_forward", again)
+    rest = divide_evenly("ranks of a replica", on.shards, "reshard_after_forward", again)
     grid = Grid({"again": again, "rest": rest, "replicate": options.replicas})
     groups = {"dp": grid.groups(*grid.sizes)}
     if options.replicas > 1:
@@ -154,14 +158,14 @@ def _arranged(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
 
 def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
     """A step of FSDP2, each layer and the root a group of parameters of its own."""
-    only("fsdp2", layout)
-    shards = divided("dp", layout.dp, "replicas", options.replicas)
+    refuse_other_parallelism("fsdp2", layout)
+    shards = divide_evenly("dp", layout.dp, "replicas", options.replicas)
     params = model.dtype if options.param_dtype == "model" else options.param_dtype
     reduced = params if options.reduce_dtype == "param" else options.reduce_dtype
 
     def size(unit: Sequence[Tensor]) -> int:
         """Elements with the first dimension of each tensor padded."""
-        return sum(padded(t.shape[0], shards) * math.prod(t.shape[1:]) for t in unit)
+        return sum(pad_to_multiple(t.shape[0], shards) * math.prod(t.shape[1:]) for t in unit)
 
     of = defaultdict[int, list[Tensor]](list)
     for tensor in model.tensors:
@@ -169,7 +173,7 @@ def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
     root = of.pop(OUTSIDE, [])
     on = Ahead(model, layout, [of[n] for n in sorted(of)], size, (params, reduced))
     on.root, on.shards, on.replicas = root, shards, options.replicas
-    groups = _arranged(on, layout.dp, options)
+    groups = _arrange_groups(on, layout.dp, options)
     for micro in range(layout.micro_batches):
         on.forward()
         on.backward(not options.no_sync or micro == layout.micro_batches - 1)

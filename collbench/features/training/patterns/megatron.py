@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     batch: int
 
 
-def schedule(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot]:
+def schedule_stage(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot]:
     """What a pipeline stage computes, in order: some forward passes to warm up, then one forward
     and one backward in turn, and the backward passes that are left."""
     pp, chunks, batches = layout.pp, layout.chunks, range(layout.micro_batches)
@@ -55,7 +55,7 @@ def schedule(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot]:
     return [*forward[:warm], *(s for pair in pairs for s in pair), *backward[len(order) - warm :]]
 
 
-def divide(layers: int, parts: int, told: Sequence[int]) -> list[int]:
+def divide_layers(layers: int, parts: int, told: Sequence[int]) -> list[int]:
     """How many layers each part of the pipeline has: as told, equally many, or as if embedding and
     loss were a layer each. Raises UsageError."""
     if told:
@@ -76,7 +76,7 @@ def divide(layers: int, parts: int, told: Sequence[int]) -> list[int]:
     return [each - 1, *[each] * (parts - 2), each - 1]
 
 
-def parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
+def make_parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
     """The parts of the pipeline, of so many layers; with ``tied`` the last one has an embedding of
     its own as head."""
     first = [*itertools.takewhile(lambda tensor: tensor.layer == OUTSIDE, model.tensors)]
@@ -104,7 +104,7 @@ class Stage:
         self.shared = [[b for b in each if blocks.width(b.group) > 1] for each in self.buckets]
         self.left = {*range(len(held))}  # chunks whose gradients are not reduced yet
         self.early = blocks.options.overlap_grad_reduce and stage == 0 and len(held) == 1
-        self.slots = schedule(stage, blocks.layout, blocks.options.schedule == "gpipe")
+        self.slots = schedule_stage(stage, blocks.layout, blocks.options.schedule == "gpipe")
 
     def passes(self) -> None:
         """All passes with the messages between them. A pipeline of one chunk waits for each
@@ -216,17 +216,17 @@ def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
     """A step of Megatron-Core, one program for each stage of the pipeline. Raises UsageError."""
     if model.experts:
         raise UsageError(f"{model.name} is a mixture of experts", "the pattern moe")
-    return assemble("megatron", [Blocks(model, layout, options)], options.layers)
+    return assemble_step("megatron", [Blocks(model, layout, options)], options.layers)
 
 
-def assemble(
+def assemble_step(
     name: str, places: Sequence[Blocks], layers: Sequence[int], told: tuple[str, ...] = ()
 ) -> Step:
     """The step of all stages, in each of which ranks have these blocks in turn."""
     blocks, number = places[0], len(places)
     model, layout = blocks.model, blocks.layout
-    counts = divide(model.layers, layout.pp * layout.chunks, layers)
-    cut = parts(model, counts, model.tied and layout.pp > 1)
+    counts = divide_layers(model.layers, layout.pp * layout.chunks, layers)
+    cut = make_parts(model, counts, model.tied and layout.pp > 1)
     programs = []
     for at in range(layout.pp):
         ranks = layout.grid.ranks("pp", at)
@@ -238,11 +238,11 @@ def assemble(
     step = Step(f"{name}:{model.name}", layout.world, tuple(programs))
     groups = blocks.groups()
     used = {group: groups[group] for group in step.used if group}
-    told = (*assumed(blocks, counts), *told)
+    told = (*list_assumptions(blocks, counts), *told)
     return msgspec.structs.replace(step, groups=used, assumptions=told)
 
 
-def assumed(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
+def list_assumptions(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
     """What the step takes from a framework's source without running it, or leaves open."""
     layout, model, options = blocks.layout, blocks.model, blocks.options
     yield f"transcribed from {SOURCE}, not run; with overlap and distributed optimizer"

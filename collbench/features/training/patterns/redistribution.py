@@ -105,7 +105,7 @@ class Move(NamedTuple):
     placed: Placed
 
 
-def parse(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
+def parse_layout(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
     """A layout of a tensor of this shape on a grid. Raises UsageError."""
     words = [word.strip() for word in re.split(r"[.,]", text)]
     partial = [d for word in words if word[:4] == "sum:" for d in word[4:].split("+")]
@@ -132,7 +132,7 @@ def parse(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
     return placed
 
 
-def ends(text: str) -> tuple[str, str]:
+def parse_ends(text: str) -> tuple[str, str]:
     """The two layouts of LAYOUT->LAYOUT. Raises UsageError."""
     source, arrow, target = text.partition("->")
     if not arrow:
@@ -140,7 +140,9 @@ def ends(text: str) -> tuple[str, str]:
     return source, target
 
 
-def moves(placed: Placed, shape: Shape, sizes: Mapping[str, int], itemsize: int) -> Iterator[Move]:
+def list_moves(
+    placed: Placed, shape: Shape, sizes: Mapping[str, int], itemsize: int
+) -> Iterator[Move]:
     """All steps from here, each on one dimension of the grid: a partial sum becomes whole
     (all_reduce) or split (reduce_scatter), a split axis whole (all_gather) or another one is split
     instead (all_to_all), and of what is whole a part is kept (slice)."""
@@ -164,7 +166,7 @@ def moves(placed: Placed, shape: Shape, sizes: Mapping[str, int], itemsize: int)
                 yield Move(kind, dimension, at, to, nbytes, away.split(to, dimension))
 
 
-def sent(move: Move, sizes: Mapping[str, int]) -> float:
+def sent_bytes(move: Move, sizes: Mapping[str, int]) -> float:
     """Bytes that a rank has to send at least."""
     return (
         0.0
@@ -173,7 +175,7 @@ def sent(move: Move, sizes: Mapping[str, int]) -> float:
     )
 
 
-def plan(
+def plan_moves(
     source: Placed, target: Placed, shape: Shape, sizes: Mapping[str, int], itemsize: int
 ) -> list[Move]:
     """The steps that send the fewest bytes, and of these ways one with the fewest steps. Raises
@@ -190,14 +192,14 @@ def plan(
         if placed in seen:
             continue
         seen.add(placed)
-        for move in moves(placed, shape, sizes, itemsize):
+        for move in list_moves(placed, shape, sizes, itemsize):
             if move.placed not in seen:
-                further = cost + sent(move, sizes)
+                further = cost + sent_bytes(move, sizes)
                 heapq.heappush(queue, (further, steps + 1, next(serial), move.placed, (*way, move)))
     raise UsageError("no steps lead there: axes are not divisible between", "another shape")
 
 
-def write(writer: Writer, way: Sequence[Move], type_: str, source: str) -> None:
+def write_moves(writer: Writer, way: Sequence[Move], type_: str, source: str) -> None:
     """The operations of a plan, each begun when the one before is done. What does not lie in one
     piece in memory is put there first or after."""
     for move in way:
@@ -216,7 +218,7 @@ def write(writer: Writer, way: Sequence[Move], type_: str, source: str) -> None:
             writer.compute(touched=touched, source=f"{move.kind} of {source} in memory")
 
 
-def _spmd(name: str, layout: Layout, writer: Writer, **holds: int) -> Step:
+def _make_spmd(name: str, layout: Layout, writer: Writer, **holds: int) -> Step:
     """A step in which all ranks of a layout do the same."""
     groups = {op.group: layout.grid.groups(op.group) for op in writer.ops if op.communicates}
     return Step(name, layout.world, (writer.program(range(layout.world), **holds),), groups)
@@ -232,14 +234,14 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
         )
     type_ = find_dtype(options.dtype or model.dtype)
     sizes = layout.grid.sizes
-    first, second = ends(options.move)
-    source, target = parse(first, sizes, shape), parse(second, sizes, shape)
-    way = plan(source, target, shape, sizes, type_.size)
+    first, second = parse_ends(options.move)
+    source, target = parse_layout(first, sizes, shape), parse_layout(second, sizes, shape)
+    way = plan_moves(source, target, shape, sizes, type_.size)
     writer = Writer("redistribute")
-    write(writer, way, type_.name, " x ".join(map(str, shape)))
+    write_moves(writer, way, type_.name, " x ".join(map(str, shape)))
     local = [math.prod(each.local(shape, sizes)) for each in (source, target)]
     largest = max((move.nbytes for move in way), default=0)
-    return _spmd(
+    return _make_spmd(
         f"redistribute: {options.move[:80]}",
         layout,
         writer,
@@ -265,8 +267,8 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     writer = Writer("forward")
 
     def to(before: str, after: str, shape: Shape, source: str) -> None:
-        here, there = parse(before, sizes, shape), parse(after, sizes, shape)
-        write(writer, plan(here, there, shape, sizes, type_.size), type_.name, source)
+        here, there = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
+        write_moves(writer, plan_moves(here, there, shape, sizes, type_.size), type_.name, source)
 
     writer.compute(2.0 * b * k * h / n, source="Y = X W")
     to("dp.None", "None.None", (b, h), "Y")
@@ -276,7 +278,7 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     to("None.None.sum:dp", "dp.None", (b, h), "gradient of Y")
     writer.compute(2.0 * b * k * h / n, source="gradient of W")
     to("None.None.sum:dp", "None.None", (k, h), "gradient of W")
-    step = _spmd(
+    step = _make_spmd(
         f"matmul2 on {layout.world} ranks",
         layout,
         writer,
@@ -300,8 +302,8 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
     first, second = Writer("forward"), Writer("forward")
 
     def to(writer: Writer, before: str, after: str, shape: Shape, source: str) -> None:
-        here, there = parse(before, sizes, shape), parse(after, sizes, shape)
-        write(writer, plan(here, there, shape, sizes, type_.size), type_.name, source)
+        here, there = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
+        write_moves(writer, plan_moves(here, there, shape, sizes, type_.size), type_.name, source)
 
     def message(kind: str, writer: Writer, peer: int, tag: int, source: str) -> None:
         fields = {"nbytes": b * h // n * type_.size, "dtype": type_.name, "wait": "call"}
@@ -371,7 +373,7 @@ class _Grid(NamedTuple):
         return rank // math.prod(self.sizes[name] for name in before) % self.sizes[dimension]
 
 
-def fetched(source: _Grid, target: _Grid, world: int) -> np.ndarray:
+def count_fetched(source: _Grid, target: _Grid, world: int) -> np.ndarray:
     """Elements that rank i sends to rank j, for each block of the target once: none that j has, and
     from replicas in turn."""
     import numpy as np
@@ -395,7 +397,7 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     world = max(trainers, first + generators)
     if world > splits.MOST_RANKS:
         raise UsageError(f"{world} ranks are too many", f"{splits.MOST_RANKS} at most")
-    before, after = ends(options.move)
+    before, after = parse_ends(options.move)
     if "sum:" in options.move:
         raise UsageError(f"'{options.move[:60]}': parameters are no sums", HINT)
     sizes = {"tp": options.tp, "dp": options.dp}
@@ -403,14 +405,16 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     @functools.cache
     def table(shape: Shape) -> np.ndarray:
         source, target = (
-            parse(_of(text, shape, whole), grid, shape)
+            parse_layout(_adapt_layout(text, shape, whole), grid, shape)
             for text, grid, whole in ((before, layout.grid.sizes, False), (after, sizes, True))
         )
         here = _Grid(layout.grid.sizes, 0, shape, source)
-        return fetched(here, _Grid(sizes, first, shape, target), world)
+        return count_fetched(here, _Grid(sizes, first, shape, target), world)
 
     size = DTYPES[model.dtype].size
-    busiest = {shape: splits.busiest(table(shape)) for shape in {t.shape for t in model.tensors}}
+    busiest = {
+        shape: splits.count_busiest(table(shape)) for shape in {t.shape for t in model.tensors}
+    }
     rows: dict[tuple[Op, ...], list[int]] = {}
     for rank in range(world):
         ops = tuple(
@@ -438,7 +442,7 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     )
 
 
-def _of(text: str, shape: Shape, whole: bool) -> str:
+def _adapt_layout(text: str, shape: Shape, whole: bool) -> str:
     """A layout of matrices as one of tensors with fewer or more axes; vectors may be whole."""
     words = re.split(r"[.,]", text)
     if whole and len(shape) == 1:

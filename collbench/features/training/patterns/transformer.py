@@ -50,7 +50,7 @@ class Bucket(NamedTuple):
     tensors: range
 
 
-def buckets(
+def make_buckets(
     numels: Sequence[int],
     n: int,
     limit: float = math.inf,
@@ -256,7 +256,7 @@ class Blocks:
 
     def _half(self, block: Block, section: Section, forward: bool) -> None:
         """Attention with the projections around it."""
-        *into, out = (t for t in section.tensors if t.flops and attends(t))
+        *into, out = (t for t in section.tensors if t.flops and is_attention(t))
         scores = (out.flops - 2.0 * out.numel) * self.tokens / self.layout.tp
         scores *= self.sequence / self.model.context
         first, then = self.flops(into if forward else [out]), self.flops([out] if forward else into)
@@ -310,7 +310,7 @@ class Blocks:
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
         """What comes after attention."""
-        self.dense(block, [t for t in section.tensors if t.flops and not attends(t)], forward)
+        self.dense(block, [t for t in section.tensors if t.flops and not is_attention(t)], forward)
 
     def dense(self, block: Block, tensors: Sequence[Tensor], forward: bool) -> None:
         """Matrices of which the last is divided by rows, the others by columns."""
@@ -345,7 +345,7 @@ class Blocks:
         if not found:
             return []
         alone = [0] if part[0].name == EMBEDDING else [len(found) - 1] * (part[-1].name == HEAD)
-        made = buckets(
+        made = make_buckets(
             [numel for numel, _ in found],
             n // options.num_distributed_optimizer_instances,
             max(40e6, 1e6 * self.width(self.data)) if several else math.inf,
@@ -419,7 +419,7 @@ class Blocks:
         return found
 
 
-def attends(tensor: Tensor) -> bool:
+def is_attention(tensor: Tensor) -> bool:
     """Whether a tensor is of attention."""
     return "att" in tensor.name
 

@@ -19,18 +19,18 @@ from collbench.features.training.layout import Layout, Size
 from collbench.features.training.models import Model, Tensor
 from collbench.features.training.patterns.data_parallel import (
     ADAM,
-    behind,
-    buckets,
-    divided,
-    elements,
-    flops,
-    fused,
-    moved,
-    only,
+    count_elements,
+    count_flops,
+    divide_evenly,
+    flops_before,
+    fuse_buckets,
+    make_buckets,
+    name_bucket,
+    refuse_other_parallelism,
     same_everywhere,
-    told,
+    write_operation,
 )
-from collbench.features.training.patterns.fsdp import MASTER, Ahead, padded
+from collbench.features.training.patterns.fsdp import MASTER, Ahead, pad_to_multiple
 from collbench.features.training.step import Grid, Step, Writer
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -38,7 +38,7 @@ How = Literal["deepspeed", "paper"]
 DEEPSPEED = "transcribed from DeepSpeed edaa722, not run: "
 
 
-def units(model: Model) -> list[list[Tensor]]:
+def list_units(model: Model) -> list[list[Tensor]]:
     """Tensors that are gathered together: a layer's, and what is before and behind the layers."""
     return [list(part) for _, part in itertools.groupby(model.tensors, lambda t: t.layer)]
 
@@ -56,7 +56,7 @@ class _Zero:
     """A program of ZeRO, as it is written."""
 
     def __init__(self, model: Model, layout: Layout, stage: int) -> None:
-        only(f"zero{stage}", layout)
+        refuse_other_parallelism(f"zero{stage}", layout)
         self.model, self.layout, self.n, self.stage = model, layout, layout.dp, stage
         self.tokens = layout.tokens(model)
         self.w = Writer()
@@ -66,7 +66,7 @@ class _Zero:
         """Forward passes, and backward passes, which are told whether they are the last."""
         for micro in range(self.layout.micro_batches):
             self.w.phase = "forward"
-            self.w.compute(flops(self.model.tensors) * self.tokens, source="forward")
+            self.w.compute(count_flops(self.model.tensors) * self.tokens, source="forward")
             self.w.phase = "backward"
             backward(micro == self.layout.micro_batches - 1)
 
@@ -75,15 +75,17 @@ class _Zero:
         self.w.phase = "optimizer"
         small = {"wait": "call", "group": "dp"}
         if norms and DTYPES[self.model.dtype].size < MASTER:
-            moved(self.w, "all_reduce", 1, "uint8", op="max", source="overflow", **small)
+            write_operation(self.w, "all_reduce", 1, "uint8", op="max", source="overflow", **small)
         for _ in range(norms):
-            moved(self.w, "all_reduce", 1, "float", op="sum", source="norm of gradients", **small)
+            write_operation(
+                self.w, "all_reduce", 1, "float", op="sum", source="norm of gradients", **small
+            )
         self.w.compute(0, ADAM * MASTER * self.share, "Adam")
 
     @property
     def share(self) -> int:
         """Elements of a rank's part of all parameters, padded to two per rank as DeepSpeed does."""
-        return padded(self.model.parameters, 2 * self.n) // self.n
+        return pad_to_multiple(self.model.parameters, 2 * self.n) // self.n
 
     def step(self, parameters: int, gradients: int, *assumptions: str, **holds: int) -> Step:
         itemsize = DTYPES[self.model.dtype].size
@@ -136,13 +138,21 @@ class _Partitioned(_Zero):
             owned[owner] += size
             count += size
             if self.options.use_multi_rank_bucket_allreduce and count > limit:
-                ids.append(moved(w, "all_reduce", count, dtype, op="sum", wait=wait, source=source))
+                ids.append(
+                    write_operation(
+                        w, "all_reduce", count, dtype, op="sum", wait=wait, source=source
+                    )
+                )
                 count = 0
         if not self.options.use_multi_rank_bucket_allreduce:
             fields = {"op": "sum", "wait": wait, "source": source}
-            ids = [moved(w, "reduce", n, dtype, root=to, **fields) for to, n in owned.items()]
+            ids = [
+                write_operation(w, "reduce", n, dtype, root=to, **fields) for to, n in owned.items()
+            ]
         elif count:
-            ids.append(moved(w, "all_reduce", count, dtype, op="sum", wait=wait, source=source))
+            ids.append(
+                write_operation(w, "all_reduce", count, dtype, op="sum", wait=wait, source=source)
+            )
         self.last = tuple(ids) if self.options.overlap_comm else ()
 
     def backward(self, last: bool) -> None:
@@ -152,18 +162,20 @@ class _Partitioned(_Zero):
         hooked = self.stage == 2 or self.options.overlap_comm
         reduces = self.stage == 2 or last
         if not hooked or not reduces:
-            self.w.compute(2 * flops(model.tensors) * self.tokens, source="backward")
+            self.w.compute(2 * count_flops(model.tensors) * self.tokens, source="backward")
         if not reduces:
             return
         tensors = model.tensors[::-1] if hooked else model.tensors
-        found = fused(tensors, self.options.reduce_bucket_size)
+        found = fuse_buckets(tensors, self.options.reduce_bucket_size)
         ready = [
             [*bucket[number > 0 :], *following[:1]]
             for number, (bucket, following) in enumerate(zip(found, [*found[1:], []], strict=True))
         ]
-        for number, (bucket, work) in enumerate(zip(found, behind(model, ready), strict=True)):
-            source = told("bucket", number, bucket)
-            copied = 2 * elements(bucket) * DTYPES[model.dtype].size
+        for number, (bucket, work) in enumerate(
+            zip(found, flops_before(model, ready), strict=True)
+        ):
+            source = name_bucket("bucket", number, bucket)
+            copied = 2 * count_elements(bucket) * DTYPES[model.dtype].size
             self.w.compute(2 * work * self.tokens if hooked else 0, copied, source)
             self.reduce(bucket, source)
         if self.last:
@@ -174,7 +186,9 @@ class _Partitioned(_Zero):
         self.passes(self.backward)
         self.update()
         whole = self.share * self.n
-        moved(self.w, "all_gather", whole, self.model.dtype, wait="call", source="parameters")
+        write_operation(
+            self.w, "all_gather", whole, self.model.dtype, wait="call", source="parameters"
+        )
         bucket = self.options.reduce_bucket_size * DTYPES[self.model.dtype].size
         return self.step(
             self.model.parameters,
@@ -190,21 +204,24 @@ def _zero_paper(model: Model, layout: Layout, stage: int) -> Step:
     """Stages 1 and 2 of the paper: gradients are reduced and scattered, at the end or by layers,
     and the new parameters gathered."""
     on = _Zero(model, layout, stage)
-    parts = [list(model.tensors)] if stage == 1 else units(model)[::-1]
+    parts = [list(model.tensors)] if stage == 1 else list_units(model)[::-1]
 
     def backward(last: bool) -> None:
-        for number, (part, work) in enumerate(zip(parts, behind(model, parts), strict=True)):
-            on.w.compute(2 * work * on.tokens, source=told("backward", number, part))
+        for number, (part, work) in enumerate(zip(parts, flops_before(model, parts), strict=True)):
+            on.w.compute(2 * work * on.tokens, source=name_bucket("backward", number, part))
             if stage == 2 or last:
-                count, source = padded(elements(part), on.n), told("gradients", number, part)
-                moved(on.w, "reduce_scatter", count, model.dtype, op="avg", source=source)
+                count, source = (
+                    pad_to_multiple(count_elements(part), on.n),
+                    name_bucket("gradients", number, part),
+                )
+                write_operation(on.w, "reduce_scatter", count, model.dtype, op="avg", source=source)
         if stage == 2 or last:
             on.w.wait()
 
     on.passes(backward)
     on.update(norms=0)
-    whole = padded(model.parameters, on.n)
-    moved(on.w, "all_gather", whole, model.dtype, wait="call", source="parameters")
+    whole = pad_to_multiple(model.parameters, on.n)
+    write_operation(on.w, "all_gather", whole, model.dtype, wait="call", source="parameters")
     return on.step(model.parameters, on.share if stage == 2 else model.parameters)
 
 
@@ -268,11 +285,11 @@ class _Fetched(_Zero):
     def _name_groups(self) -> None:
         n, hpz, node = self.n, self.options.zero_hpz_partition_size, self.options.node
         if hpz > 1:
-            rest = divided("dp", n, "zero_hpz_partition_size", hpz)
+            rest = divide_evenly("dp", n, "zero_hpz_partition_size", hpz)
             self.groups["hpz"] = Grid({"hpz": hpz, "rest": rest}).groups("hpz")
         self.exchanged = self.options.zero_quantized_gradients and n > node
         if self.exchanged:
-            grid = Grid({"node": node, "across": divided("dp", n, "node", node)})
+            grid = Grid({"node": node, "across": divide_evenly("dp", n, "node", node)})
             self.groups |= {name: grid.groups(name) for name in grid.sizes}
 
     def gather(self, wanted: Iterable[int]) -> None:
@@ -282,15 +299,18 @@ class _Fetched(_Zero):
         ):
             ats = list(members)
             group, n = ("hpz", self.options.zero_hpz_partition_size) if near else ("dp", self.n)
-            count = sum(padded(self.sizes[at], self.n) for at in ats)
-            source = told("gather", len(self.w.ops), [self.model.tensors[at] for at in ats])
+            count = sum(pad_to_multiple(self.sizes[at], self.n) for at in ats)
+            source = name_bucket("gather", len(self.w.ops), [self.model.tensors[at] for at in ats])
             fields = {"group": group, "source": source}
             if self.options.zero_quantized_weights:
                 scales = quantized_groups(count // n) * n
-                whole = moved(self.w, "all_gather", count, "int8", **fields)
-                ids: tuple[int, ...] = whole, moved(self.w, "all_gather", scales, "float", **fields)
+                whole = write_operation(self.w, "all_gather", count, "int8", **fields)
+                ids: tuple[int, ...] = (
+                    whole,
+                    write_operation(self.w, "all_gather", scales, "float", **fields),
+                )
             else:
-                ids = (moved(self.w, "all_gather", count, self.model.dtype, **fields),)
+                ids = (write_operation(self.w, "all_gather", count, self.model.dtype, **fields),)
             self.flying |= dict.fromkeys(ats, ids)
             self.live += sum(self.sizes[at] for at in ats)
         self.peak = max(self.peak, self.live)
@@ -342,9 +362,9 @@ class _Fetched(_Zero):
 
     def scatter(self, tensors: Sequence[Tensor]) -> None:
         """A reduce_scatter of tensors, each padded."""
-        count = sum(padded(tensor.numel, self.n) for tensor in tensors)
-        source = told("gradients", len(self.w.ops), tensors)
-        moved(self.w, "reduce_scatter", count, self.model.dtype, op="sum", source=source)
+        count = sum(pad_to_multiple(tensor.numel, self.n) for tensor in tensors)
+        source = name_bucket("gradients", len(self.w.ops), tensors)
+        write_operation(self.w, "reduce_scatter", count, self.model.dtype, op="sum", source=source)
 
     def exchange(self, tensor: Tensor) -> None:
         """ZeRO++'s reduction in 4 bits with scales: among the GPUs of a host, then between hosts.
@@ -358,10 +378,10 @@ class _Fetched(_Zero):
         after: tuple[int, ...] = ()
         for name, count, size in (("node", data, scales), ("across", data // node, scales // node)):
             ranks = node if name == "node" else self.n // node
-            divided(f"{tensor.name}'s scales", size, "ranks", ranks)
+            divide_evenly(f"{tensor.name}'s scales", size, "ranks", ranks)
             for many, dtype in ((count, "int8"), (size, "float")):
                 fields = {"group": name, "source": tensor.name, "after": after}
-                after = (moved(self.w, "all_to_all", many, dtype, **fields),)
+                after = (write_operation(self.w, "all_to_all", many, dtype, **fields),)
 
     def run(self) -> None:
         """A micro-batch, forward and backward."""
@@ -374,7 +394,7 @@ class _Fetched(_Zero):
             self.fetch(step)
             tensors = [self.model.tensors[at] for at in module]
             source = tensors[0].name.rpartition(".")[0]
-            self.w.compute((1 + back) * flops(tensors) * self.tokens, source=source)
+            self.w.compute((1 + back) * count_flops(tensors) * self.tokens, source=source)
             for tensor in tensors[::-1] if back else ():
                 if open_ and size + tensor.numel > self.options.reduce_bucket_size:
                     self.reduce(open_)
@@ -389,10 +409,10 @@ class _Fetched(_Zero):
         for _ in range(self.layout.micro_batches):
             self.run()
         parts = [Tensor(t.name, (-(-t.numel // self.n),)) for t in self.model.tensors]
-        self.update(len(buckets(parts, [self.options.sub_group_size], 1)))
+        self.update(len(make_buckets(parts, [self.options.sub_group_size], 1)))
         for at in sorted(self.kept):
-            count, name = padded(self.sizes[at], self.n), self.model.tensors[at].name
-            moved(self.w, "all_gather", count, self.model.dtype, source=name)
+            count, name = pad_to_multiple(self.sizes[at], self.n), self.model.tensors[at].name
+            write_operation(self.w, "all_gather", count, self.model.dtype, source=name)
         self.w.wait()
         size = DTYPES[self.model.dtype].size
         return self.step(
@@ -429,8 +449,8 @@ def zero3(model: Model, layout: Layout, options: Zero3) -> Step:
     on = Ahead(
         model,
         layout,
-        units(model),
-        lambda unit: padded(elements(unit), layout.dp),
+        list_units(model),
+        lambda unit: pad_to_multiple(count_elements(unit), layout.dp),
         (model.dtype, model.dtype),
     )
     whole.w = on.w

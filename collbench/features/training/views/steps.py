@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from collbench.core.text import bandwidth, counted, duration, size
+from collbench.core.text import format_bandwidth, format_count, format_duration, format_size
 from collbench.features.training.overlap import (
     Overlap,
     Phase,
     as_alone,
-    blamed,
-    operations,
-    overlaps,
-    phases,
+    divide_phases,
+    find_overlaps,
+    list_blamed,
+    list_timed,
     step_of,
 )
 from collbench.features.training.step import Program, Recorded, Step
 from collbench.features.training.traffic import count_traffic
-from collbench.records.derive import derive
-from collbench.records.origins import FAKE, counting, is_fake
+from collbench.records.derive import derive_row
+from collbench.records.origins import FAKE, is_fake, select_counting
 from collbench.records.paired import Shift
 from collbench.records.stats import median
 from collbench.records.traffic import UNSEEN
@@ -37,11 +37,11 @@ from collbench.show.document import (
     Line,
     Section,
     Table,
-    toned,
+    tone_text,
 )
-from collbench.show.figures import COLOURS, hover, safe, thinned
+from collbench.show.figures import COLOURS, escape_plotly, join_hover, thin_points
 from collbench.show.views.series import View
-from collbench.show.words import caveats
+from collbench.show.words import list_caveats
 from collbench.suite.case import Case
 
 HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waited", "busbw\nGB/s")
@@ -56,35 +56,39 @@ LEGEND = (
 CLOSE = 0.8, 1.25  # of what was expected
 
 
-def document(file: RunFile) -> Document:
+def make_document(file: RunFile) -> Document:
     """What came of each step of a run."""
-    found = overlaps(counting(file))
-    brief: list[Block] = [toned(text, "bad") for text in caveats(file.run, file.worlds)]
+    found = find_overlaps(select_counting(file))
+    brief: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
     rows: list[dict[str, Any]] = []
     for one in found:
         case = one.whole.case
         step = step_of(file, case)
-        seen = phases(step, one.whole.operations[0]) if step and one.whole.operations else []
+        seen = divide_phases(step, one.whole.operations[0]) if step and one.whole.operations else []
         if len(found) > 1:
-            brief.append(toned(f"{named(case)} on {case.label}", strong=True))
+            brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
         if one.whole.stop == "cut":
-            brief.append(toned(f"{_cut(one)}; collbench run --resume measures it again", "notice"))
-        brief += sentences(one) + _expected(one, step)
+            brief.append(
+                tone_text(
+                    f"{_describe_cut(one)}; collbench run --resume measures it again", "notice"
+                )
+            )
+        brief += describe_overlap(one) + _describe_expected(one, step)
         if step and step.recorded:
-            brief += ["", _recorded(one, step.recorded), ""]
-        brief += _contended(file, one, step) + _wire(file, one, step)
+            brief += ["", _recorded_table(one, step.recorded), ""]
+        brief += _describe_contended(file, one, step) + _describe_wire(file, one, step)
         if seen:
-            brief += ["", _table(seen), toned(LEGEND, "quiet")]
-        if step and (blame := _blamed(one, step)):
+            brief += ["", _make_table(seen), tone_text(LEGEND, "quiet")]
+        if step and (blame := _blamed_table(one, step)):
             brief.append(blame)
         brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
         told: dict[str, Any] = {"operations": [each._asdict() for each in seen]}
         if step and one.whole.operations:
-            without = blamed(step.program(0), one.whole.operations[0])
-            told["without"] = [{"op": each.at, **_bounds(each.less)} for each in without]
+            without = list_blamed(step.program(0), one.whole.operations[0])
+            told["without"] = [{"op": each.at, **_plain_bounds(each.less)} for each in without]
         if step and step.recorded:
             told["recorded"] = recorded_values(step.recorded)
-        rows.append({**values(one), **told})
+        rows.append({**plain_values(one), **told})
     if not (found or is_fake(file)):
         brief += ["no step was measured to its end"]
     return Document(
@@ -95,25 +99,25 @@ def document(file: RunFile) -> Document:
     )
 
 
-def _cut(one: Overlap) -> str:
+def _describe_cut(one: Overlap) -> str:
     """That a run ended while the step was measured."""
-    rounds = counted(len(one.whole.times_ns), "round")
+    rounds = format_count(len(one.whole.times_ns), "round")
     return (
         f"cut short: of {rounds} that were finished, whose data was not checked afterwards;"
         " no verdict rests on them"
     )
 
 
-def named(case: Case) -> str:
+def name_step(case: Case) -> str:
     """A step's name without the digest that sets steps of the same name apart."""
     return case.subject.rpartition(" #")[0]
 
 
-def sentences(one: Overlap) -> list[str]:
+def describe_overlap(one: Overlap) -> list[str]:
     """What a step takes, and what of it is communication that nothing hides."""
     share = one.exposed.estimate / max(1.0, median(one.whole.times_ns))
     lines = [
-        f"exposed communication {within(one.exposed)}: {share:.0%} of the step"
+        f"exposed communication {format_within(one.exposed)}: {share:.0%} of the step"
         " (step less computation, round by round)",
     ]
     parts = (one.computation, one.communication)
@@ -126,53 +130,55 @@ def sentences(one: Overlap) -> list[str]:
     elif one.hidden.lo <= 0 and one.hidden.hi >= 1:  # nothing, all, and more than there is
         told = "steps scatter too much to tell what of the communication computation hides"
     elif one.hidden.lo > 0:
-        told = f"computation hides {shares(one.hidden)} of the communication"
+        told = f"computation hides {format_shares(one.hidden)} of the communication"
     elif one.hidden.hi < 0:
         told = (
             "computation and communication are in each other's way: together they take"
-            f" {shares(one.hidden, -1)} of the communication longer than one after the other"
+            f" {format_shares(one.hidden, -1)} of the communication longer than one after the other"
         )
     else:
-        told = f"computation hides nothing for sure: {shares(one.hidden)} of the communication"
+        told = (
+            f"computation hides nothing for sure: {format_shares(one.hidden)} of the communication"
+        )
     return [*lines, told]
 
 
-def _expected(one: Overlap, step: Step | None) -> list[Block]:
+def _describe_expected(one: Overlap, step: Step | None) -> list[Block]:
     """What the step would take by what its operations take one by one, and what it took."""
     ns = as_alone(step, one.whole, one.computation) if step else None
     if not ns:
         return []
     took = median(one.whole.times_ns)
     told = (
-        f"with every operation at its stand-alone speed: {duration(ns)}; measured"
+        f"with every operation at its stand-alone speed: {format_duration(ns)}; measured"
         f" {took / ns:.2f} × that"
     )
-    return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]
+    return [told if CLOSE[0] <= took / ns <= CLOSE[1] else tone_text(told, "notice")]
 
 
 def recorded_words(recorded: Recorded) -> str:
     """What iterations of the trace took, and from when to when that is."""
     number = len(recorded.times_ns)
-    return f"median of {counted(number, 'iteration')} of the trace, {recorded.meaning}"
+    return f"median of {format_count(number, 'iteration')} of the trace, {recorded.meaning}"
 
 
 def recorded_values(recorded: Recorded) -> dict[str, Any]:
     return {"median_ns": median(recorded.times_ns), **msgspec.structs.asdict(recorded)}
 
 
-def _recorded(one: Overlap, recorded: Recorded) -> Table:
+def _recorded_table(one: Overlap, recorded: Recorded) -> Table:
     """What the step took beside what it took in its trace."""
-    before, row = median(recorded.times_ns), derive(one.whole)
+    before, row = median(recorded.times_ns), derive_row(one.whole)
     ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
     ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
     took = median(one.whole.times_ns)
     lines = [
-        Line(("recorded", duration(before), "", "")),
+        Line(("recorded", format_duration(before), "", "")),
         Line(
             (
                 "replayed",
-                duration(took),
-                _ends(*ends),
+                format_duration(took),
+                _format_ends(*ends),
                 f"{took / max(1.0, before):.3f} [{ratios[0]}, {ratios[1]}]",
             )
         ),
@@ -187,7 +193,7 @@ def _recorded(one: Overlap, recorded: Recorded) -> Table:
     )
 
 
-def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
+def _describe_contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     """That computation takes cores from communication, where there are too few for both."""
     cramped = any(w.cramped for w in file.worlds if w.index == one.whole.world)
     if not cramped or step is None or step.compute in ("none", "sleep"):
@@ -196,10 +202,10 @@ def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
         "contended: ranks have fewer cores than threads that must run, so that computation and"
         " communication share them"
     )
-    return [toned(words, "notice")]
+    return [tone_text(words, "notice")]
 
 
-def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
+def _describe_wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     """What links carried, against what the operations need."""
     library = next((w.library for w in file.worlds if w.index == one.whole.world), "")
     found = count_traffic(step, one.whole.case, one.whole.sent, library) if step else None
@@ -208,24 +214,27 @@ def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     share = found.counted / found.needed
     if share < UNSEEN:
         return ["no counter saw the data, as in shared memory"]
-    told = f"links carried {size(found.counted)} for {size(found.needed)} that a step has to send"
+    told = (
+        f"links carried {format_size(found.counted)} for {format_size(found.needed)} that a step"
+        " has to send"
+    )
     more = found.known / found.needed
     if more > 1:
         told += f": {share:.2f}x, where {more:.2f}x is known of this library"
     return [told if more > 1 else f"{told} ({share:.2f}x)"]
 
 
-def within(value: Shift) -> str:
+def format_within(value: Shift) -> str:
     """A time with its interval."""
-    return f"{signed(value.estimate)} {_ends(value.lo, value.hi)}"
+    return f"{format_signed(value.estimate)} {_format_ends(value.lo, value.hi)}"
 
 
-def signed(ns: float) -> str:
+def format_signed(ns: float) -> str:
     """A time that may be less than none."""
-    return duration(ns) if ns >= 0 else f"-{duration(-ns)}"
+    return format_duration(ns) if ns >= 0 else f"-{format_duration(-ns)}"
 
 
-def shares(value: Shift, sign: int = 1) -> str:
+def format_shares(value: Shift, sign: int = 1) -> str:
     """A share with its interval."""
     if math.isinf(value.hi):
         return f"{sign * value.estimate:.0%} (too few rounds to bound it)"
@@ -233,7 +242,7 @@ def shares(value: Shift, sign: int = 1) -> str:
     return f"{sign * value.estimate:.0%} [{ends[0]:.0%}, {ends[1]:.0%}]"
 
 
-def _table(seen: list[Phase]) -> Table:
+def _make_table(seen: list[Phase]) -> Table:
     """A line for each kind of operation in each phase."""
     alone = any(each.alone is not None for each in seen)
     lines = [
@@ -243,12 +252,12 @@ def _table(seen: list[Phase]) -> Table:
                 each.group or "world",
                 each.kind,
                 f"{each.ops:,}",
-                size(each.nbytes),
-                size(each.sent),
-                duration(each.busy),
-                duration(each.waited),
-                bandwidth(each.busbw),
-                *(_beside(each) if alone else ()),
+                format_size(each.nbytes),
+                format_size(each.sent),
+                format_duration(each.busy),
+                format_duration(each.waited),
+                format_bandwidth(each.busbw),
+                *(_alone_cells(each) if alone else ()),
             )
         )
         for each in seen
@@ -257,17 +266,16 @@ def _table(seen: list[Phase]) -> Table:
     return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "x alone", "phase"))
 
 
-def _blamed(one: Overlap, step: Step) -> Table | None:
+def _blamed_table(one: Overlap, step: Step) -> Table | None:
     """What steps take less without single operations; None where none was left out."""
-    found = blamed(step.program(0), one.whole.operations[0]) if one.whole.operations else []
+    found = list_blamed(step.program(0), one.whole.operations[0]) if one.whole.operations else []
     whole = one.exposed.estimate
     lines = [
         Line(
             (
-                f"{each.at}: {each.op.kind} of {size(each.op.nbytes)}, {each.op.source}".rstrip(
-                    ", "
-                ),
-                within(each.less),
+                f"{each.at}: {each.op.kind} of {format_size(each.op.nbytes)},"
+                f" {each.op.source}".rstrip(", "),
+                format_within(each.less),
                 f"{each.less.estimate / whole:.0%}" if whole > 0 else "-",
             )
         )
@@ -281,20 +289,20 @@ def _blamed(one: Overlap, step: Step) -> Table | None:
     return table if found else None
 
 
-def _beside(each: Phase) -> tuple[Cell, Cell]:
+def _alone_cells(each: Phase) -> tuple[Cell, Cell]:
     """What operations take by themselves, and how often longer they are under way in a step."""
     if each.alone is None or each.slower is None:
         return "-", "-"
     times = f"{each.slower:.2f}"
     close = CLOSE[0] <= each.slower <= CLOSE[1]
-    return duration(each.alone), times if close else toned(times, "notice")
+    return format_duration(each.alone), times if close else tone_text(times, "notice")
 
 
-def values(one: Overlap) -> dict[str, Any]:
+def plain_values(one: Overlap) -> dict[str, Any]:
     """A step as programs read it, in ns."""
     case = one.whole.case
     bounds = {
-        name: None if value is None else _bounds(value)
+        name: None if value is None else _plain_bounds(value)
         for name, value in (
             ("exposed_ns", one.exposed),
             ("hidden", one.hidden),
@@ -309,41 +317,47 @@ def values(one: Overlap) -> dict[str, Any]:
     return {**about, "rounds": len(one.whole.times_ns), **parts, **bounds}
 
 
-def _bounds(value: Shift) -> dict[str, float | None]:
-    return {"estimate": value.estimate, "lo": _finite(value.lo), "hi": _finite(value.hi)}
+def _plain_bounds(value: Shift) -> dict[str, float | None]:
+    return {
+        "estimate": value.estimate,
+        "lo": _finite_value(value.lo),
+        "hi": _finite_value(value.hi),
+    }
 
 
-def _finite(value: float) -> float | None:
+def _finite_value(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def section(view: View) -> Section | None:
+def make_section(view: View) -> Section | None:
     """The steps of a report's runs; None where there are none."""
     tables: list[Table] = []
     drawn: list[Figure] = []
     for number, file in enumerate(view.files):
-        for one in overlaps(counting(file)):
+        for one in find_overlaps(select_counting(file)):
             case = one.whole.case
-            title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
-            tables.append(_parts(title, one))
+            title = view.titled(
+                number, f"{name_step(case)} on {case.label}, {format_count(case.n, 'rank')}"
+            )
+            tables.append(_parts_table(title, one))
             if one.whole.stop == "cut":
-                tables[-1] = replace(tables[-1], note=_cut(one))
+                tables[-1] = replace(tables[-1], note=_describe_cut(one))
             step = step_of(file, case)
             if step and step.recorded:
-                beside = _recorded(one, step.recorded)
+                beside = _recorded_table(one, step.recorded)
                 tables.append(replace(beside, title=f"{title}: replayed beside recorded"))
             if step is None or not one.whole.operations:
                 continue
-            seen = phases(step, one.whole.operations[0])
+            seen = divide_phases(step, one.whole.operations[0])
             tables += [
-                replace(_table(seen), title=f"{title}: by phase", note=LEGEND),
-                _operations(title, step.program(0), one.whole.operations[0]),
+                replace(_make_table(seen), title=f"{title}: by phase", note=LEGEND),
+                _operations_table(title, step.program(0), one.whole.operations[0]),
             ]
-            if blame := _blamed(one, step):
+            if blame := _blamed_table(one, step):
                 tables.append(replace(blame, title=f"{title}: without one operation"))
             drawn += [
-                _waterfall(title, one, seen),
-                _timeline(title, step, one.whole.operations),
+                _draw_waterfall(title, one, seen),
+                _draw_timeline(title, step, one.whole.operations),
             ]
     if not tables:
         return None
@@ -356,28 +370,32 @@ def section(view: View) -> Section | None:
     return Section(name="steps", title="Training steps", words=words, figures=drawn, tables=tables)
 
 
-def _parts(title: str, one: Overlap) -> Table:
+def _parts_table(title: str, one: Overlap) -> Table:
     """What a step takes, and its parts, with their intervals."""
     lines = []
     for record in (one.whole, one.computation, one.communication):
-        row = derive(record)
+        row = derive_row(record)
         ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
-        lines.append((record.case.collective, duration(median(record.times_ns)), _ends(*ends)))
+        lines.append(
+            (record.case.collective, format_duration(median(record.times_ns)), _format_ends(*ends))
+        )
     exposed = one.exposed
-    lines.append(("exposed", signed(exposed.estimate), _ends(exposed.lo, exposed.hi)))
+    lines.append(("exposed", format_signed(exposed.estimate), _format_ends(exposed.lo, exposed.hi)))
     if one.hidden is not None:
-        share, _, between = shares(one.hidden).partition(" ")
+        share, _, between = format_shares(one.hidden).partition(" ")
         lines.append(("hidden", share, between))
     heads = ("", "median", "95 %")
     return Table(name="steps", title=title, heads=heads, lines=[Line(line) for line in lines])
 
 
-def _ends(lo: float, hi: float) -> str:
+def _format_ends(lo: float, hi: float) -> str:
     bounded = math.isfinite(lo + hi)
-    return f"[{signed(lo)}, {signed(hi)}]" if bounded else "(too few rounds to bound it)"
+    return (
+        f"[{format_signed(lo)}, {format_signed(hi)}]" if bounded else "(too few rounds to bound it)"
+    )
 
 
-def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Table:
+def _operations_table(title: str, program: Program, seen: Sequence[Operation]) -> Table:
     """A line for each operation of rank 0 with others: what it takes by itself and in the step, and
     how much of that the program did not wait for."""
     lines = [
@@ -388,13 +406,13 @@ def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Tabl
                 each.op.words,
                 each.op.source,
                 *(
-                    "-" if ns is None else duration(ns)
+                    "-" if ns is None else format_duration(ns)
                     for ns in (each.alone, each.begins, each.took)
                 ),
                 f"{each.hidden:.0%}",
             )
         )
-        for each in operations(program, seen)
+        for each in list_timed(program, seen)
     ]
     heads = ("op", "phase", "operation", "of", "alone", "begins", "in step", "hidden")
     note = "medians over the steps that were watched; hidden: while the program did not wait"
@@ -409,7 +427,7 @@ def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Tabl
     )
 
 
-def _waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
+def _draw_waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
     """From what computation takes alone to what the step takes: what was waited for, by phase."""
     computation, took = median(one.computation.times_ns), median(one.whole.times_ns)
     waited = [
@@ -423,10 +441,10 @@ def _waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
     trace = {
         "type": "waterfall",
         "name": "exposed",
-        "x": [safe(name) for name, _ in bars],
+        "x": [escape_plotly(name) for name, _ in bars],
         "y": [ns / 1e6 for _, ns in bars],
         "measure": kinds,
-        "text": [safe(signed(ns)) for _, ns in bars],
+        "text": [escape_plotly(format_signed(ns)) for _, ns in bars],
         "textposition": "outside",
         "hoverinfo": "x+text",
         "cliponaxis": False,
@@ -449,7 +467,7 @@ SAVED = COLOURS[2]  # what makes a step shorter
 SHOWN = {"computation": COLOURS[0], "communication": COLOURS[1], "waiting": COLOURS[8]}
 
 
-def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
+def _draw_timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
     """The last step that was watched: for each rank a lane of computation and waits, and one for
     each of the groups that it talks to."""
     bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
@@ -463,8 +481,8 @@ def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Fi
             when = times.begins_ns[-1], times.ends_ns[-1]
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.words, op.source)))
     words = "One step: when each operation was under way, and when the program stood still."
-    kept = {kind: thinned(found) for kind, found in bars.items()}
-    return timeline(f"{title}: one step", words, kept, "ms after the step's begin")
+    kept = {kind: thin_points(found) for kind, found in bars.items()}
+    return draw_timeline(f"{title}: one step", words, kept, "ms after the step's begin")
 
 
 class Bar(NamedTuple):
@@ -481,11 +499,13 @@ class Bar(NamedTuple):
     @property
     def told(self) -> str:
         """All that is known of it."""
-        took = f"{duration(self.end_ns - self.begin_ns)} from {duration(self.begin_ns)}"
-        return hover([*(self.more or (self.words,)), self.lane, took])
+        took = (
+            f"{format_duration(self.end_ns - self.begin_ns)} from {format_duration(self.begin_ns)}"
+        )
+        return join_hover([*(self.more or (self.words,)), self.lane, took])
 
 
-def timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
+def draw_timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
     """What was under way when: bars of each kind in SHOWN, in a row for each rank. A row's lanes
     lie one below the other, the program's own on top."""
     every = [bar for each in bars.values() for bar in each]
@@ -522,7 +542,7 @@ def draw_bars(kind: str, found: Sequence[Bar], lanes: Sequence[str]) -> dict[str
         "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in found],
         "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in found],
         "width": thick,
-        "text": [safe(bar.words) for bar in found],
+        "text": [escape_plotly(bar.words) for bar in found],
         "textposition": "inside",
         "insidetextanchor": "start",
         "hovertext": [bar.told for bar in found],

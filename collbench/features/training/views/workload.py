@@ -6,25 +6,25 @@ from __future__ import annotations
 from typing import Any
 
 from collbench.core.network import describe_link
-from collbench.core.text import counted, duration, size
+from collbench.core.text import format_count, format_duration, format_size
 from collbench.features.training.count import Count, Forecast, Machine, group_words
 from collbench.features.training.models import MODELS
-from collbench.features.training.overlap import Overlap, busy
+from collbench.features.training.overlap import Overlap, measure_busy
 from collbench.features.training.presets import PATTERNS, PRESETS
 from collbench.features.training.step import Recorded, Step
 from collbench.features.training.views.steps import (
     CLOSE,
+    format_signed,
+    plain_values,
     recorded_values,
     recorded_words,
-    signed,
-    values,
 )
 from collbench.features.training.walk import Walk
 from collbench.records.stats import median
-from collbench.show.document import Block, Cell, Document, Line, Table, toned
+from collbench.show.document import Block, Cell, Document, Line, Table, tone_text
 
 
-def listed() -> Document:
+def list_presets() -> Document:
     """Presets, patterns and models."""
     presets = [
         {"workload": name, "layout": preset.layout, "options": preset.options}
@@ -52,7 +52,7 @@ USAGE = "collbench workload PATTERN:MODEL --show counts one, --link ib200 --tflo
 HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "all ranks")
 
 
-def document(
+def make_document(
     step: Step,
     found: Count,
     walk: Walk,
@@ -63,22 +63,28 @@ def document(
     """A step's operations by phase, group and kind, for the program that sends the most; memory;
     with a machine what it would take there, beside what it has ``taken`` in a run."""
     kinds = len(walk.actors.first)
-    about = f"{step.name}: {counted(step.world, 'rank')}"
+    about = f"{step.name}: {format_count(step.world, 'rank')}"
     rows = [part._asdict() for part in found.parts]
-    alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
+    alike = f"{format_count(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
     notes: list[Block] = [
-        f"total: {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
-        f" all ranks together {size(found.total)}",
+        f"total: {format_count(found.ops, 'operation')} a rank, which sends"
+        f" {format_size(found.sent)};"
+        f" all ranks together {format_size(found.total)}",
         f"no deadlock: walked in lock step, {alike}",
-        f"memory a rank: {_held(found)}",
+        f"memory a rank: {_describe_memory(found)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
-        *([_beside(step, expected, taken)] if expected and taken else ()),
-        *(_recorded(step.recorded, expected) if step.recorded else ()),
+        *([_compare_table(step, expected, taken)] if expected and taken else ()),
+        *(_describe_recorded(step.recorded, expected) if step.recorded else ()),
         *(f"assumed: {each}" for each in step.assumptions),
     ]
     return Document(
         title=about,
-        brief=[toned(about, strong=True), _table(step, found), toned(LEGEND, "quiet"), *notes],
+        brief=[
+            tone_text(about, strong=True),
+            _make_table(step, found),
+            tone_text(LEGEND, "quiet"),
+            *notes,
+        ],
         rows=rows,
         values={
             "name": step.name,
@@ -91,14 +97,14 @@ def document(
             "memory": {"bytes": found.memory, "holds": found.holds},
             "kinds_of_ranks": kinds,
             "assumptions": list(step.assumptions),
-            **({"forecast": _values(expected)} if expected else {}),
-            **({"measured": values(taken)} if taken else {}),
+            **({"forecast": _plain_values(expected)} if expected else {}),
+            **({"measured": plain_values(taken)} if taken else {}),
             **({"recorded": recorded_values(step.recorded)} if step.recorded else {}),
         },
     )
 
 
-def _table(step: Step, found: Count) -> Table:
+def _make_table(step: Step, found: Count) -> Table:
     """A line for each part."""
     lines = [
         Line(
@@ -108,9 +114,9 @@ def _table(step: Step, found: Count) -> Table:
                 part.kind,
                 part.dtype,
                 f"{part.ops:,}",
-                size(part.nbytes),
-                size(part.sent),
-                size(part.total),
+                format_size(part.nbytes),
+                format_size(part.sent),
+                format_size(part.total),
             )
         )
         for part in found.parts
@@ -124,24 +130,24 @@ LEGEND = (
 )
 
 
-def _held(found: Count) -> str:
+def _describe_memory(found: Count) -> str:
     """The memory that a rank needs, and for what; from 1 GB on in GB, too, as models are spoken
     of."""
 
     def words(nbytes: float) -> str:
-        return size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
+        return format_size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
 
     parts = [f"{words(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
-    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
+    return f"{format_size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
     """What a step would take, and what of that is communication that computation does not hide."""
     inside = f" ({describe_link(machine.inside)} inside)" if machine.node > 1 else ""
-    hosts = f"hosts of {counted(machine.node, 'rank')}{inside}"
+    hosts = f"hosts of {format_count(machine.node, 'rank')}{inside}"
     hosts += f", between them {describe_link(machine.link)}"
     if not expected.computation:
-        took = f"communication takes at least {duration(expected.communication * 1e9)}"
+        took = f"communication takes at least {format_duration(expected.communication * 1e9)}"
         return [f"predicted: {took} on {hosts}; --tflops adds computation"]
     share = expected.exposed / expected.step if expected.step else 0.0
     told = (
@@ -150,29 +156,37 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
         else "computation as long as the step says"
     )
     return [
-        f"predicted: a step takes {duration(expected.step * 1e9)}, computation alone"
-        f" {duration(expected.computation * 1e9)}, communication alone"
-        f" {duration(expected.communication * 1e9)}, exposed {duration(expected.exposed * 1e9)}"
+        f"predicted: a step takes {format_duration(expected.step * 1e9)}, computation alone"
+        f" {format_duration(expected.computation * 1e9)}, communication alone"
+        f" {format_duration(expected.communication * 1e9)}, exposed"
+        f" {format_duration(expected.exposed * 1e9)}"
         f" ({share:.0%})",
         f"on {hosts}; {told}; each operation takes its lower bound there, so that real ones take"
         " longer",
     ]
 
 
-def _beside(step: Step, expected: Forecast, one: Overlap) -> Table:
+def _compare_table(step: Step, expected: Forecast, one: Overlap) -> Table:
     """What a step would take beside what it took in a run, whole and by phase."""
     took = [median(each.times_ns) for each in (one.whole, one.computation, one.communication)]
     whole = (expected.step, expected.computation, expected.communication, expected.exposed)
     names = ("step", "computation", "communication", "exposed")
     rows = [*zip(names, whole, [*took, one.exposed.estimate], strict=True)]
-    under_way = busy(step, one.whole.operations[0]) if one.whole.operations else {}
+    under_way = measure_busy(step, one.whole.operations[0]) if one.whole.operations else {}
     rows += [
         (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
         for (phase, group), ns in under_way.items()
         if (phase, group) in expected.phases
     ]
     lines = [
-        Line((name, duration(seconds * 1e9), signed(ns), _ratio(ns, seconds * 1e9)))
+        Line(
+            (
+                name,
+                format_duration(seconds * 1e9),
+                format_signed(ns),
+                _format_ratio(ns, seconds * 1e9),
+            )
+        )
         for name, seconds, ns in rows
     ]
     return Table(
@@ -182,23 +196,23 @@ def _beside(step: Step, expected: Forecast, one: Overlap) -> Table:
     )
 
 
-def _recorded(recorded: Recorded, expected: Forecast | None) -> list[str]:
+def _describe_recorded(recorded: Recorded, expected: Forecast | None) -> list[str]:
     """What the step took in its trace, and what is predicted over that."""
     took = median(recorded.times_ns)
-    lines = [f"recorded: {duration(took)}, {recorded_words(recorded)}"]
+    lines = [f"recorded: {format_duration(took)}, {recorded_words(recorded)}"]
     if expected and took:
         lines.append(f"predicted / recorded: {expected.step * 1e9 / took:.2f}")
     return lines
 
 
-def _ratio(ns: float, predicted: float) -> Cell:
+def _format_ratio(ns: float, predicted: float) -> Cell:
     if predicted <= 0 or ns <= 0:
         return "-"
     times = f"{ns / predicted:.2f}"
-    return times if CLOSE[0] <= ns / predicted <= CLOSE[1] else toned(times, "notice")
+    return times if CLOSE[0] <= ns / predicted <= CLOSE[1] else tone_text(times, "notice")
 
 
-def _values(expected: Forecast) -> dict[str, Any]:
+def _plain_values(expected: Forecast) -> dict[str, Any]:
     return {
         "step_ns": expected.step * 1e9,
         "computation_ns": expected.computation * 1e9,

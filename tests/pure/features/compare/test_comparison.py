@@ -34,7 +34,7 @@ from collbench.features.compare import sides
 from collbench.features.compare.comparison import Comparison, Rules
 from collbench.features.compare.verdict import Judged
 from collbench.features.training.parts import PARTS
-from collbench.records.case_rows import gather, smallest_change
+from collbench.records.case_rows import gather_case_rows, smallest_change
 from collbench.records.types import (
     Calibration,
     RankInfo,
@@ -42,8 +42,8 @@ from collbench.records.types import (
     RunFile,
     ToolTime,
     World,
-    joined,
-    stripped,
+    row_key,
+    strip_case,
 )
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -53,7 +53,7 @@ ROW, OTHER = case(), case(2 << 20)
 
 
 def compare(base: Any, head: Any, rules: Rules | None = None) -> Comparison:
-    return comparing.compare(base, head, rules or Rules())
+    return comparing.compare_runs(base, head, rules or Rules())
 
 
 AROUND = (-0.02, -0.01, -0.004, 0.0, 0.003, 0.005, 0.011, 0.019, -0.015, -0.007, 0.008, 0.014)
@@ -641,8 +641,8 @@ def test_parameters_may_differ_where_variants_choose_the_algorithm() -> None:
     )
     assert (
         only(found).key
-        == joined(pair[0].run, pair[0].records[0].case)
-        == stripped(ROW, ("algorithm", "backend"))
+        == row_key(pair[0].run, pair[0].records[0].case)
+        == strip_case(ROW, ("algorithm", "backend"))
     )
 
 
@@ -1015,7 +1015,7 @@ def test_what_matters_depends_on_device_size_and_company(
     fields: dict[str, object], nbytes: int, facts: dict[str, object], tau: float
 ) -> None:
     what = case(nbytes)
-    found = gather(
+    found = gather_case_rows(
         [
             RunFile(
                 run=run("x"),
@@ -1026,7 +1026,7 @@ def test_what_matters_depends_on_device_size_and_company(
             )
         ],  # type: ignore[arg-type]
         False,
-        comparing.joined,
+        comparing.row_key,
     )
     assert smallest_change(found[what.key], {**ENVIRONMENT, **facts}) == tau
 

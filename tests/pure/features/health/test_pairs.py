@@ -35,7 +35,7 @@ from collbench.run.jobs import Job
 from collbench.show import terminal
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, expand_axes
 
 HEALTHY = 12.5  # GB/s
 
@@ -48,7 +48,7 @@ def swept(rule: str, n: int, **more: object) -> list[Case]:
         "in_place": (False,),
         "groups": rule,
     }
-    return expand(Axes(**{**given, **more}))[0]  # type: ignore[arg-type]
+    return expand_axes(Axes(**{**given, **more}))[0]  # type: ignore[arg-type]
 
 
 def met(cases: list[Case], size: int = 8) -> list[Pair]:
@@ -57,7 +57,7 @@ def met(cases: list[Case], size: int = 8) -> list[Pair]:
 
 @given(n=st.integers(2, 40))
 def test_every_pair_meets_once_in_as_few_rounds_as_there_can_be(n: int) -> None:
-    rounds = [groups.turn(n, at) for at in range(groups.turning(n))]
+    rounds = [groups.list_turn(n, at) for at in range(groups.count_turns(n))]
     assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(n), 2))
     assert len(rounds) == n - 1 + n % 2
     for pairs in rounds:
@@ -76,11 +76,12 @@ def test_by_hosts_every_pair_of_a_kind_meets_once(each: int, hosts: int) -> None
     for among, pairs in wanted.items():
         if not pairs:
             with pytest.raises(UsageError, match="have no pairs"):
-                groups.rounds(f"pairs:{among}:{each}", n)
+                groups.list_rounds(f"pairs:{among}:{each}", n)
             continue
         for kind in ("pairs", "alone"):
             rounds = [
-                groups.members(rule, n) for rule in groups.rounds(f"{kind}:{among}:{each}", n)
+                groups.list_members(rule, n)
+                for rule in groups.list_rounds(f"{kind}:{among}:{each}", n)
             ]
             assert sorted(tuple(sorted(pair)) for found in rounds for pair in found) == pairs
             assert all(
@@ -96,7 +97,7 @@ def test_a_sweep_of_pairs_is_one_world(n: int) -> None:
     assert {case.world for case in cases} == {n} and {case.n for case in cases} == {2}
     assert len({case.key for case in cases}) == len(cases)
     assert [msgspec.convert(msgspec.to_builtins(case), Case) for case in cases] == cases
-    (world,) = plan.worlds([Job(case, 2, "") for case in cases if case.group == 0], Policy())
+    (world,) = plan.plan_worlds([Job(case, 2, "") for case in cases if case.group == 0], Policy())
     assert (world.n, world.groups, len(world.jobs)) == (n, "", 2 * (n - 1 + n % 2))
 
 
@@ -114,7 +115,7 @@ def test_a_sweep_of_pairs_is_one_world(n: int) -> None:
 )
 def test_groups_that_cannot_be(rule: str) -> None:
     with pytest.raises(UsageError):
-        groups.members(rule, 6)
+        groups.list_members(rule, 6)
 
 
 def test_named_ranks_keep_their_order_and_the_others_idle() -> None:
@@ -130,7 +131,7 @@ def test_named_ranks_keep_their_order_and_the_others_idle() -> None:
     assert (case.members, case.world) == ((1, 3, 6), 8)
     from collbench.run.rank.control import Control
 
-    places = [Control(rank, 8).among(groups.members(case.groups, 8)) for rank in range(8)]
+    places = [Control(rank, 8).among(groups.list_members(case.groups, 8)) for rank in range(8)]
     assert [place.idle for place in places] == [
         False,
         False,
@@ -171,11 +172,11 @@ def test_what_measures_no_pairs(more: dict[str, str], why: str) -> None:
             **more,
         }
     )  # type: ignore[arg-type]
-    assert why in refusal.refuse(case, Policy())
+    assert why in refusal.refuse_case(case, Policy())
     ring = msgspec.structs.replace(
         case, backend="gloo", collective="all_reduce", op="sum", algorithm="ring"
     )
-    assert not refusal.refuse(ring, Policy())
+    assert not refusal.refuse_case(ring, Policy())
 
 
 def measured(
@@ -238,7 +239,8 @@ def directed(
 
 def blamed(file: RunFile, where: Mapping[str, str] = {}) -> list[tuple[str, str]]:
     return [
-        (finding.subject.kind, finding.subject.name) for finding in uniformity.judge(file, where)
+        (finding.subject.kind, finding.subject.name)
+        for finding in uniformity.judge_pairs(file, where)
     ]
 
 
@@ -272,7 +274,7 @@ def test_a_host_and_a_link() -> None:
 
 
 def test_one_way_both_directions_of_every_pair_are_measured() -> None:
-    found = uniformity.matrix(directed(SIX))
+    found = uniformity.make_matrix(directed(SIX))
     assert found and found.one_way
     assert sorted(found.rates) == [(a, b) for a in range(6) for b in range(6) if a != b]
 
@@ -281,13 +283,13 @@ def test_one_way_both_directions_of_every_pair_are_measured() -> None:
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_one_way_a_host_that_sends_or_receives_slowly_is_told(n: int, share: float) -> None:
     for way, fault in (("sends", {"sends": {1: share}}), ("receives", {"receives": {1: share}})):
-        (finding,) = uniformity.judge(directed(SIX[:n], **fault))
+        (finding,) = uniformity.judge_pairs(directed(SIX[:n], **fault))
         assert (finding.subject.kind, finding.subject.name) == ("host", "h1")
         assert finding.what.startswith(f"h1 {way} at {share * 100:.0f}"[:-1])
 
 
 def test_one_way_a_host_slow_both_ways_is_told_for_both() -> None:
-    found = uniformity.judge(directed(SIX, sends={4: 0.5}, receives={4: 0.5}))
+    found = uniformity.judge_pairs(directed(SIX, sends={4: 0.5}, receives={4: 0.5}))
     assert [one.what.split(" at ")[0] for one in found] in (
         ["h4 sends", "h4 receives"],
         ["h4 receives", "h4 sends"],
@@ -295,19 +297,21 @@ def test_one_way_a_host_slow_both_ways_is_told_for_both() -> None:
 
 
 def test_one_way_two_hosts_with_faults_of_other_directions() -> None:
-    found = uniformity.judge(directed(SIX, sends={1: 0.5}, receives={4: 0.6}))
+    found = uniformity.judge_pairs(directed(SIX, sends={1: 0.5}, receives={4: 0.6}))
     assert [one.what.split(" at ")[0] for one in found] == ["h1 sends", "h4 receives"]
 
 
 def test_one_way_a_link_is_named_with_its_direction() -> None:
-    (finding,) = uniformity.judge(directed(SIX, links={(5, 2): 0.5}))
+    (finding,) = uniformity.judge_pairs(directed(SIX, links={(5, 2): 0.5}))
     assert finding.subject.name == "h5 -> h2"
     assert finding.what.startswith("h5 -> h2 one way reaches 5")
 
 
 def test_one_way_nobody_stands_out_where_all_are_alike() -> None:
     assert not [
-        finding for seed in range(10) for finding in uniformity.judge(directed(SIX, seed=seed))
+        finding
+        for seed in range(10)
+        for finding in uniformity.judge_pairs(directed(SIX, seed=seed))
     ]
 
 
@@ -319,15 +323,15 @@ def test_one_way_an_uplink_is_named_with_its_direction() -> None:
 
 
 def test_both_ways_at_once_the_advice_says_what_tells_the_direction() -> None:
-    (finding,) = uniformity.judge(measured(SIX, {4: 0.5}))
+    (finding,) = uniformity.judge_pairs(measured(SIX, {4: 0.5}))
     assert "pairs --one-way" in finding.advice
-    (finding,) = uniformity.judge(directed(SIX, sends={4: 0.5}))
+    (finding,) = uniformity.judge_pairs(directed(SIX, sends={4: 0.5}))
     assert "pairs --one-way" not in finding.advice
 
 
 def test_one_way_the_matrix_shows_both_directions() -> None:
     file = directed(SIX, sends={4: 0.5})
-    found = uniformity.matrix(file)
+    found = uniformity.make_matrix(file)
     assert found
     shown_ = json.loads(shown(told(file), "json"))
     rates = {(pair["a"], pair["b"]): pair["busbw"] for pair in shown_["pairs"]}
@@ -355,9 +359,9 @@ def test_an_uplink_is_named_where_there_are_others_to_tell_by() -> None:
 def test_a_thin_uplink_by_design_is_no_fault_but_is_told() -> None:
     file = measured(SIX, between=0.4, where=RACKS)
     assert not blamed(file, RACKS)
-    found = uniformity.matrix(file)
+    found = uniformity.make_matrix(file)
     assert found
-    within, between = uniformity.summary(found, RACKS)
+    within, between = uniformity.summarise_pairs(found, RACKS)
     assert "6 pairs in one rack: 12." in within and "9 pairs between racks: " in between
 
 
@@ -371,7 +375,7 @@ def test_a_pair_that_failed_is_the_worst_of_links() -> None:
         )
         for record in file.records
     ]
-    (finding,) = uniformity.judge(msgspec.structs.replace(file, records=records))
+    (finding,) = uniformity.judge_pairs(msgspec.structs.replace(file, records=records))
     assert finding.subject.name == "h1 -> h2" and "3 wrong elements" in finding.what
 
 
@@ -387,7 +391,7 @@ def test_a_pair_that_was_disturbed_all_the_time_is_no_broken_link() -> None:
         )
         for record in file.records
     ]
-    assert uniformity.judge(msgspec.structs.replace(file, records=records)) == []
+    assert uniformity.judge_pairs(msgspec.structs.replace(file, records=records)) == []
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -411,19 +415,19 @@ def test_fewer_pairs_than_can_tell_are_no_pass(
     """Two pairs between hosts, or one anywhere, have nothing to stand out from."""
     file = measured(hosts, slow)
     path = factories.write(msgspec.structs.replace(file, end=End(exit=0, ended="")), tmp_path)
-    assert command._recorded(str(path), {}, "table") == code
-    state = health.pairs(Night([file]))
+    assert command._show_recorded(str(path), {}, "table") == code
+    state = health.check_pairs(Night([file]))
     assert bool(state.missing) == (code == Exit.NO_VERDICT)
 
 
 def told(file: RunFile, where: Mapping[str, str] = {}) -> matrices.Pairs:
-    found = uniformity.matrix(file)
+    found = uniformity.make_matrix(file)
     assert found
-    return matrices.Pairs(file, found, where, uniformity.judge(file, where))
+    return matrices.Pairs(file, found, where, uniformity.judge_pairs(file, where))
 
 
 def shown(one: matrices.Pairs, name: str) -> str:
-    return outputs.text(matrices.document(one), name)
+    return outputs.render_text(matrices.make_document(one), name)
 
 
 def test_every_format_tells_the_same() -> None:
@@ -443,14 +447,14 @@ def test_every_format_tells_the_same() -> None:
         assert "PLANTED" in text and "host h4 reaches 50% of what others do" in text.replace(
             "\\", ""
         )
-    assert "0 -" not in matrices.verdict(told(measured(SIX)))[0]
-    assert matrices.verdict(told(measured(SIX))) == ["no pair, rank, host or link stands out"]
-    assert "too few" in matrices.verdict(told(measured(SIX[:2])))[0]
+    assert "0 -" not in matrices.list_verdicts(told(measured(SIX)))[0]
+    assert matrices.list_verdicts(told(measured(SIX))) == ["no pair, rank, host or link stands out"]
+    assert "too few" in matrices.list_verdicts(told(measured(SIX[:2])))[0]
 
 
 def test_a_matrix_wider_than_the_terminal_goes_on_below() -> None:
     six = told(measured(SIX))
-    text = terminal.text(matrices.document(six), 30)
+    text = terminal.render_text(matrices.make_document(six), 30)
     matrix = text.partition("The slowest")[0].splitlines()
     assert max(map(len, matrix)) <= 30 and text.count("busbw between") == 1
     heads = [line.split() for line in matrix if line.startswith(" ")]
@@ -475,8 +479,10 @@ def test_a_host_with_a_hostile_name() -> None:
 )
 def test_a_topology_file(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    found = topology.read(tmp_path / name)
-    assert found == {"h0": "r1", "h1": "r2"} and topology.missing(found, ["h0", "h9"]) == ["h9"]
+    found = topology.read_racks(tmp_path / name)
+    assert found == {"h0": "r1", "h1": "r2"} and topology.list_missing_hosts(
+        found, ["h0", "h9"]
+    ) == ["h9"]
 
 
 @pytest.mark.parametrize(
@@ -496,4 +502,4 @@ def test_a_file_that_is_no_topology(tmp_path: Path, text: str) -> None:
     for name in ("t.toml", "t.json"):
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match="--topology"):
-            topology.read(tmp_path / name)
+            topology.read_racks(tmp_path / name)

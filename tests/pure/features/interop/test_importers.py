@@ -16,7 +16,7 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.features.interop import importers
 from collbench.features.interop.importers import Asked, Reading
-from collbench.features.interop.importers.text import bounded, decode, unprefixed
+from collbench.features.interop.importers.text import bound_log, decode_log, strip_prefixes
 from collbench.records import derive
 from collbench.records import flags as flags_
 from collbench.records.types import End, Record, Run, ToolTime, World
@@ -35,7 +35,7 @@ HEAD = (
 
 
 def read(text: str, name: str = "some.log", kind: str = "auto", **known: object) -> Reading:
-    return importers.read(text, Asked(name=name, **known), kind)  # type: ignore[arg-type]
+    return importers.read_log(text, Asked(name=name, **known), kind)  # type: ignore[arg-type]
 
 
 def devices(n: int, each: int = 8, group: bool = True) -> str:
@@ -147,7 +147,7 @@ def test_a_table_becomes_a_record_for_each_half_with_what_the_log_says_and_no_mo
 
 def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
     record = read(log([row(1 << 20, 50.0)])).records[0]
-    shown = derive.derive(record)
+    shown = derive.derive_row(record)
     assert (
         shown
         and shown.times.median == 50_000
@@ -161,9 +161,9 @@ def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
         math.isnan(v)
         for v in (shown.times.min, shown.times.max, shown.times.mad, shown.times.n_eff)
     )
-    cells = words_.cells(record, shown)
+    cells = words_.format_cells(record, shown)
     assert (cells["±"], cells["tail"], cells["min"], cells["median"]) == ("-", "-", "-", "50.0 µs")
-    flat = words_.flat(record, shown)
+    flat = words_.flatten_record(record, shown)
     assert flat["min"] is None and flat["mad"] is None and flat["mean"] == 50_000
     out = io.StringIO()
     writer = programs.Csv(out)
@@ -181,7 +181,7 @@ def test_quantiles_stand_only_where_the_samples_bound_them(
     samples: int, p95: float | None, p99: float | None
 ) -> None:
     case = read(log([row(1 << 20, 50.0)])).records[0].case
-    shown = derive.derive(
+    shown = derive.derive_row(
         Record(case=case, status="ok", told=ToolTime(time=5.0, samples=samples, p95=7.0, p99=9.0))
     )
     assert shown and (shown.times.p95, shown.times.p99) == (p95, p99)
@@ -255,13 +255,13 @@ def test_an_error_marked_with_an_asterisk_is_wrong_data() -> None:
     head = OLD.format(root="    root")
     found = read(log([row(4096, 12.5, wrong="4e-01*")], head=head, foot="2 FAILED"))
     assert [r.status for r in found.records] == ["wrong", "wrong"]
-    end = importers.assemble(found)[-1]
+    end = importers.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
 def test_failed_checks_that_no_row_shows_are_kept() -> None:
     found = read(log([row(4096, 12.5)], foot="3 FAILED"))
-    end = importers.assemble(found)[-1]
+    end = importers.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "3 checks" in end.note
 
 
@@ -296,7 +296,7 @@ def test_columns_of_I_S_and_rccl_A_are_told_apart() -> None:
         20,
     )
     assert found.records[0].started == "2026-07-09T12:30:00"
-    shown = derive.derive(found.records[0])
+    shown = derive.derive_row(found.records[0])
     assert (
         shown and shown.times.min == 11_000 and shown.times.p99 is None
     )  # the p99 of 20 is their maximum
@@ -372,7 +372,7 @@ def test_which_collective_it_is_comes_from_the_command_the_option_or_the_files_n
     found = read(command + nameless)
     assert seen(found)[0][0] == "all_reduce"
     assert found.records[0].told and found.records[0].told.ranks == "slowest"
-    run = importers.assemble(found)[0]
+    run = importers.assemble_runs(found)[0]
     assert (
         isinstance(run, Run)
         and run.command[:3] == ["mpirun", "-np", "8"]
@@ -429,9 +429,9 @@ def test_a_list_of_devices_with_gaps_names_no_host_unless_a_person_does() -> Non
     """Readers count hosts, and ranks on each, by the list."""
     text = log([row(1 << 20, 50.0)]).replace(devices(8), devices(8).replace("Rank  3", "Rank 15"))
     assert "no host is named" in read(text).warnings[0]
-    run, *_ = importers.assemble(read(text))
+    run, *_ = importers.assemble_runs(read(text))
     assert isinstance(run, Run) and "host" not in run.environment
-    run, *_ = importers.assemble(read(text, host="node07"))
+    run, *_ = importers.assemble_runs(read(text, host="node07"))
     assert isinstance(run, Run) and run.environment["host"] == "node07"
 
 
@@ -488,19 +488,19 @@ def test_rows_keep_their_sizes_where_numbers_stand_before_two_hashes(number: str
 def test_a_prefix_of_many_numbers_is_looked_for_in_one_pass() -> None:
     prefix = "1 " * 70 + "x"
     lines = [f"{prefix}# Using devices"] * 2 + ["1" * 4000, "1 " * 2000]
-    assert unprefixed("\n".join(lines)).split("\n")[:2] == ["# Using devices"] * 2
+    assert strip_prefixes("\n".join(lines)).split("\n")[:2] == ["# Using devices"] * 2
 
 
 @pytest.mark.parametrize("value", ["nan", "evil", None, 0])
 def test_an_average_that_is_no_number_is_left_out(value: object) -> None:
     more = {"average_bus_bandwidth": {"bandwidth": value}}
-    run = importers.assemble(read(json.dumps(document([result(1 << 20, 50.0)], **more))))[0]
+    run = importers.assemble_runs(read(json.dumps(document([result(1 << 20, 50.0)], **more))))[0]
     assert isinstance(run, Run)
     assert run.suite.description == ""
 
 
 def test_the_average_bus_bandwidth_of_a_log_is_kept() -> None:
-    run = importers.assemble(read(log([row(1 << 20, 50.0)])))[0]
+    run = importers.assemble_runs(read(log([row(1 << 20, 50.0)])))[0]
     assert isinstance(run, Run)
     assert run.suite.description == "Average bus bandwidth in the log: 1.5 GB/s"
 
@@ -534,7 +534,7 @@ def test_tests_with_other_settings_in_one_log_are_other_cases() -> None:
         ((("NCCL_ALGO", "Tree"),), 0, 90e3),
     ]
     assert [w.env for w in reading.worlds] == [(("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)]
-    run, *_ = importers.assemble(reading)
+    run, *_ = importers.assemble_runs(reading)
     assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_DEBUG": "WARN"}
     assert not reading.warnings
     reading = read(
@@ -553,7 +553,7 @@ def test_a_barrier_within_the_time_is_flagged() -> None:
     )
     text = log([row(1 << 20, 50.0)])
     found = [
-        derive.derive(read(one).records[0])
+        derive.derive_row(read(one).records[0])
         for one in (text, text.replace("#\n# Using devices", said))
     ]
     assert ["blocking" in r.flags for r in found if r] == [
@@ -610,7 +610,9 @@ def test_a_submit_time_is_replaced_by_the_time_behind_the_bandwidth_where_that_i
 
 def test_a_log_that_ends_early_makes_a_run_that_was_cut_short() -> None:
     found = read(log([row(4096, 9.0)]).partition("# Out of bounds")[0])
-    assert not found.closed and not any(isinstance(line, End) for line in importers.assemble(found))
+    assert not found.closed and not any(
+        isinstance(line, End) for line in importers.assemble_runs(found)
+    )
 
 
 # --- JSON
@@ -677,7 +679,7 @@ def test_json_counts_all_gpus_of_each_process_and_takes_no_whole_environment() -
     found = read(json.dumps(document([result(1 << 20, 50.0)])))
     assert found.records[0].case.n == 8 and not found.warnings
     assert [r.wrong for r in found.records] == [0, None]
-    run = importers.assemble(found)[0]
+    run = importers.assemble_runs(found)[0]
     assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_PROTO": "LL"}
     assert run.started == "2026-07-09T10:00:00" and run.environment["host"] == "a"
     assert len(run.environment["gpus"]["devices"]) == 4
@@ -702,7 +704,7 @@ def test_json_iterations_are_samples() -> None:
         record.times_ns == [1000 * (50 + i * 7 % 20) for i in range(5, 25)]
         and len(record.per_rank) == 2
     )
-    shown = derive.derive(record)
+    shown = derive.derive_row(record)
     assert (
         shown
         and shown.times.samples == 20
@@ -893,7 +895,7 @@ def test_a_table_that_a_log_has_twice_is_two_cycles_of_one_world(table: str, war
 
 
 def test_a_secret_in_a_tag_is_not_kept() -> None:
-    run, *_ = importers.assemble(read(log([row(4096, 9.0)])), "token=hunter2")
+    run, *_ = importers.assemble_runs(read(log([row(4096, 9.0)])), "token=hunter2")
     assert isinstance(run, Run) and "hunter2" not in run.tag
 
 
@@ -1032,7 +1034,7 @@ def test_imb_tables_one_for_each_number_of_processes() -> None:
         "out-of-mem"
     )
     assert "PingPong" in next(iter(found.omitted)) and not found.lost
-    run = importers.assemble(found)[0]
+    run = importers.assemble_runs(found)[0]
     assert (
         isinstance(run, Run)
         and run.imported == "Intel MPI Benchmarks 2021.7"
@@ -1109,7 +1111,7 @@ def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
 )
 def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        importers.read(decode(data, "x"), Asked(name="x"))
+        importers.read_log(decode_log(data, "x"), Asked(name="x"))
 
 
 @pytest.mark.parametrize(
@@ -1120,14 +1122,14 @@ def test_a_packed_log_is_no_larger_than_it_may_be(
 ) -> None:
     monkeypatch.setattr(f"collbench.features.interop.importers.text.{limit}", 9)
     with pytest.raises(UsageError, match=words):
-        decode(gzip.compress(b"\n" * 10), "x")
+        decode_log(gzip.compress(b"\n" * 10), "x")
 
 
 def test_torn_gzip_is_told_in_words() -> None:
     packed = bytearray(gzip.compress(bytes(range(1, 256)) * 99))
     packed[20:40] = b"\xff" * 20
     with pytest.raises(UsageError, match="cannot unpack"):
-        decode(bytes(packed), "x")
+        decode_log(bytes(packed), "x")
 
 
 @pytest.mark.parametrize("name", ["min", "max", "p99"])
@@ -1143,7 +1145,7 @@ def test_line_ends_byte_order_marks_gzip_and_monstrous_lines_do_no_harm() -> Non
     text = log([row(4096, 9.0), "1 2 float " + "9 " * 100_000, "x" * 1_000_000])
     expected = seen(read(text))
     data = text.replace("\n", "\r\n").encode("utf-8-sig")
-    assert seen(read(decode(gzip.compress(data), "x"))) == expected
+    assert seen(read(decode_log(gzip.compress(data), "x"))) == expected
     assert len(expected) == 2
 
 
@@ -1153,7 +1155,7 @@ def test_numbers_beyond_all_machines_still_make_a_file(size: int) -> None:
         f"{size:>18}  {size // 4:>18}     float     sum      -1   1.0e+09  0.00  0.00  1e+300 "
         " 1.0e+09  0.00  0.00  0"
     ]
-    for line in importers.assemble(read(log(lines))):
+    for line in importers.assemble_runs(read(log(lines))):
         msgspec.json.encode(line)
 
 
@@ -1177,13 +1179,13 @@ def _shown(case_times: list[Record], reporter: reporter_.Reporter, run: Run, wor
     reporter.begin(run, [r.case for r in case_times], [])
     reporter.world(world)
     for r in case_times:
-        reporter.record(r, derive.derive(r, world))
+        reporter.record(r, derive.derive_row(r, world))
     reporter.end(End(exit=0, ended="2026-07-09T10:00:00+00:00"), None)
 
 
 def test_own_output_reads_back_within_what_printing_rounds(tmp_path) -> None:
     original = read(log([row(1 << 20, 50.0), row(2 << 20, 81.25)]))
-    run, world, *_ = importers.assemble(original)
+    run, world, *_ = importers.assemble_runs(original)
     assert isinstance(run, Run) and isinstance(world, World)
     gloo = [
         msgspec.structs.replace(
@@ -1251,7 +1253,7 @@ def test_a_half_that_own_text_repeats_or_has_no_numbers_for_is_no_result(
     in_place: bool, wrong: int | None, timestamps: bool, per_iter: bool, filled: bool
 ) -> None:
     options = nccl.Options(timestamps=timestamps, per_iter=per_iter, filled=filled)
-    run, world, first, *_ = importers.assemble(read(log([row(1 << 20, 50.0)])))
+    run, world, first, *_ = importers.assemble_runs(read(log([row(1 << 20, 50.0)])))
     assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
     case = msgspec.structs.replace(first.case, in_place=in_place)
     only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
@@ -1268,17 +1270,17 @@ def test_what_nccl_says_of_itself_takes_no_room(
     plain = log([row(1 << 20, 50.0)])
     loud = "node1:12:34 [0] NCCL INFO Channel 00/32 : 0 1 2 3\n" * 999 + plain
     monkeypatch.setattr(importers.text, "MOST_BYTES", len(plain) + 99)
-    data = gzip.compress(loud.encode()) if packed else bounded(io.BytesIO(loud.encode()))
-    assert read(decode(data, "x")).records == read(plain).records
+    data = gzip.compress(loud.encode()) if packed else bound_log(io.BytesIO(loud.encode()))
+    assert read(decode_log(data, "x")).records == read(plain).records
     with pytest.raises(UsageError, match="larger than"):
-        decode(bounded(io.BytesIO(loud.encode() + b"more" * 99)), "x")
+        decode_log(bound_log(io.BytesIO(loud.encode() + b"more" * 99)), "x")
 
 
 def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importers.text, "MOST_READ", 1 << 20)
     endless = "node1:12:34 [0] NCCL INFO Channel 00/32\n" * 99_999
     with pytest.raises(UsageError, match="larger than"):
-        decode(bounded(io.BytesIO(endless.encode())), "x")
+        decode_log(bound_log(io.BytesIO(endless.encode())), "x")
 
 
 # --- what stands beside rows, and what must not be pooled
@@ -1310,8 +1312,8 @@ def test_a_row_that_nccl_writes_into_is_whole_again(output: str, known: bool) ->
     rows = [*torn(whole, output), row(2 << 20, 60.0) + output, row(4 << 20, 70.0)]
     if known or not output[0].isdigit():  # else the number cannot be told from the host
         rows = [output, *rows] if known else rows
-        data = bounded(io.BytesIO(log(rows).encode()))
-        found = read(decode(data, "x"))
+        data = bound_log(io.BytesIO(log(rows).encode()))
+        found = read(decode_log(data, "x"))
         assert [(size, us) for _, size, place, us in seen(found) if not place] == [
             (1 << 20, 50.0),
             (2 << 20, 60.0),
@@ -1323,16 +1325,16 @@ def test_a_row_that_nccl_writes_into_is_whole_again(output: str, known: bool) ->
 def test_a_library_version_in_a_debugging_line_is_kept() -> None:
     text = log([row(1 << 20, 50.0)]).partition("\n")[2]  # without the tool's own version line
     loud = f"n1:1:2 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n{text}"
-    data = bounded(io.BytesIO(loud.encode()))
-    assert read(decode(data, "x")).worlds[0].library == "NCCL 2.21.5+cuda12.4"
+    data = bound_log(io.BytesIO(loud.encode()))
+    assert read(decode_log(data, "x")).worlds[0].library == "NCCL 2.21.5+cuda12.4"
 
 
 def test_docker_and_journal_lines_are_unwrapped() -> None:
     text = log([*torn(row(1 << 20, 50.0), "n1:1:2 [0] NCCL INFO x"), row(2 << 20, 60.0)])
     for key, end in (("log", "\n"), ("MESSAGE", "")):
         wrapped = [json.dumps({key: line + end, "x": 1}) for line in text.split("\n")]
-        data = bounded(io.BytesIO("\n".join(wrapped).encode()))
-        assert seen(read(decode(data, "x"))) == seen(read(text))
+        data = bound_log(io.BytesIO("\n".join(wrapped).encode()))
+        assert seen(read(decode_log(data, "x"))) == seen(read(text))
 
 
 def test_lines_that_a_web_form_left_without_a_hash_are_read() -> None:
@@ -1499,14 +1501,14 @@ def test_defects_of_imb_are_wrong_data() -> None:
 
 def test_failed_checks_of_a_json_are_kept() -> None:
     found = read(json.dumps(document([result(1 << 20, 50.0)], out_of_bounds={"count": 2})))
-    end = importers.assemble(found)[-1]
+    end = importers.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
 def test_a_failed_validation_between_rows_of_osu_is_kept() -> None:
     rows = ["4096      9.00", "DATA VALIDATION ERROR: osu_allreduce exited with status 1"]
     found = read(osu("Allreduce", rows), ranks=4)
-    end = importers.assemble(found)[-1]
+    end = importers.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "1 check " in end.note
 
 
@@ -1561,7 +1563,7 @@ def test_rccl_rows_of_other_layouts_are_not_pooled() -> None:
 )
 def test_archives_are_named_with_what_unpacks_them(data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        decode(bounded(io.BytesIO(data)), "logs")
+        decode_log(bound_log(io.BytesIO(data)), "logs")
     assert "unpack it" in refused.value.hint
 
 

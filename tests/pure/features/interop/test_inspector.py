@@ -50,7 +50,9 @@ def message() -> str:
 
 
 def read(*lines: str, kind: str = "auto", **known: Any) -> Reading:
-    return importers.read("\n".join(lines) + "\n", Asked(name="node0-pid100.log", **known), kind)
+    return importers.read_log(
+        "\n".join(lines) + "\n", Asked(name="node0-pid100.log", **known), kind
+    )
 
 
 def only(reading: Reading) -> Record:
@@ -77,7 +79,7 @@ def test_the_run_names_the_tool_and_when_it_was() -> None:
     assert found.tool == "NCCL Inspector v4.0" and found.closed
     assert found.started == "2025-05-23T19:59:37.748+00:00"
     assert found.ended == "2025-05-23T19:59:39.748+00:00"
-    run, *_ = importers.assemble(found)
+    run, *_ = importers.assemble_runs(found)
     assert run.imported == "NCCL Inspector v4.0"  # type: ignore[union-attr]
 
 
@@ -110,7 +112,7 @@ def test_sizes_are_collbenchs(coll: str, name: str, size: int, op: str) -> None:
 def test_bandwidth_is_what_the_inspector_makes_of_it() -> None:
     """17179869184 B in 61974 us on 8 ranks: 277.210914 and 485.119099 GB/s in its own README."""
     found = read(line(us=61974, n=8, size=17179869184))
-    derived = derive.derive(only(found), None)
+    derived = derive.derive_row(only(found), None)
     assert derived is not None
     assert round(derived.algbw, 3) == 277.211 and round(derived.busbw, 3) == 485.119
 
@@ -162,7 +164,7 @@ def test_of_what_ran_a_verbose_inspector_tells_the_channels() -> None:
     ranks = [line(rank, call, channels=24) for rank in range(4) for call in range(3)]
     record = only(read(*ranks))
     assert record.chose == Choice(channels=24) and "; on 24 channels" in record.note
-    row = derive.derive(record)
+    row = derive.derive_row(record)
     assert row is not None and row.chose == "x24"
 
 

@@ -7,9 +7,9 @@ from factories import case, run_file, world
 from msgspec.structs import replace
 
 from collbench.features.overlap import view as views
-from collbench.features.overlap.judgement import Overlapped, judge
+from collbench.features.overlap.judgement import Overlapped, judge_overlaps
 from collbench.features.predict import fit
-from collbench.records.points import alike
+from collbench.records.points import comparison_key
 from collbench.records.types import Background, Record
 from collbench.show.views import series
 
@@ -37,7 +37,7 @@ def rows(slower: float, other: float, rounds: int = 8, **fields: object) -> list
 
 
 def judged(*records: Record) -> list[Overlapped]:
-    return judge(run_file([*records], [world()]))
+    return judge_overlaps(run_file([*records], [world()]))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_more_or_less_gets_done_than_one_after_the_other(
 def test_too_few_rounds_bound_nothing_and_decide_nothing() -> None:
     (one,) = judged(*rows(3.0, 3.0, rounds=5))
     assert (one.rounds, one.verdict) == (5, "no verdict")
-    assert "[" not in " ".join(views._cells(one))
+    assert "[" not in " ".join(views._format_cells(one))
 
 
 def test_a_round_without_the_collective_alone_is_left_out() -> None:
@@ -84,7 +84,7 @@ def test_what_never_ended_during_the_calls_tells_nothing() -> None:
 def test_each_launch_is_a_round() -> None:
     once = rows(1.5, 1.5)
     launches = [replace(record, world=launch) for launch in (0, 1) for record in once]
-    (one,) = judge(run_file(launches, [world(index=launch) for launch in (0, 1)]))
+    (one,) = judge_overlaps(run_file(launches, [world(index=launch) for launch in (0, 1)]))
     assert one.rounds == 2 * len(WOBBLE)
 
 
@@ -101,8 +101,8 @@ def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
 
 
 def test_rows_with_a_background_are_set_against_none_without() -> None:
-    points = series.view([run_file(rows(1.5, 1.25, rounds=1), [world()])]).points
-    assert len({alike(point) for point in points}) == 2
+    points = series.make_view([run_file(rows(1.5, 1.25, rounds=1), [world()])]).points
+    assert len({comparison_key(point) for point in points}) == 2
 
 
 def test_links_are_fitted_to_what_ran_alone() -> None:
@@ -115,14 +115,14 @@ def test_links_are_fitted_to_what_ran_alone() -> None:
         )
         for one in every
     ]
-    (link,) = fit.links(fit.series(run_file(records, [world()])))
+    (link,) = fit.fit_links(fit.make_series(run_file(records, [world()])))
     assert link.beta is not None
     assert link.beta.value == pytest.approx(1.0, rel=0.01)
 
 
 def test_the_table_says_what_each_makes_of_the_other() -> None:
     file = run_file(rows(1.5, 1.25), [world()])
-    document = views.document(file, judge(file))
+    document = views.make_document(file, judge_overlaps(file))
     (row,) = document.rows
     assert row["background"] == "copy"
     assert (row["slower"], row["background_slower"]) == (
@@ -134,5 +134,5 @@ def test_the_table_says_what_each_makes_of_the_other() -> None:
 
 def test_nothing_is_judged_of_a_fake_gpu() -> None:
     records = [replace(one, world=0) for one in rows(1.5, 1.5)]
-    assert judge(run_file(records, [world()]))
-    assert judge(run_file(records, [world(fake=True)])) == []
+    assert judge_overlaps(run_file(records, [world()]))
+    assert judge_overlaps(run_file(records, [world(fake=True)])) == []

@@ -11,8 +11,8 @@ import factories
 import msgspec
 import pytest
 
-from collbench.features.predict.efficiency import Merit, Yardstick, crossings
-from collbench.records.points import best
+from collbench.features.predict.efficiency import Merit, Yardstick, find_crossings
+from collbench.records.points import find_best
 from collbench.records.types import Record, RunFile
 from collbench.show.views import series
 from collbench.suite.case import Case
@@ -58,7 +58,7 @@ def swept(
 
 
 def merits(files: list[RunFile], collective: str, algorithm: str = "native") -> list[Merit]:
-    points = series.view(files).points
+    points = series.make_view(files).points
     stick = Yardstick(files, points)
     return [
         stick.merit(p)
@@ -92,7 +92,7 @@ def test_the_three_numbers_of_a_planted_link() -> None:
         assert merit.link == pytest.approx(1.5 * (ALPHA + size * BETA) / taken, rel=0.02)
         assert not merit.alarming
     assert {m.limit for m in found} == {"messages", "bytes"}
-    known = Yardstick([file], series.view([file]).points)
+    known = Yardstick([file], series.make_view([file]).points)
     link = known.link(found[0].point)
     assert link is not None and link.gamma == pytest.approx(GAMMA, rel=0.1) and not link.note
 
@@ -104,7 +104,7 @@ def test_a_librarys_choice_has_no_model_and_unknown_gamma_is_said() -> None:
     )
     found = merits([file], "all_reduce")
     assert all(merit.model is None and merit.share is not None for merit in found)
-    stick = Yardstick([file], series.view([file]).points)
+    stick = Yardstick([file], series.make_view([file]).points)
     link = stick.link(found[0].point)
     assert link is not None and link.gamma == 0 and "gamma is unknown" in link.note
 
@@ -183,7 +183,7 @@ def test_best_ties_and_gain() -> None:
         *swept("all_reduce", lambda s: 1500.0 * s),
         *swept("broadcast", lambda s: 1000.0 * s),
     )
-    found = best(series.view([file]).points)
+    found = find_best(series.make_view([file]).points)
     assert len(found) == len(SIZES) and {one.winner.case.collective for one in found} == {
         "all_reduce"
     }
@@ -203,7 +203,7 @@ def test_groups_and_steps_are_no_choice(places: list[dict[str, Any]]) -> None:
         Case(collective=name, backend="gloo", n=2, nbytes=1024, **more, **place) for place in places
     ]
     file = run(*(factories.record(one, 1e6 * (k + 1), world=0) for k, one in enumerate(cases)))
-    assert best(series.view([file]).points) == []
+    assert find_best(series.make_view([file]).points) == []
 
 
 def test_the_library_within_the_interval_is_a_tie() -> None:
@@ -212,7 +212,8 @@ def test_the_library_within_the_interval_is_a_tie() -> None:
         *swept("all_reduce", lambda s: 1.03e3 * s, spread=0.2),
     )
     assert all(
-        not one.clear and one.ties == [one.library] for one in best(series.view([file]).points)
+        not one.clear and one.ties == [one.library]
+        for one in find_best(series.make_view([file]).points)
     )
 
 
@@ -222,7 +223,7 @@ def test_too_few_samples_settle_nothing() -> None:
         *swept("all_reduce", lambda s: 9e3 * s),
     ]
     few = [Record(case=r.case, status="ok", times_ns=r.times_ns[:3], world=0) for r in records]
-    assert not any(one.clear for one in best(series.view([run(*few)]).points))
+    assert not any(one.clear for one in find_best(series.make_view([run(*few)]).points))
 
 
 def test_only_like_is_compared() -> None:
@@ -231,8 +232,10 @@ def test_only_like_is_compared() -> None:
         *swept("all_reduce", lambda s: 2e3 * s, mode="streaming"),
         *swept("all_reduce", lambda s: 3e3 * s, dtype="int32"),
     )
-    view = series.view([file])
-    assert best(view.points) == [] and crossings([one.points for one in view.series]) == []
+    view = series.make_view([file])
+    assert (
+        find_best(view.points) == [] and find_crossings([one.points for one in view.series]) == []
+    )
 
 
 @pytest.mark.parametrize("spread", [0.005, 0.0])
@@ -244,7 +247,7 @@ def test_lines_cross_at_a_known_size(spread: float) -> None:
         *swept("all_reduce", slow, spread=spread),
         *swept("all_reduce", quick, "ring", spread=spread),
     )
-    (crossing,) = crossings([one.points for one in series.view([file]).series])
+    (crossing,) = find_crossings([one.points for one in series.make_view([file]).series])
     assert (crossing.before.case.algorithm, crossing.after.case.algorithm) == ("ring", "native")
     below = max(size for size in SIZES if quick(size) < slow(size))
     above = min(size for size in SIZES if quick(size) > slow(size))
@@ -260,7 +263,7 @@ def test_power_laws_cross_where_they_do() -> None:
         *swept("all_reduce", lambda s: 10.0 * s, spread=0),
         *swept("all_reduce", lambda s: 1e4 * s**0.5, "ring", spread=0),
     )
-    (crossing,) = crossings([one.points for one in series.view([file]).series])
+    (crossing,) = find_crossings([one.points for one in series.make_view([file]).series])
     assert crossing.size == pytest.approx(1e6, rel=0.01)
 
 
@@ -269,7 +272,7 @@ def test_noise_does_not_cross() -> None:
         *swept("all_reduce", lambda s: 1e5 + s, spread=0.2),
         *swept("all_reduce", lambda s: (1e5 + s) * (1.02 if s % 64 else 0.98), "ring", spread=0.2),
     )
-    assert crossings([one.points for one in series.view([file]).series]) == []
+    assert find_crossings([one.points for one in series.make_view([file]).series]) == []
 
 
 def test_an_interval_spans_the_sizes_that_are_not_settled() -> None:
@@ -279,7 +282,7 @@ def test_an_interval_spans_the_sizes_that_are_not_settled() -> None:
         *swept("all_reduce", lambda s: 1e5 + s, spread=0.1),
         *swept("all_reduce", lambda s: (1e5 + s) * ratio.get(s, 0.7), "ring", spread=0.1),
     )
-    (crossing,) = crossings([one.points for one in series.view([file]).series])
+    (crossing,) = find_crossings([one.points for one in series.make_view([file]).series])
     assert (crossing.low, crossing.high) == (SIZES[4], SIZES[7])
 
 
@@ -311,8 +314,10 @@ def test_a_model_is_not_set_against_what_was_measured() -> None:
         *swept("all_reduce", lambda s: 1e5 + s),
         *swept("all_reduce", lambda s: 10.0 * s, "ring", spread=0),
     )
-    view = series.view([file])
-    assert best(view.points) == [] and crossings([one.points for one in view.series]) == []
+    view = series.make_view([file])
+    assert (
+        find_best(view.points) == [] and find_crossings([one.points for one in view.series]) == []
+    )
 
 
 def test_what_has_no_interval_is_unknown() -> None:
@@ -324,7 +329,7 @@ def test_what_has_no_interval_is_unknown() -> None:
     ]
     for ratio in (0.5, 2.0):
         steady = swept("all_reduce", lambda s, ratio=ratio: ratio * 1e3 * s)
-        found = best(series.view([run(*few, *steady)]).points)
+        found = find_best(series.make_view([run(*few, *steady)]).points)
         assert all(not one.ties and len(one.unknown) == 1 and one.reference for one in found)
         assert not any(one.clear for one in found)
 
@@ -349,6 +354,6 @@ def test_gamma_is_not_taken_from_a_reduce_scatter_that_is_an_all_reduce() -> Non
     ]
     for library, gamma in (("", BETA), ("torch 2.13.0+cpu gloo", 0.0)):
         file = factories.run_file(records, [factories.world(library=library)])
-        points = series.view([file]).points
+        points = series.make_view([file]).points
         link = Yardstick([file], points).link(points[0])
         assert link is not None and link.gamma == pytest.approx(gamma, abs=0.05 * BETA)

@@ -16,9 +16,9 @@ import pytest
 import typer
 from scipy.optimize import least_squares
 
-from collbench.core.algorithms import find
+from collbench.core.algorithms import find_variant
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.simulate import count
+from collbench.core.simulate import count_costs
 from collbench.features.predict import fit, fit_command, regression
 from collbench.records import store
 from collbench.records.types import Record, RunFile
@@ -34,7 +34,9 @@ def true(case: Case) -> float:
     if case.algorithm == "native":
         a, b, g = case.row.bound(case.n)
     else:
-        a, b, g, _ = map(float, count(find(case.collective, case.algorithm).schedule(case.n)))
+        a, b, g, _ = map(
+            float, count_costs(find_variant(case.collective, case.algorithm).schedule(case.n))
+        )
     return a * ALPHA + case.moved * (b * BETA + g * GAMMA)
 
 
@@ -61,14 +63,14 @@ def recorded(
 
 
 def only(file: RunFile) -> fit.Fit:
-    (one,) = fit.series(file)
-    return fit.fit(one)
+    (one,) = fit.make_series(file)
+    return fit.fit_series(one)
 
 
 def errors(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Medians and 95th percentiles of relative errors of (alpha, beta) over data sets."""
-    found = regression.solve(
-        regression.line(SIZES.astype(float)), times, np.full(len(SIZES), 0.01)
+    found = regression.solve_constants(
+        regression.line_columns(SIZES.astype(float)), times, np.full(len(SIZES), 0.01)
     ).constants
     return tuple(np.quantile(np.abs(found / (ALPHA, BETA) - 1), q, axis=0) for q in (0.5, 0.95))  # type: ignore[return-value]
 
@@ -97,7 +99,7 @@ def test_solve_finds_the_minimum_that_scipy_finds() -> None:
     )
     times = design @ (3e4, 2.0, 0.7) * np.exp(0.1 * rng.standard_t(2, (20, 40)))
     scale = rng.uniform(0.01, 0.1, 40)
-    found = regression.solve(design, times, scale)
+    found = regression.solve_constants(design, times, scale)
     for data, constants, cost in zip(times, found.constants, found.cost, strict=True):
         start = np.log(constants) + rng.normal(0, 0.3, 3)
         best = least_squares(
@@ -117,7 +119,7 @@ def test_segments_are_found_where_protocols_change() -> None:
     hits = 0
     for _ in range(6):
         times = clean * np.exp(0.02 * rng.standard_normal(28))
-        hits += regression.cuts(sizes, times, np.full(28, 0.01)) == wanted
+        hits += regression.cut_segments(sizes, times, np.full(28, 0.01)) == wanted
     assert hits >= 5
 
 
@@ -125,7 +127,7 @@ def test_of_many_sizes_segments_end_at_some() -> None:
     sizes = np.arange(1, 1001) * 4096.0
     times = np.where(sizes < 2e6, 5e3 + 0.5 * sizes, 5e5 + 0.1 * sizes)
     rng = np.random.default_rng(6)
-    found = regression.cuts(
+    found = regression.cut_segments(
         sizes, times * np.exp(0.02 * rng.standard_normal(1000)), np.full(1000, 0.01)
     )
     assert (found[0].start, found[-1].stop) == (0, 1000)
@@ -135,7 +137,10 @@ def test_of_many_sizes_segments_end_at_some() -> None:
 def test_a_straight_line_is_mostly_left_in_one_piece() -> None:
     rng = np.random.default_rng(5)
     data = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((12, 28)))
-    pieces = [len(regression.cuts(SIZES.astype(float), times, np.full(28, 0.01))) for times in data]
+    pieces = [
+        len(regression.cut_segments(SIZES.astype(float), times, np.full(28, 0.01)))
+        for times in data
+    ]
     assert pieces.count(1) >= 8
 
 
@@ -163,8 +168,10 @@ def test_intervals_cover_the_truth_as_often_as_they_say(samples: int, word: str)
     beta = BETA + GAMMA * 0.875 / 1.75  # ring: G is half of B
     covered, words = [], []
     for _ in range(25):
-        (one,) = fit.series(recorded(rng, [case(s) for s in SIZES[::2].tolist()], 0.03, samples))
-        (link,) = fit.links([one])
+        (one,) = fit.make_series(
+            recorded(rng, [case(s) for s in SIZES[::2].tolist()], 0.03, samples)
+        )
+        (link,) = fit.fit_links([one])
         assert link.alpha and link.beta
         words.append(link.resampled)
         covered += [link.alpha.lo <= ALPHA <= link.alpha.hi, link.beta.lo <= beta <= link.beta.hi]
@@ -186,7 +193,7 @@ def test_cycles_are_resampled_where_there_are_enough() -> None:
 
 def test_a_ring_all_reduce_alone_does_not_tell_gamma() -> None:
     file = recorded(np.random.default_rng(8), [case(s) for s in SIZES.tolist()], 0.01)
-    (link,) = fit.links(fit.series(file))
+    (link,) = fit.fit_links(fit.make_series(file))
     assert link.condition > 1e12 and link.gamma is None
     assert "all_gather and reduce_scatter" in link.note
     assert link.beta and link.beta.value == pytest.approx(BETA + GAMMA / 2, rel=0.02)
@@ -194,7 +201,7 @@ def test_a_ring_all_reduce_alone_does_not_tell_gamma() -> None:
 
 def test_a_ring_all_gather_besides_tells_gamma() -> None:
     cases = [case(s, name) for name in ("all_reduce", "all_gather") for s in SIZES.tolist()]
-    (link,) = fit.links(fit.series(recorded(np.random.default_rng(9), cases, 0.01)))
+    (link,) = fit.fit_links(fit.make_series(recorded(np.random.default_rng(9), cases, 0.01)))
     assert 1.5 < link.condition < 5 and not link.note
     for found, wanted in ((link.alpha, ALPHA), (link.beta, BETA), (link.gamma, GAMMA)):
         assert found and found.value == pytest.approx(wanted, rel=0.1)
@@ -216,7 +223,7 @@ def test_ranks_and_algorithms_are_fitted_together() -> None:
         1,
         lambda one: true(one) * (1 + 9 * (one in slow)),
     )
-    (link,) = fit.links(fit.series(file))
+    (link,) = fit.fit_links(fit.make_series(file))
     assert len(link.members) == 3
     assert link.alpha and link.alpha.value == pytest.approx(ALPHA, rel=0.02)
 
@@ -258,7 +265,7 @@ def test_misfit_needs_three_sizes_in_a_row() -> None:
             1,
             lambda one, bad=bad: true(one) * bad[one.nbytes],
         )
-        (link,) = fit.links(fit.series(file))
+        (link,) = fit.fit_links(fit.make_series(file))
         assert link.flags == flags
 
 
@@ -290,7 +297,7 @@ def test_a_link_comes_from_a_run_in_seconds_with_its_source(tmp_path: Path) -> N
     assert link.gamma == pytest.approx(GAMMA * 1e-9, rel=0.1)
     assert "run r1" in note and "ring@gloo" in note and "alpha 4.9" in note
     assert math.isclose(
-        store.read(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
+        store.read_file(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
     )
 
 
@@ -349,6 +356,6 @@ def test_what_was_counted_counts_in_place_of_the_least() -> None:
         records=[msgspec.structs.replace(record, world=0) for record in file.records],
         worlds=[factories.world(library="torch 2.13.0+cpu gloo")],
     )
-    (least,), (counted,) = fit.series(file), fit.series(known)
+    (least,), (counted,) = fit.make_series(file), fit.make_series(known)
     assert counted.counts == (least.counts[0], 2 * least.counts[1], least.counts[2])
     assert (least.model, counted.model) == ("lower bound", "lower bound, 2.00x its bytes")

@@ -15,20 +15,20 @@ from collbench.features.study import cost
 from collbench.features.study.drawing import (
     Arrow,
     Frame,
-    draw,
-    example,
-    frames,
+    describe_phases,
+    describe_signs,
+    draw_frames,
+    example_values,
+    find_outcome,
     in_words,
-    lanes,
-    legend,
-    outcome,
-    parse,
-    phases,
+    make_frames,
+    pack_lanes,
+    parse_values,
 )
 from collbench.show import terminal
 from collbench.show.document import Document
 
-EVERY = [pytest.param(*key, id="-".join(key)) for key in algorithms.catalogue()]
+EVERY = [pytest.param(*key, id="-".join(key)) for key in algorithms.list_catalogue()]
 RING_OF_THREE = """\
          rank 0                 rank 1                 rank 2
 start    2 4 6                  1 2 3                  4 8 12
@@ -56,12 +56,16 @@ step 4   ├──────────2──────────▶├�
 def film(
     name: str, algorithm: str, n: int = 4, root: int = 0, values: str = ""
 ) -> tuple[Schedule, list[Frame]]:
-    schedule = algorithms.find(name, algorithm).schedule(n, root)
-    return schedule, list(frames(schedule, parse(values) if values else example(schedule)))
+    schedule = algorithms.find_variant(name, algorithm).schedule(n, root)
+    return schedule, list(
+        make_frames(schedule, parse_values(values) if values else example_values(schedule))
+    )
 
 
 def drawn(schedule: Schedule, shown: list[Frame], width: int = 80, rank: int | None = None) -> str:
-    text = terminal.text(Document(title="", brief=draw(schedule, shown, width, rank)), width)
+    text = terminal.render_text(
+        Document(title="", brief=draw_frames(schedule, shown, width, rank)), width
+    )
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
 
 
@@ -95,9 +99,9 @@ START = "1,2;3,4;5,6;7,8"
     ],
 )
 def test_the_worked_example_of_four_ranks(name: str, root: int, values: str, wanted: Any) -> None:
-    for row in algorithms.of(name):
+    for row in algorithms.list_algorithms(name):
         schedule, shown = film(name, row.name, 4, root, values)
-        assert outcome(schedule, shown[-1]) == wanted, row.name
+        assert find_outcome(schedule, shown[-1]) == wanted, row.name
 
 
 def test_sixteen_and_twenty_everywhere() -> None:
@@ -111,12 +115,12 @@ def test_every_algorithm_is_drawn_within_the_width_and_ends_complete(
     name: str, algorithm: str
 ) -> None:
     for n, widths in ((1, (80,)), (4, (40, 80)), (6, (40, 80)), (16, (80,))):
-        if algorithms.find(name, algorithm).why_not(n):
+        if algorithms.find_variant(name, algorithm).why_not(n):
             continue
         schedule, shown = film(name, algorithm, n, n // 2)
         steps = len(shown) - 1
         assert steps == sum(1 for _ in schedule.steps())
-        for rank in outcome(schedule, shown[-1]):
+        for rank in find_outcome(schedule, shown[-1]):
             assert all(shown[-1].rows[rank][at].share == 1 for at in schedule.output_cells(rank)), (
                 rank
             )
@@ -153,9 +157,9 @@ def test_parts_may_be_complete_where_the_operation_promises_nothing() -> None:
 
 
 def test_a_block_in_another_ones_place_is_not_complete() -> None:
-    schedule = algorithms.find("all_to_all", "pairwise").schedule(2)
+    schedule = algorithms.find_variant("all_to_all", "pairwise").schedule(2)
     astray = schedule._replace(steps=lambda: iter([Moves(1, 0, [0, 1], [2, 3])]))
-    *_, last = frames(astray, example(astray))
+    *_, last = make_frames(astray, example_values(astray))
     assert [(cell.text, cell.share) for cell in last.rows[0][2:]] == [("10", 0), ("11", 0)]
 
 
@@ -218,7 +222,7 @@ def test_many_ranks_become_lines_and_long_rows_show_what_changed() -> None:
     schedule, shown = film("all_reduce", "ring", 16)
     text = drawn(schedule, shown)
     assert "+14 from 15" in text and "+15 to 1 " in text and "0:1 … 14:60 15:16" in text
-    assert any("--rank 2" in line for line in legend(schedule, shown))
+    assert any("--rank 2" in line for line in describe_signs(schedule, shown))
     schedule, shown = film("broadcast", "chain:segments=40", 3)
     assert "0:1* 1:2* … 39:42" in drawn(schedule, shown)
 
@@ -241,7 +245,7 @@ def test_many_ranks_become_lines_and_long_rows_show_what_changed() -> None:
 def test_the_legend_explains_what_is_there(
     name: str, algorithm: str, words: str, others: str
 ) -> None:
-    text = " ".join(legend(*film(name, algorithm, 4, 2)))
+    text = " ".join(describe_signs(*film(name, algorithm, 4, 2)))
     assert words in text
     assert not others or others not in text
 
@@ -249,7 +253,9 @@ def test_the_legend_explains_what_is_there(
 def test_a_barrier_counts_whom_a_rank_has_heard_of() -> None:
     schedule, shown = film("barrier", "dissemination", 5)
     assert [frame.rows[0][0].text for frame in shown] == ["1/5", "2/5", "4/5", "5/5"]
-    assert in_words(outcome(schedule, shown[-1]), 5) == "no rank leaves before all have entered"
+    assert (
+        in_words(find_outcome(schedule, shown[-1]), 5) == "no rank leaves before all have entered"
+    )
 
 
 def test_values_are_cut_as_a_buffer_is() -> None:
@@ -298,7 +304,7 @@ def test_arrows_on_one_line_do_not_cover_each_other() -> None:
         Arrow(2, 2, ""),
         Arrow(0, 1, ""),
     ]
-    assert [[a[:2] for a in lane] for lane in lanes(arrows)] == [
+    assert [[a[:2] for a in lane] for lane in pack_lanes(arrows)] == [
         [(0, 1), (1, 2), (3, 2)],
         [(1, 0)],
         [(0, 3)],
@@ -307,7 +313,7 @@ def test_arrows_on_one_line_do_not_cover_each_other() -> None:
 
 @pytest.mark.parametrize(("name", "algorithm"), EVERY)
 def test_every_algorithm_has_a_sentence_on_its_idea(name: str, algorithm: str) -> None:
-    idea = algorithms.catalogue()[name, algorithm].idea
+    idea = algorithms.list_catalogue()[name, algorithm].idea
     assert 20 < len(idea) < 130 and idea[0].isupper() and idea.endswith(".")
 
 
@@ -325,7 +331,7 @@ def test_every_algorithm_has_a_sentence_on_its_idea(name: str, algorithm: str) -
     ],
 )
 def test_phases_are_told(name: str, algorithm: str, says: str) -> None:
-    assert phases(*film(name, algorithm)) == says
+    assert describe_phases(*film(name, algorithm)) == says
 
 
 @pytest.mark.parametrize(
@@ -355,20 +361,20 @@ def test_phases_are_told(name: str, algorithm: str, says: str) -> None:
     ],
 )
 def test_an_algorithms_cost_is_told(name: str, algorithm: str, n: int, says: str) -> None:
-    variant = algorithms.find(name, algorithm)
+    variant = algorithms.find_variant(name, algorithm)
     assert cost.describe_cost(variant, variant.schedule(n))[0] == says
 
 
 def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
     told = 0
-    for row in algorithms.catalogue().values():
+    for row in algorithms.list_catalogue().values():
         variant = algorithms.Variant(row)
         known = cost.find_formulas(variant, 4, 0)
         told += bool(known)
         for n in (5, 6, 32) if known else ():
             if variant.why_not(n) is None:
                 made = [cost.FORMS[form](n) for form in known]
-                assert made == [*simulate.count(variant.schedule(n))[:3]], (row.name, n)
+                assert made == [*simulate.count_costs(variant.schedule(n))[:3]], (row.name, n)
     assert told > 15
 
 

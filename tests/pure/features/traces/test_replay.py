@@ -156,7 +156,7 @@ def test_calls_are_joined_by_number_whatever_their_order() -> None:
     swapped = of(calls, calls[::-1])
     assert sizes(step_of(swapped), 1) == [8, 4]  # that they run in another order, the walk finds
     with pytest.raises(UsageError, match="ranks disagree"):
-        walk.refuse(step_of(swapped))
+        walk.refuse_deadlock(step_of(swapped))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_messages_meet_in_order_of_their_tags() -> None:
     ]
     step = step_of(of(send, receive))
     assert [op.peer for rank in (0, 1) for op in ops(step, rank)] == [1, 1, 0, 0]
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
     error = refused(of(send, [replace(receive[0], nbytes=12), receive[1]]))
     assert "send of 8 B float to member 1" in error.message
     assert "recv of 12 B float from member 0" in error.message
@@ -241,7 +241,7 @@ def test_an_exchange_in_which_all_send_first_and_wait_then_is_no_deadlock(crosse
         waits = [Call("wait", after=(at,)) for at in range(4)]
         ranks.append([*sends, *receives, *waits])
     step = step_of(of(*ranks))
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
     assert [op.kind for op in ops(step)] == ["send"] * 2 + ["recv"] * 2 + ["wait"] * 4
 
 
@@ -274,7 +274,7 @@ def test_ranks_that_are_missing_do_as_the_others_where_that_is_said() -> None:
     assert program.ranks == (0, 1, 2, 3)
     assert step.groups == {"0": ((0, 1), (2, 3)), "1": ((0, 2), (1, 3))}
     assert any("ranks 1,2 are not in the trace" in each for each in step.assumptions)
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
 
 
 def test_groups_of_missing_ranks_are_moved() -> None:
@@ -305,7 +305,7 @@ def test_messages_of_missing_ranks_are_moved() -> None:
         [3, 1],
         [0, 2],
     ]
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
 
 
 def test_unequal_blocks_leave_no_symmetry() -> None:
@@ -348,7 +348,7 @@ def test_unequal_blocks_stay_what_they_are() -> None:
     step = step_of(of([uneven(0)], [uneven(1)]))
     assert [ops(step, rank)[0].sends for rank in (0, 1)] == [*ROWS]
     assert {ops(step, rank)[0].nbytes for rank in (0, 1)} == {24}  # of the busiest
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
 
 
 def test_an_exchange_may_have_equal_blocks_on_some_ranks() -> None:
@@ -358,7 +358,7 @@ def test_an_exchange_may_have_equal_blocks_on_some_ranks() -> None:
         ("all_to_allv", (1, 2)),
         ("all_to_allv", (2, 2)),
     ]
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
 
 
 def test_blocks_are_made_equal_only_where_that_is_said() -> None:

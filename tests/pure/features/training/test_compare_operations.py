@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from factories import Rounds, case, experiment, noisy, suite
 
-from collbench.features.compare.comparison import Comparison, Rules, compare
+from collbench.features.compare.comparison import Comparison, Rules, compare_runs
 from collbench.features.compare.verdict import Compared
 from collbench.features.compare.views import verdicts
 from collbench.features.training.parts import PARTS
@@ -92,7 +92,7 @@ def compared(
         talking: noisy(share, 12, seed + 2, 0.002),
     }
     again = {} if more.pop("once", False) else rows
-    return compare(*watched(rows, again, planted, seed, **more), Rules(tau=tau))  # type: ignore[arg-type]
+    return compare_runs(*watched(rows, again, planted, seed, **more), Rules(tau=tau))  # type: ignore[arg-type]
 
 
 def named(found: Comparison) -> list[Compared]:
@@ -158,12 +158,12 @@ def test_saved_runs_of_many_launches_name_the_operation_too() -> None:
         )
         for file in alone
     ]
-    assert [one.at for one in named(compare(*apart, Rules(tau=0.05)))] == [4]
+    assert [one.at for one in named(compare_runs(*apart, Rules(tau=0.05)))] == [4]
 
 
 def test_people_read_which_operation_it_is_and_by_how_much() -> None:
-    view = verdicts.readable(compared({3: 0.3}))
-    (line,) = verdicts.operations(view)
+    view = verdicts.make_readable(compared({3: 0.3}))
+    (line,) = verdicts.describe_operations(view)
     assert line.startswith("slower in step")
     assert "bucket 3 (op 4, all_reduce 25 MiB) +3" in line
     assert view.headline.startswith("no row found slower")

@@ -10,9 +10,9 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.network import LINKS, Link
 from collbench.features.training import presets, step
-from collbench.features.training.count import Machine, count, forecast
-from collbench.features.training.layout import Layout, read
-from collbench.features.training.models import MODELS, OUTSIDE, model
+from collbench.features.training.count import Machine, count_step, forecast_step
+from collbench.features.training.layout import Layout, parse_struct
+from collbench.features.training.models import MODELS, OUTSIDE, find_model
 from collbench.features.training.patterns.data_parallel import Ddp
 from collbench.features.training.step import Op, Step, Writer
 from collbench.features.training.walk import Walk
@@ -29,13 +29,13 @@ TOTALS = {  # parameters, tensors, bytes
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_models_have_the_parameters_that_are_published(name: str) -> None:
-    found = model(name)
+    found = find_model(name)
     assert (found.parameters, len(found.tensors), found.nbytes) == TOTALS[name]
 
 
 def test_layers_of_models_have_the_parameters_that_are_published() -> None:
     def numel(name: str, layer: int) -> int:
-        return sum(tensor.numel for tensor in model(name).layer(layer))
+        return sum(tensor.numel for tensor in find_model(name).layer(layer))
 
     assert numel("llama3-8b", 31) == 218_112_000
     assert numel("llama3-8b", OUTSIDE) == 1_050_677_248
@@ -45,17 +45,17 @@ def test_layers_of_models_have_the_parameters_that_are_published() -> None:
     assert numel("llama3-405b", OUTSIDE) == 4_202_708_992
     assert numel("deepseek-v3", 2) == 583_483_392
     assert numel("deepseek-v3", 3) == 11_507_286_272
-    assert model("deepseek-v3").parameters == 671_026_419_200
-    assert round(model("gpt3-175b").nbytes / 1e9) == 698
-    assert model("stack-170b").nbytes == 680_000_000_000
+    assert find_model("deepseek-v3").parameters == 671_026_419_200
+    assert round(find_model("gpt3-175b").nbytes / 1e9) == 698
+    assert find_model("stack-170b").nbytes == 680_000_000_000
 
 
 def test_forward_takes_the_work_that_is_known_of_it() -> None:
     """ResNet-50's 4.1 G multiply-adds an image; 2 a parameter and token where nothing attends."""
-    assert sum(tensor.flops for tensor in model("resnet50").tensors) / 2e9 == pytest.approx(
+    assert sum(tensor.flops for tensor in find_model("resnet50").tensors) / 2e9 == pytest.approx(
         4.1, 0.01
     )
-    llama = model("llama3-405b")
+    llama = find_model("llama3-405b")
     flops = sum(tensor.flops for tensor in llama.tensors)
     attention = 2 * llama.context * llama.heads * llama.head_dim * llama.layers
     matrices = llama.parameters - llama.vocab * llama.hidden
@@ -63,10 +63,10 @@ def test_forward_takes_the_work_that_is_known_of_it() -> None:
 
 
 def test_a_model_is_cut_to_its_first_layers() -> None:
-    cut = model("llama3-8b").cut(2)
+    cut = find_model("llama3-8b").cut(2)
     assert cut.parameters == 2 * 218_112_000 + 1_050_677_248
     with pytest.raises(UsageError, match="has 32 layers, not 33"):
-        model("llama3-8b").cut(33)
+        find_model("llama3-8b").cut(33)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,15 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
 )
 def test_layouts_that_make_no_sense_are_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        read(text, Layout, "--layout")
+        parse_struct(text, Layout, "--layout")
 
 
 def test_what_is_not_said_stays_as_it_is_known() -> None:
-    base = read("tp=8,pp=4,dp=2", Layout, "--layout")
-    assert read("dp=16,sp=false", Layout, "--layout", base) == Layout(tp=8, pp=4, dp=16, sp=False)
-    assert read("bucket_cap_mb_list=1/25", Ddp, "--options").bucket_cap_mb_list == (1, 25)
+    base = parse_struct("tp=8,pp=4,dp=2", Layout, "--layout")
+    assert parse_struct("dp=16,sp=false", Layout, "--layout", base) == Layout(
+        tp=8, pp=4, dp=16, sp=False
+    )
+    assert parse_struct("bucket_cap_mb_list=1/25", Ddp, "--options").bucket_cap_mb_list == (1, 25)
     assert base.on(256).dp == 8
     with pytest.raises(UsageError, match="48 ranks are no multiple of tp=8 cp=1 pp=4"):
         base.on(48)
@@ -95,10 +97,10 @@ def test_what_is_not_said_stays_as_it_is_known() -> None:
 
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets_are_steps_that_end(name: str) -> None:
-    made = presets.find(name)
-    step.refuse(made)
+    made = presets.find_step(name)
+    step.refuse_step(made)
     assert Walk(made).seconds == 0
-    assert count(made).sent > 0
+    assert count_step(made).sent > 0
 
 
 @pytest.mark.parametrize(
@@ -113,29 +115,29 @@ def test_presets_are_steps_that_end(name: str) -> None:
 )
 def test_names_that_stand_for_nothing_are_refused(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        presets.find(name)
+        presets.find_step(name)
 
 
 def test_every_pattern_runs_every_model_that_it_can_or_says_why() -> None:
     for pattern, row in presets.PATTERNS.items():
         for name in MODELS if not row.move else ():
             try:
-                made = presets.find(f"{pattern}:{name}", "dp=4", layers=_few(name))
+                made = presets.find_step(f"{pattern}:{name}", "dp=4", layers=_few(name))
             except UsageError as e:
                 assert e.message
             else:
-                step.refuse(made)
+                step.refuse_step(made)
 
 
 def _few(name: str) -> int:
     """Four layers, which deepseek-v3 needs for one with experts; none of what has no layers."""
-    return min(4, model(name).layers)
+    return min(4, find_model(name).layers)
 
 
 def test_a_step_of_16384_gpus_is_counted_by_its_kinds_of_ranks() -> None:
-    made = presets.find("megatron:llama3-405b", world=16384)
-    step.refuse(made)
-    found = count(made)
+    made = presets.find_step("megatron:llama3-405b", world=16384)
+    step.refuse_step(made)
+    found = count_step(made)
     walk = Walk(made)
     assert (made.world, len(walk.actors.first)) == (16384, 16)
     assert found.ops == 1348
@@ -157,7 +159,7 @@ def simple(**fields: object) -> Step:
 
 
 def test_counts_are_those_of_the_operations() -> None:
-    found = count(simple())
+    found = count_step(simple())
     (part,) = found.parts
     assert part[:6] == ("backward", "dp", "all_reduce", "float", 4, 1)
     assert part.sent == found.sent == 2 * 3 / 4 * (1 << 20)
@@ -182,21 +184,21 @@ def test_what_a_rank_sends_is_the_tables_least(kind: str, n: int) -> None:
 def test_a_forecast_is_the_bound_of_the_link_that_members_share() -> None:
     inside, between = Link(1e-6, 1e-9, 0), Link(5e-6, 4e-9, 0)
     row, size = COLLECTIVES["all_reduce"].bound(4), 1 << 20
-    near = forecast(simple(), Machine(between, inside, 4)).step
-    far = forecast(simple(), Machine(between, inside, 1)).step
+    near = forecast_step(simple(), Machine(between, inside, 4)).step
+    far = forecast_step(simple(), Machine(between, inside, 1)).step
     assert near == pytest.approx(row.alpha * 1e-6 + row.beta * size * 1e-9)
     assert far == pytest.approx(row.alpha * 5e-6 + row.beta * size * 4e-9)
 
 
 def test_what_computation_hides_is_not_exposed() -> None:
     machine = Machine(LINKS["eth10"], LINKS["nvlink"], 1, flops=1e12)
-    after = forecast(simple(), machine)
+    after = forecast_step(simple(), machine)
     assert after.computation == pytest.approx(3e-3)
     assert after.exposed == pytest.approx(after.communication)
     w = Writer()
     w.add("all_reduce", nbytes=1 << 20, dtype="float", op="sum")
     w.compute(flops=1e12)
     w.wait()
-    hidden = forecast(Step("x", 8, (w.program(range(8)),)), machine)
+    hidden = forecast_step(Step("x", 8, (w.program(range(8)),)), machine)
     assert hidden.exposed == pytest.approx(0)
     assert hidden.communication == pytest.approx(after.communication, 1)

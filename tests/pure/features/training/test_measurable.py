@@ -35,7 +35,7 @@ def suite(tmp_path: Path, text: str = STEPS) -> Path:
 
 
 def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
-    read = toml.load(str(suite(tmp_path)))
+    read = toml.load_suite(str(suite(tmp_path)))
     cases, skips = read.expand()
     assert not skips
     assert [case.collective for case in cases[:3]] == ["step", "computation", "communication"]
@@ -46,7 +46,7 @@ def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
 
 
 def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
-    settled = toml.load(str(suite(tmp_path))).settled()
+    settled = toml.load_suite(str(suite(tmp_path))).settled()
     assert not settled.requests
     assert settled.settled() == settled
     assert {step.title for step in settled.subjects} == {
@@ -56,13 +56,13 @@ def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
 
 def test_a_file_may_hold_steps_alone_or_beside_collectives(tmp_path: Path) -> None:
     alone = suite(tmp_path, '[[workload]]\nname = "toy:ddp"\n')
-    assert {case.collective for case in toml.load(str(alone)).expand()[0]} == {
+    assert {case.collective for case in toml.load_suite(str(alone)).expand()[0]} == {
         "step",
         "computation",
         "communication",
     }
     text = STEPS.replace("[axes]", '[axes]\ncollectives = ["all_reduce"]\nsizes = ["1K"]')
-    beside = toml.load(str(suite(tmp_path, text))).expand()[0]
+    beside = toml.load_suite(str(suite(tmp_path, text))).expand()[0]
     assert {case.collective for case in beside} > {"all_reduce", "step"}
 
 
@@ -82,23 +82,23 @@ def test_what_is_wrong_is_told_with_its_table(
 ) -> None:
     path = suite(tmp_path, STEPS.replace(*change, 1))
     with pytest.raises(UsageError) as error:
-        toml.load(str(path)).expand()
+        toml.load_suite(str(path)).expand()
     assert words in error.value.message
     assert hint in error.value.hint
 
 
 def test_an_experiment_has_a_row_for_each_step(tmp_path: Path) -> None:
-    read = toml.load(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
+    read = toml.load_suite(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
     sides = {"base": Variant(text=""), "head": Variant(text="X=1", env=(("X", "1"),))}
-    rows, _ = matching.rows(read, sides)  # type: ignore[arg-type]
+    rows, _ = matching.match_rows(read, sides)  # type: ignore[arg-type]
     assert len(rows) == 2
     for row in rows:
         assert all(job.subject and job.case.is_leader for job in row.jobs.values())
 
 
 def test_a_step_is_prepared_once_for_all_its_parts(tmp_path: Path) -> None:
-    read = toml.load(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
-    prepared = session.prepare(session.Order(suite=read, command=()))
+    read = toml.load_suite(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
+    prepared = session.prepare_order(session.Order(suite=read, command=()))
     assert len(prepared.jobs) == 2
     assert len(prepared.cases) == 6
     assert not prepared.skips
@@ -125,11 +125,11 @@ def traced(tmp_path: Path, text: str = TRACED) -> Path:
 
 
 def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
-    read = toml.load(str(traced(tmp_path)))
+    read = toml.load_suite(str(traced(tmp_path)))
     (step,) = read.settled().subjects
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
-    rows, _ = matching.rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
+    rows, _ = matching.match_rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
     assert [job.subject for job in rows[0].jobs.values()] == [step, step]
 
 
@@ -152,6 +152,6 @@ def test_what_is_wrong_with_a_trace_is_told_with_its_table(
 ) -> None:
     path = traced(tmp_path, TRACED.replace(*change, 1))
     with pytest.raises(UsageError) as error:
-        toml.load(str(path)).expand()
+        toml.load_suite(str(path)).expand()
     assert words in error.value.message
     assert hint in error.value.hint

@@ -37,10 +37,10 @@ def cases_of(step: Step, **axes: object) -> list[Case]:
     ],
 )
 def test_members_agree_on_whom_they_meet_and_on_the_turn(name: str, layout: str) -> None:
-    step = presets.find(name, layout, layers=4)
+    step = presets.find_step(name, layout, layers=4)
     met = defaultdict(list)
     for rank in range(step.world):
-        for one in steps.played(step, rank, "gloo"):
+        for one in steps.list_played(step, rank, "gloo"):
             met[one.meeting, one.case, one.turn].append((rank, one))
     for found in met.values():
         ranks, ones = zip(*found, strict=True)
@@ -51,7 +51,7 @@ def test_members_agree_on_whom_they_meet_and_on_the_turn(name: str, layout: str)
 
 
 def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:
-    step = presets.find("toy:ddp")
+    step = presets.find_step("toy:ddp")
     whole, *others = found = cases_of(step)
     assert [case.collective for case in found] == ["step", "computation", "communication"]
     assert [case.index for case in found] == [0, 1, 2]
@@ -64,7 +64,7 @@ def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:
 
 def test_settings_backends_and_cycles_are_swept() -> None:
     found = cases_of(
-        presets.find("toy:ddp"), backends=("gloo", "mpi"), envs=((("A", "1"),), ()), cycles=2
+        presets.find_step("toy:ddp"), backends=("gloo", "mpi"), envs=((("A", "1"),), ()), cycles=2
     )
     assert len(found) == len({*found}) == 3 * 2 * 2 * 2
 
@@ -73,14 +73,14 @@ def test_what_cannot_run_says_which_operation_and_why() -> None:
     def of(*ops: Op, backend: str) -> str:
         step = Step("x", 2, (Program((0, 1), ops),))
         (case, *_) = cases_of(step, backends=(backend,))
-        return steps.refuse(step, case)
+        return steps.refuse_step_case(step, case)
 
     reduce = Op(kind="all_reduce", **CALL)  # type: ignore[arg-type]
     assert of(reduce, backend="gloo") == ""
     assert "name an algorithm" in of(reduce, backend="shm")
-    message = presets.find("megatron:llama3-8b", "pp=2,micro_batches=2", layers=2)
+    message = presets.find_step("megatron:llama3-8b", "pp=2,micro_batches=2", layers=2)
     case = cases_of(message, backends=("shm",), algorithms=("ring",))[0]
-    assert "no messages from rank to rank" in steps.refuse(message, case)
+    assert "no messages from rank to rank" in steps.refuse_step_case(message, case)
     for backend in ("symm", "model"):
         assert "runs no steps" in of(reduce, backend=backend)
 
@@ -93,24 +93,24 @@ def test_uneven_blocks_are_those_that_each_member_sends() -> None:
     other = Program((2,), (op(4, 0), op(1, 1)))
     step = Step("x", 3, (one, Program((1,), ()), other), {"ep": ((0, 2), (1,))})
     for rank in (0, 2):
-        found = [each.case.splits for each in steps.played(step, rank, "gloo")]
+        found = [each.case.splits for each in steps.list_played(step, rank, "gloo")]
         assert found == ["table:4 8/16 0", "table:0 12/4 4"]
-        first = steps.played(step, rank, "gloo")[0].case.matrix
+        first = steps.list_played(step, rank, "gloo")[0].case.matrix
         assert first.tolist() == [[1, 2], [4, 0]]
     (case, *_) = cases_of(step)
-    assert steps.refuse(step, case) == ""
+    assert steps.refuse_step_case(step, case) == ""
 
 
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:
-    step = presets.find("ddp:gpt2-124m", world=2)
+    step = presets.find_step("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
     room = Room("on this host", 1 << 30, 1 << 20, 2, 256 << 20)
-    jobs, (skip,) = plan.fit([case], Policy(), lambda case: room, lambda case: step)
+    jobs, (skip,) = plan.fit_jobs([case], Policy(), lambda case: room, lambda case: step)
     assert not jobs
     needs = "a rank needs 905 MiB for itself and a buffer for each operation, 2 ranks 1,811 MiB"
     assert needs in skip.reason
     assert "1,024 MiB are available; --scale 1/" in skip.reason
-    jobs, skips = plan.fit(
+    jobs, skips = plan.fit_jobs(
         [case], Policy(), lambda case: room._replace(available=8 << 30), lambda case: step
     )
     assert (len(jobs), skips) == (1, [])
@@ -119,40 +119,40 @@ def test_a_step_that_does_not_fit_says_which_part_would() -> None:
 
 @pytest.mark.parametrize("available", [4 << 30, 8 << 30, 40 << 30])
 def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(available: int) -> None:
-    whole = presets.find("megatron:llama3-8b", "tp=2,dp=4")
+    whole = presets.find_step("megatron:llama3-8b", "tp=2,dp=4")
     (case, *_) = cases_of(whole)
 
     def reason(step: Step) -> str:
         room = Room("on this host", available, 1 << 20, step.world, 256 << 20)
-        _, skips = plan.fit([case], Policy(), lambda _: room, lambda case: step)
+        _, skips = plan.fit_jobs([case], Policy(), lambda _: room, lambda case: step)
         return skips[0].reason if skips else ""
 
     told = reason(whole)
     part = Fraction(re.search(r"--scale (1/\d+)", told)[1])  # type: ignore[index]
-    assert not reason(reshape.scaled(whole, part))
-    assert reason(reshape.scaled(whole, 2 * part))
-    fits = {name for name in whole.groups if not reason(reshape.sliced(whole, name))}
+    assert not reason(reshape.scale_step(whole, part))
+    assert reason(reshape.scale_step(whole, 2 * part))
+    fits = {name for name in whole.groups if not reason(reshape.slice_step(whole, name))}
     sliced = re.search(r"--slice (\S+)", told)
     assert bool(sliced) == bool(fits)
     assert not sliced or sliced[1] in fits
 
 
 def test_what_never_fits_is_told_no_part() -> None:
-    step = presets.find("ddp:gpt2-124m", world=2)
+    step = presets.find_step("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
     room = Room("on this host", 100 << 20, 1 << 20, 2, 256 << 20)
-    _, (skip,) = plan.fit([case], Policy(), lambda case: room, lambda case: step)
+    _, (skip,) = plan.fit_jobs([case], Policy(), lambda case: room, lambda case: step)
     assert "100 MiB are available; fewer ranks may fit" in skip.reason
 
 
 def test_estimates_count_the_operations_and_the_computation() -> None:
-    step = presets.find("ddp:gpt2-124m", world=2)
+    step = presets.find_step("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
     job = Job(case, 1, "", subject=step)
     bare = Job(case, 1, "", subject=Step("x", 2, (Program((0, 1), ()),)))
     assert RUNNER.guess_call(job) > RUNNER.guess_call(bare) >= 0
     assert RUNNER.measure_memory(job, Policy()) > 475 << 20
-    assert plan.seconds(job, Policy()) > plan.seconds(bare, Policy())
+    assert plan.estimate_seconds(job, Policy()) > plan.estimate_seconds(bare, Policy())
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.3, 0.61, 1.7, 1.9, 2.5, 12.0])
@@ -161,8 +161,8 @@ def test_rounds_that_are_forecast_are_those_that_are_taken_where_times_scatter(
     seconds: float, given: dict[str, float]
 ) -> None:
     policy = Policy(**given).resolved(False)  # type: ignore[arg-type]
-    step = presets.find("toy:ddp")
-    (job,), _ = plan.fit(
+    step = presets.find_step("toy:ddp")
+    (job,), _ = plan.fit_jobs(
         cases_of(step)[:1], policy, lambda case: Room("", 1 << 40, 0, 1, 0), lambda case: step
     )
     taken = 1

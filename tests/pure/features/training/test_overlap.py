@@ -9,11 +9,11 @@ import pytest
 
 from collbench.features.training.overlap import (
     as_alone,
-    blamed,
-    bounded,
-    operations,
-    overlaps,
-    phases,
+    bound_mean,
+    divide_phases,
+    find_overlaps,
+    list_blamed,
+    list_timed,
 )
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Step
@@ -43,7 +43,7 @@ ROUNDS = np.random.default_rng(1).normal(1, 0.01, 40)
 def test_what_is_exposed_and_hidden(step: float, hidden: float) -> None:
     """Computation of 10 ms and communication of 4."""
     records = parts([step * r for r in ROUNDS], [10 * r for r in ROUNDS], [4 * r for r in ROUNDS])
-    (one,) = overlaps(records)
+    (one,) = find_overlaps(records)
     assert one.exposed.lo <= (step - 10) * MS <= one.exposed.hi
     assert one.exposed.estimate == pytest.approx((step - 10) * MS, rel=0.05, abs=0.01 * MS)
     assert one.hidden is not None
@@ -55,7 +55,7 @@ def test_what_is_exposed_and_hidden(step: float, hidden: float) -> None:
 def test_what_all_parts_share_in_a_round_does_not_widen_the_interval() -> None:
     """A machine that is slow by turns is so for all parts of a round."""
     moods = np.tile([1.0, 2.0], 20)
-    (one,) = overlaps(parts([*(12 + 5 * moods)], [*(10 + 5 * moods)], [*(4 * moods)]))
+    (one,) = find_overlaps(parts([*(12 + 5 * moods)], [*(10 + 5 * moods)], [*(4 * moods)]))
     assert one.exposed.estimate == pytest.approx(2 * MS)
     assert one.exposed.hi - one.exposed.lo < 0.01 * MS
 
@@ -66,27 +66,27 @@ def test_rounds_that_hang_together_widen_the_interval_whatever_their_sign(centre
     rng, values = np.random.default_rng(3), np.zeros(200)
     for at in range(1, 200):
         values[at] = 0.9 * values[at - 1] + rng.normal()
-    found = [bounded(values * 40 + c) for c in (1e6, centre)]
+    found = [bound_mean(values * 40 + c) for c in (1e6, centre)]
     assert found[1].hi - found[1].lo == pytest.approx(found[0].hi - found[0].lo)
 
 
 def test_few_rounds_bound_nothing() -> None:
-    (one,) = overlaps(parts([12.0] * 3, [10.0] * 3, [4.0] * 3))
+    (one,) = find_overlaps(parts([12.0] * 3, [10.0] * 3, [4.0] * 3))
     assert math.isinf(one.exposed.hi)
 
 
 def test_no_communication_is_not_hidden() -> None:
     records = parts([10.0] * 8, [10.0] * 8, [0.0] * 8)
-    (one,) = overlaps(records)
+    (one,) = find_overlaps(records)
     assert one.hidden is None
 
 
 def test_parts_that_are_missing_failed_or_not_of_the_same_rounds_make_no_step() -> None:
     records = parts([12.0] * 8, [10.0] * 8, [4.0] * 8)
-    assert overlaps(records[:2]) == []
-    assert overlaps(parts([12.0] * 8, [10.0] * 7, [4.0] * 8)) == []
+    assert find_overlaps(records[:2]) == []
+    assert find_overlaps(parts([12.0] * 8, [10.0] * 7, [4.0] * 8)) == []
     failed = [Record(case=each.case, status="failed") for each in records[:1]]
-    assert overlaps([*failed, *records[1:]]) == []
+    assert find_overlaps([*failed, *records[1:]]) == []
 
 
 OPS = (
@@ -111,18 +111,18 @@ def test_time_under_way_counts_once_and_what_was_waited_of_it() -> None:
         seen((20, 100), (20, 100), alone=(10, 10, 10)),
         seen((70, 110), (70, 110)),
     ]
-    (part,) = phases(step, watched)
+    (part,) = divide_phases(step, watched)
     assert (part.ops, part.nbytes, part.sent) == (2, 1200, 1200.0)
     assert (part.busy, part.waited, part.alone) == (100, 30, 41)
     assert part.busbw == 12.0
-    first, second = operations(step.programs[0], watched)
+    first, second = list_timed(step.programs[0], watched)
     assert (first.took, first.hidden, first.alone) == (60, 1.0, 31)
     assert (second.took, second.hidden) == (80, 1 - 30 / 80)
 
 
 def test_operations_that_do_not_fit_the_step_are_not_told() -> None:
     step = Step("x", 2, (Program((0, 1), OPS),))
-    assert phases(step, [seen((0, 1))]) == []
+    assert divide_phases(step, [seen((0, 1))]) == []
 
 
 def test_what_two_kinds_are_waited_for_at_once_is_divided() -> None:
@@ -134,7 +134,7 @@ def test_what_two_kinds_are_waited_for_at_once_is_divided() -> None:
     )
     step = Step("x", 2, (Program((0, 1), ops),), {"tp": ((0, 1),), "dp": ((0, 1),)})
     watched = [seen((0, 90)), seen((80, 100)), seen((60, 100))]
-    assert [part.waited for part in phases(step, watched)] == [20 + 5, 5 + 10]
+    assert [part.waited for part in divide_phases(step, watched)] == [20 + 5, 5 + 10]
 
 
 def test_an_operation_waits_for_the_one_before_it_in_its_lane() -> None:
@@ -145,8 +145,8 @@ def test_an_operation_waits_for_the_one_before_it_in_its_lane() -> None:
     )
     step = Step("x", 2, (Program((0, 1), ops),))
     watched = [seen((0, 60)), seen((10, 100)), seen((20, 100))]
-    assert [part.busy for part in phases(step, watched)] == [60, 40]
-    assert [part.waited for part in phases(step, watched)] == [40, 40]
+    assert [part.busy for part in divide_phases(step, watched)] == [60, 40]
+    assert [part.waited for part in divide_phases(step, watched)] == [40, 40]
 
 
 def test_an_operation_waits_for_those_it_comes_after() -> None:
@@ -157,7 +157,7 @@ def test_an_operation_waits_for_those_it_comes_after() -> None:
     )
     step = Step("x", 2, (Program((0, 1), ops),), {"dp": ((0, 1),), "rep": ((0, 1),)})
     watched = [seen((0, 60)), seen((10, 100)), seen((20, 100))]
-    assert [part.busy for part in phases(step, watched)] == [60, 40]
+    assert [part.busy for part in divide_phases(step, watched)] == [60, 40]
 
 
 def alone(communication: int, computation: float, *, told: bool = True) -> float | None:
@@ -186,6 +186,6 @@ def test_the_operation_that_costs_most_is_first() -> None:
         Operation(with_ns=[*times], without_ns=[*(times - less)]) if less else Operation()
         for less in spared
     ]
-    first, second = blamed(Program((0, 1), OPS), left_out)
+    first, second = list_blamed(Program((0, 1), OPS), left_out)
     assert (first.at, first.less.estimate, first.less.lo, first.less.hi) == (2, 9, 9, 9)
     assert (second.at, second.op) == (0, OPS[0])

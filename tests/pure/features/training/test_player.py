@@ -15,7 +15,7 @@ from collbench.features.training.step import Op, Program
 from collbench.run.backends import Call
 from collbench.run.rank import computation as computation_
 from collbench.run.rank.computation import Computation
-from collbench.run.rank.measure import nothing
+from collbench.run.rank.measure import do_nothing
 
 
 class Device:
@@ -79,7 +79,7 @@ def all_reduce(**more: Any) -> Op:
 
 def player(device: Device, ops: tuple[Op, ...], takes: dict[int, int]) -> Player:
     calls = {at: device.call(ns, ops[at].lane) for at, ns in takes.items()}
-    return Player(Program((0, 1), ops), calls, Computed(device), nothing, patient=True)  # type: ignore[arg-type]
+    return Player(Program((0, 1), ops), calls, Computed(device), do_nothing, patient=True)  # type: ignore[arg-type]
 
 
 def seen(ops: tuple[Op, ...], takes: dict[int, int]) -> tuple[list[int], list[int]]:
@@ -124,7 +124,9 @@ def test_a_step_without_one_operation_neither_starts_it_nor_waits_for_it() -> No
 @pytest.mark.parametrize(("device", "how"), [("cpu", "_spin"), ("meta", "_multiply")])
 def test_what_only_takes_time_takes_it_where_operations_are(device: str, how: str) -> None:
     """The host's time would hold up no stream of a device."""
-    computation = Computation("auto", torch.device(device), nothing, lambda told: told, nothing)
+    computation = Computation(
+        "auto", torch.device(device), do_nothing, lambda told: told, do_nothing
+    )
     action = computation.action(computation_.Work(10_000))
     assert action is not None
     assert [part.func.__name__ for part in action.args[0]] == [how]  # type: ignore[attr-defined]
@@ -168,7 +170,7 @@ def test_an_operation_after_others_does_not_hold_up_the_program(part: str) -> No
     )
     calls = {0: held.call("held", own=True)}
     calls |= {at: held.call(name) for at, name in ((1, "after"), (2, "next"), (4, "last"))}
-    one = Player(Program((0, 1), ops), calls, held, nothing, True, True)  # type: ignore[arg-type]
+    one = Player(Program((0, 1), ops), calls, held, do_nothing, True, True)  # type: ignore[arg-type]
     for _ in range(2):
         held.ended.clear()
         held.made.clear()
@@ -183,7 +185,7 @@ def test_what_fails_in_a_lane_is_raised_where_it_is_waited_for() -> None:
 
     ops = (all_reduce(), all_reduce(lane="other", after=(0,)), Op(kind="wait"))
     calls = {0: ended.call("x"), 1: Call(fail, fail)}
-    one = Player(Program((0, 1), ops), calls, ended, nothing, True, True)  # type: ignore[arg-type]
+    one = Player(Program((0, 1), ops), calls, ended, do_nothing, True, True)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="peer is gone"):
         one.play("step")()
     one.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.training import presets, reshape, walk
-from collbench.features.training.step import Op, Program, Recorded, Step, refuse
+from collbench.features.training.step import Op, Program, Recorded, Step, refuse_step
 
 
 @given(st.integers(1, 10_000), st.integers(2, 9), st.fractions(Fraction(1, 5000), 1))
@@ -18,8 +18,8 @@ def test_a_part_of_every_operation_is_one_that_its_group_can_divide(
     blocks: int, n: int, part: Fraction
 ) -> None:
     whole = Op(kind="all_gather", nbytes=4 * n * blocks, dtype="float")
-    step = reshape.scaled(Step("x", n, (Program((*range(n),), (whole,)),)), part)
-    refuse(step)
+    step = reshape.scale_step(Step("x", n, (Program((*range(n),), (whole,)),)), part)
+    refuse_step(step)
     (op,) = step.programs[0].ops
     assert op.nbytes % (4 * n) == 0
     assert op.nbytes >= 4 * n
@@ -27,8 +27,8 @@ def test_a_part_of_every_operation_is_one_that_its_group_can_divide(
 
 
 def test_a_part_has_as_many_operations_and_says_so() -> None:
-    whole = presets.find("fsdp2:llama3-8b", world=4, layers=2)
-    part = reshape.scaled(whole, Fraction(1, 64))
+    whole = presets.find_step("fsdp2:llama3-8b", world=4, layers=2)
+    part = reshape.scale_step(whole, Fraction(1, 64))
     assert len(part.programs[0].ops) == len(whole.programs[0].ops)
     assert part.name == "fsdp2:llama3-8b layers=2 scale=1/64"
     assert any("1/64 of its elements" in each for each in part.assumptions)
@@ -40,22 +40,22 @@ def test_a_part_has_as_many_operations_and_says_so() -> None:
 
 
 def test_a_part_of_unequal_blocks_is_one_that_all_ranks_agree_on() -> None:
-    part = reshape.scaled(presets.find("m2n:dp.None->tp.None"), Fraction(1, 256))
-    walk.refuse(part)
-    refuse(part)
+    part = reshape.scale_step(presets.find_step("m2n:dp.None->tp.None"), Fraction(1, 256))
+    walk.refuse_deadlock(part)
+    refuse_step(part)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "2", "1/0", "x", "1" * 21, "nan"])
 def test_what_is_no_part_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--scale"):
-        reshape.share(text)
+        reshape.parse_share(text)
 
 
 def test_a_slice_is_what_one_group_does_among_itself() -> None:
-    whole = presets.find("megatron:llama3-8b", "tp=2,dp=2,pp=2,micro_batches=2", layers=2)
-    part = reshape.sliced(whole, "tp")
-    refuse(part)
-    walk.refuse(part)
+    whole = presets.find_step("megatron:llama3-8b", "tp=2,dp=2,pp=2,micro_batches=2", layers=2)
+    part = reshape.slice_step(whole, "tp")
+    refuse_step(part)
+    walk.refuse_deadlock(part)
     assert part.world == 2
     kept = [op for program in part.programs for op in program.ops if op.communicates]
     assert kept
@@ -69,7 +69,7 @@ def test_a_slice_is_what_one_group_does_among_itself() -> None:
 
 def test_a_slice_of_no_group_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="--slice tq") as error:
-        reshape.sliced(presets.find("megatron:llama3-8b"), "tq")
+        reshape.slice_step(presets.find_step("megatron:llama3-8b"), "tq")
     assert "tp" in error.value.hint
 
 
@@ -81,29 +81,29 @@ def test_what_waits_for_operations_that_are_left_out_waits_no_more() -> None:
         Op(kind="wait", after=(0, 1)),
     )
     groups = {"near": ((0, 1), (2, 3)), "far": ((0, 2), (1, 3))}
-    part = reshape.sliced(Step("x", 4, (Program((0, 1, 2, 3), ops),), groups), "near")
+    part = reshape.slice_step(Step("x", 4, (Program((0, 1, 2, 3), ops),), groups), "near")
     found = [(op.kind, op.after) for op in part.programs[0].ops]
     assert found == [("all_reduce", ()), ("mark", ()), ("wait", (0,))]
 
 
 def test_time_alone_needs_to_know_how_long() -> None:
-    step = presets.find("toy:ddp")
+    step = presets.find_step("toy:ddp")
     with pytest.raises(UsageError, match="nothing says how long") as error:
-        reshape.computing(step, "sleep", 0)
+        reshape.set_computation(step, "sleep", 0)
     assert "--tflops" in error.value.hint
-    made = reshape.computing(step, "sleep", 1e-6)
+    made = reshape.set_computation(step, "sleep", 1e-6)
     flops = [op.flops for op in step.programs[0].ops]
     assert [op.compute_ns for op in made.programs[0].ops] == [round(f / 1e-3) for f in flops]
     assert made.name.endswith("compute=sleep@1e-06")
 
 
 def test_averages_are_sums_where_there_are_none_and_it_is_said() -> None:
-    step = presets.find("fsdp2:llama3-8b", layers=1)
-    made = reshape.summed(step, "gloo")
+    step = presets.find_step("fsdp2:llama3-8b", layers=1)
+    made = reshape.replace_averages(step, "gloo")
     assert {op.op for op in made.programs[0].ops} == {"none", "sum"}
     assert "gloo has no avg" in made.assumptions[-1]
-    toy = presets.find("toy:ddp")
-    assert reshape.summed(toy, "gloo") is toy
+    toy = presets.find_step("toy:ddp")
+    assert reshape.replace_averages(toy, "gloo") is toy
 
 
 def test_a_title_tells_steps_apart_that_have_one_name() -> None:
@@ -119,10 +119,13 @@ def test_what_was_recorded_is_that_of_the_step_as_it_was() -> None:
     op = Op(kind="all_reduce", nbytes=64, dtype="float", op="sum", group="dp")
     recorded = Recorded((5,), "from begin to end")
     step = Step("x", 2, (Program((0, 1), (op,)),), {"dp": ((0, 1),)}, recorded=recorded)
-    assert reshape.summed(reshape.computing(step, "sleep", 0), "gloo").recorded == recorded
+    assert (
+        reshape.replace_averages(reshape.set_computation(step, "sleep", 0), "gloo").recorded
+        == recorded
+    )
     for other in (
-        reshape.scaled(step, Fraction(1, 2)),
-        reshape.sliced(step, "dp"),
-        reshape.computing(step, "none", 0),
+        reshape.scale_step(step, Fraction(1, 2)),
+        reshape.slice_step(step, "dp"),
+        reshape.set_computation(step, "none", 0),
     ):
         assert other.recorded is None

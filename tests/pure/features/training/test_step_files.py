@@ -19,7 +19,7 @@ from collbench.features.training import operation_lines as lines
 from collbench.features.training import step_files as files
 from collbench.features.training.layout import Layout
 from collbench.features.training.patterns import compressed, redistribution
-from collbench.features.training.step import Op, Program, Step, refuse
+from collbench.features.training.step import Op, Program, Step, refuse_step
 
 TRAINING = """
 version = 1
@@ -65,7 +65,7 @@ ranks,op,bytes,dtype,group,reduce,peer,gap_us,after,splits
 def read(folder: Path, text: str | bytes, ending: str = ".toml") -> Step:
     path = folder / f"mine{ending}"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return files.read(path)
+    return files.read_step(path)
 
 
 def ops(step: Step, rank: int) -> list[Op]:
@@ -74,7 +74,7 @@ def ops(step: Step, rank: int) -> list[Op]:
 
 def test_toml_with_loops_groups_and_ranks(tmp_path: Path) -> None:
     step = read(tmp_path, TRAINING)
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
     assert (step.name, step.world, step.assumptions) == ("mine", 8, ("made up",))
     assert step.groups["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert step.groups["dp"] == ((0, 2, 4, 6), (1, 3, 5, 7))
@@ -99,7 +99,7 @@ def test_toml_with_loops_groups_and_ranks(tmp_path: Path) -> None:
 
 def test_csv(tmp_path: Path) -> None:
     step = read(tmp_path, ROWS, ".csv")
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
     assert (step.world, step.groups) == (4, {"tp": ((0, 1), (2, 3))})
     assert [program.ranks for program in step.programs] == [(0, 2), (1, 3)]
     gap, reduce, send, exchange = ops(step, 0)
@@ -129,7 +129,7 @@ def test_columns_go_by_name_and_the_world_is_as_large_as_its_ranks(tmp_path: Pat
     ],
 )
 def test_arithmetic(said: int | str, meant: int) -> None:
-    assert lines.whole(said, "here") == meant
+    assert lines.parse_whole(said, "here") == meant
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_arithmetic(said: int | str, meant: int) -> None:
 )
 def test_what_is_no_number(said: str) -> None:
     with pytest.raises(UsageError, match=r"^here: "):
-        lines.whole(said, "here")
+        lines.parse_whole(said, "here")
 
 
 @st.composite
@@ -212,32 +212,34 @@ def same(ours: Step, theirs: Step) -> bool:
 @settings(max_examples=120, deadline=None)
 @given(steps())
 def test_any_step_comes_back_from_csv(tmp_path_factory: pytest.TempPathFactory, step: Step) -> None:
-    refuse(step)
-    again = read(tmp_path_factory.getbasetemp(), files.write(step), ".csv")
+    refuse_step(step)
+    again = read(tmp_path_factory.getbasetemp(), files.write_step(step), ".csv")
     assert same(again, step)
 
 
 def test_patterns_come_back_from_csv(tmp_path: Path) -> None:
-    gpt2 = models.model("gpt2-124m")
+    gpt2 = models.find_model("gpt2-124m")
     for step in (
         compressed.powersgd(gpt2, Layout(dp=8), compressed.PowerSGD(rank=4)),
-        compressed.dalle(models.model("dalle-12b").cut(3), Layout(dp=64), compressed.DallE()),
+        compressed.dalle(models.find_model("dalle-12b").cut(3), Layout(dp=64), compressed.DallE()),
         redistribution.m2n(gpt2, Layout(dp=4), redistribution.M2N("None.None->None.None")),
         read(tmp_path, TRAINING),
     ):
-        assert same(read(tmp_path, files.write(step), ".csv"), step)
+        assert same(read(tmp_path, files.write_step(step), ".csv"), step)
 
 
 def test_ranks_are_written_short(tmp_path: Path) -> None:
-    step = compressed.dalle(models.model("dalle-12b").cut(1), Layout(dp=1024), compressed.DallE())
-    text = files.write(step)
+    step = compressed.dalle(
+        models.find_model("dalle-12b").cut(1), Layout(dp=1024), compressed.DallE()
+    )
+    text = files.write_step(step)
     assert "#group machine 0-1016:8;1-1017:8;" in text
     assert "\n0-1023,all_gather," in text
 
 
 def test_what_could_steer_a_terminal_or_a_spreadsheet_is_not_written() -> None:
     op = Op("barrier", phase="=1+1", source="a\x1b[31m\nb")
-    text = files.write(Step("x\ny", 1, (Program((0,), (op,)),), {}, ("c\nd",)))
+    text = files.write_step(Step("x\ny", 1, (Program((0,), (op,)),), {}, ("c\nd",)))
     assert "'=1+1" in text and "a [31m b" in text
     assert text.splitlines()[:3] == ["#name x y", "#world 1", "#assumption c d"]
 
@@ -366,9 +368,9 @@ def test_files_that_are_none(tmp_path: Path, ending: str) -> None:
         with pytest.raises(UsageError, match=told):
             read(tmp_path, content, ending)
     with pytest.raises(UsageError, match="No such file"):
-        files.read(tmp_path / f"none{ending}")
+        files.read_step(tmp_path / f"none{ending}")
     with pytest.raises(UsageError, match=r"neither \.toml nor \.csv"):
-        files.read(tmp_path / "x.json")
+        files.read_step(tmp_path / "x.json")
 
 
 def test_ranks_are_not_named_without_end(tmp_path: Path) -> None:
@@ -430,7 +432,7 @@ def test_no_mutation_raises_anything_but_a_usage_error(
             piece = bytes(data[at : at + length])
             data[at : at + length] = rng.choice([rng.choice(MUTANTS), piece * 2, b""])
         try:
-            refuse(read(tmp_path, bytes(data), ending))
+            refuse_step(read(tmp_path, bytes(data), ending))
         except UsageError as e:
             refused += 1
             assert e.message.startswith(str(tmp_path)), e.message

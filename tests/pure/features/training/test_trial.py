@@ -20,8 +20,8 @@ def told(monkeypatch: pytest.MonkeyPatch, *parts: CaseOutcome) -> list[Any]:
     trial._control = SimpleNamespace(decide=lambda values: values)  # type: ignore[assignment]
     monkeypatch.setattr(trial, "_enough", lambda rounds, seconds: 1)
     monkeypatch.setattr(trial, "_parts", lambda taken, known: list(parts))
-    monkeypatch.setattr(steps, "_round", lambda samplers, lots, sync: [])
-    monkeypatch.setattr(steps, "_joined", lambda rounds: [])
+    monkeypatch.setattr(steps, "_measure_round", lambda samplers, lots, sync: [])
+    monkeypatch.setattr(steps, "_join_rounds", lambda rounds: [])
     assert list(trial._rounds([], None, None)) == [None]  # type: ignore[arg-type]
     return heard
 

@@ -15,7 +15,7 @@ from collbench.features.training.step import (
     Step,
     Writer,
     parse_order,
-    refuse,
+    refuse_step,
 )
 from collbench.features.training.walk import Actors, Walk
 
@@ -169,7 +169,7 @@ def test_a_walk_by_kinds_takes_as_long_as_one_of_every_rank(
         )
     whole = Step("x", grid.world, (w.program(range(grid.world)),), groups)
     apart = Step("x", grid.world, tuple(w.program([r]) for r in range(grid.world)), groups)
-    refuse(whole)
+    refuse_step(whole)
     assert Walk(whole, seconds).seconds == Walk(apart, seconds).seconds
 
 
@@ -189,7 +189,7 @@ def test_a_walk_by_kinds_takes_as_long_as_one_of_every_rank(
 )
 def test_what_cannot_be_is_refused_with_rank_and_operation(op: Op, words: str) -> None:
     with pytest.raises(UsageError, match=f"rank 0, op 0.*{words}"):
-        refuse(step(program(op), program(ranks=(1,))))
+        refuse_step(step(program(op), program(ranks=(1,))))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_what_cannot_be_is_refused_with_rank_and_operation(op: Op, words: str) -
 )
 def test_worlds_and_groups_that_cannot_be_are_refused(made: Step, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        refuse(made)
+        refuse_step(made)
 
 
 def test_groups_of_a_grid_are_megatrons() -> None:

@@ -60,7 +60,7 @@ def beside(
     """So many other ranks, on another host or with those local ranks of this one that are not
     ``mine``."""
     others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
-    where = host or environment.host()
+    where = host or environment.host_name()
     missing = ["", ""] if gpus else ["there is no GPU here", "buy one"]
     return Told(
         [[where, f"gpu {rank % gpus}" if gpus else "", list(version), *missing] for rank in others]
@@ -69,29 +69,29 @@ def beside(
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
     gpus(4)
-    assert _cuda.seat(beside(3, 4, mine=2), 2, False, "nccl") == (
+    assert _cuda.choose_seat(beside(3, 4, mine=2), 2, False, "nccl") == (
         torch.device("cuda", 2),
         False,
         "",
     )
-    assert _cuda.seat(
+    assert _cuda.choose_seat(
         beside(7, 4, host="elsewhere"), 3, True, "nccl"
     ).shared  # there are 7 ranks on 4 elsewhere
-    assert not _cuda.seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").shared
+    assert not _cuda.choose_seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").shared
 
 
 def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
     gpus(1)
     neighbours = Told(
-        [[environment.host(), f"gpu of rank {rank}", [2, 28, 9], "", ""] for rank in (1, 2)]
+        [[environment.host_name(), f"gpu of rank {rank}", [2, 28, 9], "", ""] for rank in (1, 2)]
     )
-    assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
+    assert _cuda.choose_seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
 
 
 def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
     gpus(1)
     with pytest.raises(CannotRun, match="8 ranks need a GPU each, and there is 1 on ") as caught:
-        _cuda.seat(beside(7, 1), 0, False, "nccl")
+        _cuda.choose_seat(beside(7, 1), 0, False, "nccl")
     assert "--share-gpu" in caught.value.hint and os.environ[ENABLE] == "0"
 
 
@@ -114,14 +114,14 @@ def test_every_backend_that_can_share_is_told_how(
 ) -> None:
     gpus(1, version)
     with pytest.raises(CannotRun) as caught:
-        _cuda.seat(beside(1, 1, version), 0, False, backend, of_nccl)
+        _cuda.choose_seat(beside(1, 1, version), 0, False, backend, of_nccl)
     assert caught.value.hint == hint
 
 
 def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(gpus: Any) -> None:
     gpus(2)
     seats = [
-        _cuda.seat(beside(4, 2, mine=local_rank), local_rank, True, "nccl")
+        _cuda.choose_seat(beside(4, 2, mine=local_rank), local_rank, True, "nccl")
         for local_rank in range(5)
     ]
     assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0] and all(
@@ -139,7 +139,7 @@ def test_what_the_user_says_of_shared_gpus_is_kept_and_told(
     monkeypatch.setenv("NCCL_MAX_CTAS", "2")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     (tmp_path / "control").touch()
-    seat = _cuda.seat(beside(1, 1), 0, True, "nccl")
+    seat = _cuda.choose_seat(beside(1, 1), 0, True, "nccl")
     assert seat.how == ", up to 2 ranks a GPU, NCCL_MAX_CTAS=2"
 
 
@@ -147,10 +147,10 @@ def test_symm_shares_a_gpu_whatever_nccl_there_is(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus(1, (2, 28, 9))
-    assert _cuda.seat(beside(1, 1), 0, True, "symm", of_nccl=False).shared
+    assert _cuda.choose_seat(beside(1, 1), 0, True, "symm", of_nccl=False).shared
     assert os.environ[ENABLE] == "0" and "NCCL_MAX_CTAS" not in os.environ
     with pytest.raises(CannotRun, match="2 ranks need a GPU each"):
-        _cuda.seat(beside(1, 1), 0, False, "symm", of_nccl=False)
+        _cuda.choose_seat(beside(1, 1), 0, False, "symm", of_nccl=False)
 
 
 def test_torch_gives_back_what_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,17 +239,17 @@ def test_memory_that_another_rank_cannot_map_is_refused_on_this_one_too(
 def test_an_nccl_that_cannot_share_says_so_on_every_rank(gpus: Any) -> None:
     gpus(1, (2, 29, 7))
     with pytest.raises(CannotRun, match=r"NCCL 2\.29\.7 .* 2\.30 and newer"):
-        _cuda.seat(beside(1, 1), 0, True, "nccl")
+        _cuda.choose_seat(beside(1, 1), 0, True, "nccl")
     gpus(1)
     with pytest.raises(CannotRun, match=r"NCCL 2\.27\.5 "):
-        _cuda.seat(beside(1, 1, (2, 27, 5)), 0, True, "nccl")  # the other rank's
+        _cuda.choose_seat(beside(1, 1, (2, 27, 5)), 0, True, "nccl")  # the other rank's
 
 
 def test_rocms_library_has_its_own_name(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     gpus(1, (2, 26, 6))
     with pytest.raises(CannotRun, match=r"RCCL 2\.26\.6 puts one rank on a GPU"):
-        _cuda.seat(beside(1, 1, (2, 26, 6)), 0, True, "nccl")
+        _cuda.choose_seat(beside(1, 1, (2, 26, 6)), 0, True, "nccl")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
 ) -> None:
     gpus(1)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(_torchdist, "unwatched", lambda device: missing)
+    monkeypatch.setattr(_torchdist, "explain_unwatched", lambda device: missing)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     zeros = torch.zeros
     here = {"device": "cpu"}
@@ -283,7 +283,11 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
 @pytest.mark.parametrize(
     ("mine", "reason"),
     [
-        (0, f"{environment.host()} torch {torch.__version__} is built for CUDA 13.0, the driver"),
+        (
+            0,
+            f"{environment.host_name()} torch {torch.__version__} is built for CUDA 13.0, the"
+            " driver",
+        ),
         (1, "elsewhere there is no GPU here"),
     ],
 )
@@ -295,7 +299,7 @@ def test_a_host_without_a_gpu_stops_all_ranks(
     monkeypatch.setattr(environment, "gpu_count", lambda: 1)
     monkeypatch.setattr(nvml, "driver_cuda", lambda: "12.4")
     with pytest.raises(CannotRun) as caught:
-        _cuda.seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
+        _cuda.choose_seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
     needs = "backend nccl needs a GPU that torch can use; on "
     assert caught.value.message.startswith(needs + reason)
     assert "--backend gloo runs on CPUs" in caught.value.hint

@@ -42,7 +42,7 @@ class World:
                     self.bases[rank, 0] + to * case.type.size,
                 ]
         self.memory = np.zeros(case.n * len(BANKS) * room + 64, np.uint8)
-        self.words = _instructions.write(
+        self.words = _instructions.write_tape(
             case, self.compiled, range(case.n), parts, self.bases, PEERS
         )
         self.lists = {
@@ -198,7 +198,7 @@ def test_small_messages_have_one_channel_and_large_ones_as_many_as_there_may_be(
         case = Case(
             collective="all_reduce", backend="symm", n=4, nbytes=nbytes, algorithm="ring", op="sum"
         )
-        found.append(_instructions.channels(Compiled(case, 64.0, waits=True), 33))
+        found.append(_instructions.count_channels(Compiled(case, 64.0, waits=True), 33))
     assert found == [1, 2, 4, 33]
 
 
@@ -236,7 +236,7 @@ def test_a_barrier_holds_everyone_until_all_have_come() -> None:
 
 
 def test_a_meeting_waits_for_all_others_in_as_many_waits_as_it_takes() -> None:
-    words = _instructions.meeting(2, 6, PEERS)
+    words = _instructions.write_barrier(2, 6, PEERS)
     assert span(words) == 1
     *told, first, second = decoded(words, 0)
     assert told == [(Opcode.PUBLISH, 3, 1, 0, 1, 3), (Opcode.PUBLISH, 2, 1, 4, 5)]
@@ -272,7 +272,7 @@ def test_a_line_of_progress_shares_no_cache_line_with_another_channels() -> None
 def test_tapes_of_some_ranks_are_those_of_all() -> None:
     case = next(iter(cases(4, 41)))
     world = World(case, 2)
-    words = _instructions.write(case, world.compiled, range(2, 3), 2, world.bases, PEERS)
+    words = _instructions.write_tape(case, world.compiled, range(2, 3), 2, world.bases, PEERS)
     assert [decoded(words, channel) for channel in range(2)] == [
         world.lists[2, channel] for channel in range(2)
     ]

@@ -134,4 +134,4 @@ class Refusing(Control):
 
 def test_memory_that_another_rank_cannot_map_is_refused_on_this_one_too() -> None:
     with pytest.raises(CannotRun, match="planted"):
-        _memory.share(Refusing(0, 1), mmap.PAGESIZE)
+        _memory.share_memory(Refusing(0, 1), mmap.PAGESIZE)

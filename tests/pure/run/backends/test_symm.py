@@ -106,7 +106,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel()
-    monkeypatch.setattr(_symm, "_walker", lambda: found)
+    monkeypatch.setattr(_symm, "_load_kernel", lambda: found)
     monkeypatch.setattr(
         _symm.Symmetric, "_on_gpus", lambda self, local_rank: (self._virtual, 40 // self._n)
     )
@@ -162,9 +162,9 @@ def test_buffers_that_take_turns_share_a_tape(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[object] = []
-    write = _instructions.write
+    write = _instructions.write_tape
     monkeypatch.setattr(
-        _instructions, "write", lambda *given: (written.append(given), write(*given))[1]
+        _instructions, "write_tape", lambda *given: (written.append(given), write(*given))[1]
     )
     backend, case = opened(2), next(cases("symm", 2, 400, "int32"))
     memory = backend.allocate(6400).view(torch.int32)
@@ -215,7 +215,7 @@ class Uncompiled(Kernel):
 def test_a_kernel_that_cannot_be_compiled_is_a_reason(
     kernel: Kernel, loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_symm, "_walker", lambda: Uncompiled(loads))
+    monkeypatch.setattr(_symm, "_load_kernel", lambda: Uncompiled(loads))
     alone = _symm.Symmetric()
     with pytest.raises(CannotRun, match=f"Triton cannot compile here: {NO_COMPILER}$") as caught:
         alone.open(0, 1, 0)
@@ -270,7 +270,7 @@ def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(backends, "_kernel", raising=False)  # of a test before this one
     with pytest.raises(CannotRun, match="symm needs Triton"):
         backend.open(0, 2, 0)
-    monkeypatch.setattr(_symm, "_walker", Kernel)
+    monkeypatch.setattr(_symm, "_load_kernel", Kernel)
     with pytest.raises(CannotRun, match="needs an NVIDIA GPU"):
         backend.open(0, 2, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from collbench.core.errors import CannotRun
 from collbench.run.backends import Call, _torchdist, _wire
 from collbench.run.backends._compiled import Compiled
-from collbench.run.backends._torchdist import place
+from collbench.run.backends._torchdist import choose_device
 from collbench.run.backends._torchsymm import TorchSymmetric
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
@@ -39,7 +39,7 @@ def test_segments_go_by_what_a_message_costs_there(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: bool, alpha_over_beta: float
 ) -> None:
     asked: list[float] = []
-    monkeypatch.setattr(_wire, "prepare", lambda *_, halfway, **__: asked.append(halfway))
+    monkeypatch.setattr(_wire, "prepare_messages", lambda *_, halfway, **__: asked.append(halfway))
     backend = _torchdist.TorchDistributed("nccl")
     backend.control, backend.stream = None, object() if on_a_gpu else None
     backend._at, backend._room = _torchdist._Site(0, 2, None), None
@@ -142,12 +142,12 @@ def test_the_accelerator_is_taken_where_the_backend_is_for_it(
     machine, kind: str, count: int, able: list[str], device: str
 ) -> None:
     machine(kind, count, able)
-    assert place("vendor", 5 if count == 4 else 1) == torch.device(device)
+    assert choose_device("vendor", 5 if count == 4 else 1) == torch.device(device)
 
 
 def test_gloo_and_unknown_backends_are_the_cpus(machine) -> None:
     machine("cuda", 8, ["cuda"])
-    assert {place(name).type for name in ("gloo", "unheard-of")} == {"cpu"}
+    assert {choose_device(name).type for name in ("gloo", "unheard-of")} == {"cpu"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_backend_for_other_devices_is_refused_with_the_reason(
 ) -> None:
     machine("cuda", count, ["hpu"])
     with pytest.raises(CannotRun, match=f"vendor is for tensors on hpu, and {why}"):
-        place("vendor")
+        choose_device("vendor")
 
 
 @pytest.mark.parametrize("name", ["set_device_index", "set_device_idx"])

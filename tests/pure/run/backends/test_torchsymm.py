@@ -83,7 +83,7 @@ def case(
 def test_what_is_refused_and_why(wanted: Case, words: str | None) -> None:
     """By its name alone, before any rank starts; and the backend itself says the same."""
     reason = refusal.refuse_anywhere(wanted)
-    assert backends.find(wanted.backend).refuse(wanted) == reason
+    assert backends.find_backend(wanted.backend).refuse(wanted) == reason
     assert not reason if words is None else reason.startswith(wanted.backend) and words in reason
 
 
@@ -97,7 +97,7 @@ def test_an_older_torch_lacks_some(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_name_leads_to_its_kernels() -> None:
     assert {name for name in backend_names() if name.startswith("torch_")} == set(WAYS)
     for name in WAYS:
-        found = backends.find(name)
+        found = backends.find_backend(name)
         assert isinstance(found, TorchSymmetric) and found.label == name
 
 

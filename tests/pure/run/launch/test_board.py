@@ -23,8 +23,8 @@ def test_what_a_process_does_is_told_in_one_word(
     monkeypatch: pytest.MonkeyPatch, status: str, doing: str
 ) -> None:
     monkeypatch.setattr(psutil.Process, "status", lambda self: status)
-    assert board.doing(os.getpid()) == doing
+    assert board.process_state(os.getpid()) == doing
 
 
 def test_a_process_that_is_not_there_has_ended() -> None:
-    assert board.doing(2**22 + 1) == "ended"  # more than any kernel gives
+    assert board.process_state(2**22 + 1) == "ended"  # more than any kernel gives

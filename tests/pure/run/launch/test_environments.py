@@ -100,25 +100,29 @@ TORQUE = {"PBS_JOBID": "7.a", "PBS_VNODENUM": "3", "PBS_NODENUM": "1", "PBS_NP":
 def test_launchers_are_told_apart(
     variables: dict[str, str], expected: tuple[object, ...] | None
 ) -> None:
-    assert environments.detect("auto", variables) == expected
+    assert environments.detect_variables("auto", variables) == expected
 
 
 def test_a_launcher_may_be_named() -> None:
     both = {**SLURM, **OPEN_MPI, **BY_HAND}
     assert (
-        environments.detect("local", both) is environments.detect("ray", both) is None
+        environments.detect_variables("local", both)
+        is environments.detect_variables("ray", both)
+        is None
     )  # it starts ranks itself
-    assert environments.detect("srun", both) == ("srun", 5, 8, 1, 4)
-    assert environments.detect("environment", both) == ("environment", 1, 2, 0, 0)
-    assert environments.detect("mpirun", HYDRA) == ("mpirun (MPICH)", 0, 2, 0, 2)
-    assert environments.detect("srun", {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == (
+    assert environments.detect_variables("srun", both) == ("srun", 5, 8, 1, 4)
+    assert environments.detect_variables("environment", both) == ("environment", 1, 2, 0, 0)
+    assert environments.detect_variables("mpirun", HYDRA) == ("mpirun (MPICH)", 0, 2, 0, 2)
+    assert environments.detect_variables(
+        "srun", {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
+    ) == (
         "srun",
         0,
         1,
         1,
         4,
     )
-    assert environments.detect("pbs", TORQUE) == ("pbsdsh", 3, 4, 0, 0)
+    assert environments.detect_variables("pbs", TORQUE) == ("pbsdsh", 3, 4, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_what_a_named_launcher_lacks_is_said(
     wanted: str, variables: dict[str, str], named: list[str]
 ) -> None:
     with pytest.raises(UsageError) as raised:
-        environments.detect(wanted, variables)
+        environments.detect_variables(wanted, variables)
     assert all(words in raised.value.message for words in named), raised.value.message
     assert "RANK, " not in raised.value.message or wanted != "torchrun"  # what is set is not named
 
@@ -152,12 +156,12 @@ def test_what_a_named_launcher_lacks_is_said(
 )
 def test_numbers_that_are_none_are_usage_errors(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        environments.detect("auto", variables)
+        environments.detect_variables("auto", variables)
 
 
 def test_rank_0_is_where_the_launcher_says(tmp_path: Path) -> None:
     def place(variables: dict[str, str], wanted: str = "auto") -> str:
-        member = environments.detect(wanted, variables)
+        member = environments.detect_variables(wanted, variables)
         assert member is not None
         return environments.place_of_rank0(member, variables)
 
@@ -169,15 +173,15 @@ def test_rank_0_is_where_the_launcher_says(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("a\na\nb\nb\n")
     del (slots := {**TORQUE, "PBS_NODEFILE": str(nodes)})["PBS_NP"]
-    assert environments.detect("pbs", slots) == Membership("pbsdsh", 3, 4, 0, 0)
+    assert environments.detect_variables("pbs", slots) == Membership("pbsdsh", 3, 4, 0, 0)
     assert place(slots, "pbs") == "a"
 
 
 def test_launches_have_names_of_their_own() -> None:
     def name(variables: dict[str, str]) -> str:
-        member = environments.detect("auto", variables)
+        member = environments.detect_variables("auto", variables)
         assert member is not None
-        return environments.job(member, variables)
+        return environments.job_name(member, variables)
 
     assert name(SLURM) != name({**SLURM, "SLURM_STEP_ID": "1"})
     assert name(TORCHRUN) != name({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
@@ -199,7 +203,7 @@ def test_launches_have_names_of_their_own() -> None:
     ],
 )
 def test_lists_of_hosts(text: str, expected: list[str]) -> None:
-    assert list(environments.hosts(text)) == expected
+    assert list(environments.list_slurm_hosts(text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -207,13 +211,13 @@ def test_lists_of_hosts(text: str, expected: list[str]) -> None:
 )
 def test_what_is_no_list_of_hosts(text: str) -> None:
     with pytest.raises(UsageError):
-        list(environments.hosts(text))
+        list(environments.list_slurm_hosts(text))
 
 
 def test_a_list_of_hosts_has_an_end() -> None:
     with pytest.raises(UsageError):
-        list(environments.hosts("n[1-999999999]"))
-    assert len(list(environments.hosts("n[1-9999]-[1-9999]"))) == environments.HOSTS_MAX
+        list(environments.list_slurm_hosts("n[1-999999999]"))
+    assert len(list(environments.list_slurm_hosts("n[1-9999]-[1-9999]"))) == environments.HOSTS_MAX
 
 
 RANGES = st.lists(
@@ -245,13 +249,13 @@ def test_any_list_of_hosts_is_expanded(
             choices += [[text], numbers]
         words.append(written)
         expected += ["".join(parts) for parts in itertools.product(*choices)]
-    assert list(environments.hosts(",".join(words))) == expected
+    assert list(environments.list_slurm_hosts(",".join(words))) == expected
 
 
 @given(st.text("n[]-,019 ", max_size=12))
 def test_no_text_breaks_the_reader_of_lists(text: str) -> None:
     try:
-        found = list(environments.hosts(text))
+        found = list(environments.list_slurm_hosts(text))
     except UsageError:
         return
     assert all(name and not set(name) & set("[], ") for name in found)
@@ -261,11 +265,11 @@ def test_what_a_launchers_process_starts_is_none_of_the_launchers() -> None:
     told = {"RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "1", "PMIX_RANK": "1"}
     told |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "1", "MASTER_PORT": "1"}
     kept = {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp", "CUDA_VISIBLE_DEVICES": "1"}
-    assert environments.bare({**told, **kept}) == kept
+    assert environments.strip_variables({**told, **kept}) == kept
 
 
 def test_a_world_of_fresh_ranks_is_a_job_of_its_own() -> None:
     member = environments.Membership("srun", 0, 2, 0, 2)
     told = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    assert environments.job(member, told) == "7-0"
-    assert environments.job(member, {**told, "COLLBENCH_WORLD": "w"}) == "w"
+    assert environments.job_name(member, told) == "7-0"
+    assert environments.job_name(member, {**told, "COLLBENCH_WORLD": "w"}) == "w"

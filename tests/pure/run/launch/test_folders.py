@@ -25,40 +25,40 @@ def left(place: Path) -> Path:
 
 
 def test_a_folder_is_there_as_long_as_its_owner_works(place: Path) -> None:
-    with folders.private() as mine:
-        folders.sweep(place)
+    with folders.make_private() as mine:
+        folders.sweep_folders(place)
         assert mine.is_dir()
     assert list(place.iterdir()) == []
 
 
 def test_the_next_start_removes_what_was_left(place: Path) -> None:
     old = left(place)
-    with folders.private():
+    with folders.make_private():
         assert not old.exists()
 
 
 def test_what_several_hold_goes_with_the_last(place: Path) -> None:
     folder = left(place)
-    first, second = folders.held(folder), folders.held(folder)
+    first, second = folders.hold_folder(folder), folders.hold_folder(folder)
     assert first is not None and second is not None
     os.close(first)
-    folders.sweep(place)
+    folders.sweep_folders(place)
     assert folder.is_dir()
     os.close(second)
-    folders.sweep(place)
+    folders.sweep_folders(place)
     assert not folder.exists()
 
 
 def test_a_folder_that_was_just_swept_is_not_held(place: Path) -> None:
-    assert folders.held(place / "gone") is None
+    assert folders.hold_folder(place / "gone") is None
 
 
 def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "collbench-fault-1.txt").touch()
     (place / f"{folders.PREFIX}link").symlink_to(place)
-    folders.sweep(place)
+    folders.sweep_folders(place)
     assert len(list(place.iterdir())) == 2
     folder, me = left(place), os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: me + 1)
-    folders.sweep(place)
+    folders.sweep_folders(place)
     assert folder.is_dir()

@@ -32,7 +32,7 @@ def of(*worlds: World) -> RunFile:
 
 
 def told(*files: RunFile) -> tuple[Section, Section]:
-    found = {section.name: section for section in sections.document(files).sections}
+    found = {section.name: section for section in sections.make_document(files).sections}
     return found["summary"], found["environment"]
 
 
@@ -44,19 +44,19 @@ def test_only_what_differs_is_kept_of_each_host() -> None:
         "nics.eth0.mbps": 100_000,
         "numa.0.cpus": "0-7",
     }
-    assert environment.apart([alike, alike]) == [{}, {}]
-    assert environment.apart([alike, other, alike]) == [
+    assert environment.find_odd_hosts([alike, alike]) == [{}, {}]
+    assert environment.find_odd_hosts([alike, other, alike]) == [
         {"kernel": "6.1", "nics.eth0.mbps": None},
         {"kernel": "6.8", "nics.eth0.mbps": 100_000},
         {"kernel": "6.1", "nics.eth0.mbps": None},
     ]
-    assert environment.digest(alike) != environment.digest(other)
+    assert environment.digest_facts(alike) != environment.digest_facts(other)
 
 
 def test_hosts_are_compared_by_what_a_worlds_backend_uses() -> None:
     facts = {"a": {"kernel": "6.1"}, "b": {"kernel": "6.1", "libraries.mpi4py": "4.1.2"}}
     for backend, same in (("gloo", True), ("mpi", False)):
-        one, other = join.alike(facts, backend)
+        one, other = join.describe_hosts(facts, backend)
         assert (one.host, other.host) == ("a", "b")
         assert (one.fingerprint == other.fingerprint) == same
         assert other.differs == ({} if same else {"libraries.mpi4py": "4.1.2"})
@@ -171,7 +171,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         raise Ended
 
     monkeypatch.setattr(os, "_exit", ends)
-    monkeypatch.setattr(environment, "host", lambda: "a")
+    monkeypatch.setattr(environment, "host_name", lambda: "a")
     return says
 
 
@@ -207,4 +207,4 @@ def test_a_rank_that_only_left_first_is_not_accused_where_one_is_stopped() -> No
         ("", "lost rank 1 on a (the launcher says why)"),
     ):
         meeting = join.Meeting(At(stopped=stopped), gone)  # type: ignore[arg-type]
-        assert join._blame(peer, meeting) == words
+        assert join._blame_rank(peer, meeting) == words

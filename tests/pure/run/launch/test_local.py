@@ -51,7 +51,7 @@ def lost_memory() -> Failure:
     gone = os.open("/dev/null", os.O_RDONLY)
     os.close(gone)
     with pytest.raises(ConnectionResetError) as caught:
-        _memory._opened(os.getpid(), gone, 8)
+        _memory._open_memory(os.getpid(), gone, 8)
     return Failure.of(caught.value)
 
 

@@ -58,7 +58,7 @@ class Launch:
     def __init__(
         self, n: int, seconds: float = SECONDS, door: meeting.Door = ("127.0.0.1", 0)
     ) -> None:
-        listener = meeting.listener([door])
+        listener = meeting.open_listener([door])
         self.door: meeting.Door = door if isinstance(door, Path) else listener.getsockname()
         self.host = host.Host(listener, n, KEY, seconds)
         self.n, self._seconds = n, seconds
@@ -459,7 +459,7 @@ def test_a_stopped_rank_of_this_host_is_named_though_another_thread_waits_for_ra
         second._lock.release()
     assert second.lost(SECONDS, 0.05) == ""
     doing = {0: "stopped", os.getpid(): "running"}
-    monkeypatch.setattr(meeting, "doing", doing.get)
+    monkeypatch.setattr(meeting, "process_state", doing.get)
     second._pids[0] = 0
     assert second.lost(SECONDS, 0.05) == f"rank 0 on {second.hosts[0]} is stopped (SIGSTOP)"
     Store(first).set("what the stopped rank is to set", "")
@@ -490,13 +490,13 @@ def test_long_values_are_refused_where_they_are_made(launch: Launch) -> None:
 def test_a_port_in_use_is_left_for_the_next() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()
-        found = meeting.listener([taken, ("127.0.0.1", 0)])
+        found = meeting.open_listener([taken, ("127.0.0.1", 0)])
         assert found.getsockname()[1] != taken[1]
         found.close()
         with pytest.raises(CannotRun, match=r"cannot listen at 127\.0\.0\.1, port"):
-            meeting.listener([taken])
+            meeting.open_listener([taken])
     with pytest.raises(CannotRun, match=r"cannot listen at 192\.0\.2\.77"):
-        meeting.listener([("192.0.2.77", 12345)])
+        meeting.open_listener([("192.0.2.77", 12345)])
 
 
 def test_one_host_meets_in_a_private_folder(
@@ -506,8 +506,8 @@ def test_one_host_meets_in_a_private_folder(
     deep.mkdir()
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
     alone = Membership("torchrun", 0, 1, 0, 1)
-    with rendezvous.agreed(alone) as (places, key):
-        kept = host.Host(meeting.listener(places), 1, key, SECONDS)
+    with rendezvous.agree_on_doors(alone) as (places, key):
+        kept = host.Host(meeting.open_listener(places), 1, key, SECONDS)
         (folder,) = deep.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         connection = Connection(alone, places, key, SECONDS)
@@ -517,7 +517,7 @@ def test_one_host_meets_in_a_private_folder(
     assert list(deep.iterdir()) == []
     folder.mkdir()
     folder.chmod(0o755)
-    with pytest.raises(CannotRun, match="not this user's alone"), rendezvous.agreed(alone):
+    with pytest.raises(CannotRun, match="not this user's alone"), rendezvous.agree_on_doors(alone):
         pass
 
 
@@ -533,17 +533,20 @@ def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29400")
     by_hand, torchrun = (Membership(name, 1, 2, 0, 0) for name in ("environment", "torchrun"))
-    with rendezvous.agreed(by_hand) as (places, key), rendezvous.agreed(by_hand) as (again, _):
+    with (
+        rendezvous.agree_on_doors(by_hand) as (places, key),
+        rendezvous.agree_on_doors(by_hand) as (again, _),
+    ):
         assert places[0] == ("127.0.0.1", 29400)
         assert places == again
         assert len(places) == 1 + rendezvous.PORTS
-    with rendezvous.agreed(torchrun) as (others, _):  # whose agent is at MASTER_PORT
+    with rendezvous.agree_on_doors(torchrun) as (others, _):  # whose agent is at MASTER_PORT
         assert ("127.0.0.1", 29400) not in others
     monkeypatch.setenv("COLLBENCH_TOKEN", "secret")
-    with rendezvous.agreed(by_hand) as (same, other):
+    with rendezvous.agree_on_doors(by_hand) as (same, other):
         assert (same, other == key) == (places, False)
     monkeypatch.setenv("MASTER_PORT", "high")
-    with pytest.raises(CannotRun, match="MASTER_PORT=high"), rendezvous.agreed(by_hand):
+    with pytest.raises(CannotRun, match="MASTER_PORT=high"), rendezvous.agree_on_doors(by_hand):
         pass
 
 
@@ -586,7 +589,7 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, address in ((0, "10.0.0.1"), (1, "")):
         process = Pmi(space)
         monkeypatch.setenv("PMI_FD", str(process.fd))
-        found.append(rendezvous.tell(Membership("mpirun (MPICH)", rank, 2, 0, 0), address))
+        found.append(rendezvous.tell_address(Membership("mpirun (MPICH)", rank, 2, 0, 0), address))
         os.close(process.fd)
         process.join(5)
         assert not process.is_alive()
@@ -597,17 +600,17 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for process, words in ((Pmi({}), "key_not_found"), (Pmi(space, answers=False), "no answer")):
         monkeypatch.setenv("PMI_FD", str(process.fd))
         with pytest.raises(CannotRun, match=words):
-            rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+            rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
         os.close(process.fd)
     monkeypatch.setenv("PMI_FD", "not a number")
     with pytest.raises(CannotRun, match="does not say where rank 0 is"):
-        rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+        rendezvous.tell_address(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
 
 
 def test_without_any_word_of_rank_0_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
         pytest.raises(CannotRun, match="nothing says where they meet"),
-        rendezvous.agreed(Membership("pbsdsh", 0, 2, 0, 0)),
+        rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0)),
     ):
         pass

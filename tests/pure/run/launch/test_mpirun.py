@@ -22,7 +22,7 @@ def test_one_that_a_signal_kept_from_being_started_is_closed(
     def interrupted(*of: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mpirun, "find", lambda python: "mpirun")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda python: "mpirun")
     monkeypatch.setattr(mpirun.subprocess, "Popen", interrupted)
     world = mpirun.Mpirun({}, sys.executable, tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -35,7 +35,7 @@ def test_one_that_a_signal_kept_from_being_started_is_closed(
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpirun.Mpirun]:
     """A world whose mpirun is a process that waits."""
-    monkeypatch.setattr(mpirun, "find", lambda python: "mpirun")
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda python: "mpirun")
     waiting = subprocess.Popen(["sleep", "600"])
     made = mpirun.Mpirun({}, sys.executable, tmp_path)
     with monkeypatch.context() as patched:

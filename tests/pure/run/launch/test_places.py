@@ -17,9 +17,9 @@ from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
-from collbench.run.launch.interpreter import Home, says
+from collbench.run.launch.interpreter import Home, is_asked_for
 from collbench.run.launch.keeper import Answer, Keeper, Question
-from collbench.run.launch.places import Node, Places, Seat, Watch, instructions
+from collbench.run.launch.places import Node, Places, Seat, Watch, make_instructions
 from collbench.run.launch.ray import PASSED_ON
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
@@ -166,7 +166,7 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
     where = [("a", "10"), ("a", "2"), ("b", "0")]
     seats = [Seat(None, Node(id, f"10.0.0.{id}", id, gpu), 0) for id, gpu in where]
     plan = msgspec.structs.replace(PLAN, n=3, env=(("NCCL_ALGO", "Ring"),))
-    told = instructions(plan, seats, "ray", PASSED_ON)
+    told = make_instructions(plan, seats, "ray", PASSED_ON)
     assert [(each.member.rank, each.member.local_rank, each.member.local_n) for each in told] == [
         (0, 0, 2),
         (1, 1, 2),
@@ -179,7 +179,7 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
     assert all("AWS_SECRET" not in each.env and each.key not in each.env.values() for each in told)
     assert (
         len({(each.key, each.world) for each in told}) == 1
-        and told[0].key != instructions(plan, seats, "ray", PASSED_ON)[0].key
+        and told[0].key != make_instructions(plan, seats, "ray", PASSED_ON)[0].key
     )
     assert [each.plan is None for each in told] == [False, True, True]
 
@@ -286,7 +286,7 @@ def test_a_keeper_says_what_its_host_lacks(tmp_path: Path) -> None:
 
 def trusting(folder: Path, head: str) -> Keeper:
     """A place whose own command line says so of the head."""
-    return Keeper(folder, lambda: {"head": variants.parse(head, "--head")})
+    return Keeper(folder, lambda: {"head": variants.parse_variant(head, "--head")})
 
 
 HERE = Side("", {}, "", "--head")
@@ -322,10 +322,10 @@ def test_a_place_has_the_builds_of_its_own_folder_only(
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     (tree := tmp_path / "builds" / "nccl-1").mkdir(parents=True)
     side = Side("", {"A": f"{tree}/lib"}, str(tree), "--head")
-    variant = variants.parse("git:main A={tree}/lib", "--head")
-    assert says(variant, "--head", side.python, side.env, side.tree)
+    variant = variants.parse_variant("git:main A={tree}/lib", "--head")
+    assert is_asked_for(variant, "--head", side.python, side.env, side.tree)
     other = str(tmp_path / "builds" / ".." / "x")
-    assert not says(variant, "--head", "", {"A": f"{other}/lib"}, other)
+    assert not is_asked_for(variant, "--head", "", {"A": f"{other}/lib"}, other)
 
 
 def test_a_place_answers_for_what_its_command_line_names(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ def contributions(kind: str, collective: str = "all_reduce") -> list[torch.Tenso
     found = []
     for rank in range(N):
         buffer = torch.zeros(case.counts[0], dtype=getattr(torch, case.type.torch))
-        check.fill(buffer, Checker(case, 1, rank, "cpu").sends, 1, rank)
+        check.fill_floats(buffer, Checker(case, 1, rank, "cpu").sends, 1, rank)
         found.append(buffer)
     return found
 
 
 def of(buffer: torch.Tensor) -> str:
     case = Case(collective="all_reduce", backend="gloo", n=N, nbytes=COUNT * 4, op="sum")
-    return check.digest(buffer, Checker(case, 1, 0, "cpu").receives or ())
+    return check.digest_bits(buffer, Checker(case, 1, 0, "cpu").receives or ())
 
 
 @pytest.mark.parametrize("kind", ["float", "half", "bfloat16", "double"])
@@ -66,4 +66,4 @@ def test_what_depends_on_order(fields: dict[str, object], expected: bool) -> Non
         "op": "sum",
         **fields,
     }
-    assert check.rounds(Case(**given)) is expected  # type: ignore[arg-type]
+    assert check.is_rounded(Case(**given)) is expected  # type: ignore[arg-type]

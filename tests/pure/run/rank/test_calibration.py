@@ -13,7 +13,7 @@ import pytest
 from collbench.run.launch import board
 from collbench.run.launch.board import Board
 from collbench.run.rank import calibration
-from collbench.run.rank.calibration import CAUSES, FEWEST, MOST, Blocks, Calibrator, signs
+from collbench.run.rank.calibration import CAUSES, FEWEST, MOST, Blocks, Calibrator, read_signs
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import Protocol, Samples, Sync, _Pace
 from collbench.suite.policy import Policy
@@ -112,7 +112,7 @@ def test_a_case_that_is_held_up_by_itself_throughout_is_not_disturbed(
 
 @pytest.mark.parametrize(("cramped", "others"), [(False, 0.3), (True, 0.1)])
 def test_what_the_ranks_own_threads_had_was_not_others(cramped: bool, others: float) -> None:
-    seen = signs(np.array([[0, 0, 200_000, 1, 1, 1], [0, 500_000, 200_000, 1, 1, 1]]), cramped)
+    seen = read_signs(np.array([[0, 0, 200_000, 1, 1, 1], [0, 500_000, 200_000, 1, 1, 1]]), cramped)
     assert seen[1, CAUSES.index("other processes")] == pytest.approx(others)
 
 
@@ -169,7 +169,7 @@ class Taker:
 def measured(script: list[np.ndarray], taker: Taker) -> tuple[Samples, Protocol]:
     """40 samples in blocks of 10, of a launch in which all has been as usual."""
     calibrator, control = Scripted(script), Control(0, 1)
-    calibrator.launch.extend([signs(told()[:1], False)] * 30)
+    calibrator.launch.extend([read_signs(told()[:1], False)] * 30)
     protocol = Protocol(
         Policy(iters=40, precision=0.05, max_seconds=1.0),
         control,

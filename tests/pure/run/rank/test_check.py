@@ -89,7 +89,7 @@ def test_a_check_that_shows_nothing_is_found_out(
 def test_a_device_that_does_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither fills nor flips nor compares: whatever memory holds is what is expected."""
     monkeypatch.setattr(Checker, "_play", lambda self, span, slot, table, out: out.zero_())
-    monkeypatch.setattr(check, "flip", lambda buffer: None)
+    monkeypatch.setattr(check, "flip_bit", lambda buffer: None)
     assert "was not found" in why_blind("float", "cpu")
 
 
@@ -106,7 +106,7 @@ def simulate(case: Case, sends: list[torch.Tensor]) -> list[torch.Tensor | None]
             (data * premul_factor(rank)).astype(data.dtype) for rank, data in enumerate(inputs)
         ]
     if case.splits:
-        sizes = splits.matrix(case.splits, case.n, case.nbytes, case.type.size)
+        sizes = splits.split_matrix(case.splits, case.n, case.nbytes, case.type.size)
         inputs = [
             np.split(data[: row.sum()], np.cumsum(row)[:-1])
             for data, row in zip(inputs, sizes, strict=True)
@@ -178,9 +178,9 @@ def test_windows_meet_without_a_seam(name: str, count: int) -> None:
     send = buffer(case, case.counts[0])
     Checker(case, 9, 1, "cpu").fill_send(send, 5)
     stream = 0 if case.row.reduces else 1
-    table = payload.tables(case, 9).send(1)
+    table = payload.make_tables(case, 9).send(1)
     assert (
-        send.view(torch.uint8).numpy() == table[payload.scenarios(9, 5, stream, 0, len(send))]
+        send.view(torch.uint8).numpy() == table[payload.list_scenarios(9, 5, stream, 0, len(send))]
     ).all()
 
 
@@ -255,7 +255,7 @@ def test_poison_is_detected(name: str, dtype: str) -> None:
     coincidences = 0.01 if dtype == "uint8" else 0
     assert checked == len(recv) and wrong >= (1 - coincidences) * checked and first is not None
     if case.type.kind == "float":
-        assert payload.show(first.got, case.type).startswith("nan")
+        assert payload.format_bits(first.got, case.type).startswith("nan")
 
 
 def test_zeroed_and_unreduced_buffers_are_detected() -> None:

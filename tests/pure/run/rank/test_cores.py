@@ -55,7 +55,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
         allowed = may or [list(range(32))] * len(nears)
         calls: list[list[int]] = []
         monkeypatch.setattr(environment, "boot_id", lambda: (at or [HERE])[0])
-        monkeypatch.setattr(environment, "affinity", lambda: allowed[rank])
+        monkeypatch.setattr(environment, "list_affinity", lambda: allowed[rank])
         monkeypatch.setattr(environment, "by_core", by_core)
         monkeypatch.setattr(os, "sched_setaffinity", lambda who, cpus: calls.append(list(cpus)))
         said = [
@@ -138,20 +138,20 @@ CUDA = torch.device("cuda", 1)
 
 
 def test_ranks_are_bound_before_the_device_is_touched(bound: list[Any]) -> None:
-    assert isinstance(_cuda.settle(CUDA, Control(0, 1), True), gpu.Cuda)
+    assert isinstance(_cuda.settle_stream(CUDA, Control(0, 1), True), gpu.Cuda)
     assert bound == [[0, 1, 2, 3, 8], CUDA]
 
 
 def test_no_pin_binds_nobody(bound: list[Any]) -> None:
-    _cuda.settle(CUDA, Control(0, 1), False)
+    _cuda.settle_stream(CUDA, Control(0, 1), False)
     assert bound == [CUDA]
 
 
 def test_a_gpu_without_an_address_still_asks_the_others(
     bound: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "address", lambda device: None)
-    _cuda.settle(CUDA, Control(0, 1), True)
+    monkeypatch.setattr(gpu, "pci_address", lambda device: None)
+    _cuda.settle_stream(CUDA, Control(0, 1), True)
     assert bound == [(), CUDA]
 
 

@@ -37,13 +37,13 @@ def port(root: Path, name: str, words: int) -> None:
 def test_headers_come_off_each_packet(tmp_path: Path) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/dev").write_text(DEV)
-    assert counted.interfaces(tmp_path) == {"lo": 500_000, "eth0": 0}
-    assert counted.interfaces(tmp_path / "nothing") == {}
+    assert counted.read_interfaces(tmp_path) == {"lo": 500_000, "eth0": 0}
+    assert counted.read_interfaces(tmp_path / "nothing") == {}
 
 
 def test_ports_count_words(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0", 250)
-    assert counted.ports(tmp_path) == {"mlx5_0:1": 1000}
+    assert counted.read_ports(tmp_path) == {"mlx5_0:1": 1000}
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_each_byte_counts_once(name: str, counts: bool, tmp_path: Path) -> None:
     interface(tmp_path, "bond0", 5, 5, ETHERNET, "lower_eth0")
     interface(tmp_path, "eth0.7", 6, 2, ETHERNET, "lower_eth0")
     interface(tmp_path, "ifb0", 7, 7)
-    assert counted.carries(name, tmp_path) is counts
+    assert counted.is_counted(name, tmp_path) is counts
 
 
 def test_ip_over_infiniband_is_counted_by_the_port(tmp_path: Path) -> None:
     interface(tmp_path, "ib0", 2, 2, INFINIBAND, "device")
-    assert counted.carries("ib0", tmp_path)
+    assert counted.is_counted("ib0", tmp_path)
     port(tmp_path, "mlx5_0", 250)
-    assert not counted.carries("ib0", tmp_path)
+    assert not counted.is_counted("ib0", tmp_path)
 
 
 class Alone:
@@ -111,7 +111,7 @@ def test_ranks_of_one_network_count_once_and_what_is_odd_is_counted_again(
         total += factor * 6 * size
         write(tmp_path, round(total))
 
-    found = counted.count(Alone(4), None, case(size), call)  # type: ignore[arg-type]
+    found = counted.count_sent(Alone(4), None, case(size), call)  # type: ignore[arg-type]
     assert [one.bytes for one in found] == [{"tcp": 6 * size * factor} if factor else {}] * counts
     assert all(one.calls == 1 and not one.idle for one in found)
 
@@ -124,8 +124,8 @@ def test_small_cases_are_headers_and_are_not_counted(
 ) -> None:
     machine(tmp_path, monkeypatch)
     made = []
-    counted.count(Alone(n), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
+    counted.count_sent(Alone(n), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
     assert len(made) == calls
     made.clear()
-    counted.count(Alone(1), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
+    counted.count_sent(Alone(1), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
     assert made == []  # ranks are virtual ones

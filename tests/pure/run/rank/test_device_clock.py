@@ -19,11 +19,11 @@ from collbench.run.backends import Base, Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank import device_clock, gpu, measure
-from collbench.run.rank.calls import Buffers, copied
+from collbench.run.rank.calls import Buffers, copy_slots
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, nothing
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, do_nothing
 from collbench.run.rank.outcome import AboutCase, record_of
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
@@ -47,7 +47,7 @@ class FakeStream:
         self.log: list[str] = []
         self.captured: list[tuple[int, Callable[[], object]]] | None = None
 
-    def issue(self, what: str, takes: int = 0, effect: Callable[[], object] = nothing) -> None:
+    def issue(self, what: str, takes: int = 0, effect: Callable[[], object] = do_nothing) -> None:
         if self.captured is not None:
             self.captured.append((takes, effect))
             return
@@ -122,7 +122,7 @@ def test_samples_queue_behind_a_held_stream(stream: FakeStream) -> None:
 def test_inputs_are_put_back_between_samples_before_ranks_are_aligned(stream: FakeStream) -> None:
     calls = [(call(stream, 9000, f"call {slot}"), (slot,)) for slot in (0, 1)]
     sampler = DeviceSampler(
-        stream, calls, 1, ALONE, nothing, lambda slot: stream.issue(f"fill {slot}", 500)
+        stream, calls, 1, ALONE, do_nothing, lambda slot: stream.issue(f"fill {slot}", 500)
     )
     samples = sampler.take(3, aligned(stream))
     samplings = [["align", "mark", f"call {slot}", "mark"] for slot in (0, 1, 0)]
@@ -141,7 +141,7 @@ def test_inputs_that_take_long_to_put_back_leave_no_gap_before_a_call(stream: Fa
         for _ in range(3000):
             stream.issue("fill", 2500)
 
-    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing, fill)
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, do_nothing, fill)
     samples = sampler.take(4, aligned(stream))
     assert (
         samples is not None and not samples.late.any() and set(samples.durations.flat) == {60_000}
@@ -157,7 +157,7 @@ def test_no_call_is_sampled_on_an_input_that_a_call_has_overwritten(stream: Fake
     policy = Policy(warmup=2, iters=20, precision=0.02, max_seconds=60.0)
     found = measured(
         stream,
-        lambda inner: DeviceSampler(stream, calls, inner, ALONE, nothing, fresh.add),
+        lambda inner: DeviceSampler(stream, calls, inner, ALONE, do_nothing, fresh.add),
         "isolated",
         policy,
     )
@@ -170,7 +170,7 @@ def measured(
     stream: FakeStream, make: Callable[[int], Sampler], mode: str, policy: Policy = POLICY
 ) -> Measured:
     protocol = Protocol(policy, ALONE, aligned(stream), make, mode)
-    found, _ = without_pause(protocol.run(60_000, nothing))
+    found, _ = without_pause(protocol.run(60_000, do_nothing))
     assert found is not None
     return found
 
@@ -181,7 +181,7 @@ def test_samples_that_launching_may_have_slowed_are_replaced(
     slow = clocked(
         monkeypatch, FakeStream(launch=100_000)
     )  # 16 samples take 6.4 ms to issue, and the wait 2 ms
-    took = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, nothing).take(
+    took = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, do_nothing).take(
         AHEAD, aligned(slow)
     )
     assert took is not None and took.late.any() and not took.late.all()
@@ -190,7 +190,7 @@ def test_samples_that_launching_may_have_slowed_are_replaced(
     ) > 60_000
     found = measured(
         slow,
-        lambda inner: DeviceSampler(slow, [(call(slow, 60_000), (0,))], inner, ALONE, nothing),
+        lambda inner: DeviceSampler(slow, [(call(slow, 60_000), (0,))], inner, ALONE, do_nothing),
         "isolated",
     )
     assert found.samples.durations.tolist() == [[60_000] * 20]
@@ -201,7 +201,7 @@ def test_what_cannot_be_launched_ahead_is_launch_limited_however_little_is_queue
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = clocked(monkeypatch, FakeStream(launch=20_000_000))
-    sampler = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, nothing)
+    sampler = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, do_nothing)
     samples = sampler.take(16 + 16 + 8 + 4 + 2 + 1, aligned(slow))
     assert samples is not None and samples.late.all()
     queued = [part.count("call") for part in " ".join(slow.log).split("hold")[1:]]
@@ -216,7 +216,9 @@ def test_short_calls_are_sampled_together_for_a_tenth_of_a_millisecond(
 ) -> None:
     found = measured(
         stream,
-        lambda inner: DeviceSampler(stream, [(call(stream, takes), (0,))], inner, ALONE, nothing),
+        lambda inner: DeviceSampler(
+            stream, [(call(stream, takes), (0,))], inner, ALONE, do_nothing
+        ),
         "isolated",
         Policy(warmup=3, iters=20, precision=0.02, max_seconds=60.0),
     )
@@ -250,7 +252,7 @@ def test_a_graph_gives_every_buffer_its_turn_and_is_replayed(
     names = [(call(stream, takes, "call"), (slot,)) for slot in range(3)]
     found = measured(
         stream,
-        lambda inner: GraphSampler(stream, names, inner, ALONE, nothing, replays=replays),
+        lambda inner: GraphSampler(stream, names, inner, ALONE, do_nothing, replays=replays),
         "graph",
         policy,
     )
@@ -271,7 +273,7 @@ def test_a_graph_gives_every_buffer_its_turn_and_is_replayed(
 
 def test_streaming_has_one_wait_a_batch_and_both_clocks(stream: FakeStream) -> None:
     sampler = Sampler(
-        [(call(stream, 30_000), (0,))], 20, ALONE, nothing, None, stream.drain, stream
+        [(call(stream, 30_000), (0,))], 20, ALONE, do_nothing, None, stream.drain, stream
     )
     samples = sampler.take(3, Sync("none", ALONE, None))
     assert stream.log == ["mark", *["call"] * 20, "mark", "drain"] * 3
@@ -513,8 +515,8 @@ def test_without_room_after_all_there_are_no_copies() -> None:
 
     whole = torch.zeros(4)
     slot = [Buffers(whole, whole, whole)]
-    assert torch.equal(copied([slot], 1 << 20)[0][0], whole)
-    assert copied([[Buffers(whole, whole, whole.as_subclass(Full))]], 1 << 20) == []
+    assert torch.equal(copy_slots([slot], 1 << 20)[0][0], whole)
+    assert copy_slots([[Buffers(whole, whole, whole.as_subclass(Full))]], 1 << 20) == []
 
 
 def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
@@ -594,11 +596,11 @@ class Hot:
 def guarded(stream: FakeStream, pauses: list[float], *readings: bool) -> Measured:
     watch: Any = Hot(False, *readings)
     guard = Guard(watch, pauses.append)
-    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing)
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, do_nothing)
     protocol = Protocol(
         POLICY, ALONE, aligned(stream), lambda inner: sampler, "isolated", None, guard
     )
-    found, _ = without_pause(protocol.run(0, nothing))
+    found, _ = without_pause(protocol.run(0, do_nothing))
     assert found is not None
     return found
 
@@ -721,7 +723,7 @@ def ordered(n: int, unjoined: int | None = None, **streams: object) -> Counter[s
         }
         world: Any = FakeWorld(rank, n, meeting, rank != unjoined, FakeStream(**own))
         try:
-            assert_ordered(world.stream, world.align, world, nothing)
+            assert_ordered(world.stream, world.align, world, do_nothing)
             said["fine"] += 1
         except CannotRun as e:
             said[e.message.split(" after ")[0]] += 1

@@ -14,12 +14,12 @@ from collbench.run.rank.global_clock import (
     SPREAD_S,
     History,
     Model,
-    bracket,
-    error,
-    fit,
-    narrower,
-    parent,
-    tree,
+    bracket_offset,
+    estimate_error,
+    fit_model,
+    make_tree,
+    parent_place,
+    select_narrower,
 )
 
 SECOND = 10**9
@@ -57,10 +57,10 @@ class Hosts:
         for _ in range(PINGS):
             before = self.reads(host)
             self.now += int(self.delay(self.rng))
-            told = self.reads(parent(host))
+            told = self.reads(parent_place(host))
             self.now += int(self.back(self.rng))
             trips.append((before, told, self.reads(host)))
-        return bracket(trips)
+        return bracket_offset(trips)
 
     def batch(self, spread_s: float) -> np.ndarray:
         points = np.zeros((len(self.offsets), PASSES, 3), np.int64)
@@ -90,13 +90,13 @@ def looked_at(hosts: Hosts) -> History:
 
 
 def test_a_tree_of_places_is_binomial() -> None:
-    assert [parent(place) for place in range(10)] == [-1, 0, 0, 1, 0, 1, 2, 3, 0, 1]
+    assert [parent_place(place) for place in range(10)] == [-1, 0, 0, 1, 0, 1, 2, 3, 0, 1]
 
 
 def test_ranks_hang_on_the_first_of_their_host() -> None:
-    assert tree("aaaa") == [None, 0, 0, 1]
-    assert tree("abcab") == [None, 0, 0, 0, 1]
-    assert tree("abaaab") == [None, 0, 0, 0, 2, 1]
+    assert make_tree("aaaa") == [None, 0, 0, 1]
+    assert make_tree("abcab") == [None, 0, 0, 0, 1]
+    assert make_tree("abaaab") == [None, 0, 0, 0, 2, 1]
 
 
 def test_models_turn_readings_forth_and_back_exactly() -> None:
@@ -134,12 +134,14 @@ def test_the_truth_lies_within_what_is_claimed(seed: int) -> None:
 
 
 def test_a_wide_bracket_says_little() -> None:
-    assert bracket([(100, 1000, 300), (400, 1270, 480), (500, 1400, 900)]) == (500, 830, 80)
+    assert bracket_offset([(100, 1000, 300), (400, 1270, 480), (500, 1400, 900)]) == (500, 830, 80)
     line = np.array([(t * 1000, 5 * t, 1 if t % 3 else 10**6) for t in range(12)], np.int64)
     line[::3, 1] += 40_000
-    assert len(narrower(line)) == 6 and (narrower(line)[:, 2] == 1).all()
-    assert error(fit(line), line[1::3]) == 0  # nor does it weigh much where it is kept
-    assert error(fit(line), line) > 39_000
+    assert len(select_narrower(line)) == 6 and (select_narrower(line)[:, 2] == 1).all()
+    assert (
+        estimate_error(fit_model(line), line[1::3]) == 0
+    )  # nor does it weigh much where it is kept
+    assert estimate_error(fit_model(line), line) > 39_000
 
 
 def test_a_drift_that_changes_is_seen_by_the_next_look() -> None:

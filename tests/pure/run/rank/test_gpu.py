@@ -17,7 +17,7 @@ from collbench.records.types import GpuState
 from collbench.run.rank import gpu
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import Cores
-from collbench.run.rank.gpu import Guard, NvmlWatch, since, worst
+from collbench.run.rank.gpu import Guard, NvmlWatch, state_since, worst_state
 from collbench.run.rank.worker import Worker
 
 ALL = 0xFFFFFFFF
@@ -258,7 +258,7 @@ def test_the_worst_of_readings_and_what_counters_rose_by() -> None:
     last = msgspec.structs.replace(
         first, memory_mhz=None, watts=700.5, throttle=(), ecc=3, nvlink_kib=900
     )
-    found = since(first, worst(worst(first, middle), last))
+    found = state_since(first, worst_state(worst_state(first, middle), last))
     assert found == GpuState(
         index=0,
         name="x",
@@ -274,7 +274,7 @@ def test_the_worst_of_readings_and_what_counters_rose_by() -> None:
         pcie_replays=None,
         xid=31,
     )
-    assert since(NAMED, first).ecc is None
+    assert state_since(NAMED, first).ecc is None
 
 
 def test_a_guard_waits_longer_each_time_in_a_row() -> None:
@@ -316,7 +316,7 @@ def test_gpus_are_found_by_their_uuid_whatever_their_order(install: Any) -> None
         fake_nvml.UUID.format(1),
         fake_nvml.UUID.format(0),
     )
-    watch = gpu.watch(CUDA0)
+    watch = gpu.open_watch(CUDA0)
     assert watch is not None
     state = watch.read()
     assert (state.index, state.celsius) == (1, 61)
@@ -327,16 +327,16 @@ def test_gpus_are_found_by_their_uuid_whatever_their_order(install: Any) -> None
 def test_an_instance_is_watched_with_its_gpu(install: Any) -> None:
     part = fake_nvml.UUID.format("a")
     install(fake_nvml.Nvml(fake_nvml.gpu(0), fake_nvml.gpu(1, part=f"MIG-{part}")), part)
-    watch = gpu.watch(CUDA0)
+    watch = gpu.open_watch(CUDA0)
     assert watch is not None and watch.read().index == 1
 
 
 def test_where_nothing_can_be_watched(install: Any) -> None:
-    assert gpu.watch(torch.device("cpu")) is None
+    assert gpu.open_watch(torch.device("cpu")) is None
     install(None, fake_nvml.UUID.format(0))
-    assert gpu.watch(CUDA0) is None
+    assert gpu.open_watch(CUDA0) is None
     nvml = install(fake_nvml.Nvml(fake_nvml.gpu(5)), fake_nvml.UUID.format(0))
-    assert gpu.watch(CUDA0) is None and nvml.opened == 0
+    assert gpu.open_watch(CUDA0) is None and nvml.opened == 0
 
 
 def test_states_of_all_ranks_travel_as_json() -> None:
@@ -345,46 +345,46 @@ def test_states_of_all_ranks_travel_as_json() -> None:
     def collect(value: Any) -> list[Any]:
         return msgspec.json.decode(msgspec.json.encode([value, None, value]))
 
-    assert gpu.everyones(SimpleNamespace(collect=collect), mine) == [mine, mine]  # type: ignore[arg-type]
-    assert gpu.everyones(SimpleNamespace(collect=collect), None) == []  # type: ignore[arg-type]
+    assert gpu.collect_states(SimpleNamespace(collect=collect), mine) == [mine, mine]  # type: ignore[arg-type]
+    assert gpu.collect_states(SimpleNamespace(collect=collect), None) == []  # type: ignore[arg-type]
 
 
 def test_the_address_of_a_gpu_is_torchs_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xAB, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    assert gpu.address(CUDA0) == "0001:ab:00.0"
+    assert gpu.pci_address(CUDA0) == "0001:ab:00.0"
 
 
 def test_the_address_of_a_gpu_is_nvmls_elsewhere(install: Any) -> None:
     nvml = install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
-    assert gpu.address(CUDA0) == "0000:1b:00.0"
+    assert gpu.pci_address(CUDA0) == "0000:1b:00.0"
     assert nvml.opened == 0
 
 
 def test_without_either_a_gpu_has_no_address(install: Any) -> None:
     install(None, fake_nvml.UUID.format(0))
-    assert gpu.address(CUDA0) is None
+    assert gpu.pci_address(CUDA0) is None
 
 
 def test_a_gpu_is_described_by_its_number_address_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(name="Fast GPU", pci_domain_id=0, pci_bus_id=0xF, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    assert gpu.describe(CUDA0) == "cuda:0 [0000:0f:00] Fast GPU"
+    assert gpu.describe_device(CUDA0) == "cuda:0 [0000:0f:00] Fast GPU"
 
 
 def test_a_gpu_is_described_by_the_address_that_nvml_tells(install: Any) -> None:
     install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
-    assert gpu.describe(CUDA0) == "cuda:0 [0000:1b:00] Fast GPU"
+    assert gpu.describe_device(CUDA0) == "cuda:0 [0000:1b:00] Fast GPU"
 
 
 def test_a_gpu_without_an_address_is_described_by_its_name(install: Any) -> None:
     install(None, fake_nvml.UUID.format(0))
-    assert gpu.describe(CUDA0) == "cuda:0 Fast GPU"
+    assert gpu.describe_device(CUDA0) == "cuda:0 Fast GPU"
 
 
 @pytest.mark.parametrize("device", ["cpu", "xpu:1"])
 def test_other_devices_are_described_as_torch_writes_them(device: str) -> None:
-    assert gpu.describe(torch.device(device)) == device
+    assert gpu.describe_device(torch.device(device)) == device
 
 
 # AMD
@@ -406,7 +406,7 @@ def amds(monkeypatch: pytest.MonkeyPatch) -> fake_amdsmi.Smi:
 
 def test_amds_gpus_are_watched_by_amd_smi(amds: fake_amdsmi.Smi) -> None:
     amds.gpus[0]["get_gpu_metrics_info"] = {}
-    watch = gpu.watch(CUDA0)
+    watch = gpu.open_watch(CUDA0)
     assert watch is not None and watch.read() == GpuState(
         index=0,
         name="AMD Instinct MI300X",
@@ -436,7 +436,7 @@ def test_amds_gpus_are_watched_by_amd_smi(amds: fake_amdsmi.Smi) -> None:
 def test_what_held_an_amd_gpu_back_since_the_last_reading(
     amds: fake_amdsmi.Smi, risen: dict[str, Any], named: tuple[str, ...], spoils: bool
 ) -> None:
-    watch = gpu.watch(CUDA0)
+    watch = gpu.open_watch(CUDA0)
     assert watch is not None and watch.read().throttle == ()
     amds.gpus[1]["get_gpu_metrics_info"] = fake_amdsmi.metrics(**risen)
     state = watch.read()
@@ -450,8 +450,8 @@ def test_an_amd_gpu_that_amd_smi_does_not_know_has_no_watch(
     monkeypatch.setitem(ADDRESS, "pci_bus_id", 0x77)
     about = SimpleNamespace(name="x", **ADDRESS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    assert gpu.watch(CUDA0) is None
-    assert gpu.unwatched(CUDA0) == "AMD SMI knows no GPU at 0000:77:00.0"
+    assert gpu.open_watch(CUDA0) is None
+    assert gpu.explain_unwatched(CUDA0) == "AMD SMI knows no GPU at 0000:77:00.0"
 
 
 @pytest.mark.usefixtures("amds")
@@ -460,23 +460,25 @@ def test_a_torch_that_tells_no_address_of_an_amd_gpu_is_named(
 ) -> None:
     about = SimpleNamespace(name="x", uuid="1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    assert gpu.watch(CUDA0) is None and "tells no address" in gpu.unwatched(CUDA0)
+    assert gpu.open_watch(CUDA0) is None and "tells no address" in gpu.explain_unwatched(CUDA0)
 
 
 @pytest.mark.usefixtures("amds")
 def test_without_amdsmi_nothing_is_watched_and_the_reason_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert gpu.unwatched(CUDA0) == gpu.unwatched() == ""
+    assert gpu.explain_unwatched(CUDA0) == gpu.explain_unwatched() == ""
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert gpu.watch(CUDA0) is None
-    assert gpu.unwatched(CUDA0) == gpu.unwatched()
-    assert gpu.unwatched().startswith("AMD SMI: ") and "pip install" in gpu.unwatched()
+    assert gpu.open_watch(CUDA0) is None
+    assert gpu.explain_unwatched(CUDA0) == gpu.explain_unwatched()
+    assert (
+        gpu.explain_unwatched().startswith("AMD SMI: ") and "pip install" in gpu.explain_unwatched()
+    )
 
 
 def test_nvidias_gpus_need_no_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert gpu.unwatched(CUDA0) == ""
+    assert gpu.explain_unwatched(CUDA0) == ""
 
 
 @pytest.mark.parametrize(
@@ -491,7 +493,7 @@ def test_a_world_on_fake_gpus_says_so(
     monkeypatch: pytest.MonkeyPatch, device: str, name: str, fake: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(gpu, "describe", lambda device: f"{device} {name}")
+    monkeypatch.setattr(gpu, "describe_device", lambda device: f"{device} {name}")
     plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="")
     backend = SimpleNamespace(
         device=torch.device(device), library="NCCL", shared=False, interpreted=False

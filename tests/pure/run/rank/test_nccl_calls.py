@@ -16,7 +16,7 @@ from collbench.run.backends import _torchdist
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import SPUN_CYCLES, Cuda
-from collbench.run.rank.measure import Sync, nothing
+from collbench.run.rank.measure import Sync, do_nothing
 from collbench.suite.case import Case
 
 Log = list[str]
@@ -153,7 +153,7 @@ def test_samples_of_nccl_are_one_stream_from_wait_to_event(nccl, log: Log) -> No
     assert nccl.stream is not None
     nccl.stream.hold(1)
     log.clear()
-    sampler = DeviceSampler(nccl.stream, [(call.run, (0,))], 2, ALONE, nothing)
+    sampler = DeviceSampler(nccl.stream, [(call.run, (0,))], 2, ALONE, do_nothing)
     samples = sampler.take(3, Sync("device", ALONE, None, nccl.align))
     one = ["all_reduce 4", "record", *["copy", "all_reduce 64"] * 2, "record"]
     assert log[0].startswith("sleep ") and log[1:] == [*one * 3, "synchronize"]
@@ -165,7 +165,7 @@ def test_a_graph_of_nccl_calls_holds_the_copies_and_is_made_once(nccl, log: Log)
     assert nccl.stream is not None
     nccl.stream.hold(1)
     log.clear()
-    sampler = GraphSampler(nccl.stream, calls, 4, ALONE, nothing, replays=2)
+    sampler = GraphSampler(nccl.stream, calls, 4, ALONE, do_nothing, replays=2)
     made = [
         "capture thread_local",
         *["copy", "all_reduce 64"] * 2,

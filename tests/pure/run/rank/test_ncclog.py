@@ -15,7 +15,7 @@ import pytest
 from collbench.records.types import Choice
 from collbench.run.backends import _torchdist
 from collbench.run.rank import ncclog
-from collbench.run.rank.ncclog import chosen, connections, listen
+from collbench.run.rank.ncclog import parse_choice, parse_connections, start_listening
 
 HEAD = "node7:4711:4802 [0] NCCL INFO "
 TUNED = "AllReduce: 1048576 Bytes -> Algo RING proto LL128 channel{Lo..Hi}={0..23}"
@@ -93,8 +93,8 @@ RING = Choice(algorithm="Ring", protocol="LL128", channels=24)
     ],
 )
 def test_choices_of_several_versions(line: str, choice: Choice | None) -> None:
-    assert chosen(HEAD + line + "\n") == choice
-    assert chosen(f"[2026-05-05 06:16:47] {HEAD}{line}\n") == choice
+    assert parse_choice(HEAD + line + "\n") == choice
+    assert parse_choice(f"[2026-05-05 06:16:47] {HEAD}{line}\n") == choice
 
 
 def test_the_last_choice_counts_among_lines_of_other_threads() -> None:
@@ -105,8 +105,8 @@ def test_the_last_choice_counts_among_lines_of_other_threads() -> None:
         "",
         "node7:4711:4810 [0] transport/net.cc:77 NCCL WARN odd things happened -> Algo",
     ]
-    assert chosen("\n".join(lines)) == RING
-    assert chosen("") is None
+    assert parse_choice("\n".join(lines)) == RING
+    assert parse_choice("") is None
 
 
 def test_connections_are_told_by_kind() -> None:
@@ -124,7 +124,7 @@ def test_connections_are_told_by_kind() -> None:
         "NET/Socket : Using [0]eth0:10.0.0.1<0>",
         "Could not reach it via P2P/CUMEM",
     ]
-    found = connections("".join(f"{HEAD}{line}\n" for line in lines))
+    found = parse_connections("".join(f"{HEAD}{line}\n" for line in lines))
     assert found == {
         "P2P",
         "SHM",
@@ -195,7 +195,7 @@ def nccl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
     found = Nccl(request.param)
-    monkeypatch.setattr(ncclog, "_reset", lambda: found.reset)
+    monkeypatch.setattr(ncclog, "_find_reset", lambda: found.reset)
     return found
 
 
@@ -210,7 +210,7 @@ def connect(nccl: Nccl) -> None:
 
 
 def test_a_call_is_overheard_and_no_other(nccl: Nccl) -> None:
-    listener = listen()
+    listener = start_listening()
     connect(nccl)
     nccl.all_reduce()
     assert listener.overheard(nccl.all_reduce) == Choice(
@@ -228,7 +228,7 @@ def test_a_call_is_overheard_and_no_other(nccl: Nccl) -> None:
 
 
 def test_timed_calls_write_nothing(nccl: Nccl) -> None:
-    listener = listen()
+    listener = start_listening()
     listener.overheard(nccl.all_reduce)
     fd = nccl.setting("NCCL_DEBUG_FILE")
     assert fd
@@ -240,7 +240,7 @@ def test_timed_calls_write_nothing(nccl: Nccl) -> None:
 
 
 def test_connections_made_by_the_call_itself_are_heard(nccl: Nccl) -> None:
-    listener = listen()
+    listener = start_listening()
 
     def call() -> None:
         nccl.say("INIT|NET", "Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA")
@@ -262,7 +262,7 @@ def test_the_environment_is_put_back_when_the_call_fails(
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "VERSION")
     monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "GRAPH")
-    listener = listen()
+    listener = start_listening()
 
     def call() -> None:
         assert nccl.setting("NCCL_DEBUG") == "INFO"
@@ -279,7 +279,7 @@ def test_warnings_that_the_user_asked_for_are_passed_on(
     nccl: Nccl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "warn")
-    listener = listen()
+    listener = start_listening()
     assert nccl.setting("NCCL_DEBUG") == "warn"
 
     def call() -> None:
@@ -308,7 +308,7 @@ def test_a_log_of_the_users_is_read_and_left_alone(
         )
     for name, value in asked.items() if how == "environment" else ():
         monkeypatch.setenv(name, value)
-    listener = listen()
+    listener = start_listening()
     path.write_text(
         f"{HEAD}Channel 00 : 0[0] -> 1[1] via SHM/direct\n{HEAD}AllReduce: 4 Bytes -> Algo TREE pro"
     )
@@ -353,7 +353,7 @@ def test_what_cannot_be_heard_has_a_reason(
 ) -> None:
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
-    listener, made = listen(), []
+    listener, made = start_listening(), []
     assert listener.overheard(lambda: made.append(1)) is None and made == [1]
     assert (reason in listener.why_not) and bool(reason) == bool(listener.why_not)
     assert nccl.resets == 0
@@ -365,7 +365,7 @@ def test_a_process_without_a_recent_nccl_hears_nothing(
     for name in ncclog.NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "none"))
-    why = listen().why_not  # nor has this process any NCCL
+    why = start_listening().why_not  # nor has this process any NCCL
     assert "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE" in why
     assert "2.24" not in why  # a later one may have it no longer
 

@@ -17,7 +17,7 @@ from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS, DType, premul_factor
 from collbench.run.rank import payload
-from collbench.run.rank.payload import WINDOW, Piece, T, recv_layout, scenarios, send_layout
+from collbench.run.rank.payload import WINDOW, Piece, T, list_scenarios, recv_layout, send_layout
 from collbench.suite.case import Case
 
 FLOATS = [d for d in DTYPES.values() if d.kind == "float"]
@@ -60,7 +60,7 @@ def case_of(
 
 
 def tables_of(dtype: str, op: str, n: int, seed: int = 7) -> payload.Tables:
-    return payload.tables(case_of("all_reduce", n, dtype, op), seed)
+    return payload.make_tables(case_of("all_reduce", n, dtype, op), seed)
 
 
 def numbers(bits: np.ndarray, d: DType) -> np.ndarray:
@@ -185,27 +185,29 @@ def test_averages_are_nearest_even_and_premultiplying_stays_within_two_units(
     for t in range(0, 256, 8):
         exact = sum(Fraction(float(part[t])) for part in parts) / n
         below, here, above = (
-            Fraction(float(payload.decode(int(expected[t]) + k, d))) for k in (-1, 0, 1)
+            Fraction(float(payload.decode_bits(int(expected[t]) + k, d))) for k in (-1, 0, 1)
         )
         miss = abs(exact - here)
         assert miss <= min(abs(exact - below), abs(exact - above))
         assert miss < min(abs(exact - below), abs(exact - above)) or expected[t] % 2 == 0
-    assert payload.tolerance("avg", d, n, False) == 0 == payload.tolerance("avg", d, 8, True)
+    assert (
+        payload.find_tolerance("avg", d, n, False) == 0 == payload.find_tolerance("avg", d, 8, True)
+    )
     if 1 / n < 2.0 ** (d.emin - 1):
         return  # the factor itself is not a number of this type
     inverse = rounded(np.array([1 / n]), d)
     scaled = functools.reduce(
         lambda a, b: rounded(a + b, d), [rounded(part * inverse, d) for part in parts]
     )
-    off = np.abs(payload.encode(scaled, d).astype(np.int64) - expected.astype(np.int64))
-    assert off.max() <= payload.tolerance("avg", d, n, True)
+    off = np.abs(payload.encode_values(scaled, d).astype(np.int64) - expected.astype(np.int64))
+    assert off.max() <= payload.find_tolerance("avg", d, n, True)
 
 
 def test_tolerance_is_for_premultiplied_float_averages_only() -> None:
     d = DTYPES["half"]
-    assert payload.tolerance("avg", d, 3, True) == 2
-    assert not any(payload.tolerance(op, d, 3, True) for op in OPS if op != "avg")
-    assert payload.tolerance("avg", DTYPES["int32"], 3, True) == 0
+    assert payload.find_tolerance("avg", d, 3, True) == 2
+    assert not any(payload.find_tolerance(op, d, 3, True) for op in OPS if op != "avg")
+    assert payload.find_tolerance("avg", DTYPES["int32"], 3, True) == 0
 
 
 def shares_felt(tables: payload.Tables, n: int, rank: int) -> list[float]:
@@ -255,7 +257,7 @@ def test_results_spread_over_many_values(dtype: str, op: str, n: int) -> None:
 
 @pytest.mark.parametrize("d", DTYPES.values(), ids=lambda d: d.name)
 def test_copied_bits_are_spread_and_ordinary(d: DType) -> None:
-    bits = payload.tables(case_of("all_gather", 3, d.name), 1).expected(())
+    bits = payload.make_tables(case_of("all_gather", 3, d.name), 1).expected(())
     assert (
         bits.dtype == np.dtype(f"u{d.size}")
         and len(np.unique(bits)) > min(200, T - 100) * 0.9 + (d.size > 1) * 1000
@@ -271,7 +273,7 @@ def test_copied_bits_are_spread_and_ordinary(d: DType) -> None:
 
 def test_tables_depend_on_the_seed_and_only_on_it() -> None:
     first = tables_of("float", "sum", 5, 1).inputs.copy()
-    payload._tables.cache_clear()
+    payload._make_tables.cache_clear()
     assert (tables_of("float", "sum", 5, 1).inputs == first).all()
     assert (tables_of("float", "sum", 5, 2).inputs != first).mean() > 0.9
 
@@ -279,7 +281,7 @@ def test_tables_depend_on_the_seed_and_only_on_it() -> None:
 def test_tables_are_the_same_on_every_host() -> None:
     """Golden values: a change of numpy, or of this module, that ranks of two machines could
     disagree on."""
-    assert scenarios(1, 0, 0, 0, 6).tolist() == GOLDEN_SCENARIOS
+    assert list_scenarios(1, 0, 0, 0, 6).tolist() == GOLDEN_SCENARIOS
     assert tables_of("float", "sum", 3, 1).expected((0, 1, 2))[:4].tolist() == GOLDEN_SUMS
 
 
@@ -295,17 +297,19 @@ GOLDEN_SUMS = [1443580528, 2792173976, 3289581908, 924748753]
 )
 def test_shifted_data_is_noticed(shift: int) -> None:
     size = 1 << 17
-    here, there = scenarios(1, 0, 0, 0, size), scenarios(1, 0, 0, shift, size)
+    here, there = list_scenarios(1, 0, 0, 0, size), list_scenarios(1, 0, 0, shift, size)
     assert (here == there).mean() < 2 / T
 
 
 @pytest.mark.parametrize("other", [(2, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 0), (1, 0, 511)])
 def test_seed_slot_and_stream_all_matter(other: tuple[int, int, int]) -> None:
-    assert (scenarios(1, 0, 0, 0, 1 << 17) == scenarios(*other, 0, 1 << 17)).mean() < 2 / T
+    assert (
+        list_scenarios(1, 0, 0, 0, 1 << 17) == list_scenarios(*other, 0, 1 << 17)
+    ).mean() < 2 / T
 
 
 def test_scenarios_are_evenly_used_and_neighbours_share_no_bit_pattern() -> None:
-    played = scenarios(5, 1, 2, 0, 1 << 20)
+    played = list_scenarios(5, 1, 2, 0, 1 << 20)
     counts = np.bincount(played, minlength=T)
     expected = (1 << 20) / T
     assert len(counts) == T
@@ -329,17 +333,18 @@ def test_scenarios_are_evenly_used_and_neighbours_share_no_bit_pattern() -> None
 def test_any_slice_is_the_same_as_cut_from_the_whole(
     start: int, length: int, seed: int, slot: int, stream: int
 ) -> None:
-    whole = scenarios(seed, slot, stream, max(0, start - 100), length + 200)
+    whole = list_scenarios(seed, slot, stream, max(0, start - 100), length + 200)
     low = start - max(0, start - 100)
-    assert (scenarios(seed, slot, stream, start, length) == whole[low : low + length]).all()
+    assert (list_scenarios(seed, slot, stream, start, length) == whole[low : low + length]).all()
 
 
 @given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, WINDOW - 1000))
 @settings(max_examples=30, deadline=None)
 def test_numpy_and_torch_hash_alike(key: int, low: int) -> None:
-    keyed = payload.offsets()[low : low + 1000] ^ np.int32(key)
+    keyed = payload.window_offsets()[low : low + 1000] ^ np.int32(key)
     assert (
-        payload.pick(torch.from_numpy(keyed.copy())).numpy() == payload.pick(keyed.copy())
+        payload.pick_scenarios(torch.from_numpy(keyed.copy())).numpy()
+        == payload.pick_scenarios(keyed.copy())
     ).all()
 
 
@@ -349,27 +354,29 @@ def test_numpy_and_torch_hash_alike(key: int, low: int) -> None:
 @pytest.mark.parametrize("d", [d for d in FLOATS if d.size <= 2], ids=lambda d: d.name)
 def test_decode_and_encode_every_value_of_narrow_floats_as_torch_does(d: DType) -> None:
     bits = np.arange(1 << d.size * 8).astype(f"u{d.size}")
-    mine, theirs = payload.decode(bits, d), numbers(bits, d)
+    mine, theirs = payload.decode_bits(bits, d), numbers(bits, d)
     assert np.array_equal(mine, theirs, equal_nan=True)
     assert (np.signbit(mine) == np.signbit(theirs))[~np.isnan(theirs)].all()
     finite = np.isfinite(theirs)
-    assert (payload.encode(theirs[finite], d) == bits[finite]).all()
+    assert (payload.encode_values(theirs[finite], d) == bits[finite]).all()
 
 
 @pytest.mark.parametrize("d", FLOATS, ids=lambda d: d.name)
 def test_encode_rounds_to_nearest_even_as_torch_does(d: DType) -> None:
     rng = np.random.default_rng(3)
-    largest = float(payload.decode(payload._largest(d), d))
+    largest = float(payload.decode_bits(payload._largest_bits(d), d))
     values = np.ldexp(
         rng.uniform(-1, 1, 50_000), rng.integers(max(d.emin - d.precision, -1000), d.emax, 50_000)
     )
-    halves = payload.decode(rng.integers(0, payload._largest(d), 20_000), d)
-    halves = halves / 2 + payload.decode(payload.encode(halves, d) + 1, d) / 2  # ties
+    halves = payload.decode_bits(rng.integers(0, payload._largest_bits(d), 20_000), d)
+    halves = halves / 2 + payload.decode_bits(payload.encode_values(halves, d) + 1, d) / 2  # ties
     values = (
         values.astype(np.float32).astype(np.float64) if d.size < 8 else values
     )  # torch goes through float32
     for sample in (values, halves[np.abs(halves) < largest]):
-        assert (payload.decode(payload.encode(sample, d), d) == rounded(sample, d)).all()
+        assert (
+            payload.decode_bits(payload.encode_values(sample, d), d) == rounded(sample, d)
+        ).all()
 
 
 @pytest.mark.parametrize("name", ["float", "double"])
@@ -378,15 +385,15 @@ def test_wide_floats_survive_a_round_trip(name: str) -> None:
     bits = np.frombuffer(np.random.default_rng(1).bytes(50_000 * d.size), f"u{d.size}")
     with np.errstate(all="ignore"):  # infinities and NaNs are among them
         values = bits.view(f"f{d.size}").astype(np.float64)
-        assert np.array_equal(payload.decode(bits, d), values, equal_nan=True)
+        assert np.array_equal(payload.decode_bits(bits, d), values, equal_nan=True)
     finite = np.isfinite(values)
-    assert (payload.encode(values[finite], d) == bits[finite]).all()
+    assert (payload.encode_values(values[finite], d) == bits[finite]).all()
 
 
 def test_integers_beyond_float64_keep_every_bit() -> None:
     for name in ("int64", "uint64"):
         values = np.array([(1 << 62) + 1, 3], name)
-        assert payload.encode(values, DTYPES[name]).tolist() == [(1 << 62) + 1, 3]
+        assert payload.encode_values(values, DTYPES[name]).tolist() == [(1 << 62) + 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -405,7 +412,7 @@ def test_integers_beyond_float64_keep_every_bit() -> None:
     ],
 )
 def test_show(bits: int, dtype: str, text: str) -> None:
-    assert payload.show(bits, DTYPES[dtype]) == text
+    assert payload.format_bits(bits, DTYPES[dtype]) == text
 
 
 # --- layouts
@@ -444,7 +451,7 @@ def test_layouts_say_what_the_table_says(name: str, n: int) -> None:
         case = case_of(name, n, root=root, count=7, splits=split)
         inputs: list = [sent(case, rank, row.reduces) for rank in range(n)]
         if split:
-            sizes = splits.matrix(split, n, case.nbytes, 4)
+            sizes = splits.split_matrix(split, n, case.nbytes, 4)
             inputs = [
                 np.split(whole, np.cumsum(sizes[rank])[:-1]) for rank, whole in enumerate(inputs)
             ]

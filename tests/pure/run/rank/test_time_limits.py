@@ -18,7 +18,7 @@ from collbench.run.rank import device_clock, measure
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Streak
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, nothing
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, do_nothing
 from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -128,15 +128,15 @@ def protocol(
         calls = [(lambda: clock.spend(call_ns), (0,))]
         stream: Any = clock
         if device and mode == "graph":
-            return GraphSampler(stream, calls, inner, ALONE, nothing)
+            return GraphSampler(stream, calls, inner, ALONE, do_nothing)
         if device:
-            return DeviceSampler(stream, calls, inner, ALONE, nothing)
-        return Sampler(calls, inner, ALONE, nothing)
+            return DeviceSampler(stream, calls, inner, ALONE, do_nothing)
+        return Sampler(calls, inner, ALONE, do_nothing)
 
     started = sync("none", ALONE, None)
     steps = Protocol(policy, ALONE, started, make, mode, job, guard)
     began = clock.now
-    found, _ = without_pause(steps.run(call_ns if first_ns is None else first_ns, nothing))
+    found, _ = without_pause(steps.run(call_ns if first_ns is None else first_ns, do_nothing))
     assert found is not None
     return Result(found, (clock.now - began) / 1e9)
 
@@ -199,7 +199,9 @@ def test_warming_up_takes_a_quarter_of_the_time_though_its_first_call_was_quick(
     """Thirty samples would show that times have settled."""
     calls = [(lambda: clock.spend(30 * MS), (0,))]
     policy, sync = limited(2.0), Sync("none", ALONE, None)
-    steps = Protocol(policy, ALONE, sync, lambda inner: Sampler(calls, 1, ALONE, nothing), "host")
+    steps = Protocol(
+        policy, ALONE, sync, lambda inner: Sampler(calls, 1, ALONE, do_nothing), "host"
+    )
     number, *_ = steps._warm(steps._make(1), MS)
     assert number == 17  # 0.51 s
 

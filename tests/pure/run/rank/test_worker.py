@@ -63,8 +63,8 @@ def test_the_library_of_a_world_says_that_clocks_are_locked(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     watch = SimpleNamespace(find_lock=lambda stream: text, read=lambda: GpuState(index=0, name="x"))
-    monkeypatch.setattr(worker.gpu, "watch", lambda device: watch)
-    monkeypatch.setattr(worker.gpu, "describe", lambda device: f"{device} Fast GPU")
+    monkeypatch.setattr(worker.gpu, "open_watch", lambda device: watch)
+    monkeypatch.setattr(worker.gpu, "describe_device", lambda device: f"{device} Fast GPU")
     monkeypatch.setattr(worker.gpu, "is_fake", lambda device: False)
     made: Any = Worker.__new__(Worker)
     made._control = made._own = Control(0, 1)

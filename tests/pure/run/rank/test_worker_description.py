@@ -36,6 +36,6 @@ def test_a_rank_on_a_gpu_names_it_with_its_address(described: World) -> None:
 
 
 def test_the_device_of_a_rank_reads_as_nccl_tests_prints_it(described: World) -> None:
-    (device,) = nccl_settings.devices(described.ranks)
+    (device,) = nccl_settings.list_devices(described.ranks)
     shown = (device["device"], device["device_hex"], device["device_info"])
     assert shown == (1, "0000:0f:00", "Fast GPU")

@@ -24,6 +24,6 @@ def test_torchs_monitor_of_nccl_is_off_unless_the_user_has_set_it(
     )
     threads = torch.get_num_threads()
     with np.errstate():
-        worker.connect(worker.Place(0, 1, 0, 1, "local"), None)
+        worker.connect_control(worker.Place(0, 1, 0, 1, "local"), None)
     torch.set_num_threads(threads)
     assert seen == [kept]

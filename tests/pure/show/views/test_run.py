@@ -19,7 +19,7 @@ import collbench
 from collbench.core import algorithms
 from collbench.core.errors import Exit
 from collbench.features.compare.comparison import Comparison, Rules
-from collbench.features.compare.views.verdicts import readable
+from collbench.features.compare.views.verdicts import make_readable
 from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records import derive
@@ -181,7 +181,7 @@ ODD: dict[str, list[RunFile]] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_every_kind_of_run_has_sound_sections(name: str) -> None:
-    sound(sections.document(ODD[name]))
+    sound(sections.make_document(ODD[name]))
 
 
 @pytest.mark.parametrize(
@@ -199,23 +199,23 @@ def test_every_kind_of_run_has_sound_sections(name: str) -> None:
     ],
 )
 def test_verdicts(name: str, weight: str, says: str) -> None:
-    document = sections.document(ODD[name])
+    document = sections.make_document(ODD[name])
     assert document.weight == weight and says in document.verdict
 
 
 def test_unverified_and_oversubscribed_runs_are_no_good_news() -> None:
-    unverified = sections.document([run(ok(checked=0, wrong=None))])
+    unverified = sections.make_document([run(ok(checked=0, wrong=None))])
     assert (
         unverified.weight == "notice"
         and "Data was not verified." in section(unverified, "summary").words
     )
-    crowded = sections.document([run(ok(), worlds=[world(oversubscribed=True)])])
+    crowded = sections.make_document([run(ok(), worlds=[world(oversubscribed=True)])])
     assert crowded.weight == "notice" and "not fit for claims" in crowded.verdict
     assert any("not fit for claims" in words for words in section(crowded, "summary").words)
 
 
 def test_wrong_data_is_told_and_its_time_is_not() -> None:
-    document = sections.document([run(WRONG, *sweep(dtype="double"))])
+    document = sections.make_document([run(WRONG, *sweep(dtype="double"))])
     assert any(
         "rank 1, element 2: got 7, expected 8" in words
         for words in section(document, "summary").words
@@ -229,7 +229,7 @@ def test_wrong_data_is_told_and_its_time_is_not() -> None:
 
 
 def test_curves_show_what_was_measured() -> None:
-    document = sections.document([run(*sweep(), *sweep(algorithm="ring"))])
+    document = sections.make_document([run(*sweep(), *sweep(algorithm="ring"))])
     (time,) = section(document, "best").figures  # beside the table of what is best
     (busbw,) = section(document, "bandwidth").figures
     assert [f.name for f in (busbw, time)] == [
@@ -258,7 +258,7 @@ def test_curves_show_what_was_measured() -> None:
 
 def test_modes_never_share_a_figure() -> None:
     streaming = [ok(case(nbytes=size, mode="streaming"), 3 * size + 50) for size in SIZES]
-    figures = section(sections.document([run(*sweep(), *streaming)]), "bandwidth").figures
+    figures = section(sections.make_document([run(*sweep(), *streaming)]), "bandwidth").figures
     lines = [
         (f.name, [t["y"] for t in f.data if "name" in t])
         for f in figures
@@ -278,7 +278,7 @@ def test_launches_are_what_counts() -> None:
     file = run(
         *(ok(median=m, world=i) for i, m in enumerate(medians)), worlds=[world(i) for i in range(7)]
     )
-    (point,) = series.view([file]).points
+    (point,) = series.make_view([file]).points
     walsh = sorted(math.sqrt(a * b) for a, b in itertools.combinations_with_replacement(medians, 2))
     assert point.median == 1300 and point.launches == 7 and point.samples == 280
     assert (point.lo, point.hi) == pytest.approx((walsh[2], walsh[-3]))  # K = 2 for 7 launches
@@ -286,8 +286,8 @@ def test_launches_are_what_counts() -> None:
 
 def test_cycles_of_a_launch_are_one_and_few_launches_claim_no_more_than_they_cover() -> None:
     cycles = [ok(case(cycle=i), median) for i, median in enumerate([1000, 1040, 1100])]
-    (point,) = series.view([run(*cycles)]).points
-    own = [series.view([run(record)]).points[0] for record in cycles]
+    (point,) = series.make_view([run(*cycles)]).points
+    own = [series.make_view([run(record)]).points[0] for record in cycles]
     assert point.launches == 1 and point.median == 1040
     assert (point.lo, point.hi) == (min(p.lo for p in own), max(p.hi for p in own))
 
@@ -301,9 +301,9 @@ def test_invalid_times_are_shown_nowhere_and_counted_as_left_out() -> None:
         ok(case(nbytes=4096), 8888, **broken),
         Record(case=case(nbytes=8192), status="skipped", note="too large"),
     ]
-    document = sections.document([run(*records, worlds=worlds)])
+    document = sections.make_document([run(*records, worlds=worlds)])
     sound(document)
-    (point,) = series.view([run(*records, worlds=worlds)]).points
+    (point,) = series.make_view([run(*records, worlds=worlds)]).points
     assert (point.median, point.launches) == (1000, 1)
     assert "invalid!" in point.flags
     left = section(document, "left-out")
@@ -317,7 +317,7 @@ def test_invalid_times_are_shown_nowhere_and_counted_as_left_out() -> None:
 
 def test_rounds_of_a_comparison_are_launches() -> None:
     worlds = [world(i, stage=1, round=i // 2) for i in range(4)]
-    (point,) = series.view([run(*(ok(world=i) for i in range(4)), worlds=worlds)]).points
+    (point,) = series.make_view([run(*(ok(world=i) for i in range(4)), worlds=worlds)]).points
     assert point.launches == 2
 
 
@@ -326,7 +326,7 @@ def test_runs_stay_apart_and_are_named() -> None:
         run(*sweep(), tag="before"),
         run(*sweep(), id="r2", environment={"host": "h", "kernel": "newer"}),
     ]
-    document = sections.document(files)
+    document = sections.make_document(files)
     names = {
         trace["name"] for trace in section(document, "bandwidth").figures[0].data if "name" in trace
     }
@@ -350,7 +350,7 @@ def test_gpus_are_described_with_their_topology_once() -> None:
     files = [
         run(ok(), environment=e, id=f"r{i}") for i, e in enumerate([about, about, other, strange])
     ]
-    facts, *topologies = section(sections.document(files), "environment").tables[1:-1]
+    facts, *topologies = section(sections.make_document(files), "environment").tables[1:-1]
     told = {line.cells[0]: line.cells[1:] for line in facts.lines}
     assert (
         told["GPUs"][0] == "3 x Fast GPU (80 GiB), driver 570.1, CUDA 12.8"
@@ -372,7 +372,7 @@ def test_what_is_noted_of_good_cases_is_listed_with_the_cases() -> None:
     records = [
         ok(case(nbytes=8 << k), note=note + "; no window: late" * (k == 2)) for k in range(3)
     ]
-    document = sections.document([run(*records, ok(case(nbytes=8, mode="host")))])
+    document = sections.make_document([run(*records, ok(case(nbytes=8, mode="host")))])
     (notes,) = (table for table in section(document, "summary").tables if table.name == "notes")
     assert [(line.cells[0], line.cells[2]) for line in notes.lines] == [
         (note, "3"),
@@ -382,7 +382,7 @@ def test_what_is_noted_of_good_cases_is_listed_with_the_cases() -> None:
 
 
 def test_a_summary_without_notes_has_no_table_of_them() -> None:
-    document = sections.document([run(ok())])
+    document = sections.make_document([run(ok())])
     assert "notes" not in [table.name for table in section(document, "summary").tables]
 
 
@@ -393,7 +393,7 @@ def test_a_worlds_gpus_are_listed_by_their_numbers(product: str) -> None:
         msgspec.structs.replace(info, device=info.device + product)
         for info in factories.ranks(["h"] * 2, "cuda")
     ]
-    document = sections.document([run(ok(), worlds=[factories.world(ranks=infos)])])
+    document = sections.make_document([run(ok(), worlds=[factories.world(ranks=infos)])])
     assert "h: 2 ranks (cuda:0, cuda:1)" in texts(
         msgspec.to_builtins(section(document, "environment"))
     )
@@ -408,7 +408,7 @@ def test_what_ranks_that_come_apart_cost_is_shown() -> None:
         ok(case(nbytes=64, mode="host"), 1000, control_ns=[4000] * 20),
         ok(case(nbytes=1 << 20), 1000, control_ns=[1000] * 20, sync="window"),
     ]
-    found = section(sections.document([run(*records)]), "arrival")
+    found = section(sections.make_document([run(*records)]), "arrival")
     spread, cadences = found.tables
     ((*_, size, arrival, skew, last, _, absorbed),) = (line.cells for line in spread.lines)
     assert (size, arrival, skew, last) == ("1 KiB", "one-late:50us", "50.0 µs", "6.00 µs")
@@ -424,7 +424,7 @@ def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
     streamed = {"control_ns": [52_100] * 20, "control_inner": 10}
     records = [ok(case(nbytes=8, mode="streaming"), 9000, **streamed)]
     records.append(ok(case(nbytes=1 << 20, mode="streaming"), 90_000))
-    document = sections.document([run(*records)])
+    document = sections.make_document([run(*records)])
     (times,) = section(document, "bandwidth").tables
     at = times.heads.index("isolated")
     assert [line.cells[at] for line in times.lines] == ["5.21 µs", ""]
@@ -432,7 +432,7 @@ def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
 
 
 def test_where_arrival_does_not_matter_no_section_is_about_it() -> None:
-    document = sections.document([run(*sweep())])
+    document = sections.make_document([run(*sweep())])
     assert "arrival" not in [found.name for found in document.sections]
 
 
@@ -443,7 +443,9 @@ def test_a_planted_late_rank_is_shown() -> None:
         starts = [rng.integers(0, 20, 60).tolist(), (400 + rng.integers(0, 20, 60)).tolist()]
         durations = [[1400] * 60, [1000] * 60]
         records.append(ok(case(nbytes=size), 1400, 60, per_rank=durations, starts_ns=starts))
-    found = section(sections.document([run(*records, worlds=[world(host="slow-host")])]), "skew")
+    found = section(
+        sections.make_document([run(*records, worlds=[world(host="slow-host")])]), "skew"
+    )
     (heat,) = found.figures
     (map_,) = heat.data
     assert map_["y"] == ["rank 0", "rank 1"] and map_["x"] == ["8 B", "1 KiB", "1 MiB"]
@@ -461,7 +463,7 @@ def test_a_slow_transfer_is_no_late_rank_where_clocks_tell() -> None:
     told = {"per_rank": [[1400] * 60, [1000] * 60]}
     known, unknown = ok(per_rank=told["per_rank"], starts_ns=starts), ok(**told)
     late, slow = (
-        section(sections.document([run(record, worlds=[world(host="there")])]), "skew").tables
+        section(sections.make_document([run(record, worlds=[world(host="there")])]), "skew").tables
         for record in (unknown, known)
     )
     assert [(t.name, [line.cells[0] for line in t.lines]) for t in late] == [
@@ -480,13 +482,13 @@ def test_a_slow_transfer_is_no_late_rank_where_clocks_tell() -> None:
     ],
 )
 def test_lateness_is_not_told_where_it_means_nothing(record: Record, there: World) -> None:
-    assert "skew" not in shown(sections.document([run(record, worlds=[there])]))
+    assert "skew" not in shown(sections.make_document([run(record, worlds=[there])]))
 
 
 def test_outliers_are_drawn_in_the_order_measured() -> None:
     times = [1000 + i % 9 for i in range(2000)]
     times[700] = 9000
-    found = section(sections.document([run(ok(times_ns=times))]), "outliers")
+    found = section(sections.make_document([run(ok(times_ns=times))]), "outliers")
     (trace,) = found.figures[0].data
     assert len(trace["x"]) <= 601 and trace["y"][trace["x"].index(700)] == pytest.approx(
         9000 / 1004, rel=1e-3
@@ -495,7 +497,7 @@ def test_outliers_are_drawn_in_the_order_measured() -> None:
 
 
 def test_samples_are_shown_as_they_spread() -> None:
-    found = section(sections.document([run(*sweep())]), "distribution")
+    found = section(sections.make_document([run(*sweep())]), "distribution")
     cdf, *_ = found.figures[0].data
     assert found.folded
     assert cdf["y"][-1] == 1 and cdf["y"] == sorted(cdf["y"]) and cdf["x"] == sorted(cdf["x"])
@@ -508,14 +510,14 @@ def test_samples_are_shown_of_the_fastest_and_of_libraries() -> None:
         for name, median in medians.items()
         for size in SIZES
     ]
-    (figure,) = section(sections.document([run(*records)]), "distribution").figures
+    (figure,) = section(sections.make_document([run(*records)]), "distribution").figures
     names = {trace["name"].partition(",")[0] for trace in figure.data}
     assert names == {"gloo", "bruck@gloo", "pairwise@gloo", "xor@gloo"}
 
 
 def test_what_was_left_out_is_counted_by_reason() -> None:
     skips = [Record(case=case(nbytes=size), status="skipped", note="no GPU") for size in SIZES]
-    found = section(sections.document([run(*skips, FAILED)]), "left-out")
+    found = section(sections.make_document([run(*skips, FAILED)]), "left-out")
     cells = [line.cells for line in found.tables[0].lines]
     assert [(c[0], c[1], c[3]) for c in cells] == [
         ("failed", "peer is gone", "1"),
@@ -525,14 +527,14 @@ def test_what_was_left_out_is_counted_by_reason() -> None:
 
 
 def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
-    found = section(sections.document([run(*sweep(n=2))]), "efficiency")
+    found = section(sections.make_document([run(*sweep(n=2))]), "efficiency")
     words = " ".join(found.words)
     assert "sendrecv was not measured with gloo on 2 ranks, float, isolated" in words
     assert (
         "collbench sendrecv --backend gloo -g 2 -d float --mode isolated -b 8 -e 1048576" in words
     )
     assert not found.tables
-    both = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    both = section(sections.make_document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
     assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
 
 
@@ -542,7 +544,7 @@ def test_pairs_are_found_by_their_note() -> None:
     ]
     assert [pair_of(record) for record in pairs] == [(0, 1), (1, 2)] and pair_of(ok()) is None
     pairs[1] = msgspec.structs.replace(pairs[1], case=case("sendrecv", 2048))
-    (figure,) = section(sections.document([run(*pairs)]), "pairs").figures
+    (figure,) = section(sections.make_document([run(*pairs)]), "pairs").figures
     assert (
         figure.data[0]["z"][0][1] == pytest.approx(1.024, rel=0.01)
         and figure.data[0]["z"][0][0] is None
@@ -563,7 +565,7 @@ def test_a_comparison_adds_its_section_and_rules_the_verdict() -> None:
         exit=Exit.BAD,
         reason="1 row regressed",
     )
-    document = sections.document([base, head], readable(given))
+    document = sections.make_document([base, head], make_readable(given))
     sound(document)
     assert "comparison" in [found.name for found in document.sections] and document.weight == "bad"
 
@@ -580,7 +582,7 @@ def test_hostile_text_stays_text() -> None:
     worlds = [world(host=HOSTILE, library=HOSTILE), world(1, host=HOSTILE)]
     about = {"tag": HOSTILE, "id": HOSTILE, "environment": {"host": HOSTILE, "kernel": HOSTILE}}
     files = [run(*records, *late, worlds=worlds, **about), run(*records, worlds=worlds, id="r2")]
-    document = sections.document(files)
+    document = sections.make_document(files)
     sound(document)
     plain = [*document.runs, document.title, *(w for s in document.sections for w in s.words)]
     plain += [
@@ -624,7 +626,7 @@ def test_twenty_thousand_cases_stay_bounded_and_say_so(monkeypatch: pytest.Monke
         Record(case=c, status="ok", world=0, checked=1, wrong=0, times_ns=times[i % 977])
         for i, c in enumerate(cases)
     ]
-    document = sections.document([run(*records)])
+    document = sections.make_document([run(*records)])
     assert len(records) > 20_000
     sound(document)
     assert len(msgspec.json.encode(document)) < 10_000_000
@@ -651,7 +653,7 @@ def test_odd_sizes_and_times_are_no_error(collective: str) -> None:
         for nbytes, time in itertools.product(odd, odd)
         for times in ([time], [time] * 20, [*odd, *odd], [time, *[time + 1] * 20])
     ]
-    sound(sections.document([run(*made)]))
+    sound(sections.make_document([run(*made)]))
 
 
 def test_places_are_changed_between_sizes_that_move_data_only() -> None:
@@ -666,7 +668,7 @@ def test_places_are_changed_between_sizes_that_move_data_only() -> None:
         at("native", 1024, 100),
         at("ring", 1024, 900),
     ]
-    (line,) = section(sections.document([run(*made)]), "crossovers").tables[0].lines
+    (line,) = section(sections.make_document([run(*made)]), "crossovers").tables[0].lines
     assert "64 B … 1 KiB" in line.cells
 
 
@@ -674,14 +676,14 @@ def test_a_split_file_that_is_gone_leaves_bandwidth_unknown(tmp_path: Path) -> N
     matrix = tmp_path / "m.txt"
     matrix.write_text("0 64\n64 0\n")
     record = ok(case("all_to_allv", 128, splits=f"matrix:{matrix}"))
-    assert derive.derive(record).busbw == pytest.approx(0.064)  # type: ignore[union-attr]
+    assert derive.derive_row(record).busbw == pytest.approx(0.064)  # type: ignore[union-attr]
     matrix.unlink()
-    document = sections.document([run(record)])
+    document = sections.make_document([run(record)])
     sound(document)
     assert any("no-splits" in line.cells for line in section(document, "summary").tables[1].lines)
     assert (document.data[0]["flags"], document.data[0]["median"]) == ("no-splits", 1000)
     assert "busbw" not in document.data[0] and "algbw" not in document.data[0]
-    assert formats.cells(record, derive.derive(record))["busbw"] == "n/a"
+    assert formats.format_cells(record, derive.derive_row(record))["busbw"] == "n/a"
     assert not collbench.frame(run(record)).empty
 
 
@@ -689,13 +691,16 @@ def test_labels_are_short_and_told_apart() -> None:
     stamped = [
         run(ok(), id=f"20260101-00000{i}-smoke-{x}") for i, x in enumerate(("ab12", "cd34", "cd34"))
     ]
-    assert series.view(stamped[:2]).labels == ["smoke-ab12", "smoke-cd34"]
-    assert series.view(stamped[1:]).labels == [file.run.id for file in stamped[1:]]
-    assert series.view([run(ok(), id="x", tag="mine"), stamped[0]]).labels == ["mine", "smoke-ab12"]
+    assert series.make_view(stamped[:2]).labels == ["smoke-ab12", "smoke-cd34"]
+    assert series.make_view(stamped[1:]).labels == [file.run.id for file in stamped[1:]]
+    assert series.make_view([run(ok(), id="x", tag="mine"), stamped[0]]).labels == [
+        "mine",
+        "smoke-ab12",
+    ]
 
 
 def test_text_is_aligned_left_and_figures_right() -> None:
-    document = sections.document([run(*sweep(), *sweep(algorithm="ring"), *sweep("sendrecv"))])
+    document = sections.make_document([run(*sweep(), *sweep(algorithm="ring"), *sweep("sendrecv"))])
     tables = {table.name: table for found in document.sections for table in found.tables}
     for name, heads in {
         "best-of": ("at", "collective"),
@@ -712,7 +717,7 @@ def test_text_is_aligned_left_and_figures_right() -> None:
 
 def test_axes_have_readable_ticks_wherever_values_lie() -> None:
     for least, most in [(1.1e-5, 3e-5), (3.1, 3.3), (4.0, 4.0), (2, 30), (1, 9e5)]:
-        axis = figures.log_axis("busbw", [least, None, most], figures.number)
+        axis = figures.log_axis("busbw", [least, None, most], figures.format_number)
         inside = [tick for tick in axis["tickvals"] if 0.9 * least <= tick <= 1.1 * most]
         assert 1 <= len(inside) <= 12 and not any("e" in text for text in axis["ticktext"])
         assert len(set(axis["ticktext"])) == len(axis["ticktext"])
@@ -724,7 +729,7 @@ def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
         ok(case(nbytes=8), stop="converged"),
         ok(case(nbytes=16), stop="max_n"),
     )
-    verdict = sections.document([run(*made)])
+    verdict = sections.make_document([run(*made)])
     assert verdict.weight == "notice" and verdict.verdict.endswith(
         "; 2 of 3 less precise than asked for."
     )
@@ -733,7 +738,7 @@ def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
 def test_a_log_without_a_date_says_where_it_is_from() -> None:
     file = run(ok(), imported="osu")
     undated = msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, started=""))
-    lines = section(sections.document([undated]), "environment").tables[0].lines
+    lines = section(sections.make_document([undated]), "environment").tables[0].lines
     assert ("started", "imported from osu") in [line.cells for line in lines]
 
 
@@ -752,8 +757,8 @@ def test_a_step_is_one_to_a_verdict_whatever_parts_are_measured_besides() -> Non
         for name in ("x #1", "y #2")
         for part in PARTS
     ]
-    assert sections.document([run(*steps)]).verdict.startswith("2 steps measured, all results")
-    told = sections.document([run(*steps, *sweep())]).verdict
+    assert sections.make_document([run(*steps)]).verdict.startswith("2 steps measured, all results")
+    told = sections.make_document([run(*steps, *sweep())]).verdict
     assert told.startswith("5 cases measured, all results")
 
 
@@ -764,7 +769,7 @@ def test_predictions_are_never_reported_as_measurements() -> None:
         )
         for size in SIZES
     ]
-    document = sections.document([run(*sweep(), *model)])
+    document = sections.make_document([run(*sweep(), *model)])
     sound(document)
     assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all results")
     assert (
@@ -783,13 +788,13 @@ def test_predictions_are_never_reported_as_measurements() -> None:
     ]
     assert names == ["all_reduce-isolated-time", "all_reduce-isolated-predicted-time"]
     assert not {"best", "crossovers"} & {*shown(document)}
-    cut = sections.document([run(*sweep(), *model, end=None)])
+    cut = sections.make_document([run(*sweep(), *model, end=None)])
     assert "3 cases measured, 3 predicted by a model before" in cut.verdict
     rings = [
         msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, algorithm="ring"))
         for record in model
     ]
-    both = section(sections.document([run(*sweep(), *model, *rings)]), "best")
+    both = section(sections.make_document([run(*sweep(), *model, *rings)]), "best")
     assert [(t.name, len(t.lines)) for t in both.tables] == [("best-isolated-predicted", 3)]
 
 
@@ -806,7 +811,7 @@ def test_pipelined_calls_have_no_latency_to_tell(mode: Any, inner: int, told: bo
     """Short isolated calls are several to a sample, for the clock's sake; streaming ones
     overlap."""
     records = [msgspec.structs.replace(record, inner=inner) for record in sweep(mode=mode)]
-    document = sections.document([run(*records)])
+    document = sections.make_document([run(*records)])
     assert ("fastest" in [name for name, *_ in table_of(document, "summary", "answers")]) == told
     said = any(
         "mean of several calls" in words for words in section(document, "distribution").words
@@ -821,7 +826,7 @@ def test_an_imported_mean_is_not_called_a_median() -> None:
         )
         for size in SIZES
     ]
-    document = sections.document([run(*told, environment={}, imported="osu")])
+    document = sections.make_document([run(*told, environment={}, imported="osu")])
     found = section(document, "bandwidth")
     assert not any("edian" in words for words in found.closing)
     assert (
@@ -848,7 +853,7 @@ def test_an_imported_mean_is_not_called_a_median() -> None:
 )
 def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str) -> None:
     told = Record(case=case(), status="ok", told=ToolTime(time=1000.5), note=note)
-    document = sections.document([run(told, environment={}, imported="osu")])
+    document = sections.make_document([run(told, environment={}, imported="osu")])
     assert says in section(document, "summary").words
     assert "Data was not verified." not in section(document, "summary").words
 
@@ -857,11 +862,11 @@ def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str
 def test_imported_times_with_samples_have_an_interval(samples: int, has_interval: bool) -> None:
     times = [1000 + 10 * (i % 3) for i in range(samples)]
     made = Record(case=case(), status="ok", told=ToolTime(time=1000.5), times_ns=times)
-    document = sections.document([run(made, environment={}, imported="nccl-inspector")])
+    document = sections.make_document([run(made, environment={}, imported="nccl-inspector")])
     summary = str(section(document, "summary"))
     assert bool(re.search(r"±[\d∞]", summary)) is has_interval
-    derived = derive.derive(made, None)
-    assert derived and (formats.cells(made, derived)["±"] != "-") is has_interval
+    derived = derive.derive_row(made, None)
+    assert derived and (formats.format_cells(made, derived)["±"] != "-") is has_interval
 
 
 @pytest.mark.parametrize("wrong", [0, 12])
@@ -869,7 +874,7 @@ def test_an_imported_run_does_not_claim_that_we_verified_its_data(wrong: int) ->
     told = Record(
         case=case(), status="ok", told=ToolTime(time=1000.5), checked=1_431_306_240, wrong=wrong
     )
-    words = section(sections.document([run(told, imported="nccl-tests")]), "summary").words
+    words = section(sections.make_document([run(told, imported="nccl-tests")]), "summary").words
     assert f"The log reports {wrong} wrong elements." in words
     assert not any("verified" in word for word in words)
 
@@ -881,11 +886,11 @@ def test_an_imported_run_shows_the_average_bus_bandwidth_of_its_log() -> None:
     file = run(
         told, imported="nccl-tests", suite=msgspec.structs.replace(suite, description=average)
     )
-    assert f"{average}." in section(sections.document([file]), "summary").words
+    assert f"{average}." in section(sections.make_document([file]), "summary").words
 
 
 def test_every_time_and_bandwidth_is_in_a_table() -> None:
-    (table,) = section(sections.document([run(*sweep(), BARRIER)]), "bandwidth").tables
+    (table,) = section(sections.make_document([run(*sweep(), BARRIER)]), "bandwidth").tables
     rows_ = [line.cells for line in table.lines]
     assert table.title == "Times and bandwidths: isolated"  # of which all lines are
     assert rows_[1][:4] == ("all_reduce", "gloo", "1 KiB", "2.02 µs")
@@ -895,7 +900,7 @@ def test_every_time_and_bandwidth_is_in_a_table() -> None:
 
 def test_sizes_that_are_not_drawn_are_said() -> None:
     many = [ok(case(nbytes=8 * k), 1000 + k) for k in range(1, 61)]
-    document = sections.document([run(*many)])
+    document = sections.make_document([run(*many)])
     for name in ("bandwidth", "efficiency"):
         assert (
             "Of up to 60 sizes, each line is drawn at 48, evenly spread."
@@ -903,7 +908,7 @@ def test_sizes_that_are_not_drawn_are_said() -> None:
         )
     assert not any(
         "evenly spread" in words
-        for words in section(sections.document([run(*sweep())]), "bandwidth").words
+        for words in section(sections.make_document([run(*sweep())]), "bandwidth").words
     )
 
 
@@ -914,7 +919,7 @@ def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
             for b in backends
             for place, a in enumerate(algorithms)
         ]
-        return section(sections.document([run(*made)]), "best")
+        return section(sections.make_document([run(*made)]), "best")
 
     few = said("native", "ring", samples=3)
     assert [str(line.cells[1]) for line in few.tables[0].lines] == ["gloo ? ring@gloo (n<6)"]
@@ -932,7 +937,7 @@ def test_pairs_of_runs_and_backends_stay_apart() -> None:
         ]
 
     files = [run(*pairs("gloo", 1000), *pairs("shm", 100)), run(*pairs("gloo", 10), id="r2")]
-    drawn = section(sections.document(files), "pairs").figures
+    drawn = section(sections.make_document(files), "pairs").figures
     assert [figure.data[0]["z"][0][1] for figure in drawn] == pytest.approx(
         [1.024, 10.24, 102.4], rel=0.02
     )
@@ -964,7 +969,7 @@ def test_facts_of_another_shape_are_no_error(value: Any) -> None:
         "boot_id",
     )
     strange = run(ok(), environment=dict.fromkeys(names, value), id="r2")
-    sound(sections.document([strange, run(ok())]))
+    sound(sections.make_document([strange, run(ok())]))
 
 
 @pytest.mark.parametrize(("backend", "same"), [("gloo", True), ("mpi", False)])
@@ -973,7 +978,7 @@ def test_runs_are_told_apart_by_libraries_that_their_backends_use(backend: str, 
         run(ok(case(backend=backend)), id=name, environment={"kernel": "k", "libraries": libraries})
         for name, libraries in (("r1", {}), ("r2", {"mpi4py": "4.1.2"}))
     ]
-    environment = section(sections.document(files), "environment")
+    environment = section(sections.make_document(files), "environment")
     assert ("The runs' machines are the same" in environment.words[-1]) == same
     (prints,) = [
         line.cells
@@ -988,10 +993,10 @@ BUSY = {"h": Load(1.26, 2)}
 
 
 def test_the_headline_says_that_others_used_the_machine() -> None:
-    said = sections.document([run(ok(seconds=1.0, load=BUSY))])
+    said = sections.make_document([run(ok(seconds=1.0, load=BUSY))])
     assert said.weight == "notice"
     assert "results correct. Other processes used 1.3 of 2 CPUs while measuring" in said.verdict
-    assert sections.document([run(ok(seconds=1.0, load={"h": Load(0.1, 2)}))]).weight == "good"
+    assert sections.make_document([run(ok(seconds=1.0, load={"h": Load(0.1, 2)}))]).weight == "good"
 
 
 def test_of_several_runs_the_summary_says_which_machine_was_busy() -> None:
@@ -999,7 +1004,7 @@ def test_of_several_runs_the_summary_says_which_machine_was_busy() -> None:
         run(ok(), id="r1", tag="quiet"),
         run(ok(seconds=1, load=BUSY), id="r2", tag="loud"),
     )
-    words = section(sections.document([quiet, loud]), "summary").words
+    words = section(sections.make_document([quiet, loud]), "summary").words
     (told,) = (line for line in words if "other processes" in line)
     assert told.startswith("loud: other processes used 1.3 of 2 CPUs")
 
@@ -1013,19 +1018,19 @@ def test_floors_and_peaks_are_of_rows_to_rely_on() -> None:
         ok(case(nbytes=1 << 20), **wide),
     ]
     (_, floor, at), (_, _, peak_at), _ = table_of(
-        sections.document([run(*records)]), "summary", "answers"
+        sections.make_document([run(*records)]), "summary", "answers"
     )
     assert floor == "50.0 ns" and at.endswith("8 B, gloo, out of place")
     assert peak_at.endswith("1 KiB, gloo, out of place")  # wider than ±50 % is not known
     (_, floor, why), (_, peak, also), _ = table_of(
-        sections.document([run(*records[1::2])]), "summary", "answers"
+        sections.make_document([run(*records[1::2])]), "summary", "answers"
     )
     assert (floor, peak) == ("not known", "not known") and "±50 %" in why and "±50 %" in also
 
 
 def test_a_doubt_stands_beside_the_floor_that_it_is_of() -> None:
     records = [ok(case(nbytes=8), 50, invalid={"late start": 9}), ok(case(nbytes=1024), 800)]
-    document = sections.document([run(*records)])
+    document = sections.make_document([run(*records)])
     (_, floor, at), *_ = table_of(document, "summary", "answers")
     assert floor == "50.0 ns" and at.startswith("±") and at.endswith("8 B, gloo (invalid)")
     (shown,) = (t for t in section(document, "summary").tables if t.name == "answers")
@@ -1034,16 +1039,16 @@ def test_a_doubt_stands_beside_the_floor_that_it_is_of() -> None:
 
 def test_a_case_in_doubt_is_a_hollow_marker() -> None:
     records = [ok(case(nbytes=8), 50, invalid={"late start": 9}), ok(case(nbytes=1024), 800)]
-    found = section(sections.document([run(*records)]), "bandwidth")
+    found = section(sections.make_document([run(*records)]), "bandwidth")
     (_, drawn) = found.figures[1].data
     assert drawn["marker"]["symbol"] == ["circle-open", "circle"]
-    certain = section(sections.document([run(ok(case(nbytes=64)), records[1])]), "bandwidth")
+    certain = section(sections.make_document([run(ok(case(nbytes=64)), records[1])]), "bandwidth")
     assert certain.figures[0].data[-1]["marker"]["symbol"] == "circle"
 
 
 def test_one_size_has_no_curve_and_an_open_table() -> None:
     rows = [ok(case(nbytes=1024), 800), ok(case(nbytes=1024, algorithm="ring"), 900)]
-    document = sections.document([run(*rows)])
+    document = sections.make_document([run(*rows)])
     found = section(document, "bandwidth")
     assert not found.figures and not found.tables[0].folded
     assert not section(document, "best").figures
@@ -1051,41 +1056,41 @@ def test_one_size_has_no_curve_and_an_open_table() -> None:
 
 def test_curves_of_several_collectives_of_a_mode_stay_out_of_what_is_best() -> None:
     other = [ok(case(collective="broadcast", root=0, op="none", nbytes=size)) for size in SIZES]
-    document = sections.document([run(*sweep(), *sweep(algorithm="ring"), *other)])
+    document = sections.make_document([run(*sweep(), *sweep(algorithm="ring"), *other)])
     assert not section(document, "best").figures
     assert len(section(document, "bandwidth").figures) == 4
 
 
 def test_the_first_screen_has_the_answers_and_the_curves() -> None:
     skipped = Record(case=case(nbytes=8192), status="skipped", note="too large")
-    document = sections.document([run(*sweep(), skipped)])
+    document = sections.make_document([run(*sweep(), skipped)])
     assert [found.name for found in document.sections][:3] == ["summary", "bandwidth", "left-out"]
     answers, *_ = section(document, "summary").tables
     assert [line.cells[0] for line in answers.lines] == ["fastest", "peak busbw", "data"]
     assert not section(document, "summary").words[1:]  # that something was skipped
-    failed = sections.document([run(*sweep(), FAILED)])
+    failed = sections.make_document([run(*sweep(), FAILED)])
     assert [found.name for found in failed.sections][:3] == ["summary", "left-out", "bandwidth"]
 
 
 def test_over_many_launches_a_flag_of_one_does_not_matter() -> None:
     records = [ok(world=index, invalid={"late start": 9 * (index == 0)}) for index in range(6)]
-    document = sections.document([run(*records, worlds=[world(i) for i in range(6)])])
+    document = sections.make_document([run(*records, worlds=[world(i) for i in range(6)])])
     assert table_of(document, "summary", "answers")[0][1] == "1.00 µs"
 
 
 def test_flags_come_with_what_to_do_in_the_runs_own_numbers() -> None:
     slow = run(ok(stop="budget"), policy=Policy(max_seconds=3.0))
-    ((flag, _, meaning, remedy),) = table_of(sections.document([slow]), "summary", "flags")
+    ((flag, _, meaning, remedy),) = table_of(sections.make_document([slow]), "summary", "flags")
     assert (flag, meaning) == ("unconverged", "ran out of --max-time 3s before reaching ±2 %")
     assert remedy == "allow more (--max-time 10s) or ask for less (--precision 5%)"
     other = run(ok(stop="budget"), id="r2")
-    ((*_, general),) = table_of(sections.document([slow, other]), "summary", "flags")
+    ((*_, general),) = table_of(sections.make_document([slow, other]), "summary", "flags")
     assert general == "allow more (--max-time) or ask for less (--precision)"
 
 
 def test_it_is_said_which_of_two_modes_a_program_will_see() -> None:
     times = [1000 + i % 7 for i in range(70)] + [4000 + i % 7 for i in range(30)]
-    words = section(sections.document([run(ok(times_ns=times))]), "bandwidth").closing
+    words = section(sections.make_document([run(ok(times_ns=times))]), "bandwidth").closing
     assert (
         "1 KiB all_reduce: two speeds: 1.00 µs (70% of calls) and 4.00 µs (30%), in stretches."
         in words
@@ -1099,9 +1104,9 @@ def test_the_best_at_each_size_is_said_with_how_much_longer_others_take() -> Non
         ok(case(nbytes=8, algorithm="two_shot"), 1500),
         ok(case(nbytes=1024, algorithm="two_shot"), 1001),
     ]
-    found = section(sections.document([run(*records)]), "best")
+    found = section(sections.make_document([run(*records)]), "best")
     (table,) = found.tables
-    assert sections.document([run(*records)]).sections[0].name == "best"
+    assert sections.make_document([run(*records)]).sections[0].name == "best"
     assert table.title == "all_reduce, 2 ranks, float, sum, out of place, isolated"
     assert table.heads == ("size", "best", "time", "±", "next", "gloo")
     cells = [tuple(map(str, line.cells)) for line in table.lines]
@@ -1118,12 +1123,12 @@ def test_a_library_that_is_the_best_or_as_good_is_said_to_be() -> None:
     def at(size: int, ring: int) -> list[Record]:
         return [ok(case(nbytes=size), 1000), ok(case(nbytes=size, algorithm="ring"), ring)]
 
-    table = section(sections.document([run(*at(8, 2000), *at(64, 999))]), "best").tables[0]
+    table = section(sections.make_document([run(*at(8, 2000), *at(64, 999))]), "best").tables[0]
     assert [str(line.cells[-1]) for line in table.lines] == ["best", "tie"]
 
 
 def test_collectives_share_a_figure_where_there_is_one_implementation() -> None:
-    alone = section(sections.document([run(*sweep(), *sweep("all_gather"))]), "bandwidth")
+    alone = section(sections.make_document([run(*sweep(), *sweep("all_gather"))]), "bandwidth")
     assert [figure.name for figure in alone.figures] == [
         "all-collectives-isolated-busbw",
         "all-collectives-isolated-time",
@@ -1132,14 +1137,14 @@ def test_collectives_share_a_figure_where_there_is_one_implementation() -> None:
     assert [trace["name"] for trace in lines] == ["all_reduce", "all_gather"]
     assert len({trace["line"]["color"] for trace in lines}) == 2
     two = [*sweep(), *sweep("all_gather"), *sweep(algorithm="ring")]
-    several = section(sections.document([run(*two)]), "bandwidth")
+    several = section(sections.make_document([run(*two)]), "bandwidth")
     assert len(several.figures) == 4
 
 
 def test_lines_of_a_figure_have_colours_of_their_own() -> None:
     many = [*sweep(), *(r for a in ("ring", "swing", "two_shot") for r in sweep(algorithm=a))]
     lines = [*many, *sweep("sendrecv"), *sweep("sendrecv", backend="shm", algorithm="direct")]
-    for figure in section(sections.document([run(*lines)]), "bandwidth").figures:
+    for figure in section(sections.make_document([run(*lines)]), "bandwidth").figures:
         drawn = [trace["line"]["color"] for trace in figure.data if trace.get("name")]
         assert len(set(drawn)) == len(drawn)
 
@@ -1151,13 +1156,13 @@ def test_only_where_the_best_gives_way_is_a_crossover_told() -> None:
         for name, pair in medians.items()
         for size, median in zip((64, 1024), pair, strict=True)
     ]
-    (line,) = section(sections.document([run(*records)]), "crossovers").tables[0].lines
+    (line,) = section(sections.make_document([run(*records)]), "crossovers").tables[0].lines
     assert line.cells[:2] == ("ring@gloo", "two_shot@gloo")
 
 
 def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
     slow = [ok(case("sendrecv", size), 1000 * (50 if size == 8 else 1)) for size in SIZES]
-    found = section(sections.document([run(*sweep(), *slow)]), "efficiency")
+    found = section(sections.make_document([run(*sweep(), *slow)]), "efficiency")
     link = next(figure for figure in found.figures if figure.name.endswith("link"))
     assert max(y for trace in link.data for y in trace["y"]) <= figures.MOST_SHARE
     assert "1 point above 300% left out." in link.words
@@ -1165,14 +1170,14 @@ def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
 
 
 def test_shares_of_a_sendrecv_that_is_not_slow_need_no_words() -> None:
-    found = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    found = section(sections.make_document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
     assert not any("there sendrecv itself" in words for words in found.words)
 
 
 def test_dashes_tell_in_place_from_out_of_place_where_there_are_both() -> None:
     def dashes(*places: bool) -> set[str]:
         records = [ok(case(nbytes=n, in_place=p), 1000 + n) for n in SIZES for p in places]
-        (figure, *_) = section(sections.document([run(*records)]), "bandwidth").figures
+        (figure, *_) = section(sections.make_document([run(*records)]), "bandwidth").figures
         return {trace["line"]["dash"] for trace in figure.data if "dash" in trace["line"]}
 
     assert dashes(True) == {"solid"}
@@ -1180,22 +1185,22 @@ def test_dashes_tell_in_place_from_out_of_place_where_there_are_both() -> None:
 
 
 def test_eleven_implementations_have_eleven_colours() -> None:
-    names = [found.name for found in algorithms.of("all_reduce")][:11]
+    names = [found.name for found in algorithms.list_algorithms("all_reduce")][:11]
     records = [ok(case(algorithm=a, nbytes=n), 1000 + n) for n in SIZES for a in names]
-    (figure, *_) = section(sections.document([run(*records)]), "bandwidth").figures
+    (figure, *_) = section(sections.make_document([run(*records)]), "bandwidth").figures
     assert len({t["line"]["color"] for t in figure.data if "color" in t["line"]}) == 11
 
 
 def test_the_environment_is_folded_unless_machines_differ() -> None:
     other = run(ok(), id="r2", environment={"host": "h", "kernel": "newer"})
-    assert section(sections.document([run(ok())]), "environment").folded
-    assert not section(sections.document([run(ok()), other]), "environment").folded
+    assert section(sections.make_document([run(ok())]), "environment").folded
+    assert not section(sections.make_document([run(ok()), other]), "environment").folded
 
 
 def test_nobody_late_is_no_section() -> None:
     starts = [[i % 5 for i in range(40)]] * 2
     told = ok(per_rank=[[1000] * 40, [1000] * 40], starts_ns=starts)
-    assert "skew" not in shown(sections.document([run(told)]))
+    assert "skew" not in shown(sections.make_document([run(told)]))
 
 
 def test_collectives_that_share_a_figure_keep_what_else_sets_lines_apart() -> None:
@@ -1203,7 +1208,7 @@ def test_collectives_that_share_a_figure_keep_what_else_sets_lines_apart() -> No
         run(*sweep(), *sweep("all_gather"), tag="before"),
         run(*sweep(), *sweep("all_gather", in_place=True), id="r2"),
     ]
-    figure = section(sections.document(files), "bandwidth").figures[0]
+    figure = section(sections.make_document(files), "bandwidth").figures[0]
     names = [trace["name"] for trace in figure.data if trace.get("name")]
     assert names == [
         "all_reduce, before",
@@ -1222,7 +1227,7 @@ def test_what_a_log_reports_of_its_data_was_not_verified_by_collbench(wrong: int
         wrong=wrong,
         checked=99,
     )
-    document = sections.document([run(told, environment={}, imported="nccl-tests")])
+    document = sections.make_document([run(told, environment={}, imported="nccl-tests")])
     words = section(document, "summary").words
     assert f"The log reports {wrong} wrong elements." in words
     assert not any("were verified" in line for line in words)

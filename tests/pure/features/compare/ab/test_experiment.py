@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 def one(backend: str, algorithm: str) -> Plan:
     row = case(MIB, backend=backend, algorithm=algorithm)
-    (found,) = plan.worlds([Job(case=row, rotation=1, cache="hot")], Policy())
+    (found,) = plan.plan_worlds([Job(case=row, rotation=1, cache="hot")], Policy())
     return found
 
 
@@ -71,4 +71,4 @@ def test_one_world_takes_less_than_two(shared: bool, fits: bool) -> None:
     base = memory.RANK_BYTES + (1 << 30)
     room = memory.Room("", 3 << 30, 0, 2, base)
     plans = [one("gloo", "ring"), one("gloo", "tree")]
-    assert duet.fit(plans, lambda *of: room, shared) == fits
+    assert duet.fits_at_once(plans, lambda *of: room, shared) == fits

@@ -18,7 +18,7 @@ from collbench.records import store
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """Has something come in the moment in which the first of the two files is there."""
-    opened, there = store.opened, []
+    opened, there = store.open_writer, []
 
     def open_and_more(*given: object) -> store.Writer:
         there.append(opened(*given))  # type: ignore[arg-type]
@@ -26,7 +26,7 @@ def disturbed(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> No
             what()
         return there[-1]
 
-    monkeypatch.setattr(store, "opened", open_and_more)
+    monkeypatch.setattr(store, "open_writer", open_and_more)
 
 
 def test_a_signal_while_files_are_made_leaves_both_an_end(
@@ -58,7 +58,7 @@ def test_a_fault_of_the_program_is_written_to_both_files(
 def test_a_second_file_that_cannot_be_opened_leaves_no_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, there = store.opened, []
+    opened, there = store.open_writer, []
 
     def open_first(*given: object) -> store.Writer:
         if there:
@@ -66,8 +66,8 @@ def test_a_second_file_that_cannot_be_opened_leaves_no_first_one(
         there.append(opened(*given))  # type: ignore[arg-type]
         return there[-1]
 
-    monkeypatch.setattr(store, "opened", open_first)
+    monkeypatch.setattr(store, "open_writer", open_first)
     with pytest.raises(CannotRun, match="no room for another"):
         ab(base="algo:ring", head="algo:tree", suite=small(tmp_path, backends='"model"'))
     assert there[0].path.suffix == ".jsonl"
-    assert store.saved() == []
+    assert store.list_saved() == []

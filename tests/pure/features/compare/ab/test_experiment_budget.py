@@ -129,7 +129,7 @@ def expensive(monkeypatch: pytest.MonkeyPatch) -> None:
     def guess(job: Job, policy: object, most: bool = False) -> float:
         return cost(job.case.nbytes == LARGE) * (1 + most) / 2
 
-    monkeypatch.setattr(plan, "seconds", guess)
+    monkeypatch.setattr(plan, "estimate_seconds", guess)
 
 
 @pytest.mark.usefixtures("expensive")
@@ -141,8 +141,10 @@ def test_a_dry_run_promises_no_more_than_its_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[forecast.Forecast] = []
-    guess = forecast.forecast
-    monkeypatch.setattr(forecast, "forecast", lambda *of: made.append(guess(*of)) or made[-1])
+    guess = forecast.forecast_experiment
+    monkeypatch.setattr(
+        forecast, "forecast_experiment", lambda *of: made.append(guess(*of)) or made[-1]
+    )
     assert experiment(tmp_path, budget=f"{budget}s", dry_run=True) == Exit.OK
     (expected,) = made
     text = " ".join(capsys.readouterr().out.split())

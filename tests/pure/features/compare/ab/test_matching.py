@@ -33,7 +33,9 @@ def row(of: Case) -> Row:
 def test_rows_are_of_one_world_where_their_cases_are(cases: list[Case], worlds: int) -> None:
     policy = Policy(fresh=True)
     found = by_world([row(each) for each in cases], policy)
-    made = [plan.worlds([each.jobs["base"] for each in rows], policy) for rows in found.values()]
+    made = [
+        plan.plan_worlds([each.jobs["base"] for each in rows], policy) for rows in found.values()
+    ]
     assert [len(each) for each in made] == [1] * worlds
 
 

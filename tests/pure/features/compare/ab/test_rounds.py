@@ -81,37 +81,37 @@ def test_new_processes_every_few_rounds_are_part_of_the_cost() -> None:
 
 def test_a_change_however_large_is_no_reason_to_go_on_or_stop() -> None:
     changes = paired_off(np.random.default_rng(1), 12, 0.1)
-    assert paired.enough(changes + 0.5, TAU) == paired.enough(changes, TAU)
+    assert paired.count_enough_pairs(changes + 0.5, TAU) == paired.count_enough_pairs(changes, TAU)
 
 
 def test_a_stricter_level_takes_more_pairs() -> None:
     changes = paired_off(np.random.default_rng(1), 12, 0.1)
-    assert paired.enough(changes, TAU, 0.99) > paired.enough(changes, TAU)
+    assert paired.count_enough_pairs(changes, TAU, 0.99) > paired.count_enough_pairs(changes, TAU)
 
 
 def test_too_few_pairs_bound_nothing_yet() -> None:
-    assert paired.enough([0.1] * 5, TAU) == np.inf
+    assert paired.count_enough_pairs([0.1] * 5, TAU) == np.inf
 
 
 def test_too_few_pairs_lack_as_many_as_the_level_takes() -> None:
     changes = paired_off(np.random.default_rng(3), 6, NARROW)
-    assert paired.lacking(changes, TAU, 0.95) == 0
-    assert paired.lacking(changes, TAU, 0.975) == 1
+    assert paired.count_lacking_pairs(changes, TAU, 0.95) == 0
+    assert paired.count_lacking_pairs(changes, TAU, 0.975) == 1
 
 
 def test_wide_scatter_lacks_pairs() -> None:
     changes = paired_off(np.random.default_rng(3), 8, WIDE)
-    assert paired.lacking(changes, TAU) > 8
+    assert paired.count_lacking_pairs(changes, TAU) > 8
 
 
 def test_as_many_pairs_as_are_said_to_be_enough_are() -> None:
     """Four in five of rows without a change, which scatter alike throughout, are then found the
     same; the estimate from few pairs is a rough one, so the forecast is from many."""
     rng = np.random.default_rng(5)
-    pairs = int(paired.enough(rng.normal(0, 0.1, 400)[:40], TAU))
+    pairs = int(paired.count_enough_pairs(rng.normal(0, 0.1, 400)[:40], TAU))
     same = 0
     for _ in range(300):
-        _, lo, hi, _ = paired.shift(rng.normal(0, 0.1, pairs))
+        _, lo, hi, _ = paired.estimate_shift(rng.normal(0, 0.1, pairs))
         same += np.expm1(lo) > -TAU and np.expm1(hi) < TAU
     assert same / 300 > 0.75
 

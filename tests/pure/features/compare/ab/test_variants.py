@@ -15,11 +15,11 @@ import collbench
 from collbench.core.errors import CannotRun, UsageError
 from collbench.features.compare.ab.variants import (
     Build,
-    applied,
-    homes,
-    parse,
+    apply_variant,
+    parse_variant,
     refuse_unfit,
-    settle,
+    settle_home,
+    settle_homes,
 )
 from collbench.machine import environment
 from collbench.run.launch.interpreter import Variant
@@ -27,7 +27,7 @@ from collbench.suite.case import Case
 
 
 def test_words_become_fields() -> None:
-    side = parse(
+    side = parse_variant(
         "git:main python:{tree}/.venv 'NCCL_ALGO=Ring,Tree' backend:shm algo:chain:segments=4",
         "--head",
     )
@@ -35,8 +35,8 @@ def test_words_become_fields() -> None:
     assert (side.backend, side.algorithm) == ("shm", "chain:segments=4")
     assert side.env == (("NCCL_ALGO", "Ring,Tree"),)
     assert side.differs == ("backend", "algorithm")
-    assert parse("", "--base") == Variant(text="")
-    assert parse("X='two words' Y=", "--base").env == (("X", "two words"), ("Y", ""))
+    assert parse_variant("", "--base") == Variant(text="")
+    assert parse_variant("X='two words' Y=", "--base").env == (("X", "two words"), ("Y", ""))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_words_become_fields() -> None:
 )
 def test_what_is_not_understood_is_named_with_its_option(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(text, "--head")
+        parse_variant(text, "--head")
     assert words in caught.value.message and "--head" in caught.value.message
     assert caught.value.hint
 
@@ -62,13 +62,13 @@ def test_a_side_replaces_backend_and_algorithm_and_says_each_case_once() -> None
     cases = [
         Case(collective="all_reduce", backend=b, n=2, nbytes=8, op="sum") for b in ("gloo", "mpi")
     ]
-    (only,) = applied(cases, parse("backend:shm algo:ring", "--head"))
+    (only,) = apply_variant(cases, parse_variant("backend:shm algo:ring", "--head"))
     assert only.label == "ring@shm"
-    assert applied(cases, parse("X=1", "--head")) == cases
+    assert apply_variant(cases, parse_variant("X=1", "--head")) == cases
 
 
 def test_settings_reach_the_ranks_and_the_description(tmp_path: Path) -> None:
-    home = settle(parse("NCCL_ALGO=Ring", "--head"), Build(""), "--head", tmp_path)
+    home = settle_home(parse_variant("NCCL_ALGO=Ring", "--head"), Build(""), "--head", tmp_path)
     assert home.python == sys.executable
     assert home.settings["NCCL_ALGO"] == "Ring"
     assert home.described["variables"]["NCCL_ALGO"] == "Ring"
@@ -87,11 +87,11 @@ def test_another_interpreter_gets_this_harness_and_its_own_packages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CannotRun, match="has no torch, numpy, msgspec, psutil") as caught:
-        settle(parse(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
+        settle_home(parse_variant(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
     assert "-m pip install torch" in caught.value.hint
     packages = next(other.glob("lib/python*/site-packages"))
     (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    home = settle(parse(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
+    home = settle_home(parse_variant(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
     assert home.python == str(other / "bin" / "python")
     where = "import collbench; print(collbench.__file__)"
     said = subprocess.run(
@@ -117,7 +117,7 @@ def test_a_side_that_cannot_be_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error) as caught:
-        settle(parse(text, "--base"), Build(""), "--base", tmp_path)
+        settle_home(parse_variant(text, "--base"), Build(""), "--base", tmp_path)
     assert words in f"{caught.value.message} {caught.value.hint}"
 
 
@@ -142,8 +142,11 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
     (repository / "version").write_text("not committed")
     build = "echo built >> log && cp version copy"
     homes = {
-        revision: settle(
-            parse(f"git:{revision} COPY={{tree}}/copy", "--base"), Build(build), "--base", tmp_path
+        revision: settle_home(
+            parse_variant(f"git:{revision} COPY={{tree}}/copy", "--base"),
+            Build(build),
+            "--base",
+            tmp_path,
         )
         for revision in ("main~1", "main", "main~1")
     }
@@ -169,35 +172,35 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
 
 
 def test_a_build_that_fails_says_where_and_is_tried_again(repository: Path, tmp_path: Path) -> None:
-    side = parse("git:main X={tree}", "--head")
+    side = parse_variant("git:main X={tree}", "--head")
     with pytest.raises(CannotRun, match="ended with status 3"):
-        settle(side, Build("test -e ../allow || exit 3"), "--head", tmp_path)
+        settle_home(side, Build("test -e ../allow || exit 3"), "--head", tmp_path)
     (tmp_path / "home" / "builds" / "allow").touch()
     assert Path(
-        settle(side, Build("test -e ../allow || exit 3"), "--head", tmp_path).settings["X"]
+        settle_home(side, Build("test -e ../allow || exit 3"), "--head", tmp_path).settings["X"]
     ).is_dir()
 
 
 def test_an_unknown_revision_hints_at_fetching(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no revision 'v9'") as caught:
-        settle(parse("git:v9 X={tree}", "--base"), Build(""), "--base", tmp_path)
+        settle_home(parse_variant("git:v9 X={tree}", "--base"), Build(""), "--base", tmp_path)
     assert "fetch-depth" in caught.value.hint
 
 
 def test_a_misspelt_revision_hints_at_the_branch_or_tag(repository: Path) -> None:
     subprocess.run(["git", "tag", "v2.29.3"], check=True)
     with pytest.raises(UsageError, match=r"no revision 'v2\.29\.2'") as caught:
-        refuse_unfit(parse("git:v2.29.2 X={tree}", "--base"), "--base")
+        refuse_unfit(parse_variant("git:v2.29.2 X={tree}", "--base"), "--base")
     assert caught.value.hint == "did you mean v2.29.3?"
 
 
 def test_what_is_no_commit_is_no_revision(repository: Path) -> None:
     with pytest.raises(UsageError, match="no revision 'main:version'"):
-        refuse_unfit(parse("git:main:version X={tree}", "--base"), "--base")
+        refuse_unfit(parse_variant("git:main:version X={tree}", "--base"), "--base")
 
 
 def test_a_side_is_looked_over_without_building_it(repository: Path, tmp_path: Path) -> None:
-    refuse_unfit(parse("git:main~1 python:{tree}/.venv", "--base"), "--base")
+    refuse_unfit(parse_variant("git:main~1 python:{tree}/.venv", "--base"), "--base")
     assert not (tmp_path / "home").exists()
 
 
@@ -209,7 +212,9 @@ def test_the_current_folder_is_neither_sides_library(
     (tmp_path / "mylib.py").write_text("where = 'checkout'")
     (tmp_path / "built").mkdir()
     (tmp_path / "built" / "mylib.py").write_text("where = 'built'")
-    home = settle(parse(f"PYTHONPATH={tmp_path}/built", "--base"), Build(""), "--base", tmp_path)
+    home = settle_home(
+        parse_variant(f"PYTHONPATH={tmp_path}/built", "--base"), Build(""), "--base", tmp_path
+    )
     ask = [home.python, "-c", "import mylib, collbench; print(mylib.where)"]
     assert (
         subprocess.run(ask, env=home.settings, capture_output=True, text=True, check=True).stdout
@@ -221,7 +226,12 @@ def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
-    settle(parse("git:main~1 X={tree}", "--base"), Build('test -z "$GIT_DIR"'), "--base", tmp_path)
+    settle_home(
+        parse_variant("git:main~1 X={tree}", "--base"),
+        Build('test -z "$GIT_DIR"'),
+        "--base",
+        tmp_path,
+    )
     monkeypatch.delenv("GIT_DIR")
     head = subprocess.run(
         ["git", "symbolic-ref", "HEAD"], capture_output=True, text=True, check=True
@@ -232,10 +242,12 @@ def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
 def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
     repository: Path, tmp_path: Path
 ) -> None:
-    side, log = parse("git:main X={tree}", "--base"), tmp_path / "log"
+    side, log = parse_variant("git:main X={tree}", "--base"), tmp_path / "log"
 
     def built(again: bool = False) -> int:
-        tree = Path(settle(side, Build(f"echo >> {log}", again), "--base", tmp_path).settings["X"])
+        tree = Path(
+            settle_home(side, Build(f"echo >> {log}", again), "--base", tmp_path).settings["X"]
+        )
         assert (tree / "version").read_text() == "two"
         return log.read_text().count("\n")
 
@@ -256,18 +268,23 @@ def test_submodules_are_there_when_the_build_begins(
     subprocess.run(
         ["git", *("-c", "user.name=t", "-c", "user.email=t@t"), "commit", "-qm", "part"], check=True
     )
-    settle(parse("git:main X={tree}", "--base"), Build("test -e part/version"), "--base", tmp_path)
+    settle_home(
+        parse_variant("git:main X={tree}", "--base"),
+        Build("test -e part/version"),
+        "--base",
+        tmp_path,
+    )
 
 
 def test_sides_that_come_to_the_same_are_refused(repository: Path, tmp_path: Path) -> None:
     sides = {
-        "base": parse("git:main X={tree}", "--base"),
-        "head": parse("git:HEAD X={tree}", "--head"),
+        "base": parse_variant("git:main X={tree}", "--base"),
+        "head": parse_variant("git:HEAD X={tree}", "--head"),
     }
     with pytest.raises(UsageError, match="come to the same"):
-        homes(sides, Build(""), tmp_path)
-    sides["head"] = parse("git:main~1 X={tree}", "--head")
-    assert homes(sides, Build(""), tmp_path)["head"].settings["X"]
+        settle_homes(sides, Build(""), tmp_path)
+    sides["head"] = parse_variant("git:main~1 X={tree}", "--head")
+    assert settle_homes(sides, Build(""), tmp_path)["head"].settings["X"]
 
 
 def test_a_relative_path_is_that_file_and_no_other(
@@ -276,12 +293,14 @@ def test_a_relative_path_is_that_file_and_no_other(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "python3").symlink_to(sys.executable)
     with pytest.raises(CannotRun, match=str(tmp_path / "python3")):  # beside no packages
-        settle(parse("python:./python3", "--base"), Build(""), "--base", tmp_path)
+        settle_home(parse_variant("python:./python3", "--base"), Build(""), "--base", tmp_path)
 
 
 def test_hardware_is_what_this_process_sees_whatever_the_sides_interpreters_lack(
     tmp_path: Path,
 ) -> None:
-    described = settle(parse("NCCL_ALGO=Tree", "--base"), Build(""), "--base", tmp_path).described
-    here = environment.gather(Path.cwd())
+    described = settle_home(
+        parse_variant("NCCL_ALGO=Tree", "--base"), Build(""), "--base", tmp_path
+    ).described
+    here = environment.gather_facts(Path.cwd())
     assert {key for key in here if here[key] != described[key]} <= {"variables", "memory"}

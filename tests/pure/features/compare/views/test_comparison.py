@@ -23,7 +23,7 @@ from collbench.features.compare.comparison import Aggregate, Comparison, Rules
 from collbench.features.compare.false_alarms import Alarms
 from collbench.features.compare.verdict import Judged, LeftOut, Side
 from collbench.features.compare.views import verdicts
-from collbench.features.compare.views.comparison import document, plan, section
+from collbench.features.compare.views.comparison import describe_plan, make_document, make_section
 from collbench.records.paired import smallest_change as paired_mde
 from collbench.records.paired import smallest_unpaired_change as unpaired
 from collbench.records.types import Pairing, Run
@@ -126,7 +126,7 @@ def example() -> Comparison:
 
 
 def printed(view: Comparison, width: int = 120, everything: bool = False) -> str:
-    return terminal.text(document(view, everything), width)
+    return terminal.render_text(make_document(view, everything), width)
 
 
 def tables(text: str) -> list[list[list[str]]]:
@@ -149,7 +149,7 @@ def tables(text: str) -> list[list[list[str]]]:
 def test_machines_known_from_logs_are_never_called_identical(apart: list[Any]) -> None:
     log = msgspec.structs.replace(run("base"), imported="nccl-tests", pairing=None)
     view = comparison([judged("INCONCLUSIVE")], base=log, head=log, paired=False, differences=apart)
-    told = " ".join(verdicts.facts(view))
+    told = " ".join(verdicts.list_facts(view))
     assert "identical" not in told
     assert "known from logs only" in told
     assert ("1 difference" in told) == bool(apart)
@@ -159,7 +159,7 @@ def test_a_mean_over_rows_without_an_interval_shows_the_change_itself() -> None:
     one = Aggregate(
         collective="", sizes="", rows=2, delta=0.17, lo=-math.inf, hi=math.inf, worst=""
     )
-    assert verdicts.change(one) == "+17.0%"
+    assert verdicts.format_change(one) == "+17.0%"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -175,7 +175,7 @@ def test_the_table_fits_and_shows_every_figure_in_full(width: int) -> None:
 
 def test_the_table_lists_the_gravest_first() -> None:
     text = printed(example())
-    places = [text.index(f"  {row.verdict}") for row in verdicts.shown(example())]
+    places = [text.index(f"  {row.verdict}") for row in verdicts.list_shown(example())]
     assert places == sorted(places) and len(places) == 8
     assert "4 KiB gloo" in text and "not shown" not in text
 
@@ -190,7 +190,7 @@ def test_twenty_rows_are_always_shown_and_the_others_by_a_named_command(
         *(judged(verdict, case=sized(4 * i + 4)) for i in range(others)),
     ]
     view = comparison(rows, exit=Exit.BAD)
-    text = terminal.text(document(view, again="collbench compare x --all"), 120)
+    text = terminal.render_text(make_document(view, again="collbench compare x --all"), 120)
     listed = text.split("not shown")[0]
     assert listed.count(f" {verdict} ") == others - hidden and " REGRESSED " in listed
     assert ("collbench compare x --all" in text) == bool(hidden)
@@ -232,19 +232,21 @@ def test_fingerprint_differences_come_before_the_verdict() -> None:
     ],
 )
 def test_a_change_is_told_only_where_it_is_one(row: Judged, words: str) -> None:
-    assert verdicts.change(row) == words
+    assert verdicts.format_change(row) == words
 
 
 def test_a_side_with_too_few_launches_has_no_bounds() -> None:
     row = judged(
         "INCONCLUSIVE", 0.1, base=Side(median=1e6, half=math.inf, launches=2, samples=40), mde=None
     )
-    shown = verdicts.shown(comparison([row]))[0]
+    shown = verdicts.list_shown(comparison([row]))[0]
     assert (shown.base, shown.mde) == ("1.00 ms ±∞", "-")
 
 
 def names(view: Comparison) -> list[str]:
-    return [name.text for name in verdicts.labels(view, [row.case for row in view.rows]).values()]
+    return [
+        name.text for name in verdicts.label_cases(view, [row.case for row in view.rows]).values()
+    ]
 
 
 def test_rows_are_called_by_what_sets_them_apart() -> None:
@@ -280,12 +282,13 @@ def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
     assert names(view) == ["8 B", "16 B"]
     assert "gloo" not in printed(view, everything=True)
     assert all(
-        "backend" not in line.meta for line in section(verdicts.readable(view)).tables[0].lines
+        "backend" not in line.meta
+        for line in make_section(verdicts.make_readable(view)).tables[0].lines
     )
 
 
 def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None:
-    text = markdown.text(document(example(), marker="pr-gloo"))
+    text = markdown.render_markdown(make_document(example(), marker="pr-gloo"))
     lines = text.splitlines()
     assert lines[0] == "<!-- collbench:pr-gloo -->"
     assert lines[1] == (
@@ -321,7 +324,7 @@ def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
         judged("INVALID", case=sized(64 << i), why=f"head: {i} of 9 samples failed")
         for i in range(2)
     ]
-    text = markdown.text(document(comparison([*wide, *few, judged("SAME")])))
+    text = markdown.render_markdown(make_document(comparison([*wide, *few, judged("SAME")])))
     lines = [line for line in text.splitlines() if line.startswith("- ")]
     assert lines == [
         "- no verdict on 2 rows, invalid: head: 0 of 9 samples failed: 64 B, 128 B",
@@ -333,9 +336,9 @@ def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
 def test_only_the_first_rows_of_a_verdict_and_of_a_reason_are_named() -> None:
     slow = [judged("REGRESSED", 0.1, case=sized(4 * i)) for i in range(1, 6)]
     open_ = [judged("INCONCLUSIVE", case=sized(1000 + 4 * i)) for i in range(15)]
-    view = verdicts.readable(comparison([*slow, *open_], exit=Exit.BAD))
+    view = verdicts.make_readable(comparison([*slow, *open_], exit=Exit.BAD))
     assert view.headline.endswith("] and 2 more")
-    assert verdicts.reasons(view)[0].endswith(" and 3 more")
+    assert verdicts.list_reasons(view)[0].endswith(" and 3 more")
 
 
 def test_logs_without_intervals_say_no_smallest_change() -> None:
@@ -374,11 +377,11 @@ def test_a_reason_that_rows_share_is_told_once() -> None:
 def test_false_alarms_of_this_machine_are_told_in_every_medium(
     alarms: Alarms | None, words: list[str]
 ) -> None:
-    found = document(comparison([judged("SAME")]), alarms=alarms)
-    assert [line for line in markdown.text(found).splitlines() if "A/A" in line] == words
+    found = make_document(comparison([judged("SAME")]), alarms=alarms)
+    assert [line for line in markdown.render_markdown(found).splitlines() if "A/A" in line] == words
     _, shown = found.sections
     assert [line for line in shown.words if "A/A" in line] == [f"{line}." for line in words]
-    assert all(line in terminal.text(found, 200) for line in words)
+    assert all(line in terminal.render_text(found, 200) for line in words)
     assert json.loads(programs.as_json(found))["alarms"] == (
         alarms and msgspec.structs.asdict(alarms)
     )
@@ -401,7 +404,7 @@ def test_the_first_line_says_whether_to_look_and_at_what(
     code: int, verdict: str, words: str
 ) -> None:
     view = comparison([judged(verdict)], exit=Exit(code), reason="so")
-    first = markdown.text(document(view)).splitlines()[1].replace("\\", "")
+    first = markdown.render_markdown(make_document(view)).splitlines()[1].replace("\\", "")
     assert first.startswith(f"### collbench: {words}")
     assert first.endswith("; too unreliable to fail the comparison") == (
         (code, verdict) == (0, "REGRESSED")
@@ -419,25 +422,25 @@ def few() -> Document:
     large = sized(4 << 20)
     dropped = LeftOut(key=large.key, case=large, reason=reason, dropped=True)
     absent = LeftOut(key=sized(16).key, case=sized(16), reason="skipped on both sides; no form")
-    return document(comparison(rows, skipped=[dropped, absent]))
+    return make_document(comparison(rows, skipped=[dropped, absent]))
 
 
 def test_few_rows_judged_is_the_first_line_of_every_medium() -> None:
     made = few()
-    assert terminal.text(made, 120).startswith(FEW)
-    assert markdown.text(made).splitlines()[1].startswith(f"### collbench: ⚠️ {FEW}")
+    assert terminal.render_text(made, 120).startswith(FEW)
+    assert markdown.render_markdown(made).splitlines()[1].startswith(f"### collbench: ⚠️ {FEW}")
     assert made.verdict.startswith(FEW)
     assert not any(FEW in words for section in made.sections for words in section.words)
     found = json.loads(programs.as_json(made))
     assert [*found][1] == "verdict" and found["verdict"].startswith(FEW)
     assert (found["rows_decided"], found["rows_total"], found["exit"]) == (2, 5, 0)
-    suite = ElementTree.fromstring(programs.junit(made))[0]
+    suite = ElementTree.fromstring(programs.render_junit(made))[0]
     properties = {each.get("name"): each.get("value", "") for each in suite.iter("property")}
     assert properties["verdict"].startswith(FEW)
 
 
 def test_junit_skips_every_row_that_was_not_judged() -> None:
-    cases = ElementTree.fromstring(programs.junit(few()))[0].findall("testcase")
+    cases = ElementTree.fromstring(programs.render_junit(few()))[0].findall("testcase")
     skipped = {case.get("name") for case in cases if case.find("skipped") is not None}
     keys = {sized(64).key, CASE.key, sized(4 << 20).key, sized(16).key}
     assert skipped == keys and len(cases) == 6
@@ -446,7 +449,11 @@ def test_junit_skips_every_row_that_was_not_judged() -> None:
 def test_rows_dropped_for_a_budget_are_named_with_one_that_holds_them_everywhere() -> None:
     made = few()
     words = ("4 MiB", "--budget 3m")
-    texts = (terminal.text(made, 200), markdown.text(made), " ".join(made.sections[0].words))
+    texts = (
+        terminal.render_text(made, 200),
+        markdown.render_markdown(made),
+        " ".join(made.sections[0].words),
+    )
     assert all(word in text for text in texts for word in words)
     assert "(16 B)" in texts[0] and "skipped on both sides" in texts[0]
     rows = json.loads(programs.as_json(made))["skipped"]
@@ -463,7 +470,7 @@ def test_what_would_decide_is_said(paired: bool, backend: str, shm: bool) -> Non
     noisy = judged("INCONCLUSIVE", 0.3, 0.5, case=sized(8, backend=backend), base=side, head=side)
     row = msgspec.structs.replace(noisy, scatter=math.log(1.4), pairs=10 * paired)
     view = comparison([row], paired=paired, exit=Exit.NO_VERDICT, reason="so")
-    (line,) = verdicts.advice(verdicts.readable(view))
+    (line,) = verdicts.list_advice(verdicts.make_readable(view))
     assert "scatter by 40%: " in line and ("--backend shm" in line) == shm
     more, found = re.findall(r"(\d+) more .* would find (\d+)%", line)[0]
     now = paired_mde(math.log(1.4), 10) if paired else unpaired(math.log(1.4), 10, 10)
@@ -477,38 +484,42 @@ def test_a_row_of_too_few_launches_is_not_called_noisy_for_its_flags() -> None:
     few = judged("INCONCLUSIVE", why=f"only 8 launches; {spared}", spared=spared)
     noisy = judged("INCONCLUSIVE", case=sized(8), why=spared, spared=spared)
     view = comparison([few, noisy], paired=False, exit=Exit.NO_VERDICT, reason="so")
-    reasons = verdicts.undecided(verdicts.readable(view))
+    reasons = verdicts.name_undecided(verdicts.make_readable(view))
     assert reasons == {"only 8 launches": ["1 MiB"], "launches scatter too much": ["8 B"]}
 
 
 def unsure() -> Document:
     """A comparison without a verdict on one of its rows, which ends with 0."""
     rows = [judged("SAME", case=sized(8)), judged("INCONCLUSIVE", 0.3, 0.5)]
-    return document(comparison(rows), everything=True)
+    return make_document(comparison(rows), everything=True)
 
 
 def test_no_comment_ticks_what_is_inconclusive() -> None:
-    text = markdown.text(unsure())
+    text = markdown.render_markdown(unsure())
     assert "INCONCLUSIVE" in text and not set("✅✓✔") & set(text)
 
 
 def test_no_terminal_paints_what_is_inconclusive_green() -> None:
     console = Console(force_terminal=True, width=120, file=io.StringIO(), highlight=False)
     for block in unsure().brief:
-        console.print(terminal.rendered(block, 120))
+        console.print(terminal.render_block(block, 120))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[33mINCONCLUSIVE" in text and "\x1b[32m" not in text
 
 
 def test_no_page_weighs_what_is_inconclusive_as_good() -> None:
     view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)])
-    _, _, page = html.page(whole.document([], verdicts.readable(view)), "cdn").partition("<body")
+    _, _, page = html.render_page(
+        whole.make_document([], verdicts.make_readable(view)), "cdn"
+    ).partition("<body")
     assert 'data-weight="notice"' in page and 'data-weight="good"' not in page
 
 
 def test_a_report_of_what_is_inconclusive_is_not_ticked() -> None:
     view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)], exit=Exit.NO_VERDICT, reason="so")
-    assert "**! so.**" in markdown.text(whole.document([], verdicts.readable(view)))
+    assert "**! so.**" in markdown.render_markdown(
+        whole.make_document([], verdicts.make_readable(view))
+    )
 
 
 def test_what_is_inconclusive_has_not_passed() -> None:
@@ -516,7 +527,7 @@ def test_what_is_inconclusive_has_not_passed() -> None:
 
 
 def test_no_annotation_says_that_what_is_inconclusive_is_fine() -> None:
-    assert programs.commands(unsure().cases) == []
+    assert programs.list_commands(unsure().cases) == []
 
 
 def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:
@@ -555,7 +566,7 @@ def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:
 
 @pytest.mark.parametrize("verdict", ["REGRESSED", "SAME"])
 def test_a_comment_stays_below_githubs_limit_and_says_what_is_missing(verdict: str) -> None:
-    text = markdown.text(document(hostile(verdict), title=HOSTILE * 99))
+    text = markdown.render_markdown(make_document(hostile(verdict), title=HOSTILE * 99))
     assert 40_000 < len(text.encode()) < 60_000
     (left,) = re.findall(r"^([\d,]+) more of these rows do not fit here", text, re.MULTILINE)
     shown = len(re.findall(rf"\*\*{verdict}\*\*", text))
@@ -564,7 +575,7 @@ def test_a_comment_stays_below_githubs_limit_and_says_what_is_missing(verdict: s
 
 
 def test_a_comment_shows_hostile_names_literally() -> None:
-    text = markdown.text(document(hostile(rows=2), title=HOSTILE))
+    text = markdown.render_markdown(make_document(hostile(rows=2), title=HOSTILE))
     assert "\x1b" not in text and "&lt;" not in text
     assert not re.search(r"(?<![\w.])@everyone", text)  # nobody is mentioned
     assert text.count("<!--") == 1 and "<script" not in text.replace(r"\<script", "")
@@ -579,7 +590,7 @@ def test_json_has_everything_and_only_finite_numbers() -> None:
 
     rows = [*example().rows, judged("INCONCLUSIVE", 0.5, lo=-math.inf, hi=math.nan, case=sized(32))]
     view = comparison(rows, exit=Exit.NO_VERDICT, reason="so", differences=[("a", 1, None)])
-    found = json.loads(programs.as_json(document(view)), parse_constant=refuse)
+    found = json.loads(programs.as_json(make_document(view)), parse_constant=refuse)
     assert found["counts"]["INCONCLUSIVE"] == 2 and sum(found["counts"].values()) == len(rows)
     assert (found["exit"], found["stages"], found["differences"]) == (
         3,
@@ -596,7 +607,9 @@ def test_json_has_everything_and_only_finite_numbers() -> None:
 
 
 def test_junit_fails_what_fails_the_comparison_and_skips_what_has_no_verdict() -> None:
-    suite = ElementTree.fromstring(programs.junit(document(example()))).find("testsuite")
+    suite = ElementTree.fromstring(programs.render_junit(make_document(example()))).find(
+        "testsuite"
+    )
     assert suite is not None
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == [
         "8",
@@ -616,26 +629,26 @@ def test_junit_fails_what_fails_the_comparison_and_skips_what_has_no_verdict() -
 
 def test_junit_agrees_with_the_exit_code() -> None:
     unpaired = comparison([judged("REGRESSED", 0.3, gates=False)], paired=False)
-    assert 'failures="0"' in programs.junit(document(unpaired)) and 'skipped="1"' in programs.junit(
-        document(unpaired)
-    )
+    assert 'failures="0"' in programs.render_junit(
+        make_document(unpaired)
+    ) and 'skipped="1"' in programs.render_junit(make_document(unpaired))
     doubtful = [judged("INCONCLUSIVE", 0.3, 0.5)]
-    assert 'errors="0"' in programs.junit(document(comparison(doubtful)))
+    assert 'errors="0"' in programs.render_junit(make_document(comparison(doubtful)))
     for code in (Exit.NO_VERDICT, Exit.WRONG_DATA):
         suite = ElementTree.fromstring(
-            programs.junit(document(comparison(doubtful, exit=code, reason="why")))
+            programs.render_junit(make_document(comparison(doubtful, exit=code, reason="why")))
         )[0]
         told = suite.findall("testcase")[-1][0].get("message")
         assert (suite.get("tests"), suite.get("errors"), told) == ("2", "1", "why")
 
 
 def test_junit_is_what_its_schemas_want() -> None:
-    for view in (document(example()), document(hostile(rows=3))):
-        assert junit.faults(programs.junit(view)) == []
+    for view in (make_document(example()), make_document(hostile(rows=3))):
+        assert junit.faults(programs.render_junit(view)) == []
 
 
 def test_junit_is_xml_whatever_things_are_called() -> None:
-    text = programs.junit(document(hostile(rows=3)))
+    text = programs.render_junit(make_document(hostile(rows=3)))
     names = [
         case.get("name") or "" for case in ElementTree.fromstring(text.encode()).iter("testcase")
     ]
@@ -646,8 +659,8 @@ def test_annotations_are_githubs_commands_one_a_line() -> None:
     row = judged(
         "REGRESSED", 0.1, why="50% of a:b,c\r\n::error::no", case=sized(8, env=(("X", "1:2,3%"),))
     )
-    (line,) = programs.commands(
-        document(comparison([row, judged("SAME")], exit=Exit.BAD, reason="so")).cases
+    (line,) = programs.list_commands(
+        make_document(comparison([row, judged("SAME")], exit=Exit.BAD, reason="so")).cases
     )
     command, _, message = line.removeprefix("::").partition("::")
     assert command == "error title=collbench%3A X=1%3A2%2C3%25 8 B"
@@ -658,13 +671,13 @@ def test_annotations_are_githubs_commands_one_a_line() -> None:
 def test_annotations_are_at_most_ten_of_a_kind() -> None:
     errors = [judged("REGRESSED", 0.1, case=sized(4 * i)) for i in range(1, 31)]
     warnings = [judged("SUSPECT", 0.1, gates=False, case=sized(1000 + 4 * i)) for i in range(10)]
-    lines = programs.commands(
-        document(comparison([*errors, *warnings], exit=Exit.BAD, reason="so")).cases
+    lines = programs.list_commands(
+        make_document(comparison([*errors, *warnings], exit=Exit.BAD, reason="so")).cases
     )
     assert [line.split()[0] for line in lines] == ["::error"] * 10 + ["::warning"] * 10
     assert lines[9].endswith("::21 more rows like these")
-    lines = programs.commands(
-        document(comparison(errors, exit=Exit.WRONG_DATA, reason="wrong results")).cases
+    lines = programs.list_commands(
+        make_document(comparison(errors, exit=Exit.WRONG_DATA, reason="wrong results")).cases
     )
     assert (
         len(lines) == 10
@@ -675,8 +688,10 @@ def test_annotations_are_at_most_ten_of_a_kind() -> None:
 
 def test_annotations_say_why_there_is_no_verdict() -> None:
     view = comparison([judged("INCOMPARABLE", 0.1)], exit=Exit.NO_VERDICT, reason="machines differ")
-    assert programs.commands(document(view).cases) == ["::error title=collbench::machines differ"]
-    assert programs.commands(document(comparison([judged("SAME")])).cases) == []
+    assert programs.list_commands(make_document(view).cases) == [
+        "::error title=collbench::machines differ"
+    ]
+    assert programs.list_commands(make_document(comparison([judged("SAME")])).cases) == []
 
 
 def test_the_summary_of_a_step_is_added_to_and_never_overfilled(
@@ -685,16 +700,17 @@ def test_the_summary_of_a_step_is_added_to_and_never_overfilled(
     path = tmp_path / "summary.md"
     path.write_text("before\n")
     environ = {"GITHUB_STEP_SUMMARY": str(path)}
-    programs.in_github(document(example(), title="title", marker="marker"), environ)
+    programs.in_github(make_document(example(), title="title", marker="marker"), environ)
     assert path.read_text().startswith("before\n<!-- collbench:marker -->\n### title: ❌")
     path.write_text("x" * (1 << 20))
-    programs.in_github(document(example(), title="title", marker="marker"), environ)
+    programs.in_github(make_document(example(), title="title", marker="marker"), environ)
     assert path.stat().st_size == 1 << 20 and "is full" in capsys.readouterr().err
     programs.in_github(
-        document(example(), title="title", marker="marker"), {"GITHUB_STEP_SUMMARY": str(tmp_path)}
+        make_document(example(), title="title", marker="marker"),
+        {"GITHUB_STEP_SUMMARY": str(tmp_path)},
     )
     assert "cannot write" in capsys.readouterr().err
-    programs.in_github(document(example(), title="title", marker="marker"), {})
+    programs.in_github(make_document(example(), title="title", marker="marker"), {})
     assert capsys.readouterr().err == ""
 
 
@@ -713,7 +729,7 @@ def bars(figure: Figure, width: int) -> dict[float, tuple[float, float]]:
 
 
 def test_the_section_plots_every_change_with_its_interval() -> None:
-    (figure,) = section(verdicts.readable(example())).figures
+    (figure,) = make_section(verdicts.make_readable(example())).figures
     points = {y: x for trace in marks(figure) for x, y in zip(trace["x"], trace["y"], strict=True)}
     assert len(points) == 7  # all but the row that is gone
     top = min(points)
@@ -726,7 +742,7 @@ def test_the_section_plots_every_change_with_its_interval() -> None:
 
 def test_the_plot_shows_what_matters_and_what_could_have_been_missed() -> None:
     rows = [judged("SAME"), judged("SAME", case=sized(8), tau=0.1), judged("SAME", case=sized(16))]
-    (figure,) = section(verdicts.readable(comparison(rows))).figures
+    (figure,) = make_section(verdicts.make_readable(comparison(rows))).figures
     missed = bars(figure, 1)
     assert missed[min(missed)] == pytest.approx((1 / 1.03, 1.03))
     bands = [shape for shape in figure.layout["shapes"] if shape["type"] == "rect"]
@@ -742,24 +758,24 @@ def test_the_plot_shows_what_matters_and_what_could_have_been_missed() -> None:
 )
 def test_a_change_beyond_a_factor_of_2_is_drawn_as_a_factor(delta: float, words: str) -> None:
     row = judged("SUSPECT", delta, lo=delta - 0.01, hi=delta + 0.01)
-    (figure,) = section(verdicts.readable(comparison([row]))).figures
+    (figure,) = make_section(verdicts.make_readable(comparison([row]))).figures
     assert named(figure)[0]["text"][1] == words
 
 
 def test_names_and_changes_stand_beside_the_lines() -> None:
-    (figure,) = section(verdicts.readable(example())).figures
+    (figure,) = make_section(verdicts.make_readable(example())).figures
     low, high = figure.layout["xaxis"]["domain"]
     assert 0 < low < high < 1 and figure.layout["xaxis2"]["domain"] == [0, 1]
 
 
 def test_what_a_comparison_rests_on_is_folded_below_it() -> None:
-    first, second = document(example()).sections
+    first, second = make_document(example()).sections
     assert first.figures and not first.folded and len(first.words) <= 2
     assert second.folded and not {*first.words} & {*second.words}
 
 
 def test_the_plot_tells_verdicts_by_colour_and_by_symbol() -> None:
-    (figure,) = section(verdicts.readable(example())).figures
+    (figure,) = make_section(verdicts.make_readable(example())).figures
     looks = {(t["marker"]["color"], t["marker"]["symbol"]) for t in marks(figure)}
     assert len(looks) == len({colour for colour, _ in looks}) == 5
     names = [trace["name"] for trace in figure.data if trace.get("name")]
@@ -768,7 +784,7 @@ def test_the_plot_tells_verdicts_by_colour_and_by_symbol() -> None:
 
 def test_the_plot_narrows_down_with_the_page() -> None:
     rows = [judged("SAME"), judged("SAME", case=sized(8, collective="broadcast"))]
-    (figure,) = section(verdicts.readable(comparison(rows))).figures
+    (figure,) = make_section(verdicts.make_readable(comparison(rows))).figures
     for traces in (marks(figure), named(figure)):
         assert {trace["meta"]["collective"] for trace in traces} == {"all_reduce", "broadcast"}
     assert all(trace["meta"] == {} for trace in figure.data if trace.get("name"))
@@ -776,24 +792,24 @@ def test_the_plot_narrows_down_with_the_page() -> None:
 
 def test_ends_that_lie_far_out_are_drawn_at_the_edge() -> None:
     row = judged("INCONCLUSIVE", 0.5, lo=-0.999, hi=1e6, mde=math.inf)
-    (figure,) = section(verdicts.readable(comparison([row]))).figures
+    (figure,) = make_section(verdicts.make_readable(comparison([row]))).figures
     assert [*bars(figure, 3).values()] == [(0.1, 10.0)]
     json.dumps(figure.layout, allow_nan=False)
 
 
 def test_the_tables_of_the_section_have_every_row() -> None:
-    verdict_table, means = section(verdicts.readable(example())).tables
+    verdict_table, means = make_section(verdicts.make_readable(example())).tables
     assert [len(line.cells) for line in verdict_table.lines] == [len(verdict_table.heads)] * 8
     assert verdict_table.lines[0].weight == "bad" and means.lines[0].cells[2] == "~ [-0.1, +0.5]"
 
 
 def test_the_section_draws_no_more_than_can_be_told_apart() -> None:
-    (figure,) = section(verdicts.readable(hostile())).figures
+    (figure,) = make_section(verdicts.make_readable(hostile())).figures
     assert figure.title.endswith("60 of 5,000 rows")
     assert len(named(figure)) == 60
     assert "<script" not in json.dumps([figure.data, figure.layout])
     unknown = comparison([judged("REGRESSED", 0.5, lo=-math.inf, hi=None)])
-    json.dumps(section(verdicts.readable(unknown)).figures[0].data, allow_nan=False)
+    json.dumps(make_section(verdicts.make_readable(unknown)).figures[0].data, allow_nan=False)
 
 
 @pytest.mark.parametrize("rows", [[], [judged("GONE", None)], [judged("NEW", None, base=None)]])
@@ -801,18 +817,21 @@ def test_a_comparison_without_a_single_pair_is_shown_all_the_same(rows: list[Jud
     view = comparison(rows, exit=Exit.NO_VERDICT, reason="nothing to compare")
     assert (
         printed(view)
-        and markdown.text(document(view))
-        and programs.junit(document(view))
-        and programs.as_json(document(view))
+        and markdown.render_markdown(make_document(view))
+        and programs.render_junit(make_document(view))
+        and programs.as_json(make_document(view))
     )
-    assert section(verdicts.readable(view)).figures == [] and section(verdicts.readable(view)).words
+    assert (
+        make_section(verdicts.make_readable(view)).figures == []
+        and make_section(verdicts.make_readable(view)).words
+    )
 
 
 # plans
 
 
 def planned(*rows: tuple[Case, Case], left_out: tuple[Any, ...] = ()) -> list[str]:
-    text = terminal.text(Document(title="", brief=plan(rows, left_out)), 100)
+    text = terminal.render_text(Document(title="", brief=describe_plan(rows, left_out)), 100)
     return [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")]
 
 
@@ -842,7 +861,7 @@ def test_reasons_that_differ_in_the_collective_only_are_one() -> None:
         LeftOut(key=case.key, case=case, reason=f"{case.collective} has no ring") for case in cases
     ]
     (line,) = verdicts.left_out(
-        verdicts.readable(comparison([judged("SAME")], skipped=rows)), dropped=False
+        verdicts.make_readable(comparison([judged("SAME")], skipped=rows)), dropped=False
     )
     assert line.startswith("2 rows ") and "broadcast" in line and "gather" in line
     skips = [("head", Skip(case, f"{case.collective} has no ring")) for case in cases]
@@ -851,6 +870,8 @@ def test_reasons_that_differ_in_the_collective_only_are_one() -> None:
 
 
 def test_a_plan_names_rows_that_its_budget_drops() -> None:
-    blocks = plan([(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows")
-    text = terminal.text(Document(title="", brief=blocks), 100)
+    blocks = describe_plan(
+        [(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows"
+    )
+    text = terminal.render_text(Document(title="", brief=blocks), 100)
     assert "1 row dropped for --budget 1s" in text and "(1 MiB)" in text

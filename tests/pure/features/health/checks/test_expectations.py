@@ -37,7 +37,7 @@ ROW = Case(collective="all_reduce", backend="nccl", n=8, nbytes=1 << 30, op="sum
 def load(tmp_path: Path, text: str) -> list[Curve]:
     path = tmp_path / "curves.toml"
     path.write_text(text)
-    return expectations.load(path)
+    return expectations.load_curves(path)
 
 
 def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFile:
@@ -59,11 +59,11 @@ def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFil
 
 
 def looked(file: RunFile, curves: list[Curve] | None = None, today: date = TODAY) -> Looked:
-    return expectations.check(Night([file]), curves, today)
+    return expectations.check_expectations(Night([file]), curves, today)
 
 
 def test_the_curves_that_come_with_collbench_are_possible_and_say_where_from() -> None:
-    curves = expectations.load()
+    curves = expectations.load_curves()
     assert len(curves) >= 15
     for curve in curves:
         assert curve.source and not curve.verified and curve.day < curve.expires
@@ -230,7 +230,7 @@ def test_what_was_chosen_is_looked_up_once_a_record(
         worlds = {"n": 8, "ranks": hosted(8, 8, "cuda")}
         seen = Night([night(rows=rows, worlds=worlds, environment=DEVICES)])
         made.clear()
-        expectations.check(seen, load(tmp_path, CURVE), TODAY)
+        expectations.check_expectations(seen, load(tmp_path, CURVE), TODAY)
         counts.append(len(made))
     assert counts[1] == 2 * counts[0]
 

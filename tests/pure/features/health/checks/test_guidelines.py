@@ -10,14 +10,19 @@ from factories import case, expected, hosted, night, nightly, timings
 
 from collbench.features.health.checks import guidelines
 from collbench.features.health.checks import table as checks
-from collbench.features.health.checks.guidelines import ALPHA, GROSS, missed
+from collbench.features.health.checks.guidelines import ALPHA, GROSS, find_missed
 from collbench.features.health.findings import Finding
 from collbench.features.health.night import Night
 from collbench.features.training.parts import PARTS
 from collbench.records.types import RankInfo, Record, RunFile
 from collbench.suite.case import Case
 
-CLAIMS = (guidelines.monotony, guidelines.split, guidelines.composition, guidelines.link)
+CLAIMS = (
+    guidelines.claim_monotony,
+    guidelines.claim_split,
+    guidelines.claim_composition,
+    guidelines.claim_link,
+)
 
 
 def of(collective: str, nbytes: int, **fields: object) -> Case:
@@ -26,7 +31,7 @@ def of(collective: str, nbytes: int, **fields: object) -> Case:
 
 
 def findings(check: str, *args: object, **fields: object) -> list[Finding]:
-    verdict = checks.judge([night(*args, **fields)])  # type: ignore[arg-type]
+    verdict = checks.judge_night([night(*args, **fields)])  # type: ignore[arg-type]
     return [one for one in verdict.findings if one.check == check]
 
 
@@ -60,7 +65,7 @@ def test_links_of_one_hosts_memory_make_nobody_ill(ranks: list[RankInfo], severi
 
 
 def test_nothing_is_planted_and_nothing_found() -> None:
-    verdict = checks.judge([night()])
+    verdict = checks.judge_night([night()])
     assert verdict.findings == [] and verdict.state == "healthy"
 
 
@@ -72,7 +77,7 @@ def test_a_breach_within_twofold_is_a_hint_and_beyond_it_makes_unhealthy() -> No
         (1.4, "hint", "healthy"),
         (1.4 * GROSS, "warning", "unhealthy"),
     ):
-        verdict = checks.judge([night({row: granted * factor})])
+        verdict = checks.judge_night([night({row: granted * factor})])
         (found,) = (one for one in verdict.findings if one.check == "composition")
         assert (found.severity, verdict.state) == (severity, state)
 
@@ -91,14 +96,14 @@ def test_an_algorithm_forced_by_a_setting_counts_too() -> None:
     """Though a setting has worlds of its own, so that no launch has both."""
     seen = night({FORCED: 0.5}, rows=[*nightly(), FORCED])
     assert [world.env for world in seen.worlds] == [(), FORCED.env] * 3
-    (found,) = (one for one in checks.judge([seen]).findings if one.check == "library")
+    (found,) = (one for one in checks.judge_night([seen]).findings if one.check == "library")
     assert found.evidence[0].case == of("all_reduce", 1 << 20).key
     assert "NCCL_ALGO=Tree, launched apart, over 3 launches" in found.what
 
 
 def noted(*files: RunFile, check: str) -> tuple[str, str]:
     """What became of a check, and its note."""
-    return next((c.outcome, c.note) for c in checks.judge(files).checks if c.check == check)
+    return next((c.outcome, c.note) for c in checks.judge_night(files).checks if c.check == check)
 
 
 def test_a_setting_that_is_hardly_faster_passes() -> None:
@@ -118,14 +123,14 @@ SLOW = {PAIR[0]: 20.0}
 
 
 def test_rows_of_one_run_that_miss_a_guideline_make_unhealthy() -> None:
-    assert checks.judge([night(SLOW, rows=PAIR)]).state == "unhealthy"
+    assert checks.judge_night([night(SLOW, rows=PAIR)]).state == "unhealthy"
 
 
 def test_rows_that_share_no_launch_make_no_claim_that_passes() -> None:
     """The same rows as runs of their own: nothing is tested, which is not healthy."""
     files = [night(SLOW, rows=[row], name=row.collective) for row in PAIR]
     assert noted(*files, check="link") == ("no data", f"not tested: needs {TOGETHER}")
-    assert checks.judge(files).state == "no verdict"
+    assert checks.judge_night(files).state == "no verdict"
 
 
 def test_claims_that_are_not_tested_are_counted_apart() -> None:
@@ -145,7 +150,7 @@ def test_partners_share_root_and_reduction() -> None:
         of("reduce", 64, op="max"),
         of("all_gather", 64),
     ]
-    found = guidelines.composition(timings(np.random.default_rng(1), rows, 3, [0.01] * 6))  # type: ignore[arg-type]
+    found = guidelines.claim_composition(timings(np.random.default_rng(1), rows, 3, [0.01] * 6))  # type: ignore[arg-type]
     told = [
         (claim.left.case.collective, *(right.case.collective for right in claim.right))
         for claim in found
@@ -154,7 +159,7 @@ def test_partners_share_root_and_reduction() -> None:
 
 
 def test_few_launches_are_no_data() -> None:
-    verdict = checks.judge([night(launches=2)])
+    verdict = checks.judge_night([night(launches=2)])
     told = {one.check: one for one in verdict.checks}
     assert (
         told["monotony"].outcome == "no data" and "fewer than 3 launches" in told["monotony"].note
@@ -163,7 +168,7 @@ def test_few_launches_are_no_data() -> None:
 
 
 def test_a_guideline_that_has_no_rows_says_which_it_needs() -> None:
-    verdict = checks.judge([night(rows=[of("broadcast", 1 << 20)])])
+    verdict = checks.judge_night([night(rows=[of("broadcast", 1 << 20)])])
     told = {one.check: one.note for one in verdict.checks if one.outcome == "no data"}
     assert {name: told[name] for name in checks.NEEDS} == {
         name: f"not tested: needs {needs}" for name, needs in checks.NEEDS.items()
@@ -178,7 +183,7 @@ def test_rows_between_two_modes_are_left_out_and_counted() -> None:
         jitter = [t + 50 * i for i, t in enumerate(times)]
         return msgspec.structs.replace(made, times_ns=jitter) if made.case == row else made
 
-    verdict = checks.judge([night({row: 100.0}, change=bimodal)])
+    verdict = checks.judge_night([night({row: 100.0}, change=bimodal)])
     told = {one.check: one for one in verdict.checks}
     assert (
         told["monotony"].outcome == "passed"
@@ -215,7 +220,7 @@ def test_false_alarms_keep_to_their_level(unlike: float) -> None:
                 rng, [case(64 + place), case(4096 + place)], 3, [sigma] * 2, lambda _: 1e6
             ).fit
             found.append(guidelines.Claim(left, (right,), 1.0, "the same"))
-        alarms += bool(missed(found))
+        alarms += bool(find_missed(found))
     assert alarms < 12
 
 
@@ -232,7 +237,7 @@ def test_power_with_three_launches() -> None:
             guidelines.Claim(left, (right,), 1.0, "")
             for left, right in zip(rows, rights, strict=True)
         ]
-        hits += any(one.claim.left.case == case(64) for one in missed(claims))
+        hits += any(one.claim.left.case == case(64) for one in find_missed(claims))
     assert hits >= 90
 
 
@@ -252,10 +257,10 @@ def test_links_are_judged_by_what_they_carried() -> None:
     rows = [case(64 << 20, name) for name in ("sendrecv", "reduce_scatter")]
     slow = {rows[0]: 1e6, rows[1]: 0.75 * 1e6 * guidelines.LINK * 1.5}
     night = timings(np.random.default_rng(1), rows, 5, [0.001] * 2, slow.__getitem__)
-    (found,) = missed(guidelines.link(night))
+    (found,) = find_missed(guidelines.claim_link(night))
     assert found.ratio == pytest.approx(1.5, rel=0.01)
     night.fit = [one._replace(carried=2.0) for one in night.fit[1:]] + night.fit[:1]
-    assert missed(guidelines.link(night)) == []
+    assert find_missed(guidelines.claim_link(night)) == []
 
 
 def test_a_training_step_is_held_to_no_guideline_of_collectives() -> None:
@@ -267,5 +272,5 @@ def test_a_training_step_is_held_to_no_guideline_of_collectives() -> None:
     ]
     seen = night(rows=[*nightly(), *parts])
     assert {one.case for one in Night([seen]).fit} >= set(parts)
-    verdict = checks.judge([seen])
+    verdict = checks.judge_night([seen])
     assert verdict.findings == [] and verdict.state == "healthy"

@@ -28,7 +28,7 @@ GPUS = {"ranks": hosted(4, 2, "cuda")}
 def judged(
     change: Callable[[Record], Record | None] = lambda record: record, **fields: Any
 ) -> Verdict:
-    return checks.judge([night(change=change, rows=ROWS, **fields)])
+    return checks.judge_night([night(change=change, rows=ROWS, **fields)])
 
 
 def in_row(**fields: Any) -> Callable[[Record], Record]:
@@ -177,7 +177,7 @@ def test_records_that_can_name_nobody_take_no_part(others: tuple[str, ...]) -> N
             return late(2, waiting=False)(made)
         return replace(made, **few)
 
-    verdict = checks.judge([night(rows=rows, change=change)])
+    verdict = checks.judge_night([night(rows=rows, change=change)])
     assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]
     assert "in 3 of 3 records" in verdict.findings[0].what
 
@@ -190,7 +190,7 @@ def test_records_without_a_common_clock_do_not_count_against_a_rank_that_leaves_
             return late(1, starts=False)(made)
         return replace(late(9)(made), starts_ns=[], glob_ns=[])
 
-    verdict = checks.judge([night(rows=rows, change=change)])
+    verdict = checks.judge_night([night(rows=rows, change=change)])
     assert blamed(verdict, "stragglers") == [("warning", "rank", "node1:1")]
 
 
@@ -277,7 +277,7 @@ def counted(*counts: dict[str, int], host: str = "node1") -> Verdict:
         replace(world, counters={"node0": {"eth0 rx_errors": 5}, host: of})
         for world, of in zip(made.worlds, counts, strict=True)
     ]
-    return checks.judge([replace(made, worlds=worlds)])
+    return checks.judge_night([replace(made, worlds=worlds)])
 
 
 def test_errors_that_ports_count_between_launches_are_told() -> None:
@@ -361,7 +361,7 @@ def again(**fields: Any) -> RunFile:
     ],
 )
 def test_what_is_no_night_gets_no_verdict(files: list[RunFile], why: str) -> None:
-    verdict = checks.judge(files)
+    verdict = checks.judge_night(files)
     assert (
         verdict.state == "no verdict" and why in verdict.summary and verdict.exit == Exit.NO_VERDICT
     )
@@ -377,7 +377,7 @@ def test_several_runs_of_one_launch_make_a_night_whatever_libraries_of_others_ca
         )
         for i in range(3)
     ]
-    verdict = checks.judge(files)
+    verdict = checks.judge_night(files)
     assert verdict.state == "healthy" and verdict.runs == ["run0", "run1", "run2"]
 
 

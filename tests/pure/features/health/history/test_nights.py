@@ -29,11 +29,11 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.features.health.history import baselines
 from collbench.features.health.history import nights as history
 from collbench.features.health.history import view as trends
-from collbench.features.health.history.gates import confirm, creep, gate
-from collbench.features.health.history.levels import changes
-from collbench.features.health.history.nights import Night, Series, past
-from collbench.features.health.history.outlook import outlook
-from collbench.features.health.history.shifts import shifts
+from collbench.features.health.history.gates import confirm_reruns, find_creep, gate_night
+from collbench.features.health.history.levels import find_changes
+from collbench.features.health.history.nights import Night, Series, past_values
+from collbench.features.health.history.outlook import make_outlook
+from collbench.features.health.history.shifts import find_shifts
 from collbench.features.training.parts import PARTS
 from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
@@ -57,7 +57,7 @@ def histories(files: list[RunFile]) -> list[Series]:
     found: dict[object, list[Night]] = {}
     for file in files:
         for what, each in history.launches_of(file).items():
-            found.setdefault(what, []).extend(history.merged(each))
+            found.setdefault(what, []).extend(history.merge_nights(each))
     rows = sorted(found.items(), key=lambda item: item[0].nbytes)
     return [
         Series(
@@ -65,8 +65,8 @@ def histories(files: list[RunFile]) -> list[Series]:
             case=what,
             nights=each,
             environments={
-                history.fingerprint(facts, what.backend): facts
-                for facts in map(history.facts, files)
+                history.run_fingerprint(facts, what.backend): facts
+                for facts in map(history.run_facts, files)
             },
         )
         for what, each in rows
@@ -78,7 +78,7 @@ def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
     rng = np.random.default_rng(3)
     values = rng.normal(0, 0.01, 30)
     values[30 - least :] += 0.2
-    (found,) = changes(values.tolist())
+    (found,) = find_changes(values.tolist())
     before, after = values[:-least], values[-least:]
     assert found.place == 30 - least
     assert found.delta == pytest.approx(math.expm1(after.mean() - before.mean()))
@@ -89,14 +89,14 @@ def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
 
 def test_two_odd_nights_are_no_level_three_are() -> None:
     quiet = [0.001 * (-1) ** n for n in range(30)]
-    assert changes([*quiet, 0.2, 0.201]) == []
-    assert [one.place for one in changes([*quiet, 0.2, 0.201, 0.199])] == [30]
+    assert find_changes([*quiet, 0.2, 0.201]) == []
+    assert [one.place for one in find_changes([*quiet, 0.2, 0.201, 0.199])] == [30]
 
 
 def test_steps_up_and_down_and_in_long_series_are_all_found() -> None:
     rng = np.random.default_rng(4)
     levels = np.repeat([0, 0.1, 0.05, 0.2], [60, 40, 35, 70])
-    found = changes((levels + rng.normal(0, 0.01, len(levels))).tolist())
+    found = find_changes((levels + rng.normal(0, 0.01, len(levels))).tolist())
     assert [one.place for one in found] == pytest.approx([60, 100, 135], abs=1)
     assert [round(one.delta, 2) for one in found] == pytest.approx([0.105, -0.049, 0.162], abs=0.01)
 
@@ -106,16 +106,16 @@ def test_a_change_smaller_than_what_matters_is_none(tau: float, number: int) -> 
     rng = np.random.default_rng(5)
     values = rng.normal(0, 0.005, 40)
     values[20:] += 0.02
-    assert len(changes(values.tolist(), tau)) == number
+    assert len(find_changes(values.tolist(), tau)) == number
 
 
 @pytest.mark.parametrize("values", [[], [1.0] * 5, [1.0] * 40, [math.nan][:0]])
 def test_nothing_changes_in_too_few_or_equal_nights(values: list[float]) -> None:
-    assert changes(values) == []
+    assert find_changes(values) == []
 
 
 def test_a_step_between_levels_that_do_not_scatter_at_all_is_found() -> None:
-    (found,) = changes([1.0] * 20 + [1.1] * 5)
+    (found,) = find_changes([1.0] * 20 + [1.1] * 5)
     assert (found.place, found.p) == (20, 0.0)
 
 
@@ -134,7 +134,7 @@ def test_tonight_is_a_candidate_beyond_four_of_the_scatter_and_what_matters(
     tonight: float, state: str
 ) -> None:
     before = [0.01 * (-1) ** n for n in range(30)]  # MAD .01
-    found = gate(before, tonight, 0.03)
+    found = gate_night(before, tonight, 0.03)
     assert found.state == state
     assert found.z == pytest.approx(tonight / 0.014826) and found.delta == pytest.approx(
         math.expm1(tonight)
@@ -143,19 +143,19 @@ def test_tonight_is_a_candidate_beyond_four_of_the_scatter_and_what_matters(
 
 def test_a_candidate_must_matter_and_scatter_has_a_floor() -> None:
     still = [0.0] * 30
-    assert gate(still, 0.025, 0.03).state == "quiet"  # z is 5, but it does not matter
-    assert gate(still, 0.031, 0.03).z == pytest.approx(6.2)
-    assert gate(still, 0.031, 0.03).state == "candidate"
+    assert gate_night(still, 0.025, 0.03).state == "quiet"  # z is 5, but it does not matter
+    assert gate_night(still, 0.031, 0.03).z == pytest.approx(6.2)
+    assert gate_night(still, 0.031, 0.03).state == "candidate"
 
 
 def test_only_the_last_thirty_nights_count_and_five_are_needed() -> None:
-    assert gate([9.0] * 10 + [0.0] * 30, 0.1, 0.03).nights == 30
-    assert gate([9.0] * 10 + [0.0] * 30, 0.1, 0.03).state == "candidate"
+    assert gate_night([9.0] * 10 + [0.0] * 30, 0.1, 0.03).nights == 30
+    assert gate_night([9.0] * 10 + [0.0] * 30, 0.1, 0.03).state == "candidate"
     assert (
-        gate([0.0] * 4, 5.0, 0.03).state == "learning"
-        and gate([0.0] * 5, 5.0, 0.03).state == "candidate"
+        gate_night([0.0] * 4, 5.0, 0.03).state == "learning"
+        and gate_night([0.0] * 5, 5.0, 0.03).state == "candidate"
     )
-    assert gate([], 5.0, 0.03) == ("learning", 0.0, 0.0, 0)
+    assert gate_night([], 5.0, 0.03) == ("learning", 0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -163,26 +163,26 @@ def test_only_the_last_thirty_nights_count_and_five_are_needed() -> None:
     [([0.0, 0.0, 0.3], "quiet"), ([0.0, 0.1, 0.1], "alarm"), ([0.014] * 3, "quiet")],
 )
 def test_the_median_of_three_launches_confirms(again: list[float], state: str) -> None:
-    assert confirm([0.0] * 30, again, 0.03).state == state
+    assert confirm_reruns([0.0] * 30, again, 0.03).state == state
     with pytest.raises(UsageError, match="2 launches confirm nothing"):
-        confirm([0.0] * 30, again[:2], 0.03)
+        confirm_reruns([0.0] * 30, again[:2], 0.03)
 
 
 def test_many_small_steps_creep_past_the_anchor() -> None:
     values = [0.002 * n for n in range(60)]
-    assert not creep(values[:30], 0.0, 0.03).found and creep(values, 0.0, 0.03).found
-    assert not creep(values[-6:], 0.0, 0.03).found  # too few to prove anything
+    assert not find_creep(values[:30], 0.0, 0.03).found and find_creep(values, 0.0, 0.03).found
+    assert not find_creep(values[-6:], 0.0, 0.03).found  # too few to prove anything
     row = series([0.0005 * n + 0.01 * (-1) ** n for n in range(170)])
-    found = outlook("node1", [row], {})
+    found = make_outlook("node1", [row], {})
     assert not found.changed and list(found.creeping) == [row.key]
-    assert "crept beyond the baseline" in trends.headline(found)
+    assert "crept beyond the baseline" in trends.make_headline(found)
 
 
 def test_a_slow_spell_that_is_over_is_no_creep() -> None:
     """Five of seven nights 20 % slower, and well since."""
     spell = [0.0] * 20 + [math.log(1.2)] * 5
-    assert not any(creep(spell + [0.0] * nights, 0.0, 0.03).found for nights in (1, 2, 3))
-    assert creep([*spell, *[math.log(1.2)] * 2], 0.0, 0.03).found
+    assert not any(find_creep(spell + [0.0] * nights, 0.0, 0.03).found for nights in (1, 2, 3))
+    assert find_creep([*spell, *[math.log(1.2)] * 2], 0.0, 0.03).found
 
 
 @pytest.mark.parametrize("rule", list(watched.RULES))
@@ -214,16 +214,16 @@ def test_sixty_nights_with_a_step_in_one_band_of_sizes_name_night_and_rows_and_n
         return 0.05 if slower else 0.0
 
     rows = histories(list(nights(swept("all_reduce", "all_gather", "reduce_scatter"), 60, level)))
-    found = outlook("node1", rows, {})
+    found = make_outlook("node1", rows, {})
     (shift,) = found.changed
     assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
     assert shift.collective == "all_reduce" and shift.sizes == [1 << 20, 2 << 20, 4 << 20, 8 << 20]
     assert shift.delta == pytest.approx(0.05, abs=0.01)
     assert not found.creeping and not found.beginnings
-    assert trends.headline(found) == "1 slower" and trends.weight(found) == "bad"
-    assert "1 MiB to 8 MiB: 5." in trends.told(
+    assert trends.make_headline(found) == "1 slower" and trends.find_weight(found) == "bad"
+    assert "1 MiB to 8 MiB: 5." in trends.describe_shift(
         shift
-    ) and f"slower since {shift.day}" in trends.told(shift)
+    ) and f"slower since {shift.day}" in trends.describe_shift(shift)
 
 
 def test_a_row_alone_agrees_with_nobody_and_neighbours_must_agree_in_time_and_direction() -> None:
@@ -234,19 +234,24 @@ def test_a_row_alone_agrees_with_nobody_and_neighbours_must_agree_in_time_and_di
     )
     down = quiet[:20] + [v - up for v in quiet[:20]]
     one, two, three = (case(1 << (20 + n)) for n in range(3))
-    assert [shift.agreed for shift in shifts([series(early, one)])] == [False]
-    assert [shift.agreed for shift in shifts([series(early, one), series(early, two)])] == [True]
-    aligned = msgspec.structs.replace(two, align=16)  # it was this first that the row was kept with
-    assert [shift.agreed for shift in shifts([series(early, one), series(early, aligned)])] == [
+    assert [shift.agreed for shift in find_shifts([series(early, one)])] == [False]
+    assert [shift.agreed for shift in find_shifts([series(early, one), series(early, two)])] == [
         True
     ]
-    assert not any(shift.agreed for shift in shifts([series(early, one), series(late, two)]))
-    assert not any(shift.agreed for shift in shifts([series(early, one), series(down, two)]))
+    aligned = msgspec.structs.replace(two, align=16)  # it was this first that the row was kept with
+    assert [
+        shift.agreed for shift in find_shifts([series(early, one), series(early, aligned)])
+    ] == [True]
+    assert not any(shift.agreed for shift in find_shifts([series(early, one), series(late, two)]))
+    assert not any(shift.agreed for shift in find_shifts([series(early, one), series(down, two)]))
     assert not any(
-        s.agreed for s in shifts([series(early, one), series(quiet, two), series(early, three)])
+        s.agreed
+        for s in find_shifts([series(early, one), series(quiet, two), series(early, three)])
     )
     other = case(2 << 20, collective="broadcast", op="none", root=0)
-    assert not any(shift.agreed for shift in shifts([series(early, one), series(early, other)]))
+    assert not any(
+        shift.agreed for shift in find_shifts([series(early, one), series(early, other)])
+    )
 
 
 def parts(name: str) -> list[Case]:
@@ -267,12 +272,12 @@ def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slowe
         return more.get(what.collective, 0.0) if what in ddp and number >= 40 else 0.0
 
     rows = histories(list(nights([*ddp, *fsdp, *swept("all_reduce")], 60, level)))
-    found = outlook("node1", rows, {})
+    found = make_outlook("node1", rows, {})
     (shift,) = found.changed
     assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
     assert {row.case.collective for row in shift.rows} == {"step", slower}
     assert {row.case.subject for row in shift.rows} == {"ddp:gpt2-124m #1"}
-    told = trends.told(shift)
+    told = trends.describe_shift(shift)
     for words in ("ddp:gpt2-124m", "step", slower, f"slower since {shift.day}"):
         assert words in told
 
@@ -280,7 +285,7 @@ def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slowe
 def test_a_part_of_a_step_that_changes_alone_is_no_alarm() -> None:
     ddp = parts("ddp:gpt2-124m")
     level = lambda what, night: 0.1 * (what.collective == "communication" and night >= 20)
-    found = outlook("node1", histories(list(nights(ddp, 40, level))), {})
+    found = make_outlook("node1", histories(list(nights(ddp, 40, level))), {})
     assert found.changed == []
     assert any(shift.rows[0].case.collective == "communication" for shift in found.shifts)
 
@@ -288,7 +293,9 @@ def test_a_part_of_a_step_that_changes_alone_is_no_alarm() -> None:
 def test_what_came_back_stands_no_more() -> None:
     quiet = [0.001 * (-1) ** n for n in range(20)]
     there_and_back = [*quiet, *(v + 0.1 for v in quiet), *quiet]
-    found = shifts([series(there_and_back, case(1 << 20)), series(there_and_back, case(2 << 20))])
+    found = find_shifts(
+        [series(there_and_back, case(1 << 20)), series(there_and_back, case(2 << 20))]
+    )
     assert [(shift.delta > 0, shift.standing) for shift in found] == [(True, False), (False, False)]
 
 
@@ -309,25 +316,27 @@ def begun(values: list[float], place: int, **fields: object) -> list[Series]:
 def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> None:
     quiet = [0.001 * (-1) ** n for n in range(80)]
     slow = [v + 0.08 * (30 <= n < 50) for n, v in enumerate(quiet)]
-    found = outlook("node1", begun(slow, 50, fingerprint="g"), {})
+    found = make_outlook("node1", begun(slow, 50, fingerprint="g"), {})
     (shift,) = found.changed
     assert (shift.agreed, shift.standing, shift.over) == (True, False, True)
     assert (
-        trends.headline(found) == "no change"
-        and trends.weight(found) == "good"
+        trends.make_headline(found) == "no change"
+        and trends.find_weight(found) == "good"
         and not found.creeping
     )
-    assert trends.told(shift).endswith("; a new segment began since")
+    assert trends.describe_shift(shift).endswith("; a new segment began since")
     for fields in (
         {"fingerprint": "f"},
         {"manner": "m"},
     ):  # nothing new began: the level before is back
-        assert [one.over for one in outlook("node1", begun(slow, 50, **fields), {}).changed] == [
+        assert [
+            one.over for one in make_outlook("node1", begun(slow, 50, **fields), {}).changed
+        ] == [
             False,
             False,
         ]
     again = [v + 0.08 * (n >= 70) for n, v in enumerate(slow)]
-    changed = outlook("node1", begun(again, 50, fingerprint="g"), {}).changed
+    changed = make_outlook("node1", begun(again, 50, fingerprint="g"), {}).changed
     assert [(one.standing, one.over) for one in changed] == [(False, True), (True, False)]
 
 
@@ -335,12 +344,16 @@ def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> No
 def test_a_level_accepted_since_the_change_or_later_ends_its_alarm(later: int) -> None:
     values = [0.001 * (-1) ** n + 0.08 * (n >= 30) for n in range(60)]
     rows = begun(values, 60)
-    (before,) = outlook("node1", rows, {}).changed
+    (before,) = make_outlook("node1", rows, {}).changed
     assert before.standing
     taken = [(rows[0].nights[30 + later].day, "a new switch")]
-    found = outlook("node1", [msgspec.structs.replace(row, accepted=taken) for row in rows], {})
-    assert not any(shift.standing for shift in found.changed) and trends.weight(found) == "good"
-    half = outlook(
+    found = make_outlook(
+        "node1", [msgspec.structs.replace(row, accepted=taken) for row in rows], {}
+    )
+    assert (
+        not any(shift.standing for shift in found.changed) and trends.find_weight(found) == "good"
+    )
+    half = make_outlook(
         "node1",
         [msgspec.structs.replace(rows[0], accepted=[(before.day, "this one")]), rows[1]],
         {},
@@ -351,13 +364,14 @@ def test_a_level_accepted_since_the_change_or_later_ends_its_alarm(later: int) -
 def test_what_changed_before_a_new_segment_hides_no_creep_since() -> None:
     values = [0.001 * (-1) ** n + 0.1 * (n >= 20) for n in range(60)]
     reviewed = {row.key: 0.0 for row in begun(values, 40)}
-    assert not outlook(
+    assert not make_outlook(
         "node1", begun(values, 60), reviewed
     ).creeping  # the change stands, and says as much
-    found = outlook("node1", begun(values, 40, fingerprint="g"), reviewed)
+    found = make_outlook("node1", begun(values, 40, fingerprint="g"), reviewed)
     assert [(shift.delta > 0, shift.standing) for shift in found.changed] == [(True, False)]
     assert (
-        set(found.creeping) == {row.key for row in found.series} and trends.weight(found) == "bad"
+        set(found.creeping) == {row.key for row in found.series}
+        and trends.find_weight(found) == "bad"
     )
 
 
@@ -410,7 +424,9 @@ def test_a_new_fingerprint_or_manner_or_an_accepted_level_begins_a_segment_and_s
     taken = msgspec.structs.replace(row, accepted=[("2026-01-03", "a new switch")])
     assert [part.why for part in taken.segments][1] == "accepted: a new switch"
     assert [len(part.nights) for part in taken.segments] == [2, 3, 3]
-    assert len(past(taken, taken.nights[4])) == 2 and past(taken, taken.nights[5]) == []
+    assert (
+        len(past_values(taken, taken.nights[4])) == 2 and past_values(taken, taken.nights[5]) == []
+    )
     otherwise = [msgspec.structs.replace(n, manner="m, start barrier") for n in row.nights[5:]]
     told = msgspec.structs.replace(row, nights=[*series([0.0] * 5).nights, *otherwise])
     assert "measured otherwise:  -> start barrier" in told.segments[1].why
@@ -438,11 +454,11 @@ def test_a_host_counts_for_rows_of_the_backends_that_ran_on_it() -> None:
             world(n, backend=backend, hosts=[HostInfo(host="a", fingerprint=digest)])
             for n, (backend, digest) in enumerate((("gloo", gloo), ("mpi", mpi)))
         ]
-        return history.facts(run_file([], worlds))
+        return history.run_facts(run_file([], worlds))
 
     before, after = of("1", "1"), of("1", "2")
     for backend, same in (("gloo", True), ("mpi", False), ("", False)):
-        prints = {history.fingerprint(facts, backend) for facts in (before, after)}
+        prints = {history.run_fingerprint(facts, backend) for facts in (before, after)}
         assert (len(prints) == 1) == same
 
 
@@ -457,14 +473,14 @@ def test_no_change_point_reaches_over_the_beginning_of_a_segment() -> None:
         )
         for n in range(40)
     ]
-    assert shifts(histories(files)) == []
-    found = outlook("node1", histories(files), {})
+    assert find_shifts(histories(files)) == []
+    found = make_outlook("node1", histories(files), {})
     assert [(one.why, one.rows) for one in found.beginnings] == [("kernel 6.1.0 -> 6.2.0", 2)]
     same = [
         msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, environment=newer))
         for file in files
     ]
-    assert [shift.day for shift in shifts(histories(same))] == ["2026-01-21"]
+    assert [shift.day for shift in find_shifts(histories(same))] == ["2026-01-21"]
 
 
 @pytest.mark.parametrize("length", [5, 10])
@@ -478,7 +494,7 @@ def test_no_level_stands_on_a_night_after_a_slow_spell(length: int) -> None:
         for number in range(10, 40)
         if any(
             shift.standing and shift.delta > 0
-            for shift in shifts([row.until(days[number]) for row in rows])
+            for shift in find_shifts([row.until(days[number]) for row in rows])
         )
     ]
     assert standing == list(range(22, spell.stop))
@@ -486,16 +502,18 @@ def test_no_level_stands_on_a_night_after_a_slow_spell(length: int) -> None:
 
 def test_a_reviewed_level_is_a_file_that_says_who_why_and_what(tmp_path: Path) -> None:
     rows = histories(list(nights(swept("all_reduce", sizes=[1 << 20]), 12)))
-    learned = baselines.learned(rows, "as delivered", "")
+    learned = baselines.learn_baseline(rows, "as delivered", "")
     path = tmp_path / "b.json"
-    path.write_text(baselines.text(learned))
+    path.write_text(baselines.render_baseline(learned))
     assert (
-        baselines.read(path) == learned and not learned.accepted and learned.begins == "2026-01-01"
+        baselines.read_baseline(path) == learned
+        and not learned.accepted
+        and learned.begins == "2026-01-01"
     )
     assert learned.rows[rows[0].key].nights == 12 and learned.rows[
         rows[0].key
     ].median == pytest.approx(1e6, rel=0.02)
-    accepted = baselines.accepted(rows, "2026-01-08", "NCCL 2.31", "abc123")
+    accepted = baselines.accept_baseline(rows, "2026-01-08", "NCCL 2.31", "abc123")
     assert (accepted.rows[rows[0].key].nights, accepted.commit, accepted.reason) == (
         5,
         "abc123",
@@ -505,11 +523,11 @@ def test_a_reviewed_level_is_a_file_that_says_who_why_and_what(tmp_path: Path) -
     few = histories(
         [*nights(swept("all_reduce", sizes=[1 << 20]), 3), dated(3, {case(): 9e6}, launches=2)]
     )
-    assert baselines.accepted(few, "2026-01-03", "x", "").rows[few[0].key].nights == 1
+    assert baselines.accept_baseline(few, "2026-01-03", "x", "").rows[few[0].key].nights == 1
     with pytest.raises(UsageError, match="at most 3"):
-        baselines.learned(histories(list(nights(swept("all_reduce"), 3))), "", "")
+        baselines.learn_baseline(histories(list(nights(swept("all_reduce"), 3))), "", "")
     with pytest.raises(UsageError, match="since 2027"):
-        baselines.accepted(rows, "2027-01-01", "x", "")
+        baselines.accept_baseline(rows, "2027-01-01", "x", "")
 
 
 @pytest.mark.parametrize(
@@ -532,13 +550,13 @@ def test_a_level_that_is_none_without_a_reason_or_of_another_version_is_refused(
     tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     rows = histories(list(nights(swept("all_reduce", sizes=[1 << 20]), 6)))
-    whole = msgspec.to_builtins(baselines.learned(rows, "as delivered", "")) | change
+    whole = msgspec.to_builtins(baselines.learn_baseline(rows, "as delivered", "")) | change
     path = tmp_path / "b.json"
     path.write_bytes(msgspec.json.encode(whole))
     with pytest.raises(UsageError, match=words):
-        baselines.read(path)
+        baselines.read_baseline(path)
     with pytest.raises(CannotRun, match="cannot read"):
-        baselines.read(tmp_path / "none.json")
+        baselines.read_baseline(tmp_path / "none.json")
 
 
 def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_escapes_names() -> None:
@@ -553,28 +571,28 @@ def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_esca
         )
         for n in range(40)
     ]
-    found = outlook(evil, histories(files), {})
-    page = html.page(trends.document(found))
+    found = make_outlook(evil, histories(files), {})
+    page = html.render_page(trends.make_document(found))
     assert (
         evil not in page
         and "10.0% slower since 2026-01-21" in page
         and "a new segment of 2 rows begins" in page
     )
-    (drawn,) = trends.document(found).sections[1].figures
+    (drawn,) = trends.make_document(found).sections[1].figures
     assert {shape["x0"] for shape in drawn.layout["shapes"]} == {"2026-01-21", "2026-01-31"}
     assert all(len(curve["x"]) == 40 for curve in drawn.data) and len(drawn.data) == 2
     assert evil not in msgspec.json.encode(drawn.layout["annotations"]).decode()
-    values = trends.flat(found)
+    values = trends.flatten_outlook(found)
     assert [change["day"] for change in values["changes"]] == ["2026-01-21"] and len(
         values["nights"]
     ) == 80
-    assert trends.bars([1.0, 1.1, 1.2]) == "▁▅█" and trends.bars([1.0, 1.01]) == "▁▁"
-    assert trends.bars([1.0, 1.0, 1.0, 1.2, 1.2, 1.2], 2) == "▁█"
+    assert trends.draw_bars([1.0, 1.1, 1.2]) == "▁▅█" and trends.draw_bars([1.0, 1.01]) == "▁▁"
+    assert trends.draw_bars([1.0, 1.0, 1.0, 1.2, 1.2, 1.2], 2) == "▁█"
 
 
 @pytest.mark.parametrize(("nights", "weight"), [(1, "notice"), (5, "notice"), (6, "good")])
 def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: str) -> None:
     row = swept("all_reduce", sizes=[1 << 20])[0]
-    found = outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]), {})
-    assert trends.weight(found) == weight
-    assert (trends.headline(found) == "no change") == (weight == "good")
+    found = make_outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]), {})
+    assert trends.find_weight(found) == weight
+    assert (trends.make_headline(found) == "no change") == (weight == "good")

@@ -11,7 +11,7 @@ import pytest
 
 from collbench.core.errors import Exit, NoVerdict
 from collbench.features.health.locate import command as locate
-from collbench.features.health.locate.search import Culprit, Located, Rules, findings
+from collbench.features.health.locate.search import Culprit, Located, Rules, make_findings
 from collbench.run import session
 
 CASE = factories.case(collective="sendrecv", n=4)
@@ -29,10 +29,10 @@ def test_when_its_time_is_over_no_round_is_begun(seconds: float, rounds: int) ->
 
 def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list[str]:
     located = Located(culprits, [], 4, 8, 5, 0.01, 0.01, 1.0)
-    told = list(findings(located, ["a", "b", "c", "d"]))
+    told = list(make_findings(located, ["a", "b", "c", "d"]))
     file = factories.run_file([factories.record(CASE)])
     found = locate.Found(located, told, "words", Exit.OK, file)
-    locate._show(found, "table", "collbench pairs --one-way -g 4")
+    locate._show_found(found, "table", "collbench pairs --one-way -g 4")
     return capsys.readouterr().out.splitlines()
 
 
@@ -64,11 +64,11 @@ def test_nobody_is_named_by_the_times_of_fake_gpus(
         reporter.end(factories.ENDED, None)
         return Exit.OK
 
-    monkeypatch.setattr(session, "execute", execute)
+    monkeypatch.setattr(session, "execute_order", execute)
     order = session.Order(suite=factories.SUITE, command=[])
     if fake:
         with pytest.raises(NoVerdict, match="measured on a fake GPU"):
-            locate.run(order, Rules())
+            locate.run_search(order, Rules())
     else:
-        found = locate.run(order, Rules())
+        found = locate.run_search(order, Rules())
         assert found and found.exit == Exit.BAD

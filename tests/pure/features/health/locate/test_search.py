@@ -40,7 +40,7 @@ def ring(
 
 
 def searched(n: int, rate: Rate, rules: Rules = DEFAULTS) -> tuple[Located, list[list[Group]]]:
-    search, rounds = locate.search(n, rules), list[list[Group]]()
+    search, rounds = locate.start_search(n, rules), list[list[Group]]()
     try:
         rounds.append(next(search))
         while True:
@@ -108,7 +108,7 @@ def test_rounds_are_of_disjoint_groups_within_the_budget() -> None:
 
 
 def test_a_search_that_is_stopped_counts_what_was_measured() -> None:
-    search = locate.search(100, DEFAULTS)
+    search = locate.start_search(100, DEFAULTS)
     groups = next(search)
     search.send([HEALTHY] * len(groups))
     with pytest.raises(StopIteration) as stopped:
@@ -194,22 +194,22 @@ def test_the_noisier_the_less_sure() -> None:
 def test_findings_name_hosts_and_links() -> None:
     names = [f"h{host}" for host in range(40)]
     found, _ = searched(40, ring({5: 0.8}, {(20, 21): 0.5}))
-    told = {finding.subject.kind: finding for finding in locate.findings(found, names)}
+    told = {finding.subject.kind: finding for finding in locate.make_findings(found, names)}
     assert (told["host"].subject.name, told["link"].subject.name) == ("h5", "h20 -> h21")
     assert told["host"].sure == found.sure and told["host"].evidence[0].value == pytest.approx(
         0.8 * HEALTHY
     )
-    words = locate.words(found, names)
+    words = locate.describe_outcome(found, names)
     assert (
         "h5" in words
         and "h20 -> h21" in words
         and f"{found.tests} tests in {found.rounds} rounds" in words
     )
-    assert locate.words(searched(40, ring())[0], names).startswith("no slow host found")
+    assert locate.describe_outcome(searched(40, ring())[0], names).startswith("no slow host found")
 
 
 @pytest.mark.parametrize(
     ("n", "words"), [(6, "all 15 pairs in 5 rounds"), (232, "8 groups of up to 29, screened twice")]
 )
 def test_the_plan_says_what_it_will_cost(n: int, words: str) -> None:
-    assert words in locate.plan(n, Rules())
+    assert words in locate.describe_plan(n, Rules())

@@ -21,7 +21,7 @@ def verdict(*findings: Finding) -> Verdict:
 def test_missing_data_is_no_alarm() -> None:
     (table,) = [
         table
-        for section in health.document(verdict()).sections
+        for section in health.make_document(verdict()).sections
         for table in section.tables
         if table.name == "checks"
     ]
@@ -37,7 +37,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
         what="is late",
         advice="look",
     )
-    (table,) = health.document(verdict(found)).sections[0].tables
+    (table,) = health.make_document(verdict(found)).sections[0].tables
     assert table.carded
     assert table.heads == ("severity", "who", "check", "what", "what to do")
     assert [len(line.cells) for line in table.lines] == [5]

@@ -9,8 +9,8 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.features.traces.analysis.hang import Hang, hang
-from collbench.features.traces.analysis.operations import join
+from collbench.features.traces.analysis.hang import Hang, find_hang
+from collbench.features.traces.analysis.operations import join_calls
 from collbench.features.traces.types import Call, Lost, Trace, Unread
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
@@ -23,7 +23,7 @@ def reduces(*states: dict[str, Any], **fields: Any) -> list[Call]:
 
 def judged(*programs: Sequence[Call] | None, **fields: Any) -> Hang | None:
     made = trace(*programs, backend=fields.pop("backend", "nccl"), **fields)
-    return hang(made, join(made))
+    return find_hang(made, join_calls(made))
 
 
 def of_groups(*programs: Sequence[Call], **fields: Any) -> Hang | None:
@@ -33,7 +33,7 @@ def of_groups(*programs: Sequence[Call], **fields: Any) -> Hang | None:
         replace(rank, groups={k: v for k, v in GROUPS.items() if rank.rank in v})
         for rank in made.ranks
     )
-    return hang(found := Trace("", ranks), join(found))
+    return find_hang(found := Trace("", ranks), join_calls(found))
 
 
 def test_the_rank_that_never_called_what_others_wait_in_is_named() -> None:
@@ -50,7 +50,7 @@ def test_a_trace_that_ends_before_others_called_it_accuses_nobody() -> None:
     causes = []
     for until in (60, 80):
         short = replace(made.ranks[1], until=until)
-        found = hang(ended := replace(made, ranks=(made.ranks[0], short)), join(ended))
+        found = find_hang(ended := replace(made, ranks=(made.ranks[0], short)), join_calls(ended))
         assert found
         causes.append((found.cause, found.fronts[0].unknown))
     assert causes == [("all", (1,)), ("missing", ())]
@@ -136,7 +136,7 @@ def test_a_circle_that_others_wait_for_does_not_have_them_in_it() -> None:
         replace(rank, groups={k: v for k, v in groups.items() if rank.rank in v})
         for rank in made.ranks
     )
-    found = hang(made := Trace("", ranks), join(made))
+    found = find_hang(made := Trace("", ranks), join_calls(made))
     assert found
     assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
 
@@ -307,7 +307,7 @@ def dumps(*reached: tuple[int, int, int] | None, number: int = 41, **fields: Any
         replace(rank, only_active=True, reached={"": told} if told else {}, **fields)
         for rank, told in zip(made.ranks, reached, strict=True)
     )
-    return hang(found := replace(made, ranks=ranks), join(found))
+    return find_hang(found := replace(made, ranks=ranks), join_calls(found))
 
 
 def test_a_rank_that_completed_what_others_wait_in_is_not_accused() -> None:
@@ -338,7 +338,7 @@ def test_a_count_settles_a_ring_that_overflowed() -> None:
     later = calls_of(("all_reduce", IN), first=90)
     made = trace(calls_of(("all_reduce", IN), first=41), later, backend="nccl")
     other = replace(made.ranks[1], reached={"": (90, 90, 89)})
-    found = hang(both := replace(made, ranks=(made.ranks[0], other)), join(both))
+    found = find_hang(both := replace(made, ranks=(made.ranks[0], other)), join_calls(both))
     assert found
     assert found.fronts[0].done == (1,)
 
@@ -347,7 +347,7 @@ def test_an_empty_dump_is_no_send_that_is_missing() -> None:
     waits = [call("recv", peer=1, **IN)]
     made = trace(waits, [], backend="nccl")
     ranks = (made.ranks[0], replace(made.ranks[1], only_active=True))
-    found = hang(both := replace(made, ranks=ranks), join(both))
+    found = find_hang(both := replace(made, ranks=ranks), join_calls(both))
     assert found
     assert not found.named
 
@@ -356,7 +356,7 @@ def test_an_empty_dump_is_no_send_that_is_missing() -> None:
 def test_a_rank_whose_file_cannot_be_read_is_not_accused(rank: int, cause: str) -> None:
     made = trace(reduces(DONE, IN), None, reduces(DONE, IN), backend="nccl")
     lame = replace(made, unread=(Unread("x", "the file is empty", rank),))
-    found = hang(lame, join(lame))
+    found = find_hang(lame, join_calls(lame))
     assert found
     assert (found.cause, found.named) == (cause, cause == "silent")
 

@@ -6,7 +6,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.types import Lost, Trace
 from collbench.features.traces.views import trace as view
 
@@ -14,17 +14,17 @@ TIMED = [call(span=(0, 10), number=1)]
 
 
 def lacks(made: Trace) -> dict[str, str]:
-    return {lack.what: lack.so for lack in judge(made).lacks}
+    return {lack.what: lack.so for lack in judge_trace(made).lacks}
 
 
 def test_a_trace_that_tells_all_lacks_nothing() -> None:
     made = trace(TIMED, TIMED, busy=((0, 5),), steps=((0, 10),))
-    assert judge(made).lacks == ()
+    assert judge_trace(made).lacks == ()
 
 
 def test_ranks_that_are_not_there_are_named() -> None:
     made = trace(TIMED, None, None, TIMED)
-    assert judge(made).missing == (1, 2)
+    assert judge_trace(made).missing == (1, 2)
     assert "no trace of ranks 1,2, of 4" in lacks(made)
 
 
@@ -76,39 +76,41 @@ def test_numbers_of_recordings_that_began_apart_are_no_sure_disagreement(
     form: str, surely: bool
 ) -> None:
     every = [("broadcast", {}), ("all_reduce", {}), ("broadcast", {})]
-    found = judge(trace(calls_of(*every), calls_of(*every[1:]), form=form))
+    found = judge_trace(trace(calls_of(*every), calls_of(*every[1:]), form=form))
     assert found.disagreements
     assert found.disagree is surely
 
 
 def test_a_disagreement_that_hung_the_job_is_told_once() -> None:
     usual = calls_of("all_reduce", state="started")
-    found = judge(trace(usual, calls_of("all_gather", state="started"), usual, backend="nccl"))
+    found = judge_trace(
+        trace(usual, calls_of("all_gather", state="started"), usual, backend="nccl")
+    )
     assert found.hang
     assert found.disagreements == ()
 
 
 def test_a_disagreement_of_a_job_that_went_on_is_told() -> None:
     usual = calls_of("all_reduce")
-    found = judge(trace(usual, calls_of("all_gather"), usual))
+    found = judge_trace(trace(usual, calls_of("all_gather"), usual))
     assert found.hang is None
     assert [meeting.number for meeting in found.disagreements] == [1]
 
 
 def test_operations_without_numbers_of_traces_that_begin_apart_are_no_sure_disagreement() -> None:
     usual = calls_of("all_reduce", "all_gather", "all_reduce", number=-1)
-    found = judge(trace(usual, usual[1:], usual))
+    found = judge_trace(trace(usual, usual[1:], usual))
     assert found.disagreements
     assert not found.disagree
 
 
 def test_operations_without_numbers_of_which_ranks_have_as_many_are_one() -> None:
     usual, odd = calls_of("all_reduce", number=-1), calls_of("all_gather", number=-1)
-    assert judge(trace(usual, odd, usual)).disagree
+    assert judge_trace(trace(usual, odd, usual)).disagree
 
 
 def test_a_trace_without_an_operation_is_no_pass() -> None:
-    found = judge(trace([], []))
+    found = judge_trace(trace([], []))
     assert not found.communicates
-    assert view.headline(found).weight == "notice"
-    assert view.headline(judge(trace(TIMED, TIMED))).weight == "good"
+    assert view.make_headline(found).weight == "notice"
+    assert view.make_headline(judge_trace(trace(TIMED, TIMED))).weight == "good"

@@ -8,7 +8,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.features.traces.analysis.operations import join
+from collbench.features.traces.analysis.operations import join_calls
 
 PAIRS = {"tp": (0, 1)}, {"tp": (0, 1)}, {"tp": (2, 3)}, {"tp": (2, 3)}
 
@@ -18,20 +18,20 @@ def test_calls_of_a_number_are_one_operation_however_a_dump_begins() -> None:
         calls_of("all_reduce", "all_gather", "all_reduce"),
         calls_of("all_gather", first=2),
     )
-    found = join(trace(early, late)).meetings
+    found = join_calls(trace(early, late)).meetings
     assert [sorted(meeting.calls) for meeting in found] == [[0], [0, 1], [0]]
 
 
 def test_without_numbers_calls_are_joined_by_their_order() -> None:
     programs = [calls_of("all_reduce", "all_gather", number=-1)] * 2
-    found = join(trace(*programs))
+    found = join_calls(trace(*programs))
     assert [meeting.call.kind for meeting in found.meetings] == ["all_reduce", "all_gather"]
     assert found.by_order == ("world",)
 
 
 def test_calls_of_one_number_are_joined_in_their_order() -> None:
     several = calls_of("all_reduce", ("all_gather", {"number": 1}))
-    found = join(trace(several, several)).meetings
+    found = join_calls(trace(several, several)).meetings
     assert [(m.number, m.call.kind, len(m.calls)) for m in found] == [
         (1, "all_reduce", 2),
         (1, "all_gather", 2),
@@ -41,13 +41,15 @@ def test_calls_of_one_number_are_joined_in_their_order() -> None:
 def test_groups_of_one_name_with_other_ranks_are_others() -> None:
     made = trace(*[calls_of("all_reduce", group="tp")] * 4)
     ranks = tuple(replace(r, groups=g) for r, g in zip(made.ranks, PAIRS, strict=True))
-    found = join(made.__class__("", ranks))
+    found = join_calls(made.__class__("", ranks))
     assert [group.ranks for group in found.groups] == [(0, 1), (2, 3)]
     assert [sorted(meeting.calls) for meeting in found.meetings] == [[0, 1], [2, 3]]
 
 
 def test_a_group_that_the_trace_does_not_tell_of_has_those_seen_in_it() -> None:
-    found = join(trace(calls_of("all_reduce", group="x"), [], calls_of("all_reduce", group="x")))
+    found = join_calls(
+        trace(calls_of("all_reduce", group="x"), [], calls_of("all_reduce", group="x"))
+    )
     (group,) = found.groups
     assert group.ranks == (0, 2)
     assert not group.known
@@ -56,18 +58,18 @@ def test_a_group_that_the_trace_does_not_tell_of_has_those_seen_in_it() -> None:
 def test_a_send_and_its_receive_are_one_message() -> None:
     sends = [call("send", peer=1, span=(0, 9)), call("send", peer=1, span=(9, 20))]
     receives = [call("recv", peer=0, span=(5, 9)), call("recv", peer=0, span=(12, 20))]
-    found = join(trace(sends, receives))
+    found = join_calls(trace(sends, receives))
     assert [sorted(each.calls) for each in found.messages] == [[0, 1], [0, 1]]
     assert found.alone == 0
 
 
 def test_messages_without_their_other_half_are_counted() -> None:
-    found = join(trace([call("send", peer=1)] * 3, [call("recv", peer=0)]))
+    found = join_calls(trace([call("send", peer=1)] * 3, [call("recv", peer=0)]))
     assert found.alone == 2
 
 
 def test_a_message_to_a_rank_that_is_not_there_lacks_nothing() -> None:
-    assert join(trace([call("send", peer=1)], None)).alone == 0
+    assert join_calls(trace([call("send", peer=1)], None)).alone == 0
 
 
 @pytest.mark.parametrize(
@@ -82,20 +84,20 @@ def test_a_message_to_a_rank_that_is_not_there_lacks_nothing() -> None:
 )
 def test_the_rank_that_calls_another_operation_is_the_odd_one(other: dict[str, Any]) -> None:
     usual = calls_of("all_reduce", "all_reduce")
-    (found,) = join(trace(usual, [usual[0], replace(usual[1], **other)], usual)).disagreements
+    (found,) = join_calls(trace(usual, [usual[0], replace(usual[1], **other)], usual)).disagreements
     assert found.number == 2
     assert [*found.odd] == [1]
 
 
 def test_roots_that_differ_are_a_disagreement() -> None:
-    (found,) = join(
+    (found,) = join_calls(
         trace(calls_of("broadcast"), calls_of("broadcast", root=1), calls_of("broadcast"))
     ).disagreements
     assert [*found.odd] == [1]
 
 
 def test_of_two_ranks_that_disagree_neither_is_the_odd_one() -> None:
-    (found,) = join(trace(calls_of("all_reduce"), calls_of("barrier"))).disagreements
+    (found,) = join_calls(trace(calls_of("all_reduce"), calls_of("barrier"))).disagreements
     assert [*found.odd] == [0, 1]
 
 
@@ -117,9 +119,9 @@ def test_of_two_ranks_that_disagree_neither_is_the_odd_one() -> None:
     ],
 )
 def test_what_ranks_may_differ_in_is_no_disagreement(programs: Any) -> None:
-    assert join(trace(*programs)).disagreements == []
+    assert join_calls(trace(*programs)).disagreements == []
 
 
 def test_of_each_group_the_first_disagreement_is_told() -> None:
     usual, other = calls_of("all_reduce", "all_reduce"), calls_of("all_gather", "all_gather")
-    assert [each.number for each in join(trace(usual, usual, other)).disagreements] == [1]
+    assert [each.number for each in join_calls(trace(usual, usual, other)).disagreements] == [1]

@@ -9,7 +9,7 @@ from factories import call, calls_of, trace
 from msgspec.structs import replace
 
 from collbench.features.traces.analysis import times
-from collbench.features.traces.analysis.operations import Joined, join
+from collbench.features.traces.analysis.operations import Joined, join_calls
 from collbench.features.traces.types import Call, Trace
 
 # two all_reduces of 1200 B: rank 2 comes to the first 90 ns after rank 0, to the second 10 ns
@@ -21,19 +21,19 @@ def reduced(spans: Any = SPANS) -> Trace:
 
 
 def joined(spans: Any = SPANS) -> Joined:
-    return join(reduced(spans))
+    return join_calls(reduced(spans))
 
 
 def parts(joined: Joined, shared: bool) -> list[times.Part]:
-    return [times.part(each, shared) for each in times.operations(joined)]
+    return [times.make_part(each, shared) for each in times.list_operations(joined)]
 
 
 def traffic(made: Trace) -> list[times.Traffic]:
-    return times.traffic(made, times.operations(join(made)))
+    return times.list_traffic(made, times.list_operations(join_calls(made)))
 
 
 def late(spans: Any = SPANS, shared: bool = True) -> list[times.Late]:
-    return times.late(reduced(spans), joined(spans), shared)
+    return times.find_late(reduced(spans), joined(spans), shared)
 
 
 def test_a_transfer_takes_the_least_over_ranks_and_waits_are_what_others_take_more() -> None:
@@ -42,7 +42,7 @@ def test_a_transfer_takes_the_least_over_ranks_and_waits_are_what_others_take_mo
 
 
 def test_an_operation_of_which_a_rank_has_no_times_has_none() -> None:
-    (meeting,) = join(trace([call(span=(0, 1))], [call()])).meetings
+    (meeting,) = join_calls(trace([call(span=(0, 1))], [call()])).meetings
     assert meeting.taken is None
 
 
@@ -71,7 +71,7 @@ def waiting(begin: int) -> list[times.Late]:
     wait = Call("wait", after=(3,), begins_ns=begin, ends_ns=130)
     first = replace(made.ranks[0], calls=(*made.ranks[0].calls, wait))
     made = replace(made, ranks=(first, *made.ranks[1:]))
-    return times.late(made, join(made), True)
+    return times.find_late(made, join_calls(made), True)
 
 
 @pytest.mark.parametrize(("begin", "cost"), [(0, 33), (10, 23), (40, 0)])
@@ -90,7 +90,7 @@ def test_groups_of_one_label_count_as_one_rank_has_them() -> None:
         replace(rank, groups={name: members}, described=labels)
         for rank, (name, members) in zip(made.ranks, of, strict=True)
     )
-    (part,) = parts(join(Trace("", ranks)), True)
+    (part,) = parts(join_calls(Trace("", ranks)), True)
     assert (part.group, part.ops, part.nbytes) == ("tp", 1, 800)
     assert part.total == 4 * 400
 
@@ -114,13 +114,13 @@ def test_groups_that_nobody_named_are_told_apart_by_their_ranks(
         replace(rank, groups={str(g[0]): g}, described={str(g[0]): "undefined"})
         for rank, g in zip(made.ranks, groups, strict=True)
     )
-    found = {part.group for part in parts(join(Trace("", ranks)), True)}
+    found = {part.group for part in parts(join_calls(Trace("", ranks)), True)}
     assert sorted(found) == labels
 
 
 def test_messages_take_the_lesser_of_both_sides() -> None:
     programs = [[call("send", 800, (0, 50), peer=1)], [call("recv", 800, (30, 50), peer=0)]]
-    (part,) = parts(join(trace(*programs)), True)
+    (part,) = parts(join_calls(trace(*programs)), True)
     assert (part.kind, part.transfer, part.wait, part.busbw) == ("send/recv", 20, 30, 40)
     assert (part.sent, part.total) == (800, 800)
 
@@ -129,7 +129,7 @@ def test_messages_take_the_lesser_of_both_sides() -> None:
 def test_messages_that_may_have_ended_before_tell_no_waits(side: int) -> None:
     sides = [call("send", 800, (0, 50), peer=1), call("recv", 800, (30, 50), peer=0)]
     sides[side] = replace(sides[side], seen_late=True)
-    (part,) = parts(join(trace(*([each] for each in sides))), True)
+    (part,) = parts(join_calls(trace(*([each] for each in sides))), True)
     assert (part.transfer, part.wait, part.busbw, part.bound) == (20, None, 40, True)
 
 
@@ -138,7 +138,7 @@ def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
         [call("all_to_allv", 16, (0, 10), sends=(1, 3))],
         [call("all_to_allv", 32, (0, 10), sends=(2, 6))],
     ]
-    (part,) = parts(join(trace(*programs)), True)
+    (part,) = parts(join_calls(trace(*programs)), True)
     assert part.busbw == 12 / 10  # rank 1 gets 3 floats of rank 0, and 6 of its own stay
     assert part.total == 4 * (3 + 2)  # what ranks keep is not sent
 
@@ -150,7 +150,7 @@ def test_an_even_exchange_has_one_busbw_however_it_is_told(
     kind: str, sends: tuple[int, ...]
 ) -> None:
     made = trace(*[[call(kind, 4096, (0, 1000), sends=sends)]] * 2)
-    (part,) = parts(join(made), True)
+    (part,) = parts(join_calls(made), True)
     assert (part.busbw, part.sent) == (2.048, 2048)
 
 
@@ -194,7 +194,7 @@ def test_of_one_operation_the_last_to_come_is_told(shared: bool) -> None:
 
 
 def test_nobody_is_last_to_what_ranks_leave_as_they_like() -> None:
-    (meeting,) = join(trace([call("broadcast", span=(0, 9))], [call("broadcast")])).meetings
+    (meeting,) = join_calls(trace([call("broadcast", span=(0, 9))], [call("broadcast")])).meetings
     assert times.last_to_come(meeting, True) is None
 
 
@@ -210,12 +210,12 @@ def test_a_rank_is_called_late_only_where_chance_would_not_make_it_so() -> None:
 
 def test_operations_that_a_rank_may_leave_before_others_come_tell_of_nobody() -> None:
     made = trace(*([call("broadcast", span=span) for span in of] for of in SPANS))
-    assert times.late(made, join(made), True) == []
+    assert times.find_late(made, join_calls(made), True) == []
 
 
 def test_ranks_of_one_host_share_a_clock() -> None:
     made = reduced()
-    assert times.clock(made, join(made)).shared
+    assert times.find_clock(made, join_calls(made)).shared
 
 
 @pytest.mark.parametrize(
@@ -229,18 +229,18 @@ def test_ranks_of_one_host_share_a_clock() -> None:
 def test_ranks_of_other_hosts_share_none(hosts: tuple[str, ...], words: str) -> None:
     made = reduced()
     ranks = tuple(replace(r, host=host) for r, host in zip(made.ranks, hosts, strict=True))
-    found = times.clock(Trace("", ranks), joined())
+    found = times.find_clock(Trace("", ranks), joined())
     assert not found.shared
     assert words in found.why
 
 
 def test_a_rank_that_leaves_before_another_comes_shows_another_clock() -> None:
     made = reduced([((0, 100),), ((101, 110),), ((0, 100),)])
-    assert "leaves an operation before" in times.clock(made, join(made)).why
+    assert "leaves an operation before" in times.find_clock(made, join_calls(made)).why
 
 
 def spent(calls: list[Call], **fields: Any) -> times.Exposed:
-    (found,) = times.exposed(trace(calls, **fields))
+    (found,) = times.measure_exposed(trace(calls, **fields))
     return found
 
 
@@ -285,7 +285,7 @@ def test_what_is_exposed_is_not_guessed() -> None:
 
 
 def test_a_rank_without_times_has_no_line() -> None:
-    assert times.exposed(trace([call()])) == []
+    assert times.measure_exposed(trace([call()])) == []
 
 
 EXCHANGE = (
@@ -295,7 +295,7 @@ EXCHANGE = (
 
 
 def test_what_ranks_send_and_get_is_told_over_the_mean() -> None:
-    found = {share.rank: share for share in times.imbalance(join(trace(*EXCHANGE)))}
+    found = {share.rank: share for share in times.measure_imbalance(join_calls(trace(*EXCHANGE)))}
     assert (found[0].sent, found[1].sent) == (16, 32)
     assert (found[0].received, found[1].received) == (12, 36)
     assert (found[0].gets, found[1].gets) == (0.5, 1.5)
@@ -304,10 +304,12 @@ def test_what_ranks_send_and_get_is_told_over_the_mean() -> None:
 
 def test_what_ranks_get_is_taken_from_themselves_where_they_tell() -> None:
     told = ([replace(EXCHANGE[0][0], receives=(1, 2))], [replace(EXCHANGE[1][0], receives=(3, 6))])
-    found = {share.rank: share.received for share in times.imbalance(join(trace(*told)))}
+    found = {
+        share.rank: share.received for share in times.measure_imbalance(join_calls(trace(*told)))
+    }
     assert found == {0: 12, 1: 36}
 
 
 def test_exchanges_without_splits_have_no_balance() -> None:
     made = trace(EXCHANGE[0], [call("all_to_allv", 32)])
-    assert times.imbalance(join(made)) == []
+    assert times.measure_imbalance(join_calls(made)) == []

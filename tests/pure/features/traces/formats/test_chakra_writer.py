@@ -12,14 +12,14 @@ from collbench.core.errors import UsageError
 from collbench.features.traces import from_steps as steps
 from collbench.features.traces.formats import chakra_writer as chakra_files
 from collbench.features.traces.formats import recognise as reading
-from collbench.features.traces.formats.chakra_writer import needed
+from collbench.features.traces.formats.chakra_writer import list_dependencies
 from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.features.training.request import Wanted
 
 
 def written(trace: Trace, folder: Path) -> Trace:
-    chakra_files.write(folder, "step", trace.ranks)
-    return reading.read([folder])
+    chakra_files.write_ranks(folder, "step", trace.ranks)
+    return reading.read_trace([folder])
 
 
 def said(rank: RankTrace, call: Call) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_is_read_back_as_it_was(name: str, tmp_path: Path) -> None:
     ranks, layout = STEPS[name]
-    trace = steps.of(Wanted(name, layout=layout, layers=2).made(ranks))
+    trace = steps.trace_of_step(Wanted(name, layout=layout, layers=2).made(ranks))
     calls = [
         [said(rank, call) for call in rank.calls if call.kind not in ("wait", "mark")]
         for rank in trace.ranks
@@ -70,7 +70,7 @@ ranks,op,bytes,dtype,group,splits,root,gap_us
 
 def test_blocks_roots_and_lengths_are_kept(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_text(UNEVEN)
-    trace = steps.read(tmp_path / "s.csv")
+    trace = steps.read_step_file(tmp_path / "s.csv")
     back = written(trace, tmp_path / "made")
     assert [[said(r, c) for c in r.calls] for r in back.ranks] == [
         [said(r, c) for c in r.calls] for r in trace.ranks
@@ -80,12 +80,12 @@ def test_blocks_roots_and_lengths_are_kept(tmp_path: Path) -> None:
 def test_an_input_is_what_simulators_are_told(tmp_path: Path) -> None:
     """comm_size is the bytes of the input: an nth of what an all_gather gives."""
     rank = RankTrace(0, 4, (Call("all_gather", nbytes=4096),), {"": (0, 1, 2, 3)})
-    (raw,) = [*chakra_files._messages(rank, {})][1:]
+    (raw,) = [*chakra_files._write_messages(rank, {})][1:]
     assert b"comm_size" + b"\x48\x80\x08" in raw  # field 9, 1024
 
 
 def needs(*calls: Call) -> list[list[int] | None]:
-    return [*needed(calls)]
+    return [*list_dependencies(calls)]
 
 
 def test_computation_holds_up_what_comes_after_it() -> None:
@@ -117,15 +117,15 @@ def test_a_call_after_a_wait_needs_what_that_was_for() -> None:
 
 
 def test_a_schedule_is_its_messages(tmp_path: Path) -> None:
-    schedule = algorithms.find("all_reduce", "ring").schedule(4)
+    schedule = algorithms.find_variant("all_reduce", "ring").schedule(4)
     back = written(steps.of_schedule(schedule, 4096), tmp_path)
-    for rank, ops in zip(back.ranks, export.messages(schedule, 4096), strict=True):
+    for rank, ops in zip(back.ranks, export.list_messages(schedule, 4096), strict=True):
         sent = [("send" if op.sends else "recv", op.peer, op.nbytes, op.step) for op in ops]
         assert [(c.kind, c.peer, c.nbytes, c.tag) for c in rank.calls] == sent
 
 
 def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> None:
-    schedule = algorithms.find("all_reduce", "ring").schedule(4)
+    schedule = algorithms.find_variant("all_reduce", "ring").schedule(4)
     back = written(steps.of_schedule(schedule, 4096), tmp_path)
     assert {c.kind for c in back.ranks[0].calls if not c.after} == {"send", "recv"}
     sends = [call for call in back.ranks[0].calls if call.kind == "send"]
@@ -135,12 +135,12 @@ def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> No
 
 def test_files_of_others_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step.0.et").write_bytes(b"another's")
-    trace = steps.of(Wanted("toy:ddp").made(2))
+    trace = steps.trace_of_step(Wanted("toy:ddp").made(2))
     with pytest.raises(UsageError, match=r"step\.0\.et exists"):
-        chakra_files.write(tmp_path, "step", trace.ranks)
+        chakra_files.write_ranks(tmp_path, "step", trace.ranks)
 
 
 def test_what_was_written_is_written_again(tmp_path: Path) -> None:
-    trace = steps.of(Wanted("toy:ddp").made(2))
-    chakra_files.write(tmp_path, "step", trace.ranks)
-    assert "2 files" in chakra_files.write(tmp_path, "step", trace.ranks)
+    trace = steps.trace_of_step(Wanted("toy:ddp").made(2))
+    chakra_files.write_ranks(tmp_path, "step", trace.ranks)
+    assert "2 files" in chakra_files.write_ranks(tmp_path, "step", trace.ranks)

@@ -24,7 +24,7 @@ def read(folder: Path, name: str, content: Any, form: str = "", **kinds: Any) ->
         path.write_bytes(content)
     else:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return reading.read([path], form, **kinds)
+    return reading.read_trace([path], form, **kinds)
 
 
 def one(folder: Path, name: str, content: Any, **kinds: Any) -> RankTrace:
@@ -54,7 +54,7 @@ def test_a_file_is_known_by_what_it_has(name: str, tmp_path: Path) -> None:
     form, content = ALL[name]
     path = tmp_path / ("x.csv" if form == "step" else "unnamed")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert reading.recognise(path) == form
+    assert reading.recognise_file(path) == form
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "step.csv"])
@@ -185,7 +185,7 @@ def test_a_dump_of_another_day_is_not_used(tmp_path: Path) -> None:
     for rank, entries in enumerate([usual, old]):
         path = tmp_path / f"trace{rank}"
         path.write_text(json.dumps(traced.FLIGHT | {"entries": entries}))
-    trace = reading.read([tmp_path])
+    trace = reading.read_trace([tmp_path])
     assert [rank.rank for rank in trace.ranks] == [0]
     assert [each.rank for each in trace.unread] == [1]
 
@@ -407,7 +407,7 @@ MS = 1_000_000
 @pytest.mark.parametrize("delay", [0.0, 12_000.0, 55_000.0])
 def test_kernels_belong_to_the_iteration_that_launched_them(delay: float, tmp_path: Path) -> None:
     rank = one(tmp_path, "rank0.json", behind(delay))
-    (spent,) = times.exposed(Trace("kineto", (rank,)))
+    (spent,) = times.measure_exposed(Trace("kineto", (rank,)))
     assert (spent.window, spent.communication, spent.exposed) == (10 * MS, 6 * MS, 6 * MS)
     assert (spent.computation, spent.neither) == (4 * MS, 0)
     assert rank.marked == ((0, 1), (1, 2), (2, 3))
@@ -442,7 +442,7 @@ def test_kernels_of_a_graph_belong_to_its_launch(tmp_path: Path) -> None:
 
 def test_kernels_that_do_not_say_what_they_communicate_are_communication(tmp_path: Path) -> None:
     rank = one(tmp_path, "rank0.json", behind(12_000.0, **{"Collective name": ""}))
-    (spent,) = times.exposed(Trace("kineto", (rank,)))
+    (spent,) = times.measure_exposed(Trace("kineto", (rank,)))
     assert (len(rank.calls), spent.communication, spent.computation) == (0, 6 * MS, 4 * MS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
-from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.own import Limits, Note
 from collbench.features.traces.replay import step_of
@@ -32,7 +32,7 @@ BEGUN = Call("all_reduce", nbytes=8, issued_ns=200, state="started")
 
 
 def written(folder: Path, *lines: Call | Note, about: RankTrace = ABOUT) -> Path:
-    path = folder / own.name(about.rank)
+    path = folder / own.file_name(about.rank)
     writer = own.Writer(path, about)
     writer.write(lines)
     writer.close()
@@ -58,7 +58,7 @@ def test_a_recording_is_whole_whatever_becomes_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = Path("folder") / own.name(ABOUT.rank)
+    path = Path("folder") / own.file_name(ABOUT.rank)
     path.parent.mkdir()
     writer = own.Writer(path, ABOUT)
     writer.write(CALLS[:1])
@@ -76,7 +76,7 @@ def test_a_recording_is_whole_whatever_becomes_of_its_file(
 
 
 def test_a_recording_does_not_write_into_another_file(tmp_path: Path) -> None:
-    path = tmp_path / own.name(ABOUT.rank)
+    path = tmp_path / own.file_name(ABOUT.rank)
     writer = own.Writer(path, ABOUT)
     path.rename(tmp_path / "moved")
     path.write_text("of others")
@@ -92,7 +92,7 @@ def test_the_first_line_names_the_format(tmp_path: Path) -> None:
 
 def test_ranks_are_read_together_in_their_order(tmp_path: Path) -> None:
     paths = [written(tmp_path, END, about=replace(ABOUT, rank=rank)) for rank in (1, 0)]
-    assert [rank.rank for rank in own.read(paths).ranks] == [0, 1]
+    assert [rank.rank for rank in own.read_job(paths).ranks] == [0, 1]
 
 
 def test_packed_files_are_read(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_later_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / own.name(1)).write_text("mine")
+    (tmp_path / own.file_name(1)).write_text("mine")
     with pytest.raises(UsageError, match="not written by collbench"):
         written(tmp_path)
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_is_an_error_for_people(tmp_path: Path) -> None
 def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
     paths = [written(tmp_path, END), written(tmp_path, END, about=RankTrace(0, 3))]
     with pytest.raises(UsageError, match="a job of 3 ranks"):
-        own.read(paths)
+        own.read_job(paths)
 
 
 def of_two(folder: Path, host: str, begins: int) -> list[Path]:
@@ -190,26 +190,26 @@ def of_two(folder: Path, host: str, begins: int) -> list[Path]:
 
 def test_a_file_that_an_earlier_job_left_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"rank-00001.jsonl ends before .*rank-00000.jsonl begin"):
-        own.read(of_two(tmp_path, "node-a", 301))
+        own.read_job(of_two(tmp_path, "node-a", 301))
 
 
 @pytest.mark.parametrize(("host", "begins"), [("node-a", 300), ("node-b", 301)])
 def test_files_of_ranks_that_overlap_or_have_other_clocks_are_of_one_job(
     host: str, begins: int, tmp_path: Path
 ) -> None:
-    assert len(own.read(of_two(tmp_path, host, begins)).ranks) == 2
+    assert len(own.read_job(of_two(tmp_path, host, begins)).ranks) == 2
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, END)
     with pytest.raises(UsageError, match="both of rank 1"):
-        own.read([path, path])
+        own.read_job([path, path])
 
 
 @pytest.mark.parametrize(("backend", "untold"), [("gloo", own.UNSEEN), ("nccl", own.ON_DEVICE)])
 def test_what_is_taken_for_granted_is_told(backend: str, untold: str, tmp_path: Path) -> None:
     path = written(tmp_path, *CALLS, END, about=replace(ABOUT, backend=backend))
-    assert own.read([path]).assumptions == (own.HANDED_OVER, untold)
+    assert own.read_job([path]).assumptions == (own.HANDED_OVER, untold)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_message_that_may_have_ended_long_before_it_was_waited_for_is_told(
     message = Call(kind, nbytes=8, dtype="half", issued_ns=100, begins_ns=100, ends_ns=950)
     wait = Call("wait", after=(0,), issued_ns=waits_from, begins_ns=waits_from, ends_ns=950)
     path = written(tmp_path, message, wait, END)
-    found = own.read([path])
+    found = own.read_job([path])
     assert (own.MESSAGES in found.assumptions) is told
     assert [call.seen_late for call in found.ranks[0].calls] == [told, False]
 
@@ -258,8 +258,8 @@ def test_a_recording_of_a_fake_gpu_says_so_in_every_output(fake: bool, tmp_path:
     about = RankTrace(0, 1, groups={"": (0,)}, host="node-a", backend="nccl")
     call = Call("all_reduce", nbytes=8, issued_ns=100, begins_ns=100, ends_ns=150)
     written(tmp_path, *[Note(fake=True)] * fake, call, Note(step=(90, 200)), END, about=about)
-    trace = own.read([tmp_path / own.name(0)])
-    document = view.document(judge(trace))
+    trace = own.read_job([tmp_path / own.file_name(0)])
+    document = view.make_document(judge_trace(trace))
     said = (
         document.verdict.startswith("FAKE: "),
         "fake" in document.values,

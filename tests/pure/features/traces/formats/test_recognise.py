@@ -33,32 +33,32 @@ def flight(folder: Path, *ranks: int) -> list[Path]:
 def test_a_folder_is_read_in_the_order_of_ranks(tmp_path: Path) -> None:
     flight(tmp_path, 10, 9)
     put(tmp_path / "notes.txt", b"nothing")
-    assert [rank.rank for rank in reading.read([tmp_path]).ranks] == [9, 10]
+    assert [rank.rank for rank in reading.read_trace([tmp_path]).ranks] == [9, 10]
 
 
 def test_all_ranks_have_the_world_of_the_largest(tmp_path: Path) -> None:
-    assert {rank.world for rank in reading.read(flight(tmp_path, 0, 5)).ranks} == {6}
+    assert {rank.world for rank in reading.read_trace(flight(tmp_path, 0, 5)).ranks} == {6}
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
     (first,) = flight(tmp_path, 1)
     again = put(tmp_path / "other_1", traced.flight_json())
     with pytest.raises(UsageError, match=r"trace1 and .*other_1 are of rank 1"):
-        reading.read([first, again])
+        reading.read_trace([first, again])
 
 
 def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     flight(tmp_path, 0)
     put(tmp_path / "k1.json", traced.KINETO)
     with pytest.raises(UsageError, match="several formats") as e:
-        reading.read([tmp_path])
+        reading.read_trace([tmp_path])
     assert "--from" in e.value.hint
 
 
 def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
     flight(tmp_path, 0)
     put(tmp_path / "k1.json", traced.KINETO)
-    assert reading.read([tmp_path], "kineto").form == "kineto"
+    assert reading.read_trace([tmp_path], "kineto").form == "kineto"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
 )
 def test_what_is_no_trace_is_refused(made: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=why):
-        reading.read([made(tmp_path)])
+        reading.read_trace([made(tmp_path)])
 
 
 @pytest.mark.parametrize(("start", "what"), ARCHIVES.items())
@@ -82,12 +82,12 @@ def test_an_archive_is_named_with_what_unpacks_it(
     path = tmp_path / "rank0.json"
     path.write_bytes(start + b" more")
     with pytest.raises(UsageError) as refused:
-        reading.read([path])
+        reading.read_trace([path])
     assert f"{what[0]}: unpack it first ({what[1]})" in refused.value.message
 
 
 def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
-    trace = reading.read([put(tmp_path / "dump", traced.flight_pickle())])
+    trace = reading.read_trace([put(tmp_path / "dump", traced.flight_pickle())])
     assert trace.ranks[0].rank == 0
     assert "the file does not name its rank: taken for rank 0" in trace.assumptions
 
@@ -102,12 +102,12 @@ def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_no_traces(name: str, content: bytes, tmp_path: Path) -> None:
-    assert reading.recognise(put(tmp_path / name, content)) == ""
+    assert reading.recognise_file(put(tmp_path / name, content)) == ""
 
 
 def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--from 'x'"):
-        reading.read(flight(tmp_path, 0), "x")
+        reading.read_trace(flight(tmp_path, 0), "x")
 
 
 # bounds
@@ -122,14 +122,14 @@ class Calls:
 def test_a_pickle_that_calls_is_refused(protocol: int, tmp_path: Path) -> None:
     evil = put(tmp_path / "trace0", pickle.dumps({"entries": [Calls()]}, protocol=protocol))
     with pytest.raises(UsageError, match=r"byte \d+: operation .* plain data does not need"):
-        reading.read([evil], "flight")
+        reading.read_trace([evil], "flight")
 
 
 @pytest.mark.parametrize("protocol", (0, 1))
 def test_pickles_as_text_are_not_read(protocol: int, tmp_path: Path) -> None:
     evil = put(tmp_path / "trace0", pickle.dumps({"entries": [Calls()]}, protocol=protocol))
     with pytest.raises(UsageError, match="it is no JSON"):
-        reading.read([evil], "flight")
+        reading.read_trace([evil], "flight")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_pickles_as_text_are_not_read(protocol: int, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_plain_pickles_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
-    assert pickled.loads(pickle.dumps(value, protocol=protocol), 10_000) == value
+    assert pickled.load_value(pickle.dumps(value, protocol=protocol), 10_000) == value
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_plain_pickles_are_read_as_python_reads_them(value: Any, protocol: int) 
 )
 def test_broken_pickles_are_refused(raw: bytes, why: str) -> None:
     with pytest.raises(pickled.Refused, match=why):
-        pickled.loads(raw, 100)
+        pickled.load_value(raw, 100)
 
 
 def test_deep_pickles_are_only_as_deep_as_memory(tmp_path: Path) -> None:
     deep = put(tmp_path / "trace0", b"\x80\x02" + b")" + b"\x85" * 200_000 + b".")
     with pytest.raises(UsageError, match="no flight recorder's"):
-        reading.read([deep])
+        reading.read_trace([deep])
 
 
 SMALL = Limits(nbytes=1 << 16, nodes=50, longest=1 << 12)
@@ -191,14 +191,14 @@ def test_what_is_beyond_bounds_is_refused_with_its_byte(
     content: bytes, why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=why) as e:
-        reading.read([put(tmp_path / "k0.json", content)], "kineto", limits=SMALL)
+        reading.read_trace([put(tmp_path / "k0.json", content)], "kineto", limits=SMALL)
     assert "byte" in e.value.message or "kernel" in e.value.message
 
 
 def test_a_bomb_is_refused_without_being_unpacked(tmp_path: Path) -> None:
     bomb = put(tmp_path / "k0.json", gzip.compress(b'{"traceEvents": [' + b" " * (1 << 20)))
     with pytest.raises(UsageError, match="more than 65,536 B unpacked"):
-        reading.read([bomb], limits=SMALL)
+        reading.read_trace([bomb], limits=SMALL)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -206,7 +206,7 @@ def test_a_cut_kineto_file_is_read_up_to_the_cut(packed: bool, tmp_path: Path) -
     raw = json.dumps(traced.KINETO).encode()
     cut = raw[: raw.index(b"ncclDevKernel_SendRecv")]
     content = gzip.compress(raw)[:-20] if packed else cut
-    (rank,) = reading.read([put(tmp_path / "rank1.json", content)], "kineto").ranks
+    (rank,) = reading.read_trace([put(tmp_path / "rank1.json", content)], "kineto").ranks
     assert rank.cut.startswith("byte ")
     assert rank.calls[0].kind == "all_reduce"
 
@@ -231,7 +231,7 @@ def test_a_bad_value_loses_its_event_alone(event: bytes, lost: int, tmp_path: Pa
     raw = json.dumps({**traced.KINETO, "traceEvents": EVENTS[:-1]}).encode()
     begin, rest = raw.split(b'{"ph"', 1)
     put(tmp_path / "rank1.json", begin + event + b', {"ph"' + rest)
-    (rank,) = reading.read([tmp_path]).ranks
+    (rank,) = reading.read_trace([tmp_path]).ranks
     assert [call.kind for call in rank.calls] == ["all_reduce", "all_to_allv"]
     assert sum(each.calls for each in rank.lost) == lost
     assert all("byte" in each.why for each in rank.lost)
@@ -240,7 +240,7 @@ def test_a_bad_value_loses_its_event_alone(event: bytes, lost: int, tmp_path: Pa
 def test_a_flight_entry_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
     entries = [traced.entry("nccl:all_reduce", 0, [4]), traced.entry("nccl:all_reduce", 1, ["x"])]
     dump = pickle.dumps(traced.FLIGHT | {"entries": entries}, protocol=2)
-    (rank,) = reading.read([put(tmp_path / "trace0", dump)]).ranks
+    (rank,) = reading.read_trace([put(tmp_path / "trace0", dump)]).ranks
     assert (len(rank.calls), [each.calls for each in rank.lost]) == (1, [1])
 
 
@@ -252,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_named_with_its_rank(
     content: bytes, by_name: bool, tmp_path: Path
 ) -> None:
     files = [*flight(tmp_path, 0, 2), put(tmp_path / "trace1", content)]
-    trace = reading.read(files if by_name else [tmp_path])
+    trace = reading.read_trace(files if by_name else [tmp_path])
     assert [rank.rank for rank in trace.ranks] == [0, 2]
     assert [(each.rank, each.source[-6:]) for each in trace.unread] == [(1, "trace1")]
 
@@ -260,13 +260,13 @@ def test_a_file_that_cannot_be_read_is_named_with_its_rank(
 def test_other_empty_files_of_a_folder_are_passed_over(tmp_path: Path) -> None:
     flight(tmp_path, 0)
     put(tmp_path / "done", b"")
-    assert reading.read([tmp_path]).unread == ()
+    assert reading.read_trace([tmp_path]).unread == ()
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe"):
-        reading.read([tmp_path / "pipe"])
+        reading.read_trace([tmp_path / "pipe"])
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 def test_packed_files_are_named_as_what_they_are(content: bytes, name: str, tmp_path: Path) -> None:
     put(tmp_path / "rank0.json", content)
     with pytest.raises(UsageError, match=name):
-        reading.read([tmp_path])
+        reading.read_trace([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_two_files_of_no_rank_say_how_to_name_them(tmp_path: Path) -> None:
     bare = {name: value for name, value in traced.KINETO.items() if name != "distributedInfo"}
     files = [put(tmp_path / f"gpu04_1234{k}.json", bare) for k in (5, 6)]
     with pytest.raises(UsageError, match="tells a rank") as e:
-        reading.read(files)
+        reading.read_trace(files)
     assert "rank0.json" in e.value.hint
 
 
@@ -307,12 +307,12 @@ def test_shared_lists_of_a_pickle_are_counted_each_time(tmp_path: Path) -> None:
     entry = traced.entry("nccl:all_reduce", 0, input_sizes=shape)
     huge = put(tmp_path / "trace0", pickle.dumps({"entries": [entry] * 60_000}, protocol=2))
     with pytest.raises(UsageError, match="more than 1,000,000 entries"):
-        reading.read([huge])
+        reading.read_trace([huge])
 
 
 def test_a_size_beyond_bounds_is_lost(tmp_path: Path) -> None:
     huge = traced.entry("nccl:all_reduce", 0, [1 << 40, 1 << 40])
-    (rank,) = reading.read(
+    (rank,) = reading.read_trace(
         [put(tmp_path / "t0", traced.FLIGHT | {"entries": [huge]})], "flight"
     ).ranks
     assert [lost.calls for lost in rank.lost] == [1]
@@ -321,18 +321,18 @@ def test_a_size_beyond_bounds_is_lost(tmp_path: Path) -> None:
 def test_a_message_longer_than_its_file_is_refused(tmp_path: Path) -> None:
     cut = put(tmp_path / "x.0.et", traced.chakra()[:-3])
     with pytest.raises(UsageError, match=r"x.0.et: byte \d+: it ends within a message"):
-        reading.read([cut])
+        reading.read_trace([cut])
 
 
 def test_a_message_of_more_than_its_bound_is_refused(tmp_path: Path) -> None:
     huge = put(tmp_path / "x.0.et", traced.chakra() + b"\xff\xff\xff\x7f" + b"x" * 100)
     with pytest.raises(UsageError, match="a message of 268,435,455 B"):
-        reading.read([huge])
+        reading.read_trace([huge])
 
 
 def test_a_step_is_every_rank_as_it_is(tmp_path: Path) -> None:
     content = b"#group tp 0-1;2-3\nranks,op,bytes,dtype,group,after\n0-3,all_reduce,64,float,tp,\n"
-    trace = reading.read([put(tmp_path / "s.csv", content + b"0-3,wait,,,,0\n")])
+    trace = reading.read_trace([put(tmp_path / "s.csv", content + b"0-3,wait,,,,0\n")])
     assert [(r.groups["tp"], [c.kind for c in r.calls]) for r in trace.ranks] == [
         ((0, 1), ["all_reduce", "wait"]),
         ((0, 1), ["all_reduce", "wait"]),

@@ -37,7 +37,7 @@ def test_every_operator_of_torch_that_takes_a_group_is_known() -> None:
 
 
 def read(folder: Path) -> RankTrace:
-    return own.read_rank(folder / own.name(0))
+    return own.read_rank(folder / own.file_name(0))
 
 
 def briefly(calls: tuple[Call, ...]) -> list[tuple[object, ...]]:
@@ -109,7 +109,7 @@ def test_calls_from_threads_of_c_plus_plus_have_no_line(tmp_path: Path) -> None:
     with collbench.record(tmp_path):
         _thread.start_new_thread(group.allreduce, ([x],))  # without a frame of Python
         until = time.monotonic() + 30
-        while not (tmp_path / own.name(0)).exists() and time.monotonic() < until:
+        while not (tmp_path / own.file_name(0)).exists() and time.monotonic() < until:
             time.sleep(0.01)
     assert [(c.kind, c.nbytes, c.source) for c in read(tmp_path).calls] == [("all_reduce", 12, "")]
 

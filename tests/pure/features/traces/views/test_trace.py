@@ -10,7 +10,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
-from collbench.features.traces.analysis.judgement import judge
+from collbench.features.traces.analysis.judgement import judge_trace
 from collbench.features.traces.analysis.operations import Group
 from collbench.features.traces.types import Call, Trace
 from collbench.features.traces.views import hang as hung
@@ -30,13 +30,13 @@ def made(*programs: Sequence[Call] | None, **fields: Any) -> Trace:
 
 
 def words(*programs: Sequence[Call] | None) -> str:
-    found = judge(made(*programs)).hang
+    found = judge_trace(made(*programs)).hang
     assert found
-    return hung.sentence(found)
+    return hung.describe_hang(found)
 
 
 def tables(found: Trace) -> dict[str, Table]:
-    told = view.document(judge(found))
+    told = view.make_document(judge_trace(found))
     return {table.name: table for section in told.sections for table in section.tables}
 
 
@@ -79,9 +79,9 @@ def test_a_circle_is_told_rank_by_rank() -> None:
     )
     groups = {"a": (0, 1), "b": (0, 1)}
     ranks = tuple(replace(rank, groups=groups) for rank in found.ranks)
-    told = judge(Trace("", ranks)).hang
+    told = judge_trace(Trace("", ranks)).hang
     assert told
-    assert hung.sentence(told) == (
+    assert hung.describe_hang(told) == (
         "deadlock: rank 1 waits in barrier #1 on b (0,1) for rank 0, rank 0 waits in all_reduce #1"
         " of 1 MiB float on a (0,1) for rank 1"
     )
@@ -104,15 +104,17 @@ def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
 def test_a_rank_whose_trace_ends_before_is_told_where_nobody_is_to_blame() -> None:
     found = made([USUAL[0], replace(USUAL[1], issued_ns=70)], [USUAL[0]])
     ranks = (found.ranks[0], replace(found.ranks[1], until=60))
-    told = judge(replace(found, ranks=ranks)).hang
+    told = judge_trace(replace(found, ranks=ranks)).hang
     assert told
-    assert hung.sentence(told).endswith("; what rank 1 did then is not in its trace")
+    assert hung.describe_hang(told).endswith("; what rank 1 did then is not in its trace")
 
 
 def test_roots_and_tags_are_told_as_the_job_has_them() -> None:
     group = Group("", "tp", (4, 5))
-    assert hung.said(call("broadcast", 8, root=1), group) == "broadcast of 8 B float, root 5"
-    assert hung.said(call("recv", 8, peer=0, tag=3), group).endswith("from rank 4, tag 3")
+    assert (
+        hung.describe_call(call("broadcast", 8, root=1), group) == "broadcast of 8 B float, root 5"
+    )
+    assert hung.describe_call(call("recv", 8, peer=0, tag=3), group).endswith("from rank 4, tag 3")
 
 
 def test_a_receive_without_its_send_is_told() -> None:
@@ -143,7 +145,7 @@ TIMED = [[call(span=(at + late, at + 100)) for at in range(0, 3000, 100)] for la
 
 
 def test_a_rank_that_is_late_is_what_there_is_to_know_first() -> None:
-    told = view.headline(judge(trace(*TIMED)))
+    told = view.make_headline(judge_trace(trace(*TIMED)))
     assert told.words == (
         "rank 2 comes last to 30 of 30 operations of world (0-2), and costs 2.10 µs of waiting"
     )
@@ -151,13 +153,13 @@ def test_a_rank_that_is_late_is_what_there_is_to_know_first() -> None:
 
 
 def test_where_all_is_well_that_is_said() -> None:
-    told = view.headline(judge(trace(*[[call(span=(0, 9), number=1)]] * 2)))
+    told = view.make_headline(judge_trace(trace(*[[call(span=(0, 9), number=1)]] * 2)))
     assert told.weight == "good"
 
 
 def test_ranks_without_a_trace_are_not_said_to_agree() -> None:
     done = calls_of(("all_reduce", DONE))
-    told = view.headline(judge(made(done, None, done)))
+    told = view.make_headline(judge_trace(made(done, None, done)))
     assert told == (
         "there is a trace of ranks 0,2 only, of 3: nothing in it hangs or disagrees",
         "notice",
@@ -167,7 +169,7 @@ def test_ranks_without_a_trace_are_not_said_to_agree() -> None:
 def test_disagreements_are_bad() -> None:
     usual = calls_of("all_reduce")
     found = trace(usual, calls_of("all_gather"), usual)
-    assert view.headline(judge(found)).weight == "bad"
+    assert view.make_headline(judge_trace(found)).weight == "bad"
     (line,) = tables(found)["disagreements"].lines
     assert line.cells[2] == "rank 1: all_gather of 1 MiB float"
 
@@ -178,14 +180,14 @@ def test_exchanges_that_do_not_fit_disagree_though_nothing_hangs() -> None:
         [call("all_to_allv", 32, sends=(5, 3), receives=(4, 2), **of)],
         [call("all_to_allv", 16, sends=(2, 2), receives=(1, 3), **of)],
     ]
-    judged = judge(trace(*programs))
-    assert judged.hang is None and view.headline(judged).weight == "bad"
+    judged = judge_trace(trace(*programs))
+    assert judged.hang is None and view.make_headline(judged).weight == "bad"
     (line,) = tables(trace(*programs))["disagreements"].lines
     assert line.cells[2] == "rank 0 sends 3 elements to rank 1, which expects 1"
-    (told,) = view.values(judged)["disagreements"]
+    (told,) = view.plain_values(judged)["disagreements"]
     assert told["unequal"] == [{"source": 0, "target": 1, "sends": 3, "expects": 1}]
     fits = [programs[0], [replace(programs[1][0], receives=(3, 3))]]
-    assert view.headline(judge(trace(*fits))).weight != "bad"
+    assert view.make_headline(judge_trace(trace(*fits))).weight != "bad"
 
 
 def test_times_that_are_not_known_are_no_numbers() -> None:
@@ -217,13 +219,13 @@ def test_messages_seen_late_take_at_most_so_much() -> None:
 
 
 def test_each_operation_is_told_with_who_came_last() -> None:
-    (first, *_) = view.document(judge(trace(*TIMED))).values["each"]
+    (first, *_) = view.make_document(judge_trace(trace(*TIMED))).values["each"]
     assert (first["transfer"], first["wait"], first["last"]) == (10, 90, 2)
 
 
 def test_a_terminal_shows_the_ten_worst_ranks_and_a_page_all() -> None:
     programs = [[call(span=(0, 9)), call("wait", 0, span=(1, 9))] for _ in range(12)]
-    document = view.document(judge(trace(*programs)))
+    document = view.make_document(judge_trace(trace(*programs)))
     brief = [block for block in document.brief if isinstance(block, Table)]
     (short,) = (table for table in brief if table.heads[:2] == ("rank", "time"))
     assert [str(line.cells[0]) for line in short.lines][-1] == "and 2 more"
@@ -237,7 +239,7 @@ def test_the_timeline_begins_at_the_first_iteration(host: str) -> None:
         [call(span=(1200, 2000)), call(span=(3000, 3500))],
     ]
     found = trace(*of, host=host, steps=((1000, 3000),), busy=((1100, 1300),))
-    (figure,) = (f for s in view.document(judge(found)).sections for f in s.figures)
+    (figure,) = (f for s in view.make_document(judge_trace(found)).sections for f in s.figures)
     bars = {data["name"]: data for data in figure.data}
     assert bars["communication"]["base"] == [0, 0.0005, 0.0002]
     assert bars["communication"]["y"] == ["rank 0", "rank 0", "rank 1"]
@@ -250,7 +252,7 @@ def test_the_timeline_begins_at_the_first_iteration(host: str) -> None:
 def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
     begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
     usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
-    figure = hung.draw(judge(made(usual, usual, usual[:1], None)))
+    figure = hung.draw_hang(judge_trace(made(usual, usual, usual[:1], None)))
     assert figure
     drawn = {data["name"]: data for data in figure.data}
     assert drawn["waiting"]["y"] == ["rank 0", "rank 1"]
@@ -267,17 +269,17 @@ def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
 
 def test_a_hang_without_times_is_not_drawn() -> None:
     called = calls_of(("all_reduce", DONE), ("all_reduce", {"state": "started"}))
-    assert hung.draw(judge(made(called, called[:1]))) is None
+    assert hung.draw_hang(judge_trace(made(called, called[:1]))) is None
 
 
 def test_without_times_there_is_no_timeline() -> None:
-    document = view.document(judge(trace(*[calls_of("all_reduce")] * 2)))
+    document = view.make_document(judge_trace(trace(*[calls_of("all_reduce")] * 2)))
     assert not any(section.figures for section in document.sections)
 
 
 def test_no_section_has_an_id_that_the_page_needs_for_itself() -> None:
     found = trace(*TIMED, busy=((0, 5),), steps=((0, 3000),))
-    page = html.page(view.document(judge(found)), "directory")
+    page = html.render_page(view.make_document(judge_trace(found)), "directory")
     ids = re.findall(r'<[^>]* id="([^"]*)"', page)
     assert sorted(ids) == sorted({*ids})
 
@@ -285,13 +287,13 @@ def test_no_section_has_an_id_that_the_page_needs_for_itself() -> None:
 def test_what_a_trace_names_is_text_wherever_it_is_shown() -> None:
     name = "<b>\x1b[31m"
     found = trace(*[calls_of("all_reduce", group=name, span=(0, 9))] * 2, groups={name: (0, 1)})
-    document = view.document(judge(found))
-    assert "\x1b" not in terminal.text(document, 100)
-    assert "<b>" not in html.page(document, "cdn").partition("<main")[2]
+    document = view.make_document(judge_trace(found))
+    assert "\x1b" not in terminal.render_text(document, 100)
+    assert "<b>" not in html.render_page(document, "cdn").partition("<main")[2]
 
 
 def test_programs_read_what_people_do() -> None:
-    told = view.document(judge(made(USUAL, SHORT, USUAL))).values
+    told = view.make_document(judge_trace(made(USUAL, SHORT, USUAL))).values
     assert told["hang"]["ranks"] == [1]
     assert told["hang"]["groups"][0]["waiting"] == [0, 2]
     assert told["schema"] == 1

@@ -36,8 +36,8 @@ def group() -> Iterator[None]:
 
 def checked(made: Step) -> list[Op]:
     """The operations of the only program, once the step is found sound."""
-    step.refuse(made)
-    walk.refuse(made)
+    step.refuse_step(made)
+    walk.refuse_deadlock(made)
     (program,) = made.programs
     return list(program.ops)
 
@@ -50,7 +50,7 @@ def elements(ops: list[Op], size: int = 4) -> list[int]:
     return [op.nbytes // size for op in ops]
 
 
-GPT2 = models.model("gpt2-124m")
+GPT2 = models.find_model("gpt2-124m")
 SMALL = [(4, 4), (40, 300), (40,), (3, 2), (64, 40, 3, 3), (700, 900), (5000,), (1, 1), (512,)]
 
 
@@ -172,7 +172,7 @@ def test_each_sum_of_a_bucket_waits_for_the_one_before() -> None:
 
 
 def test_backward_takes_twice_what_forward_does() -> None:
-    model = models.model("toy")
+    model = models.find_model("toy")
     ops = checked(compressed.encoded(model, Layout(dp=2, micro_batch=3), Encoded()))
     flops = {
         phase: sum(
@@ -241,7 +241,7 @@ def test_int8_is_gathered_from_all(n: int) -> None:
 
 # DALL-E
 
-LARGE = models.model("dalle-12b")
+LARGE = models.find_model("dalle-12b")
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def published() -> Step:
 
 def test_factors_are_those_of_the_papers_second_table() -> None:
     d, r, m = 3968, 896, 8
-    blocks = compressed.resblocks(LARGE, m, r)
+    blocks = compressed.list_resblocks(LARGE, m, r)
     p, q = sum(block.p for block in blocks), sum(block.q for block in blocks)
     assert len(blocks) == 128
     assert (p, q) == (
@@ -272,7 +272,7 @@ def test_compression_is_that_of_the_papers_first_table(d: int, rank: int, saved:
         "mlp.out": (d, 4 * d),
     }
     model = Model(name="x", tensors=tuple(Tensor(name, shape, 0) for name, shape in shapes.items()))
-    blocks = compressed.resblocks(model, 8, rank)
+    blocks = compressed.list_resblocks(model, 8, rank)
     left = sum(block.p + block.q for block in blocks) / (12 * d**2 / 8)
     assert f"{1 - left:.0%}" == saved
 
@@ -297,13 +297,16 @@ def test_one_float_sum_is_of_what_is_sensitive(published: Step) -> None:
     elements = 3968 * (2 * 24576 + 2 * 256 + 2 * 32 + 13 * 64)
     (op,) = [op for op in moved(published) if op.dtype == "float" and op.group == "machine"]
     assert (op.kind, op.op, op.nbytes) == ("all_reduce", "sum", 4 * elements // 8)
-    assert compressed.sensitive(LARGE) == elements
+    assert compressed.count_sensitive(LARGE) == elements
 
 
 def test_a_model_that_names_its_gains_and_embeddings() -> None:
-    assert compressed.sensitive(GPT2) == (50257 + 1024 + 2) * 768 + 12 * (4 + 3 + 1 + 4 + 1) * 768
-    numel = sum(block.numel for block in compressed.resblocks(GPT2, 8, 64))
-    assert numel + compressed.sensitive(GPT2) == GPT2.parameters
+    assert (
+        compressed.count_sensitive(GPT2)
+        == (50257 + 1024 + 2) * 768 + 12 * (4 + 3 + 1 + 4 + 1) * 768
+    )
+    numel = sum(block.numel for block in compressed.list_resblocks(GPT2, 8, 64))
+    assert numel + compressed.count_sensitive(GPT2) == GPT2.parameters
 
 
 def test_groups_are_machines_and_places_in_them(published: Step) -> None:
@@ -350,7 +353,7 @@ def test_a_wire_that_libraries_reduce_takes_one_all_reduce(wire: Any) -> None:
 )
 def test_what_cannot_be_sharded(model: str, layout: Layout, options: DallE, number: str) -> None:
     with pytest.raises(UsageError, match=number):
-        compressed.dalle(models.model(model), layout, options)
+        compressed.dalle(models.find_model(model), layout, options)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,7 @@ def test_what_cannot_be_sharded(model: str, layout: Layout, options: DallE, numb
     ],
 )
 def test_options_are_written_as_text(text: str, options: Any) -> None:
-    assert layout.read(text, type(options), "--options") == options
+    assert layout.parse_struct(text, type(options), "--options") == options
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,7 @@ def test_options_that_are_none(text: str) -> None:
     name, _, _ = text.partition("=")
     kinds: dict[str, Any] = {"format": Encoded, "rank": PowerSGD, "min_rate": PowerSGD}
     with pytest.raises(UsageError, match=name):
-        layout.read(text, kinds.get(name, DallE), "--options")
+        layout.parse_struct(text, kinds.get(name, DallE), "--options")
 
 
 @pytest.mark.parametrize("wire", ["1-6-9", "1-6-9:59"])
@@ -390,4 +393,4 @@ def test_what_a_format_leaves_open_is_told_with_its_largest_number(wire: Any) ->
 @pytest.mark.parametrize("name", ["powersgd", "encoded", "int8"])
 def test_hooks_of_ddp_know_no_other_parallelism(name: str) -> None:
     with pytest.raises(UsageError, match="data parallelism only, not tp=2"):
-        presets.find(f"{name}:gpt2-124m", "tp=2,dp=2")
+        presets.find_step(f"{name}:gpt2-124m", "tp=2,dp=2")

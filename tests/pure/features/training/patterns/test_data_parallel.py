@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.training import walk
-from collbench.features.training.layout import Layout, Nothing, read
-from collbench.features.training.models import Model, Tensor, model
+from collbench.features.training.layout import Layout, Nothing, parse_struct
+from collbench.features.training.models import Model, Tensor, find_model
 from collbench.features.training.patterns.data_parallel import (
     MIB,
     Ddp,
     Horovod,
     averaging,
-    buckets,
+    count_elements,
     ddp,
     ddp_buckets,
-    elements,
-    fused,
+    fuse_buckets,
     horovod,
+    make_buckets,
 )
-from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.step import Op, Step, refuse_step
 
 
 def ops(step: Step, kind: str = "", phase: str = "") -> list[Op]:
@@ -38,8 +38,8 @@ def ops(step: Step, kind: str = "", phase: str = "") -> list[Op]:
 
 
 def reduced(name: str, options: Ddp, ranks: int = 8) -> list[int]:
-    step = ddp(model(name), Layout(dp=ranks), options)
-    walk.refuse(step)
+    step = ddp(find_model(name), Layout(dp=ranks), options)
+    walk.refuse_deadlock(step)
     return [op.nbytes for op in ops(step, "all_reduce")]
 
 
@@ -77,13 +77,13 @@ def test_resnet50_is_reduced_as_a_trace_of_two_gpus_has_it() -> None:
 
 
 def test_resnet50s_buffers_are_broadcast_before_forward() -> None:
-    step = ddp(model("resnet50"), Layout(dp=2), Ddp())
+    step = ddp(find_model("resnet50"), Layout(dp=2), Ddp())
     told = [(op.kind, op.nbytes, op.dtype, op.root) for op in ops(step, phase="forward")]
     assert told == [("broadcast", 4 * 53_120, "float", 0), ("broadcast", 8 * 53, "int64", 0)]
 
 
 def test_before_the_second_iteration_rank_0_tells_the_new_order() -> None:
-    step = ddp(model("toy"), Layout(dp=2), Ddp(iteration=1))
+    step = ddp(find_model("toy"), Layout(dp=2), Ddp(iteration=1))
     told = [(op.kind, op.nbytes, op.dtype) for op in ops(step, phase="forward")]
     assert told == [("broadcast", 4 * 5, "int32"), ("broadcast", 4 * 1, "int32")]
 
@@ -91,7 +91,7 @@ def test_before_the_second_iteration_rank_0_tells_the_new_order() -> None:
 def test_parameters_are_broadcast_250_mib_at_a_time() -> None:
     """A tensor is not cut: three parts of Llama's layers, and each of the large matrices' with what
     comes before it."""
-    step = ddp(model("llama3-8b"), Layout(dp=2), Ddp(init=True))
+    step = ddp(find_model("llama3-8b"), Layout(dp=2), Ddp(init=True))
     found = [op.nbytes for op in ops(step, "broadcast", "init")][1:]
     assert (sum(found), min(found[:-1]) >= 250 * MIB) == (16_060_522_496, True)
 
@@ -104,18 +104,21 @@ tensors = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(tensors, st.lists(st.integers(1, 1 << 20), min_size=1, max_size=3))
 def test_a_bucket_is_closed_once_it_has_its_size(made: list[Tensor], limits: list[int]) -> None:
-    found = buckets(made, limits, 4)
+    found = make_buckets(made, limits, 4)
     each = limits + [limits[-1]] * len(found)
-    full = [4 * elements(b) >= each[n] > 4 * elements(b[:-1]) for n, b in enumerate(found[:-1])]
+    full = [
+        4 * count_elements(b) >= each[n] > 4 * count_elements(b[:-1])
+        for n, b in enumerate(found[:-1])
+    ]
     assert ([*itertools.chain(*found)], all(full)) == (made, True)
 
 
 @settings(max_examples=60, deadline=None)
 @given(tensors, st.integers(1, 100_000))
 def test_a_fused_bucket_ends_before_it_would_exceed(made: list[Tensor], limit: int) -> None:
-    found = fused(made, limit)
-    fits = [elements(b) <= limit or len(b) == 1 for b in found]
-    full = [elements(b) + after[0].numel > limit for b, after in itertools.pairwise(found)]
+    found = fuse_buckets(made, limit)
+    fits = [count_elements(b) <= limit or len(b) == 1 for b in found]
+    full = [count_elements(b) + after[0].numel > limit for b, after in itertools.pairwise(found)]
     assert ([*itertools.chain(*found)], all(fits), all(full)) == (made, True, True)
 
 
@@ -123,11 +126,11 @@ FOURS = [Tensor(f"{n}.weight", (4,)) for n in range(4)]
 
 
 def test_a_bucket_that_has_just_its_size_is_closed() -> None:
-    assert [len(bucket) for bucket in buckets(FOURS, [16, 32], 4)] == [1, 2, 1]
+    assert [len(bucket) for bucket in make_buckets(FOURS, [16, 32], 4)] == [1, 2, 1]
 
 
 def test_what_just_fits_is_fused() -> None:
-    assert [len(bucket) for bucket in fused(FOURS, 8)] == [2, 2]
+    assert [len(bucket) for bucket in fuse_buckets(FOURS, 8)] == [2, 2]
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,8 +141,8 @@ def test_volume_is_that_of_the_closed_form(
     """All gradients once: 2 (n-1)/n P e a rank, and again a micro-batch without no_sync."""
     of = Model(name="drawn", tensors=tuple(made), dtype="bfloat16")
     step = ddp(of, Layout(dp=n, micro_batches=micros), Ddp(no_sync=no_sync, bucket_cap_mb=0.01))
-    refuse(step)
-    walk.refuse(step)
+    refuse_step(step)
+    walk.refuse_deadlock(step)
     sent = sum(op.sent(n) for op in ops(step))
     times = 1 if no_sync else micros
     assert sent == pytest.approx(times * 2 * (n - 1) / n * of.parameters * 2)
@@ -159,28 +162,28 @@ def test_backward_computes_twice_what_forward_does(
 
 
 def test_a_tied_head_is_computed_before_the_first_bucket() -> None:
-    of = model("gpt2-124m")
+    of = find_model("gpt2-124m")
     first = ops(ddp(of, Layout(dp=2), Ddp()), "compute", "backward")[0]
     assert first.flops == 2 * 1024 * (of.tensors[0].flops + 2 * 768 * 4 * 768)
 
 
 def test_buckets_are_reduced_while_backward_goes_on() -> None:
     """With computation and reductions of a second a bucket the last reduction alone is exposed."""
-    step = ddp(model("gpt2-124m"), Layout(dp=2), Ddp(gradient_as_bucket_view=True))
+    step = ddp(find_model("gpt2-124m"), Layout(dp=2), Ddp(gradient_as_bucket_view=True))
     walked = walk.Walk(step, lambda op, members: float(op.phase == "backward"))
     assert walked.seconds == 13 + 1
 
 
 def test_views_of_buckets_save_the_copies() -> None:
     def held(view: bool) -> int:
-        step = ddp(model("toy"), Layout(dp=2), Ddp(gradient_as_bucket_view=view))
+        step = ddp(find_model("toy"), Layout(dp=2), Ddp(gradient_as_bucket_view=view))
         return step.programs[0].holds["buckets"]
 
     assert (held(True), held(False)) == (0, 660)
 
 
 def test_a_static_graph_is_reduced_after_all_of_its_first_backward_pass() -> None:
-    step = ddp(model("toy"), Layout(dp=2), Ddp(static_graph=True, iteration=0))
+    step = ddp(find_model("toy"), Layout(dp=2), Ddp(static_graph=True, iteration=0))
     kinds = [(op.kind, op.dtype) for op in ops(step)]
     assert kinds == [("all_reduce", "int32"), ("all_reduce", "float")]
 
@@ -190,7 +193,7 @@ def test_half_the_bytes_with_fp16() -> None:
 
 
 def test_lists_of_sizes_are_written_with_slashes() -> None:
-    options = read("bucket_cap_mb_list=1/25.5", Ddp, "--options")
+    options = parse_struct("bucket_cap_mb_list=1/25.5", Ddp, "--options")
     assert options.limits == [MIB, 25 * MIB + MIB // 2]
 
 
@@ -200,7 +203,7 @@ def test_a_size_that_is_said_is_that_of_the_first_bucket_too() -> None:
 
 def test_before_buckets_are_rebuilt_they_are_made_from_the_front() -> None:
     options = Ddp(find_unused_parameters=True, bucket_cap_mb=2e-4)
-    found = [[t.name for t in b] for b in ddp_buckets(model("toy"), options)]
+    found = [[t.name for t in b] for b in ddp_buckets(find_model("toy"), options)]
     assert found == [["net2.bias"], ["net1.bias", "net2.weight"], ["net1.weight"]]
 
 
@@ -213,12 +216,12 @@ def test_before_buckets_are_rebuilt_they_are_made_from_the_front() -> None:
 )
 def test_what_cannot_be_is_refused(layout: Layout, options: Ddp, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        ddp(model("toy"), layout, options)
+        ddp(find_model("toy"), layout, options)
 
 
 def test_averaging_reduces_parameter_by_parameter_after_backward() -> None:
-    step = averaging(model("toy"), Layout(dp=4), Nothing())
-    walk.refuse(step)
+    step = averaging(find_model("toy"), Layout(dp=4), Nothing())
+    walk.refuse_deadlock(step)
     told = [(op.nbytes, op.op, op.wait, op.source) for op in ops(step, "all_reduce")]
     assert told == [
         (400, "sum", "call", "net1.weight"),
@@ -229,27 +232,27 @@ def test_averaging_reduces_parameter_by_parameter_after_backward() -> None:
 
 
 def test_averaging_hides_nothing() -> None:
-    step = averaging(model("toy"), Layout(dp=4), Nothing())
+    step = averaging(find_model("toy"), Layout(dp=4), Nothing())
     assert walk.Walk(step, lambda op, members: 1.0).seconds == 1 + 1 + 4 + 1
 
 
 def test_horovod_fuses_gpt2_below_64_mib() -> None:
-    step = horovod(model("gpt2-124m"), Layout(dp=8), Horovod())
-    walk.refuse(step)
+    step = horovod(find_model("gpt2-124m"), Layout(dp=8), Horovod())
+    walk.refuse_deadlock(step)
     found = [op.nbytes for op in ops(step)]
     assert (sum(found), max(found[:-1]) <= 64 * MIB) == (497_759_232, True)
 
 
 def test_horovod_leaves_the_embedding_alone() -> None:
-    step = horovod(model("gpt2-124m"), Layout(dp=8), Horovod())
+    step = horovod(find_model("gpt2-124m"), Layout(dp=8), Horovod())
     assert ops(step)[-1].nbytes == 50_257 * 768 * 4
 
 
 def test_without_a_buffer_horovod_reduces_each_gradient() -> None:
-    step = horovod(model("toy"), Layout(dp=2), Horovod(fusion_mb=0, compression="fp16"))
+    step = horovod(find_model("toy"), Layout(dp=2), Horovod(fusion_mb=0, compression="fp16"))
     assert [op.nbytes for op in ops(step)] == [10, 100, 20, 200]
 
 
 def test_horovod_begins_with_every_parameter() -> None:
-    step = horovod(model("toy"), Layout(dp=2), Horovod(init=True))
+    step = horovod(find_model("toy"), Layout(dp=2), Horovod(init=True))
     assert [op.nbytes for op in ops(step, "broadcast", "init")] == [400, 40, 200, 20]

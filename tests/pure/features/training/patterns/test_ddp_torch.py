@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collbench.core.dtypes import DTYPES
 from collbench.features.training.layout import Layout
-from collbench.features.training.models import MODELS, model
-from collbench.features.training.patterns.data_parallel import MIB, Ddp, buckets, ddp
+from collbench.features.training.models import MODELS, find_model
+from collbench.features.training.patterns.data_parallel import MIB, Ddp, ddp, make_buckets
 
 RANKS = 8
 SMALL = 1e-3  # MiB, so that small models have several buckets
@@ -183,7 +183,7 @@ def test_compressed_gradients_are_those_of_torchs_hooks(hook: str, real: Callabl
 
 @pytest.mark.parametrize("name", MODELS)
 def test_buckets_are_those_of_torchs_rule(name: str) -> None:
-    of = model(name)
+    of = find_model(name)
     dtype = getattr(torch, DTYPES[of.dtype].torch)
     tensors = of.tensors[::-1]
     meta = [torch.empty(tensor.shape, dtype=dtype, device="meta") for tensor in tensors]
@@ -192,5 +192,5 @@ def test_buckets_are_those_of_torchs_rule(name: str) -> None:
         expected, _ = dist._compute_bucket_assignment_by_size(
             meta, limits, [False] * len(meta), [*range(len(meta))]
         )
-        found = buckets(tensors, limits, DTYPES[of.dtype].size)
+        found = make_buckets(tensors, limits, DTYPES[of.dtype].size)
         assert [[place[tensor.name] for tensor in bucket] for bucket in found] == expected

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
-from collbench.features.training.models import Experts, Model, Tensor, model
+from collbench.features.training.models import Experts, Model, Tensor, find_model
 from collbench.features.training.patterns.experts import (
     Exchange,
     Moe,
     deepep,
-    draw,
-    expected,
-    filled,
-    limited,
+    draw_routing,
+    expect_limited,
+    expect_ranks,
+    fill_parts,
     moe,
 )
-from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.step import Op, Step, refuse_step
 from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=20, deadline=None)
@@ -58,7 +58,7 @@ def small(experts: int = 16, top: int = 4) -> Model:
 def built(layout: Layout, whole: Model | None = None, **options: Any) -> Step:
     """A step that can be run."""
     step = moe(whole or small(), layout, Moe(**options))
-    refuse(step)
+    refuse_step(step)
     Walk(step)
     return step
 
@@ -75,23 +75,23 @@ def exchanged(step: Step, place: int = 0, kind: str = "all_to_allv") -> list[Op]
     [(FREE, 64, 7.676), (V3, 64, 7.359), (V3, 8, 3.629), (FREE, 8, 5.295)],
 )
 def test_expected_ranks_of_a_token(experts: Experts, ranks: int, number: float) -> None:
-    assert round(limited(experts, ranks), 3) == number
+    assert round(expect_limited(experts, ranks), 3) == number
 
 
 @FEW
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
 def test_expected_ranks_have_bounds(ranks: int, each: int, top: int) -> None:
     top = min(top, ranks * each)
-    number = expected(ranks * each, top, ranks)
+    number = expect_ranks(ranks * each, top, ranks)
     assert max(1, top / each) - 1e-9 <= number <= min(top, ranks) + 1e-9
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(FREE, 64), (V3, 64), (FREE, 8), (V3, 8)])
 def test_what_is_drawn_is_what_is_expected(experts: Experts, ranks: int) -> None:
-    table = draw("uniform", 1000, experts, ranks, 8)
+    table = draw_routing("uniform", 1000, experts, ranks, 8)
     assert table.tokens is not None
     mean = table.tokens.sum() / (1000 * ranks)
-    assert mean == pytest.approx(limited(experts, ranks), rel=0.02)
+    assert mean == pytest.approx(expect_limited(experts, ranks), rel=0.02)
 
 
 # Tables
@@ -105,7 +105,7 @@ def test_what_is_drawn_is_what_is_expected(experts: Experts, ranks: int) -> None
     st.integers(0, 1000),
 )
 def test_tables_are_consistent(ranks: int, top: int, routing: str, seed: int) -> None:
-    table = draw(routing, 50, Experts(16, top, 1), ranks, 2 if ranks > 1 else 1, seed)
+    table = draw_routing(routing, 50, Experts(16, top, 1), ranks, 2 if ranks > 1 else 1, seed)
     assert table.tokens is not None and table.nodes is not None
     assert (table.copies.sum(axis=1) == 50 * top).all()
     assert (table.tokens <= table.copies).all()
@@ -114,27 +114,27 @@ def test_tables_are_consistent(ranks: int, top: int, routing: str, seed: int) ->
 
 
 def test_experts_of_a_token_differ() -> None:
-    table = draw("zipf:3", 100, Experts(8, 8, 1), 8, 8)
+    table = draw_routing("zipf:3", 100, Experts(8, 8, 1), 8, 8)
     assert (table.copies == 100).all()  # all eight, each once
 
 
 def test_a_seed_gives_the_same_again() -> None:
-    first, again, other = (draw("uniform", 50, V3, 8, 8, seed).copies for seed in (1, 1, 2))
+    first, again, other = (draw_routing("uniform", 50, V3, 8, 8, seed).copies for seed in (1, 1, 2))
     assert (first == again).all()
     assert (first != other).any()
 
 
 def test_nodes_are_limited() -> None:
-    table = draw("uniform", 200, msgspec.structs.replace(V3, limit=2), 64, 8)
+    table = draw_routing("uniform", 200, msgspec.structs.replace(V3, limit=2), 64, 8)
     assert table.nodes is not None
     assert (table.nodes.sum(axis=1) <= 2 * 200).all()
-    free = draw("uniform", 200, FREE, 64, 8)
+    free = draw_routing("uniform", 200, FREE, 64, 8)
     assert free.nodes is not None
     assert (free.nodes.sum(axis=1) > 4 * 200).all()
 
 
 def test_popular_experts_get_more() -> None:
-    table = draw("zipf:1.0", 500, FREE, 8, 8)
+    table = draw_routing("zipf:1.0", 500, FREE, 8, 8)
     busy = table.copies.sum(axis=0)
     assert (np.diff(busy) < 0).all()
 
@@ -142,7 +142,7 @@ def test_popular_experts_get_more() -> None:
 def test_a_matrix_is_read(tmp_path: Path) -> None:
     file = tmp_path / "counts"
     file.write_text("4 0 0 0\n1, 1, 1, 1\n")
-    table = draw(f"matrix:{file}", 2, Experts(4, 2, 1), 2, 8)
+    table = draw_routing(f"matrix:{file}", 2, Experts(4, 2, 1), 2, 8)
     assert table.copies.tolist() == [[4, 0], [2, 2]]
 
 
@@ -160,12 +160,12 @@ def test_a_bad_matrix_is_refused(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "counts"
     file.write_text(text)
     with pytest.raises(UsageError, match=words):
-        draw(f"matrix:{file}", 2, Experts(4, 2, 1), 2, 8)
+        draw_routing(f"matrix:{file}", 2, Experts(4, 2, 1), 2, 8)
 
 
 def test_a_missing_matrix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
-        draw(f"matrix:{tmp_path / 'none'}", 2, Experts(4, 2, 1), 2, 8)
+        draw_routing(f"matrix:{tmp_path / 'none'}", 2, Experts(4, 2, 1), 2, 8)
 
 
 # What is sent
@@ -173,8 +173,8 @@ def test_a_missing_matrix_is_refused(tmp_path: Path) -> None:
 
 def test_megatrons_copies_of_tokens() -> None:
     options = Exchange(way="alltoall", routing="even", tokens=4096)
-    step = deepep(model("deepseek-v3"), Layout(dp=64), options)
-    refuse(step)
+    step = deepep(find_model("deepseek-v3"), Layout(dp=64), options)
+    refuse_step(step)
     tokens = [op for op in exchanged(step) if op.source == "tokens"]
     assert 2 * sum(tokens[0].sends) == 469_762_048
     assert [op.phase for op in tokens] == ["dispatch", "combine"]
@@ -183,8 +183,8 @@ def test_megatrons_copies_of_tokens() -> None:
 @pytest.mark.parametrize(("limit", "ranks"), [(8, 7.676), (4, 7.359)])
 def test_bytes_of_deepeps_normal_mode(limit: int, ranks: float) -> None:
     options = Exchange(tokens=512, limit=limit)
-    step = deepep(model("deepseek-v3"), Layout(dp=64), options)
-    refuse(step)
+    step = deepep(find_model("deepseek-v3"), Layout(dp=64), options)
+    refuse_step(step)
     Walk(step)
     sent = {"rail": 0, "node": 0}
     back = {"rail": 0, "node": 0}
@@ -201,23 +201,23 @@ def test_bytes_of_deepeps_normal_mode(limit: int, ranks: float) -> None:
 
 
 def test_bytes_that_are_expected_of_4096_tokens() -> None:
-    tokens = 4096 * limited(FREE, 64)
+    tokens = 4096 * expect_limited(FREE, 64)
     assert round(tokens * 7392 / 1e6, 1) == 232.4
     assert round(tokens * 14_336 / 1e6, 1) == 450.7
-    table = draw("even", 4096, FREE, 64, 64)
+    table = draw_routing("even", 4096, FREE, 64, 64)
     assert table.tokens is not None
     assert int(table.tokens[0].sum()) == 64 * 492  # 491.3 to each, rounded up
 
 
 def test_deepep_within_a_node_goes_straight() -> None:
-    step = deepep(model("deepseek-v3"), Layout(dp=8), Exchange(tokens=64))
+    step = deepep(find_model("deepseek-v3"), Layout(dp=8), Exchange(tokens=64))
     assert [op.group for op in exchanged(step)] == ["ep", "ep"]
 
 
 def test_low_latency_sends_each_choice() -> None:
     options = Exchange(way="deepep-ll", tokens=128, experts=288)
-    step = deepep(model("deepseek-v3"), Layout(dp=32), options)
-    refuse(step)
+    step = deepep(find_model("deepseek-v3"), Layout(dp=32), options)
+    refuse_step(step)
     there, back = exchanged(step)
     assert sum(there.sends) == 128 * 8 * 7408
     assert sum(op.sends[0] * 2 for op in (p.ops[1] for p in step.programs)) == 128 * 8 * 14_336
@@ -316,7 +316,7 @@ def test_the_same_experts_have_no_group_where_each_rank_has_others() -> None:
 
 def test_deepseek_v3_on_1024_ranks() -> None:
     layout = Layout(ep=64, dp=64, pp=16, micro_batches=4)
-    step = built(layout, model("deepseek-v3"), routing="even")
+    step = built(layout, find_model("deepseek-v3"), routing="even")
     assert (step.world, len(step.programs)) == (1024, 16)
     tokens = [op for op in exchanged(step, 3) if op.source == "tokens"]
     assert len(tokens) == 4 * 4 * 4  # layers, micro-batches; there and back, twice
@@ -326,14 +326,14 @@ def test_deepseek_v3_on_1024_ranks() -> None:
 
 def test_deepseek_v3s_expert_parameters_are_whole() -> None:
     layout = Layout(ep=64, dp=64, pp=16, micro_batches=2)
-    step = built(layout, model("deepseek-v3"), way="allgather")
+    step = built(layout, find_model("deepseek-v3"), way="allgather")
     middle = step.programs[3].holds["parameters"] / 2  # four layers of attention and four experts
     assert middle == pytest.approx(4 * (187_121_664 + 5 * 44_040_192 + 257 * 7168), rel=1e-4)
 
 
 def test_layers_are_filled_up() -> None:
-    assert filled(61, 16) == (*[4] * 15, 1)
-    assert filled(64, 16) == ()
+    assert fill_parts(61, 16) == (*[4] * 15, 1)
+    assert fill_parts(64, 16) == ()
 
 
 # Bad input
@@ -358,7 +358,7 @@ def test_what_cannot_be_divided_is_refused(
 
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(UsageError, match="no experts"):
-        moe(model("llama3-8b"), Layout(), Moe())
+        moe(find_model("llama3-8b"), Layout(), Moe())
 
 
 def test_counts_do_not_tell_what_deepep_sends(tmp_path: Path) -> None:

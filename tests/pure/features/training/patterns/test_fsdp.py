@@ -16,10 +16,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from collbench.core.errors import UsageError
 from collbench.features.training import walk
-from collbench.features.training.layout import Layout, read
-from collbench.features.training.models import OUTSIDE, Model, Tensor, model
+from collbench.features.training.layout import Layout, parse_struct
+from collbench.features.training.models import OUTSIDE, Model, Tensor, find_model
 from collbench.features.training.patterns.fsdp import Fsdp2, fsdp2
-from collbench.features.training.step import Step, refuse
+from collbench.features.training.step import Step, refuse_step
 
 RANKS = 8
 VOCAB, D, FFN = 1003, 64, 172
@@ -140,7 +140,7 @@ def moved(step: Step, kind: str, phase: str = "") -> list[int]:
 
 @pytest.fixture(scope="module")
 def llama() -> Step:
-    return fsdp2(model("llama3-8b"), Layout(dp=8), Fsdp2())
+    return fsdp2(find_model("llama3-8b"), Layout(dp=8), Fsdp2())
 
 
 def test_llama_gathers_all_parameters_in_forward(llama: Step) -> None:
@@ -194,8 +194,8 @@ def models(draw: st.DrawFn) -> Model:
 def test_volume_is_that_of_the_closed_form(of: Model, n: int, micros: int) -> None:
     """Layers are gathered twice, the root once, all is reduced once, a micro-batch."""
     step = fsdp2(of, Layout(dp=n, micro_batches=micros), Fsdp2())
-    refuse(step)
-    walk.refuse(step)
+    refuse_step(step)
+    walk.refuse_deadlock(step)
     size = {t.name: math.ceil(t.shape[0] / n) * n * math.prod(t.shape[1:]) for t in of.tensors}
     whole = sum(size.values())
     root = size["root.weight"]
@@ -208,18 +208,18 @@ def test_volume_is_that_of_the_closed_form(of: Model, n: int, micros: int) -> No
 def test_replicas_reduce_a_ranks_part(of: Model, grid: tuple[int, int]) -> None:
     replicas, shards = grid
     step = fsdp2(of, Layout(dp=replicas * shards), Fsdp2(replicas=replicas))
-    walk.refuse(step)
+    walk.refuse_deadlock(step)
     scattered = moved(step, "reduce_scatter")
     assert moved(step, "all_reduce") == [nbytes // shards for nbytes in scattered]
 
 
 def test_replicas_are_far_apart_and_shards_neighbours() -> None:
-    step = fsdp2(model("toy"), Layout(dp=8), Fsdp2(replicas=2))
+    step = fsdp2(find_model("toy"), Layout(dp=8), Fsdp2(replicas=2))
     assert (step.members("shard", 5), step.members("replicate", 5)) == ((4, 5, 6, 7), (1, 5))
 
 
 def test_predivided_gradients_are_summed() -> None:
-    step = fsdp2(model("toy"), Layout(dp=2), Fsdp2(reduce_dtype="half"))
+    step = fsdp2(find_model("toy"), Layout(dp=2), Fsdp2(reduce_dtype="half"))
     assert {op.op for op in step.programs[0].ops if op.kind == "reduce_scatter"} == {"sum"}
 
 
@@ -249,8 +249,8 @@ def test_a_reduction_begins_once_the_one_before_has_ended() -> None:
 )
 def test_what_does_not_divide_is_told(layout: Layout, options: Fsdp2, number: str) -> None:
     with pytest.raises(UsageError, match=number):
-        fsdp2(model("toy"), layout, options)
+        fsdp2(find_model("toy"), layout, options)
 
 
 def test_a_number_of_ranks_can_be_said() -> None:
-    assert read("reshard_after_forward=4", Fsdp2, "--options").reshard_after_forward == 4
+    assert parse_struct("reshard_after_forward=4", Fsdp2, "--options").reshard_after_forward == 4

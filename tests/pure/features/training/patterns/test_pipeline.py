@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
-from collbench.features.training.models import Model, model
-from collbench.features.training.patterns.megatron import divide, megatron, schedule
+from collbench.features.training.models import Model, find_model
+from collbench.features.training.patterns.megatron import divide_layers, megatron, schedule_stage
 from collbench.features.training.patterns.transformer import Megatron
-from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.step import Op, Step, refuse_step
 from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=25, deadline=None)
@@ -29,7 +29,7 @@ PIPELINES = [(1, 1, 3), (2, 1, 2), (4, 1, 4), (4, 1, 9), (2, 2, 4), (4, 2, 8), (
 def built(whole: Model, layout: Layout, **options: Any) -> Step:
     """A step that can be run."""
     step = megatron(whole, layout, Megatron(**options))
-    refuse(step)
+    refuse_step(step)
     return step
 
 
@@ -67,7 +67,9 @@ def of_torch(pp: int, chunks: int, batches: int) -> dict[int, list[Any]]:
 def test_stages_compute_in_torchs_order(pp: int, chunks: int, batches: int) -> None:
     layout = Layout(pp=pp, chunks=chunks, micro_batches=batches)
     for stage, actions in of_torch(pp, chunks, batches).items():
-        mine = [("F" if s.forward else "B", s.chunk * pp + stage) for s in schedule(stage, layout)]
+        mine = [
+            ("F" if s.forward else "B", s.chunk * pp + stage) for s in schedule_stage(stage, layout)
+        ]
         assert mine == [(LETTERS[a.computation_type.name], a.stage_index) for a in actions]
 
 
@@ -77,7 +79,7 @@ def test_stages_take_torchs_micro_batches(pp: int, chunks: int, batches: int) ->
     for stage, actions in of_torch(pp, chunks, batches).items():
         if chunks == 1 and stage == pp - 1:
             continue  # torch's table for it, which is only drawn, begins with micro-batch 1
-        mine = [s.batch for s in schedule(stage, layout)]
+        mine = [s.batch for s in schedule_stage(stage, layout)]
         assert mine == [a.microbatch_index for a in actions]
 
 
@@ -119,15 +121,15 @@ def test_messages_over_all_boundaries(pp: int, chunks: int, rounds: int) -> None
 
 def test_warm_up() -> None:
     for stage, passes in enumerate([3, 2, 1, 0]):
-        slots = schedule(stage, Layout(pp=4, micro_batches=8))
+        slots = schedule_stage(stage, Layout(pp=4, micro_batches=8))
         assert [s.forward for s in slots].index(False) == passes + 1
     for stage, passes in enumerate([10, 8, 6, 4]):  # 2 (P - s - 1) + (v - 1) P
-        slots = schedule(stage, Layout(pp=4, chunks=2, micro_batches=8))
+        slots = schedule_stage(stage, Layout(pp=4, chunks=2, micro_batches=8))
         assert [s.forward for s in slots].index(False) == passes + 1
 
 
 def test_gpipe_computes_all_forward_passes_first() -> None:
-    slots = schedule(1, Layout(pp=4, micro_batches=5), gpipe=True)
+    slots = schedule_stage(1, Layout(pp=4, micro_batches=5), gpipe=True)
     assert [(s.forward, s.batch) for s in slots] == [
         *((True, n) for n in range(5)),
         *((False, n) for n in range(5)),
@@ -193,7 +195,7 @@ def test_any_layout_can_be_run(
         tp=tp, cp=cp, dp=dp, pp=pp, chunks=chunks, micro_batches=pp * rounds, sequence=64, sp=sp
     )
     step = built(
-        model("llama3-8b").cut(8),
+        find_model("llama3-8b").cut(8),
         layout,
         cp=kind,
         overlap_grad_reduce=overlap,
@@ -209,7 +211,7 @@ def test_any_layout_can_be_run(
 
 
 def test_layers_of_llama3_405bs_stages() -> None:
-    assert divide(126, 16, ()) == [7, *[8] * 14, 7]
+    assert divide_layers(126, 16, ()) == [7, *[8] * 14, 7]
 
 
 @pytest.mark.parametrize(
@@ -223,21 +225,21 @@ def test_layers_of_llama3_405bs_stages() -> None:
     ],
 )
 def test_16384_ranks_are_16_programs(layout: Layout, options: dict[str, Any]) -> None:
-    step = built(model("llama3-405b"), layout, **options)
+    step = built(find_model("llama3-405b"), layout, **options)
     walk = Walk(step)
     assert (layout.world, len(step.programs), len(walk.ops)) == (16_384, 16, 16)
     assert max(map(len, walk.ops)) < 5_000
 
 
 def test_the_embedding_of_both_ends_is_summed() -> None:
-    step = built(model("gpt2-124m"), Layout(tp=2, dp=2, pp=3, micro_batches=3))
+    step = built(find_model("gpt2-124m"), Layout(tp=2, dp=2, pp=3, micro_batches=3))
     assert step.groups["embd"] == ((0, 8), (1, 9), (2, 10), (3, 11))
     counts = [[op.nbytes for op in p.ops if op.group == "embd"] for p in step.programs]
     assert counts == [[50_432 // 2 * 768 * 4], [], [50_432 // 2 * 768 * 4]]
 
 
 def test_an_untied_one_is_not() -> None:
-    step = built(model("llama3-8b").cut(2), Layout(pp=2))
+    step = built(find_model("llama3-8b").cut(2), Layout(pp=2))
     assert not any(op.group == "embd" for p in step.programs for op in p.ops)
 
 
@@ -245,20 +247,20 @@ def test_an_untied_one_is_not() -> None:
     ("options", "group"), [({}, ""), ({"use_distributed_optimizer": False}, "tp-pp")]
 )
 def test_the_norm_of_gradients_is_one_number(options: dict[str, Any], group: str) -> None:
-    step = built(model("llama3-8b").cut(2), Layout(tp=2, dp=2, pp=2), **options)
+    step = built(find_model("llama3-8b").cut(2), Layout(tp=2, dp=2, pp=2), **options)
     for program in step.programs:
         scalars = [op for op in program.ops if op.source == "norm of gradients"]
         assert [(op.kind, op.nbytes, op.group) for op in scalars] == [("all_reduce", 4, group)]
 
 
 def test_the_last_stage_tells_loss_and_tokens() -> None:
-    step = built(model("llama3-8b").cut(2), Layout(dp=2, pp=2))
+    step = built(find_model("llama3-8b").cut(2), Layout(dp=2, pp=2))
     counts = [[op.nbytes for op in p.ops if "told" in op.source] for p in step.programs]
     assert counts == [[], [8]]
 
 
 def test_tokens_are_counted_where_the_loss_is_per_token() -> None:
-    step = built(model("llama3-8b").cut(2), Layout(dp=2, pp=2), calculate_per_token_loss=True)
+    step = built(find_model("llama3-8b").cut(2), Layout(dp=2, pp=2), calculate_per_token_loss=True)
     tokens = [op for op in step.programs[0].ops if op.source == "tokens"]
     assert [(op.kind, op.root, op.group) for op in tokens] == [
         ("broadcast", 1, "pp"),
@@ -267,7 +269,7 @@ def test_tokens_are_counted_where_the_loss_is_per_token() -> None:
 
 
 def test_further_stages_have_one_bucket_after_their_last_backward() -> None:
-    step = built(model("llama3-8b").cut(8), Layout(dp=2, pp=2, micro_batches=4))
+    step = built(find_model("llama3-8b").cut(8), Layout(dp=2, pp=2, micro_batches=4))
     counts = []
     for program in step.programs:
         ops = [op for op in program.ops if op.kind == "reduce_scatter"]
@@ -280,14 +282,14 @@ def test_further_stages_have_one_bucket_after_their_last_backward() -> None:
 
 
 def test_an_interleaved_stage_reduces_a_chunk_before_all_are_through() -> None:
-    step = built(model("llama3-8b").cut(8), Layout(dp=2, pp=2, chunks=2, micro_batches=4))
+    step = built(find_model("llama3-8b").cut(8), Layout(dp=2, pp=2, chunks=2, micro_batches=4))
     for program in step.programs:
         at = next(n for n, op in enumerate(program.ops) if op.kind == "reduce_scatter")
         assert any(op.kind == "compute" and op.flops for op in program.ops[at:])
 
 
 def test_further_stages_reduce_a_chunk_as_many_passes_later() -> None:
-    step = built(model("llama3-8b").cut(8), Layout(dp=2, pp=2, chunks=2, micro_batches=4))
+    step = built(find_model("llama3-8b").cut(8), Layout(dp=2, pp=2, chunks=2, micro_batches=4))
     passed = []
     for program in step.programs:
         at = next(n for n, op in enumerate(program.ops) if op.kind == "reduce_scatter")

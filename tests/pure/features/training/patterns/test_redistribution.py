@@ -23,19 +23,19 @@ from collbench.features.training.patterns.redistribution import (
     Move,
     Placed,
     Redistribution,
-    parse,
-    plan,
-    sent,
+    parse_layout,
+    plan_moves,
+    sent_bytes,
 )
 from collbench.features.training.step import Grid, Op, Step
 
-TOY = models.model("toy")
+TOY = models.find_model("toy")
 Arrays = dict[int, np.ndarray]
 
 
 def checked(made: Step) -> Step:
-    step.refuse(made)
-    walk.refuse(made)
+    step.refuse_step(made)
+    walk.refuse_deadlock(made)
     return made
 
 
@@ -103,10 +103,10 @@ def carried_out(grid: Grid, move: Move, arrays: Arrays) -> Arrays:
 def through(sizes: dict[str, int], shape: tuple[int, ...], before: str, after: str) -> list[Move]:
     """The plan from one layout to another, found right on arrays."""
     grid = Grid(sizes)
-    source, target = parse(before, sizes, shape), parse(after, sizes, shape)
+    source, target = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
     whole = np.arange(math.prod(shape)).reshape(shape)
     arrays = given_to(grid, whole, source)
-    way = plan(source, target, shape, sizes, whole.itemsize)
+    way = plan_moves(source, target, shape, sizes, whole.itemsize)
     for move in way:
         arrays = carried_out(grid, move, arrays)
     for rank in range(grid.world):
@@ -132,7 +132,7 @@ def through(sizes: dict[str, int], shape: tuple[int, ...], before: str, after: s
 def test_one_step_on_four_ranks(before: str, after: str, kinds: list[str], share: float) -> None:
     way = through({"dp": 4}, (8, 16), before, after)
     assert [move.kind for move in way] == kinds
-    assert sum(sent(move, {"dp": 4}) for move in way) == share * 8 * 16 * 8
+    assert sum(sent_bytes(move, {"dp": 4}) for move in way) == share * 8 * 16 * 8
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_step_on_four_ranks(before: str, after: str, kinds: list[str], share
 def test_ways_on_a_grid(before: str, after: str, kinds: list[str]) -> None:
     sizes = {"tp": 2, "dp": 2}
     way = through(sizes, (8, 8), before, after)
-    cost = sum(sent(move, sizes) for move in way)
+    cost = sum(sent_bytes(move, sizes) for move in way)
     whole = 8 * 8 * 8
     naive = (3 / 4 if "sum" not in before else 6 / 4) * whole
     assert cost <= naive
@@ -187,14 +187,14 @@ def test_any_way_arrives_and_sends_no_more_than_gathering_all(
     local = 36 * 36 * 8 // split
     most = 2 * sum((sizes[d] - 1) / sizes[d] * local for d, to in before if to == 2)
     most += (split - 1) * local
-    assert sum(sent(move, sizes) for move in way) <= most + 1e-6
+    assert sum(sent_bytes(move, sizes) for move in way) <= most + 1e-6
     assert partial > 1 or not any(COLLECTIVES[m.kind].reduces for m in way if m.kind != "slice")
 
 
 def test_the_step_of_a_redistribution() -> None:
     layout = Layout(tp=4, dp=2, sequence=64)
     made = redistribution.redistribute(
-        models.model("llama3-8b"), layout, Redistribution("tp,None -> None,tp")
+        models.find_model("llama3-8b"), layout, Redistribution("tp,None -> None,tp")
     )
     (op,) = moved(made)
     assert (op.kind, op.group, op.nbytes, op.wait) == (
@@ -223,7 +223,7 @@ def test_two_products_of_matrices() -> None:
 def test_two_products_on_two_stages(n: int, batches: int) -> None:
     layout, options = Layout(dp=n, pp=2, micro_batches=batches), MatMul2(64, 32, 48, 16, "float")
     made = redistribution.matmul2(TOY, layout, options)
-    walk.refuse(made)
+    walk.refuse_deadlock(made)
     assert made.world == 2 * n
     first, second = (made.program(rank) for rank in (0, n))
     sent = [op for op in (*first.ops, *second.ops) if op.kind == "send"]
@@ -256,7 +256,9 @@ def test_two_products_give_numpys_result_and_gradients() -> None:
 
     def to(arrays: Arrays, before: str, after: str) -> Arrays:
         shape = (8, 12) if arrays[0].shape != (6, 12) else (6, 12)
-        way = plan(parse(before, sizes, shape), parse(after, sizes, shape), shape, sizes, 8)
+        way = plan_moves(
+            parse_layout(before, sizes, shape), parse_layout(after, sizes, shape), shape, sizes, 8
+        )
         for move in way:
             kinds.append(move.kind)
             arrays = carried_out(grid, move, arrays)
@@ -387,7 +389,7 @@ def test_every_rank_ends_with_its_part(
     )
     shape, first = (24, 48), 0 if colocated else tp * dp
     numbers = np.arange(24 * 48).reshape(shape)
-    source, target = parse(before, layout.grid.sizes, shape), parse(after, to, shape)
+    source, target = parse_layout(before, layout.grid.sizes, shape), parse_layout(after, to, shape)
     whole = table(checked(made), 0)
     for rank in range(tp * dp):
         wanted = {*part(Grid(to), numbers, target, rank).ravel().tolist()}
@@ -412,6 +414,6 @@ def test_what_is_no_m2n(options: M2N, words: str) -> None:
 
 def test_options_are_written_as_text() -> None:
     said = "move=tp.None->None.None,shape=64/32,dtype=float"
-    options = layout.read(said, Redistribution, "--options")
+    options = layout.parse_struct(said, Redistribution, "--options")
     (op,) = moved(redistribution.redistribute(TOY, Layout(tp=2), options))
     assert (op.kind, op.nbytes, op.dtype) == ("all_gather", 64 * 32 * 4, "float")

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.training.layout import Layout
-from collbench.features.training.models import model
+from collbench.features.training.models import find_model
 from collbench.features.training.patterns.megatron import megatron
-from collbench.features.training.patterns.transformer import Megatron, buckets
-from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.patterns.transformer import Megatron, make_buckets
+from collbench.features.training.step import Op, Step, refuse_step
 from collbench.features.training.walk import Walk
 
 FEW = settings(max_examples=25, deadline=None)
-GPT2 = [tensor.numel for tensor in model("gpt2-124m").tensors]
+GPT2 = [tensor.numel for tensor in find_model("gpt2-124m").tensors]
 
 
 def built(
     name: str, layout: Layout, layers: int = 0, bare: bool = False, **options: object
 ) -> Step:
     """A step that can be run."""
-    whole = layers_alone(name) if bare else model(name)
+    whole = layers_alone(name) if bare else find_model(name)
     cut = whole.cut(layers) if layers else whole
     step = megatron(cut, layout, Megatron(**options))  # type: ignore[arg-type]
-    refuse(step)
+    refuse_step(step)
     Walk(step)
     return step
 
@@ -58,31 +58,31 @@ def kinds(ops: list[Op]) -> Counter[str]:
 
 
 def test_gpt2s_buckets_are_those_of_megatron_core() -> None:
-    made = [each.elements for each in buckets(GPT2, 8, 40e6)]
+    made = [each.elements for each in make_buckets(GPT2, 8, 40e6)]
     assert made == [40_163_328, 40_164_864, 44_111_616]
 
 
 def test_without_overlap_there_is_one_bucket() -> None:
-    assert [each.elements for each in buckets(GPT2, 8)] == [124_439_808]
+    assert [each.elements for each in make_buckets(GPT2, 8)] == [124_439_808]
 
 
 def test_a_shared_embedding_has_its_own_bucket() -> None:
-    made = buckets(GPT2, 8, 40e6, alone=[0])
+    made = make_buckets(GPT2, 8, 40e6, alone=[0])
     assert (made[-1].tensors, made[-1].elements) == (range(1), 38_597_376)
 
 
 def test_buckets_are_padded_for_bandwidth_on_request() -> None:
-    made = buckets([1000], 8, high=True)
+    made = make_buckets([1000], 8, high=True)
     assert made[0].elements == 65_536
 
 
 def test_tensors_begin_at_multiples_of_64() -> None:
-    assert buckets([1, 1], 1)[0].elements == 128  # 0 to 1, 64 to 65, rounded up
-    assert buckets([1] * 3, 1)[0].elements == 256
+    assert make_buckets([1, 1], 1)[0].elements == 128  # 0 to 1, 64 to 65, rounded up
+    assert make_buckets([1] * 3, 1)[0].elements == 256
 
 
 def test_nothing_is_padded_without_a_distributed_optimizer() -> None:
-    assert buckets([1, 1, 5], 8, distributed=False)[0].elements == 7
+    assert make_buckets([1, 1, 5], 8, distributed=False)[0].elements == 7
 
 
 @FEW
@@ -94,7 +94,7 @@ def test_nothing_is_padded_without_a_distributed_optimizer() -> None:
 def test_buckets_hold_each_tensor_once_and_close_when_full(
     numels: list[int], n: int, limit: int
 ) -> None:
-    made = buckets(numels, n, limit)
+    made = make_buckets(numels, n, limit)
     assert [at for each in reversed(made) for at in each.tensors] == [*range(len(numels))]
     assert all(each.elements % math.lcm(n, 128) == 0 for each in made)
     for each in made:
@@ -331,7 +331,9 @@ def test_computation_is_the_same_however_keys_come(kind: str) -> None:
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
 def test_each_gradient_is_reduced_and_each_parameter_gathered_once(n: int) -> None:
     step = built("gpt2-124m", Layout(dp=n, micro_batches=3))
-    made = [each.elements for each in buckets([50_304 * 768, *GPT2[1:]], n, max(40e6, 1e6 * n))]
+    made = [
+        each.elements for each in make_buckets([50_304 * 768, *GPT2[1:]], n, max(40e6, 1e6 * n))
+    ]
     reduced = found(step, "dp", kind="reduce_scatter")
     gathered = found(step, "dp", kind="all_gather")
     assert [(op.nbytes, op.dtype) for op in reduced] == [(4 * each, "float") for each in made]
@@ -420,7 +422,7 @@ def test_what_cannot_be_divided_is_refused_by_its_number(
     name: str, layout: Layout, options: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        megatron(model(name), layout, msgspec.convert(options, Megatron))
+        megatron(find_model(name), layout, msgspec.convert(options, Megatron))
 
 
 def test_a_padded_vocabulary_is_said() -> None:

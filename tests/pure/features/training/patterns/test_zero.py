@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collbench.core.errors import UsageError
 from collbench.features.training import walk
 from collbench.features.training.layout import Layout
-from collbench.features.training.models import Model, Tensor, model
+from collbench.features.training.models import Model, Tensor, find_model
 from collbench.features.training.patterns.zero import (
     Zero,
     Zero3,
@@ -18,7 +18,7 @@ from collbench.features.training.patterns.zero import (
     zero2,
     zero3,
 )
-from collbench.features.training.step import Op, Step, refuse
+from collbench.features.training.step import Op, Step, refuse_step
 
 PAPER, PAPER3 = Zero(how="paper"), Zero3(how="paper")
 
@@ -38,8 +38,8 @@ def counts(step: Step, kind: str, phase: str = "", itemsize: int = 2) -> list[in
 
 
 def sound(step: Step) -> Step:
-    refuse(step)
-    walk.refuse(step)
+    refuse_step(step)
+    walk.refuse_deadlock(step)
     return step
 
 
@@ -53,7 +53,7 @@ LLAMA = [525_336_576, 494_948_352, 494_944_256]
 
 
 def test_llamas_gradients_are_in_17_buckets() -> None:
-    step = sound(zero2(model("llama3-8b"), Layout(dp=8), Zero()))
+    step = sound(zero2(find_model("llama3-8b"), Layout(dp=8), Zero()))
     found = counts(step, "all_reduce", "backward")
     assert (len(found), sum(found), found[:3], found[-2:]) == (
         17,
@@ -64,19 +64,19 @@ def test_llamas_gradients_are_in_17_buckets() -> None:
 
 
 def test_stage_3_scatters_the_same_buckets() -> None:
-    step = sound(zero3(model("llama3-8b"), Layout(dp=8), Zero3()))
+    step = sound(zero3(find_model("llama3-8b"), Layout(dp=8), Zero3()))
     found = counts(step, "reduce_scatter")
     assert (len(found), sum(found), found[:3]) == (17, 8_030_261_248, LLAMA)
 
 
 def test_stage_1_begins_with_the_first_tensor_after_backward() -> None:
-    step = sound(zero1(model("llama3-8b"), Layout(dp=8), Zero()))
+    step = sound(zero1(find_model("llama3-8b"), Layout(dp=8), Zero()))
     found = ops(step, "all_reduce", "backward")
     assert [op.nbytes // 2 for op in found[:2]] == [525_336_576, 478_175_232]
 
 
 def test_gpt2_is_one_bucket() -> None:
-    step = sound(zero2(model("gpt2-124m"), Layout(dp=8), Zero()))
+    step = sound(zero2(find_model("gpt2-124m"), Layout(dp=8), Zero()))
     assert counts(step, "all_reduce", "backward", 4) == [124_439_808]
 
 
@@ -176,13 +176,13 @@ def test_the_papers_stage_3_sends_half_as_much_again(of: Model, n: int) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_llamas_textbook_volume_is_exact(stage: int) -> None:
-    of = model("llama3-8b")
+    of = find_model("llama3-8b")
     step = sound({1: zero1, 2: zero2}[stage](of, Layout(dp=8), PAPER))
     assert sent(step, 8) == 2 * 7 / 8 * 16_060_522_496
 
 
 def test_llamas_textbook_volume_of_stage_3_is_exact() -> None:
-    step = sound(zero3(model("llama3-8b"), Layout(dp=8), PAPER3))
+    step = sound(zero3(find_model("llama3-8b"), Layout(dp=8), PAPER3))
     assert sent(step, 8) == 3 * 7 / 8 * 16_060_522_496
 
 

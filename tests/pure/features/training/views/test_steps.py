@@ -9,12 +9,12 @@ import pytest
 from factories import run_file, world
 from msgspec.structs import replace
 
-from collbench.features.training.overlap import Overlap, Phase, overlaps
+from collbench.features.training.overlap import Overlap, Phase, find_overlaps
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Recorded, Step
 from collbench.features.training.views import steps
 from collbench.records.types import Record
-from collbench.show.document import toned
+from collbench.show.document import tone_text
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 
@@ -38,7 +38,7 @@ def overlap(step: Sequence[float], computation: float, communication: float) -> 
         )
         for part, of in times
     ]
-    (one,) = overlaps(records)
+    (one,) = find_overlaps(records)
     return one
 
 
@@ -57,19 +57,19 @@ def overlap(step: Sequence[float], computation: float, communication: float) -> 
 def test_what_is_hidden_is_told_as_surely_as_it_is_known(
     step: Sequence[float], computation: float, communication: float, words: str
 ) -> None:
-    exposed, hidden = steps.sentences(overlap(step, computation, communication))
+    exposed, hidden = steps.describe_overlap(overlap(step, computation, communication))
     assert words in hidden
     assert exposed.startswith("exposed communication ")
 
 
 def test_time_that_a_step_saves_has_its_sign() -> None:
     one = overlap((9, 9.1, 9, 8.9, 9, 9.1, 9, 8.9), 10, 4)
-    exposed, _ = steps.sentences(one)
+    exposed, _ = steps.describe_overlap(one)
     assert exposed.startswith("exposed communication -1.00 ms [-1.0")
 
 
 def test_a_step_is_named_without_its_digest() -> None:
-    assert steps.named(overlap((1.0,) * 6, 1, 1).whole.case) == "x layers=2"
+    assert steps.name_step(overlap((1.0,) * 6, 1, 1).whole.case) == "x layers=2"
 
 
 def test_the_bars_of_a_waterfall_lead_from_computation_to_the_step() -> None:
@@ -79,7 +79,7 @@ def test_the_bars_of_a_waterfall_lead_from_computation_to_the_step() -> None:
         Phase("backward", "", "all_reduce", 2, 8, 8.0, 5.0 * MS, 0.0, None),
         Phase("backward", "dp", "reduce_scatter", 2, 8, 8.0, 5.0 * MS, 1.5 * MS, None),
     ]
-    (bars,) = steps._waterfall("x", one, seen).data
+    (bars,) = steps._draw_waterfall("x", one, seen).data
     assert bars["x"][1:3] == ["forward dp all_gather", "backward dp reduce_scatter"]
     assert bars["y"] == [10.0, 2.0, 1.5, 1.5, 15.0]
     assert bars["measure"] == ["absolute", *["relative"] * 3, "total"]
@@ -90,14 +90,14 @@ def test_what_is_far_from_what_operations_take_by_themselves_is_marked(
     alone: float, tone: str
 ) -> None:
     one = Phase("forward", "dp", "all_gather", 2, 8, 8.0, 5.2 * MS, 0.0, alone * MS)
-    *_, cell = steps._table([one]).lines[0].cells
-    told = toned(cell) if isinstance(cell, str) else cell
-    assert told == toned(f"{5.2 / alone:.2f}", tone)  # type: ignore[arg-type]
+    *_, cell = steps._make_table([one]).lines[0].cells
+    told = tone_text(cell) if isinstance(cell, str) else cell
+    assert told == tone_text(f"{5.2 / alone:.2f}", tone)  # type: ignore[arg-type]
 
 
 def test_what_a_step_took_in_its_trace_stands_beside_what_it_takes() -> None:
     recorded = Recorded((9 * MS, 10 * MS, 30 * MS), "from a mark's begin to its end")
-    table = steps._recorded(overlap((12.0,) * 8, 10, 4), recorded)
+    table = steps._recorded_table(overlap((12.0,) * 8, 10, 4), recorded)
     before, after = (line.cells for line in table.lines)
     assert before[:2] == ("recorded", "10.0 ms")
     assert after[-1] == "1.200 [1.200, 1.200]"
@@ -114,7 +114,7 @@ def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> st
         for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
     ]
     file = run_file(records, [world(n=2, cramped=cramped)], suite=suite)
-    return " ".join(map(str, steps.document(file).brief))
+    return " ".join(map(str, steps.make_document(file).brief))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,6 @@ def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
     records = [
         replace(record, world=0) for record in (one.whole, one.computation, one.communication)
     ]
-    made = steps.document(run_file(records, [world(n=2, fake=fake)]))
+    made = steps.make_document(run_file(records, [world(n=2, fake=fake)]))
     assert bool(made.values["steps"]) != fake and made.values.get("fake", False) == fake
     assert ("measured on a fake GPU" in str(made.brief)) == fake
