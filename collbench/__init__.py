@@ -72,8 +72,13 @@ def record(
     Steps take longer while it records, on two full cores by 0.3 to 1.7 ms of CPU a call, so that a
     step of a second hardly feels it and a short one with many calls does (reports/recording.md):
     the times in a trace are those of recorded steps. Whatever fails in it is a warning, once; the
-    job goes on.
+    job goes on. Raises CannotRun where traces are not installed.
     """
+    from collbench.core.errors import CannotRun
+    from collbench.core.feature import find_features
+
+    if "traces" not in {feature.name for feature in find_features()}:
+        raise CannotRun("this installation cannot record", "install collbench with its traces")
     from collbench.features.traces.recording.recorder import Recorder
 
     return Recorder(folder, steps, after, optimizer)

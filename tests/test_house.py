@@ -19,6 +19,7 @@ from collbench.features import NAMES
 
 ROOT = Path(collbench.__file__).parent
 TESTS = Path(__file__).parent
+Done = subprocess.CompletedProcess[str]
 
 # The kernel, top to bottom: a module imports its own folder and those above it.
 KERNEL = (
@@ -219,9 +220,9 @@ def test_the_rest_works_without_a_feature(name: str, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "collbench" / "features" / name)
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLLBENCH_HOME": str(tmp_path / "home")}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, by: tuple[str, ...] = ("-m", "collbench")) -> Done:
         return subprocess.run(
-            [sys.executable, "-m", "collbench", *words],
+            [sys.executable, *by, *words],
             cwd=tmp_path,
             env=env,
             capture_output=True,
@@ -232,6 +233,8 @@ def test_the_rest_works_without_a_feature(name: str, tmp_path: Path) -> None:
     assert RECORDED
     ended = {words[0]: run(*words) for words in WORKS}
     assert {word: done.stderr for word, done in ended.items() if done.returncode} == {}
+    recording = run(by=("-c", "import collbench; collbench.record('trace')"))
+    assert ("cannot record" in recording.stderr) == (name in ("traces", "training"))
     gone = [one for one in find_features() if name in (one.name, *one.needs)]
     for feature in gone:
         for command in feature.commands:
