@@ -187,7 +187,7 @@ for dtype in DTYPES.values():
         code = [tape.Opcode.MOVE | (2 + len(pairs)) << tape.LENGTH, COUNT, *pairs, tape.Opcode.STOP]
         code = torch.tensor([128, 3, 3 + len(code), *code])
         walker.walk[1, 1](code, bases, torch.zeros(1, dtype=torch.int32), torch.zeros(6).long(), 0, 9,
-                          **walker.options(case, False))
+                          **walker.kernel_options(case, False))
         wanted = torch.empty_like(out)
         how = arithmetic(op.name, dtype, torch.device("cpu"))
         for function, arguments in fold(how, wanted.view(torch.uint8), [row.view(torch.uint8) for row in given]):
@@ -213,7 +213,7 @@ bases = torch.zeros(2, tape.ADDRESSES, dtype=torch.int64)
 bases[:, tape.LINES] = torch.tensor([memory.data_ptr() for memory in lines])
 code, claim, report = torch.from_numpy(tape.meeting(0, 2, 8)), torch.zeros(1, dtype=torch.int32), torch.zeros(6).long()
 def launch(limit):
-    walker.walk[1, 1](code, bases, claim, report, 0, limit, **walker.options(case, False))
+    walker.walk[1, 1](code, bases, claim, report, 0, limit, **walker.kernel_options(case, False))
     print(report.tolist(), *(line.tolist() for line in lines))
 lines[0][2] = 1
 launch(10)

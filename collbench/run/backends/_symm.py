@@ -236,7 +236,7 @@ class Symmetric(Base):
         """What launches the kernel. Where it ``compiles``, all ranks have compiled it when this
         returns, as none may wait in a kernel for one that does, or all raise CannotRun."""
         patience = INTERPRETED_PATIENCE if self.interpreted else PATIENCE
-        first, chosen = self._ranks.start, self._walker.options(case, self.policy.virtual)
+        first, chosen = self._ranks.start, self._walker.kernel_options(case, self.policy.virtual)
         given = words, self._on_device(bases), self._claim, self._report, first, patience
         if compiles:
             with self._control.refusing_alike():
