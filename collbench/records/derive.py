@@ -84,7 +84,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     late_rank: int | None  # last far more often than chance
     flags: tuple[str, ...]
     gateable: bool  # false: the protocol was broken so far that no verdict may
-    lateness: tuple[float, ...] = ()  # by rank (stats.lateness)
+    lateness: tuple[float, ...] = ()  # by rank (stats.measure_lateness)
     host: float | None = None  # median by the host's clock, where there is a device
     device: float | None = None  # median by the device's
     chose: str = ""  # what the library ran

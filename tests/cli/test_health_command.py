@@ -348,7 +348,7 @@ def nights(
 ) -> None:
     """A night for each value, by which the rows' times are multiplied; all but the last are in the
     history."""
-    from collbench.features.health.history import book
+    from collbench.features.health.history import open_book
 
     for number, value in enumerate(values):
         started = datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)
@@ -359,7 +359,7 @@ def nights(
             run=replace(made.run, id=f"{started:%Y%m%d}-n{number}", started=started.isoformat()),
         )
         saved(made, home)
-        with book() as all_of_them:
+        with open_book() as all_of_them:
             if number < len(values) - 1:
                 all_of_them.add(made)
 
@@ -595,14 +595,14 @@ def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(
 
 
 def test_what_is_no_night_enters_no_history_unless_it_is_added(said: Said, home: Path) -> None:
-    from collbench.features.health.history import book
+    from collbench.features.health.history import open_book
 
     made = kept(home, suite=SUITE)
     _, out, _ = said("@last", "--format", "json")
     (checked,) = (one for one in json.loads(out)["checks"] if one["check"] == "history")
     assert checked["outcome"] == "no data"
     assert f"collbench history add {made.run.id} keeps it" in checked["note"]
-    with book() as known:
+    with open_book() as known:
         assert known.machines() == []
         known.add(made)
         assert known.holds(made.run.id)

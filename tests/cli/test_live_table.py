@@ -18,7 +18,7 @@ SHOWN = """
 import sys, time
 sys.path.insert(0, {tests!r})
 import factories
-from collbench.records.derive import derive
+from collbench.records.derive import derive_row
 from collbench.show.live import LiveTable
 
 print("earlier line\\n" * 50)
@@ -29,7 +29,7 @@ table.begin(factories.run(), cases, [])
 table.world(world)
 for case in cases[:-1]:
     record = factories.record(case, world=0)
-    table.record(record, derive(record, world))
+    table.record(record, derive_row(record, world))
 table.phase(cases[-1], "measuring", 0.0)
 time.sleep(60)
 """

@@ -176,7 +176,7 @@ def rank(at: str, store: str, name: str, n: int, place: int) -> None:
     import torch.distributed as dist
 
     from collbench.run import backends
-    from collbench.run.rank.trial import allocate, prepare
+    from collbench.run.rank.calls import allocate_slots, prepare_call
     from collbench.run.rank.worker import Place, connect_control
 
     stream = socket.socket(socket.AF_UNIX)
@@ -189,10 +189,10 @@ def rank(at: str, store: str, name: str, n: int, place: int) -> None:
     for line in lines:
         told = msgspec.json.decode(line, type=list[Case] | int)
         if isinstance(told, list):
-            (slot,) = allocate(backend, [told[0]], [place])
+            (slot,) = allocate_slots(backend, [told[0]], [place])
             for buffers in slot:
                 buffers.send.zero_()
-            call = prepare(backend, told[0], slot, False)
+            call = prepare_call(backend, told[0], slot, False)
         else:
             for _ in range(told):
                 call.run()

@@ -171,9 +171,9 @@ THREADS = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from collbench.run.rank.worker import Place, connect
+from collbench.run.rank.worker import Place, connect_control
 rank = int(sys.argv[1])
-connect(Place(rank, 2, rank, 2, "local"), dist.FileStore(sys.argv[2], 2))
+connect_control(Place(rank, 2, rank, 2, "local"), dist.FileStore(sys.argv[2], 2))
 dist.barrier(dist.new_group(backend="gloo"))
 tasks = Path("/proc/self/task").iterdir()
 print(sorted(os.sched_getscheduler(int(t.name)) for t in tasks if "gloo_tcp" in (t / "comm").read_text()))

@@ -172,7 +172,7 @@ def test_where_the_librarys_functions_are_not_found_mpi4py_calls_them_and_it_is_
 def nowhere(module):
     raise AttributeError("undefined symbol: MPI_Allreduce")
 
-_mpi.bound = nowhere
+_mpi.bind_functions = nowhere
 backend.open(0, 1, 0)
 made = call("all_reduce", op="sum")
 made.run()

@@ -159,9 +159,9 @@ def alone(script: str) -> list[str]:
 FOLDED = """
 import torch
 from collbench.run.backends import _instructions as tape; from collbench.run.backends import _kernel as walker
-from collbench.core.collectives import DTYPES
-from collbench.core.collectives import OPS
-from collbench.run.backends._reducers import arithmetic, fold
+from collbench.core.dtypes import DTYPES
+from collbench.core.dtypes import OPS
+from collbench.run.backends._reducers import find_arithmetic, fold_values
 from collbench.suite.case import Case
 torch.manual_seed(1)
 COUNT, TERMS = 1003, 5
@@ -189,8 +189,8 @@ for dtype in DTYPES.values():
         walker.walk[1, 1](code, bases, torch.zeros(1, dtype=torch.int32), torch.zeros(6).long(), 0, 9,
                           **walker.kernel_options(case, False))
         wanted = torch.empty_like(out)
-        how = arithmetic(op.name, dtype, torch.device("cpu"))
-        for function, arguments in fold(how, wanted.view(torch.uint8), [row.view(torch.uint8) for row in given]):
+        how = find_arithmetic(op.name, dtype, torch.device("cpu"))
+        for function, arguments in fold_values(how, wanted.view(torch.uint8), [row.view(torch.uint8) for row in given]):
             function(*arguments)
         print(dtype.name, op.name, torch.equal(out.view(torch.uint8), wanted.view(torch.uint8)))
 """  # noqa: E501
@@ -211,7 +211,7 @@ case = Case(collective="barrier", backend="symm", n=2, nbytes=0)
 lines = [torch.zeros(3, dtype=torch.int64) for _ in range(2)]
 bases = torch.zeros(2, tape.ADDRESSES, dtype=torch.int64)
 bases[:, tape.LINES] = torch.tensor([memory.data_ptr() for memory in lines])
-code, claim, report = torch.from_numpy(tape.meeting(0, 2, 8)), torch.zeros(1, dtype=torch.int32), torch.zeros(6).long()
+code, claim, report = torch.from_numpy(tape.write_barrier(0, 2, 8)), torch.zeros(1, dtype=torch.int32), torch.zeros(6).long()
 def launch(limit):
     walker.walk[1, 1](code, bases, claim, report, 0, limit, **walker.kernel_options(case, False))
     print(report.tolist(), *(line.tolist() for line in lines))

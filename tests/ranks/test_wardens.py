@@ -78,8 +78,8 @@ def test_a_warden_and_its_rank_end_with_an_mpirun_that_is_not_its_parent(
 
 STARTS = """
 import os, signal, subprocess, sys
-from collbench.run.launch.children import bound
-command = bound(sys.executable, signal.SIGKILL, os.getpid(), "sleep", "600")
+from collbench.run.launch.children import bound_command
+command = bound_command(sys.executable, signal.SIGKILL, os.getpid(), "sleep", "600")
 print(subprocess.Popen(command).pid, flush=True)
 signal.pause()
 """

@@ -1,6 +1,6 @@
 """The model's constants from recorded runs: ``T = A alpha + n B beta + n G gamma``.
 
-A, B and G are exact counts of the algorithm (``simulate.count``), or the lower bound's for a
+A, B and G are exact counts of the algorithm (``simulate.count_costs``), or the lower bound's for a
 library's own choice, with B as many times that as more was counted than it needs. Nanoseconds and
 bytes throughout: alpha in ns a message, beta and gamma in ns a byte. One line seldom holds for all
 sizes, so a series is cut where the library seems to change its protocol.

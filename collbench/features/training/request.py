@@ -20,7 +20,7 @@ Text = Annotated[str, Meta(max_length=1000)]
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A preset, PATTERN:MODEL or a file by ``name``, or the ``step`` of that name itself;
-    ``layout``, ``options`` and ``layers`` as presets.find has them, ``scale``, ``group``,
+    ``layout``, ``options`` and ``layers`` as presets.find_step has them, ``scale``, ``group``,
     ``compute`` and ``tflops`` as reshape does."""
 
     name: Text

@@ -228,8 +228,8 @@ def make_listener(searching: Searching) -> Status:
 def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
     None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
-    session.execute does, UsageError for fewer than three hosts (or ranks of one), and NoVerdict on
-    fake GPUs.
+    session.execute_order does, UsageError for fewer than three hosts (or ranks of one), and
+    NoVerdict on fake GPUs.
     """
     from collbench.features.health.locate import search as locate
     from collbench.records.origins import refuse_fake

@@ -120,7 +120,7 @@ ABOUT = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 2}
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """What ``_cuda.settle`` does with GPU 0000:1b:02.0, in order."""
+    """What ``_cuda.settle_stream`` does with GPU 0000:1b:02.0, in order."""
     place = tmp_path / "sys/bus/pci/devices/0000:1b:02.0"
     place.mkdir(parents=True)
     (place / "local_cpulist").write_text("0-3,8\n")
