@@ -63,7 +63,7 @@ class Kernel:
         self.compiled: list[Any] = []
         self.walk = self
 
-    def options(self, case: Case, virtual: bool) -> dict[str, Any]:
+    def kernel_options(self, case: Case, virtual: bool) -> dict[str, Any]:
         assert virtual
         return {"kind": np.dtype(case.dtype if case.row.reduces else f"i{case.type.size}")}
 
@@ -198,7 +198,7 @@ class Uncompiled(Kernel):
         super().__init__()
         self._loads = loads
 
-    def options(self, case: Case, virtual: bool) -> dict[str, Any]:
+    def kernel_options(self, case: Case, virtual: bool) -> dict[str, Any]:
         return {"kind": None}
 
     def warmup(self, *given: Any, grid: tuple[int], kind: Any) -> Any:
