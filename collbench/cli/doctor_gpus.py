@@ -1,4 +1,4 @@
-"""What the doctor says of GPUs: all that their ranks stand on, and a remedy for what is missing."""
+"""The doctor's checks of GPUs: all that their ranks stand on, and a remedy for what is missing."""
 
 from __future__ import annotations
 

@@ -109,10 +109,9 @@ def load_entries(registry: Registry) -> dict[str, Any]:
 def load_ordered(registry: Registry, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The ``own`` rows of a table, by key, with those of features where their entries say: each
     after the one it follows and what else follows that, or at the end where that is not there."""
-    keys, rows = [key for key, _ in own], dict(own)
+    keys, rows = [key for key, _ in own], dict(own) | load_entries(registry)
     follows: dict[str, int] = {}
     for key, (_, entry) in find_entries(registry).items():
-        rows[key] = load_entries(registry)[key]
         there = (
             keys.index(entry.after) + 1 if entry.after in keys else len(keys) * bool(entry.after)
         )
