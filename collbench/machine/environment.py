@@ -276,6 +276,19 @@ def core_count(root: Path = ROOT) -> int:
     return _core_count(allowed) if root == ROOT else len(by_core(usable_cpus(root), root))
 
 
+def launched_core_count(ranks: int) -> int:
+    """Physical cores of the ``ranks`` that a launcher started on this host: core_count, but where
+    the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
+    its own: they have as many each, and no more than the launcher."""
+    own = core_count()
+    try:
+        launcher = os.sched_getaffinity(os.getppid())
+    except OSError:
+        return own
+    bound = launcher > os.sched_getaffinity(0)
+    return min(own * ranks, len(by_core(sorted(launcher), ROOT))) if bound else own
+
+
 @functools.lru_cache(maxsize=8)
 def _core_count(_: frozenset[int]) -> int:
     """Kept for each mask: it takes milliseconds, and planning asks of every case."""

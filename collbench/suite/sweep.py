@@ -147,7 +147,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Modes, each with the pattern of arrival, of cases among n ranks."""
         if self.arrivals:
             return [arrivals.parse_cadence(name) for name in self.arrivals]
-        modes = self.modes or (default_mode(backend, self.per_host or n),)
+        modes = self.modes or (default_mode(backend, n, self.per_host),)
         return [(mode, "") for mode in modes]
 
 
@@ -252,13 +252,14 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return cases, skips
 
 
-def default_mode(backend: str, sharing: int) -> Mode:
+def default_mode(backend: str, n: int, per_host: int = 0) -> Mode:
     """nccl is measured in nccl-tests' cadence, everything else one aligned call at a time; but as a
-    program calls it where the ``sharing`` ranks of a host have fewer cores than threads that must
-    run, as ranks that start all at once then wait for cores in a way that no program's do."""
-    info = backend_info(backend)
-    cramped = sharing * info.threads > environment.core_count()
-    return "host" if cramped and sharing > 1 else info.mode
+    program calls it where the ranks of a host (``per_host`` of the n, if a launcher said so) have
+    fewer cores than threads that must run, as ranks that start all at once then wait for cores in a
+    way that no program's do."""
+    info, sharing = backend_info(backend), per_host or n
+    cores = environment.launched_core_count(per_host) if per_host else environment.core_count()
+    return "host" if sharing > 1 and sharing * info.threads > cores else info.mode
 
 
 def default_backends() -> tuple[str, ...]:

@@ -37,7 +37,8 @@ OPTIONS = {
     "isolated": ("--mode", "isolated"),
 }
 ONE, MANY = "bare loop, one buffer", "bare loop"  # as many buffers as the default
-SIDES = (ONE, MANY, *OPTIONS)
+AGAIN = "bare loop again"  # the same program once more in the turn: how far it repeats itself
+SIDES = (ONE, MANY, *OPTIONS, AGAIN)
 NEAR, APART = 0.25, 1.25
 SECONDS = 1  # that a size is called for, in a bare loop and by collbench
 BLOCK = 20  # calls of a bare loop, between which rank 0 looks at the time
@@ -65,10 +66,10 @@ def main() -> None:
 def report(turns: int, ranks: list[int]) -> str:
     lines = [
         "| implementation | n | size | bare loop | default | default over bare | mode"
-        " | bare loop, one buffer | hot | host | isolated | why |",
-        "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
+        " | bare loop again | bare loop, one buffer | hot | host | isolated | why |",
+        "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|---|",
     ]
-    near = total = 0
+    near = repeated = total = 0
     for n in ranks:
         for what in ("gloo", "ring@gloo", "recursive_doubling@gloo", "mpi"):
             found = measured(what, n, turns)
@@ -80,10 +81,11 @@ def report(turns: int, ranks: list[int]) -> str:
                 }
                 close = abs(middle["default"] / middle[MANY] - 1) <= NEAR
                 near, total = near + close, total + 1
+                repeated += abs(middle[AGAIN] / middle[MANY] - 1) <= NEAR
                 cells = [what, str(n), format_size(nbytes), format_duration(middle[MANY])]
                 cells += [format_duration(middle["default"])]
                 cells += [f"{middle['default'] / middle[MANY]:.2f}{'' if close else ' !'}"]
-                others = (ONE, "hot", "host", "isolated")
+                others = (AGAIN, ONE, "hot", "host", "isolated")
                 cells += [said[0]["mode"], *(format_duration(middle[side]) for side in others)]
                 lines.append("| " + " | ".join([*cells, why(said)]) + " |")
                 print(lines[-1], file=sys.stderr, flush=True)
@@ -100,9 +102,10 @@ def report(turns: int, ranks: list[int]) -> str:
         f"all_reduce, float, max, in place; {cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%F}."
         f" Medians of {turns} turns, in each of which two bare loops (torch.distributed or mpi4py,"
         " pinned to nothing; on as many buffers as the default, and on one), the default,"
-        " `--cache hot`, `--mode host` and `--mode isolated` follow each other,"
-        f" {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the bare"
-        " loop on as many buffers; the others are marked !. `why` is what the default's own rows"
+        " `--cache hot`, `--mode host`, `--mode isolated` and the first bare loop again follow each"
+        f" other, {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the"
+        f" bare loop on as many buffers; the others are marked !. Of that loop's own repetitions"
+        f" {repeated} are: this is what the machine repeats. `why` is what the default's own rows"
         " said in most turns (flags; as control: the median of the calls in the other cadence,"
         " where it differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
     )
@@ -112,7 +115,8 @@ def measured(what: str, n: int, turns: int) -> dict[str, list[dict[int, dict[str
     """Rows by size, of each turn, for each side."""
     found: dict[str, list[dict[int, dict[str, Any]]]] = {side: [] for side in SIDES}
     first = ours(what, n, "default")
-    buffers = {ONE: [1] * len(SIZES), MANY: [first[nbytes]["rotation"] for nbytes in SIZES]}
+    many = [first[nbytes]["rotation"] for nbytes in SIZES]
+    buffers = {ONE: [1] * len(SIZES), MANY: many, AGAIN: many}
     for turn in range(turns):
         for place in range(len(SIDES)):
             side = SIDES[(turn + place) % len(SIDES)]

@@ -24,6 +24,7 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit
+from collbench.machine import environment
 from collbench.records import choice, store
 from collbench.records.types import RunFile
 from collbench.run.launch import mpirun
@@ -352,6 +353,20 @@ def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(tmp_path: Path
     assert done.returncode == 0, done.stderr
     whole(run, done.stdout)
     assert all(w.launcher.startswith("mpirun") for w in run.worlds)
+
+
+def test_ranks_that_a_launcher_bound_have_the_mode_of_ranks_that_collbench_starts(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    if environment.core_count() < 2:
+        pytest.skip("needs 2 cores")
+    suite = ("all_reduce", "--sizes", "1K", "--place", "out", "--backend", "mpi")
+    bound = {"PRTE_MCA_hwloc_default_binding_policy": "core"}
+    done, run = under_mpirun(tmp_path / "run.jsonl", *suite, **bound)
+    assert done.returncode == 0, done.stderr
+    assert cli(*suite, "-g", "2", "--output", str(tmp_path / "own.jsonl")).returncode == 0
+    own = store.read_file(tmp_path / "own.jsonl")
+    assert {r.case.mode for r in run.records} == {r.case.mode for r in own.records} == {"isolated"}
 
 
 def test_ranks_of_another_launcher_are_told_apart_from_mpis(tmp_path: Path) -> None:

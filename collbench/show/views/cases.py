@@ -132,7 +132,7 @@ def make_header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) ->
     crowded = {world.cramped for world in worlds.values()}
     limits = policy.resolved(any(crowded))
     how = [
-        " and ".join(dict.fromkeys(case.mode for case in cases)),
+        " and ".join(_name_modes(cases, any(crowded))),
         f"{policy.sync} sync",
         f"{policy.cache} cache",
     ]
@@ -150,6 +150,12 @@ def make_header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) ->
         tone_text(plain_line(" · ".join(how)), "quiet"),
     ]
     return [*lines, *(tone_text(text, "bad") for text in list_caveats(run, worlds.values()))]
+
+
+def _name_modes(cases: Sequence[Case], crowded: bool) -> list[str]:
+    """The modes of ``cases``, with the reason of the one that is chosen where cores are few."""
+    modes = dict.fromkeys(case.mode for case in cases)
+    return [f"{mode} (few cores)" if mode == "host" and crowded else mode for mode in modes]
 
 
 def _describe_machine(run: Run, worlds: Mapping[int, World]) -> list[str]:

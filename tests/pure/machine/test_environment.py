@@ -194,6 +194,30 @@ def test_one_cpu_of_each_core_comes_first(server: Machine) -> None:
     assert environment.core_count(server.root) == 3
 
 
+@pytest.mark.parametrize(
+    ("launcher", "rank", "cores"),
+    [
+        ({0, 1, 2, 3}, {1}, 2),  # bound: two ranks with a core each
+        ({0, 1, 2, 3}, {0, 1, 2}, 4),  # bound to more than there is for each
+        ({0, 1}, {0, 1}, 2),  # not bound: they share what there is
+        ({0}, {0, 1}, 2),
+        (None, {0, 1}, 2),  # the launcher runs elsewhere
+    ],
+)
+def test_cores_of_bound_ranks_are_counted_together(
+    launcher: set[int] | None, rank: set[int], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def affinity(pid: int) -> set[int]:
+        if pid and launcher is None:
+            raise ProcessLookupError
+        return (launcher or set()) if pid else rank
+
+    monkeypatch.setattr(environment.os, "sched_getaffinity", affinity)
+    monkeypatch.setattr(environment, "core_count", lambda: len(rank))
+    monkeypatch.setattr(environment, "by_core", lambda cpus, root: [[cpu] for cpu in cpus])
+    assert environment.launched_core_count(2) == cores
+
+
 def test_cpus_that_are_offline_are_not_usable(server: Machine) -> None:
     server.add({f"{CPUS}/online": "0-3"})
     assert environment.usable_cpus(server.root) == [0, 1, 2, 3]

@@ -36,7 +36,7 @@ from collbench.show.document import Document, Line, Table
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
-from collbench.suite.case import Case, Skip
+from collbench.suite.case import Case, Mode, Skip
 from collbench.suite.policy import Policy
 
 EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
@@ -692,6 +692,20 @@ def gathered(outcomes, **more):
     reporter = reporter_.Gathered()
     told(reporter, outcomes, **more)
     return reporter
+
+
+@pytest.mark.parametrize(
+    ("mode", "cramped", "words"),
+    [
+        ("host", True, "host (few cores) · "),
+        ("host", False, "host · "),
+        ("isolated", True, "isolated · "),
+    ],
+)
+def test_the_header_says_why_a_mode_was_chosen(mode: Mode, cramped: bool, words: str) -> None:
+    world = a_world(cramped=cramped)
+    line = str(cases_.make_header(a_run(), [a_case(mode=mode)], {world.index: world})[2])
+    assert line.startswith(words) and len(line) <= 80
 
 
 def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
