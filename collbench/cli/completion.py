@@ -20,8 +20,10 @@ Completion = Callable[[str], list[str]]
 
 def add_completion(row: ParameterInfo) -> ParameterInfo:
     """The row of an option or an argument with what completes it, where KINDS has that."""
-    words = row.metavar or str(row.default)  # where a row has no default its first name stands
-    if (kind := KINDS.get(words)) is None:
+    placeholder = row.metavar or str(
+        row.default
+    )  # where a row has no default its first name stands
+    if (kind := KINDS.get(placeholder)) is None:
         return row
     row = copy.copy(row)
     row.autocompletion = _make_completion(find_name_source(kind), many=kind == "algorithm")
@@ -41,12 +43,12 @@ def find_name_source(kind: str) -> Callable[[], Iterable[str]]:
     return NAMES.get(kind, tuple)
 
 
-def _make_completion(known: Callable[[], Iterable[str]], many: bool = False) -> Completion:
+def _make_completion(list_names: Callable[[], Iterable[str]], many: bool = False) -> Completion:
     """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
 
     def found(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")
-        return [f"{before}{comma}{name}" for name in known()]
+        return [f"{before}{comma}{name}" for name in list_names()]
 
     return found
 
@@ -54,8 +56,8 @@ def _make_completion(known: Callable[[], Iterable[str]], many: bool = False) -> 
 def _list_algorithms() -> list[str]:
     from collbench.core import algorithms
 
-    found = [row.name for name in COLLECTIVES for row in algorithms.list_algorithms(name)]
-    return ["native", *dict.fromkeys(found)]
+    names = [row.name for name in COLLECTIVES for row in algorithms.list_algorithms(name)]
+    return ["native", *dict.fromkeys(names)]
 
 
 def _list_backends() -> list[str]:

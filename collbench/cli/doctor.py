@@ -36,19 +36,19 @@ LAUNCHES = 6  # worlds started one after another to see how much identical runs 
 def list_findings() -> Iterator[tuple[str, Iterator[Finding]]]:
     """Findings by what they are needed for, cheap ones first; the last ones start ranks and take
     some seconds."""
-    found = environment.gather_facts()
-    yield "This machine", _check_machine(found)
+    facts = environment.gather_facts()
+    yield "This machine", _check_machine(facts)
     yield "CPU ranks", itertools.chain(_check_backends(), [_check_interface()])
-    yield "GPU ranks", gpu_findings(found) if has_gpus(found) else iter([NO_GPU])
+    yield "GPU ranks", gpu_findings(facts) if has_gpus(facts) else iter([NO_GPU])
     yield "Measuring", itertools.chain([_check_clock()], _check_launches())
 
 
-def _check_machine(found: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_machine(facts: Mapping[str, Any]) -> Iterator[Finding]:
     available, why = environment.memory_limit()
     cores = environment.core_count()
-    cpu = found["cpu"]
+    cpu = facts["cpu"]
     yield Finding(
-        "machine", "note", f"{found['host']}: {cpu.get('model')}, {cores} physical cores usable"
+        "machine", "note", f"{facts['host']}: {cpu.get('model')}, {cores} physical cores usable"
     )
     governor = cpu.get("governor")
     state = "note" if governor in (None, "performance") else "no"
@@ -80,9 +80,9 @@ def _check_machine(found: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _check_other_load() -> Iterator[Finding]:
     """Whether others keep this machine busy."""
-    seen = load.measure_load()
-    trouble = busy.describe_now(seen)
-    if seen:
+    measured = load.measure_load()
+    trouble = busy.describe_now(measured)
+    if measured:
         state = "no" if trouble else "yes"
         yield Finding("idle machine", state, trouble or "other processes use hardly any CPU")
 
@@ -113,9 +113,9 @@ def _check_backends() -> Iterator[Finding]:
     about = missing or "reference algorithms in memory the ranks share"
     yield Finding("shm", "no" if missing else "yes", about)
     yield Finding("model", "yes", "predicted times, needs nothing")
-    there = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
-    joined = "torchrun, mpirun and srun are joined when found in the environment"
-    yield Finding("launchers", "yes", "; ".join([joined, *(f"{n} is there" for n in there)]))
+    installed = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
+    joining = "torchrun, mpirun and srun are joined when found in the environment"
+    yield Finding("launchers", "yes", "; ".join([joining, *(f"{n} is there" for n in installed)]))
 
 
 def _check_mpi() -> Finding:
@@ -135,19 +135,21 @@ def _check_mpi() -> Finding:
 def _check_interface() -> Finding:
     """Which interface Gloo takes between hosts: the one named in GLOO_SOCKET_IFNAME, else that of
     the host's name."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
     about = partial(Finding, "gloo between hosts")
     ask = "for several hosts set GLOO_SOCKET_IFNAME"
-    if named and named not in psutil.net_if_addrs():
-        return about("no", f"GLOO_SOCKET_IFNAME={named}: no such interface")
-    if named:
-        return about("yes", f"GLOO_SOCKET_IFNAME={named}")
+    if interface and interface not in psutil.net_if_addrs():
+        return about("no", f"GLOO_SOCKET_IFNAME={interface}: no such interface")
+    if interface:
+        return about("yes", f"GLOO_SOCKET_IFNAME={interface}")
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as e:
         return about("note", f"this host's name does not resolve ({e}): {ask}")
     names = [
-        n for n, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)
+        n
+        for n, addresses in psutil.net_if_addrs().items()
+        if any(a.address == address for a in addresses)
     ]
     name = names[0] if names else "no local interface"
     if address.startswith("127."):
@@ -171,15 +173,15 @@ def _check_launches() -> Iterator[Finding]:
     axes = Axes(collectives=("all_reduce",), sizes=(64 << 10,), ranks=(2,), in_place=(True,))
     suite = Suite(name="doctor", axes=axes, policy=Policy(iters=200, timeout=30.0))
     try:
-        found = _measure_launches(suite)
+        launches = _measure_launches(suite)
     except CollbenchError as e:
         yield Finding("gloo ranks", "no", e.message)
         return
     medians = [
         stats.median_interval(record.times_ns, len(record.times_ns))[0] / record.inner
-        for _, record in found
+        for _, record in launches
     ]
-    world, last = found[-1]
+    world, last = launches[-1]
     typical = statistics.median(medians)
     spread = statistics.stdev(medians) / typical
     detail = (
@@ -223,23 +225,25 @@ def doctor() -> None:
     from collbench.show import terminal
     from collbench.show.document import tone_text
 
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for title, members in list_findings():
-        terminal.print_blocks(*[""] * bool(found), tone_text(title, strong=True))
+        terminal.print_blocks(*[""] * bool(states), tone_text(title, strong=True))
         for finding in members:
             terminal.print_finding(*finding)
-            found[finding.what] = finding.state
+            states[finding.what] = finding.state
     terminal.print_blocks(
-        "", tone_text(describe_ready(found, environment.core_count(), environment.gpu_count()))
+        "", tone_text(describe_ready(states, environment.core_count(), environment.gpu_count()))
     )
-    alive = "no" not in (found.get("gloo"), found.get("gloo ranks"))
+    alive = "no" not in (states.get("gloo"), states.get("gloo ranks"))
     raise typer.Exit(Exit.OK if alive else Exit.CANNOT_RUN)
 
 
-def describe_ready(found: Mapping[str, str], cores: int, gpus: int) -> str:
+def describe_ready(states: Mapping[str, str], cores: int, gpus: int) -> str:
     """Which backends can run, on how many ranks, by the findings' states."""
-    works = [name for name in ("gloo", "shm", "mpi", "ucc") if found.get(name) == "yes"]
-    works = [name for name in works if name != "gloo" or found.get("gloo ranks") != "no"]
+    works = [name for name in ("gloo", "shm", "mpi", "ucc") if states.get(name) == "yes"]
+    works = [name for name in works if name != "gloo" or states.get("gloo ranks") != "no"]
     parts = [f"{', '.join(works)} on {format_count(cores, 'rank')}"] if works else []
-    parts += [f"nccl on {format_count(gpus, 'GPU')}"] if found.get("nccl") == "yes" and gpus else []
+    parts += (
+        [f"nccl on {format_count(gpus, 'GPU')}"] if states.get("nccl") == "yes" and gpus else []
+    )
     return f"Ready: {'; '.join(parts)}." if parts else "Nothing can run here: see above."

@@ -41,12 +41,12 @@ class Finding(NamedTuple):
 NO_GPU = Finding("GPUs", "note", f"no driver of NVIDIA or AMD: install it, {IN_CONTAINER}")
 
 
-def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
+def gpu_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """What GPU ranks stand on, from the driver upwards; where something is missing, what to do
     about it."""
     import torch
 
-    gpus = found["gpus"]
+    gpus = facts["gpus"]
     usable = max(environment.gpu_count(), torch.cuda.device_count())
     if torch.version.hip or "vendor" in gpus:
         yield from _check_rocm(gpus.get("driver"), torch.version.hip, usable)
@@ -55,7 +55,7 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
         yield _check_nvml(gpus)
         yield _check_cuda(torch.version.cuda, gpus.get("cuda") or driver_cuda())
     yield from _check_nccl()
-    triton = found["libraries"].get("triton")
+    triton = facts["libraries"].get("triton")
     kernel = ("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON)
     yield Finding("triton", *(("no", NOT_FOR_AMD) if torch.version.hip else kernel))
     if triton and not torch.version.hip:
@@ -78,7 +78,7 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
         yield divided
     for what, detail in (
         ("gpu links", machines.describe_links(gpus)),
-        ("rdma", ", ".join(machines.describe_adapters(found["rdma"]))),
+        ("rdma", ", ".join(machines.describe_adapters(facts["rdma"]))),
     ):
         if detail:
             yield Finding(what, "note", detail)
@@ -92,8 +92,8 @@ def _check_rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Fi
     detail = f"{about}, {usable} GPUs usable" if usable else f"{about}: {NO_KFD}"
     yield Finding("gpu driver", "yes" if usable else "no", detail)
     missing = gpu.explain_unwatched()
-    known = "clocks, throttling, errors, topology"
-    detail = f"{missing}: without it {known} stay unknown" if missing else known
+    unread = "clocks, throttling, errors, topology"
+    detail = f"{missing}: without it {unread} stay unknown" if missing else unread
     yield Finding("amdsmi", "no" if missing else "yes", detail)
     detail = f"built for ROCm {hip}" if hip else NO_HIP
     yield Finding("torch for ROCm", "yes" if hip else "no", detail)
@@ -153,11 +153,20 @@ def _check_compiler() -> Finding:
     clang."""
     about = partial(Finding, "c compiler")
     needed = "Triton needs it to launch symm's kernel"
-    named = os.environ.get("CC")
-    found = next(filter(None, map(shutil.which, [named] if named else ["gcc", "clang"])), None)
-    if found:
-        return about("yes", f"{found}: {needed}")
-    missing = f"CC={named} is not found" if named else "no gcc or clang (apt-get install gcc)"
+    from_environment = os.environ.get("CC")
+    compiler = next(
+        filter(
+            None, map(shutil.which, [from_environment] if from_environment else ["gcc", "clang"])
+        ),
+        None,
+    )
+    if compiler:
+        return about("yes", f"{compiler}: {needed}")
+    missing = (
+        f"CC={from_environment} is not found"
+        if from_environment
+        else "no gcc or clang (apt-get install gcc)"
+    )
     return about("no", f"{missing}: {needed}")
 
 
@@ -202,12 +211,12 @@ def _check_peer_access(count: int) -> Finding:
             "one GPU: nothing to reach; --virtual-ranks runs symm's ranks on it",
         )
     pairs = list(itertools.combinations(range(count), 2))
-    apart = [f"{a} and {b}" for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
-    if not apart:
+    blocked = [f"{a} and {b}" for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
+    if not blocked:
         return Finding("gpu to gpu", "yes", f"all {count} GPUs reach each other's memory")
     detail = (
-        f"{len(apart)} of {len(pairs)} pairs cannot, {apart[0]} first: PCIe ACS, the IOMMU or the"
-        " hypervisor forbids it"
+        f"{len(blocked)} of {len(pairs)} pairs cannot, {blocked[0]} first: PCIe ACS, the IOMMU or"
+        " the hypervisor forbids it"
     )
     return Finding("gpu to gpu", "no", detail)
 
@@ -296,10 +305,10 @@ def describe_gpu_state(state: GpuState) -> str:
     return ", ".join(filter(None, [state.name, clock, heat, power]))
 
 
-def has_gpus(found: Mapping[str, Any]) -> bool:
+def has_gpus(facts: Mapping[str, Any]) -> bool:
     """Whether there is a GPU or what belongs to one; where not, its libraries say nothing."""
     import torch
 
-    gpus = found["gpus"]
-    known = environment.gpu_count() or gpus.get("driver") or torch.version.hip or "vendor" in gpus
-    return bool(known) or torch.cuda.is_available()
+    gpus = facts["gpus"]
+    vendor = environment.gpu_count() or gpus.get("driver") or torch.version.hip or "vendor" in gpus
+    return bool(vendor) or torch.cuda.is_available()

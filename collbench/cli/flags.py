@@ -477,7 +477,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
 def add_options(name: str, function: Callable[..., None]) -> Callable[..., None]:
     """``function`` with the rows of the command ``name`` on its parameters, as typer reads them. A
     parameter that is annotated itself keeps its annotation."""
-    ends = [place for place, letter in enumerate(name) if letter == " "]
+    ends = [index for index, letter in enumerate(name) if letter == " "]
     rows = ChainMap(*(dict(OPTIONS.get(name[:end], {})) for end in (len(name), *ends[::-1], 0)))
     hints = get_type_hints(function, include_extras=True)
     for key in hints.keys() & rows.keys():
@@ -485,13 +485,13 @@ def add_options(name: str, function: Callable[..., None]) -> Callable[..., None]
             hints[key] = Annotated[hints[key], add_completion(rows[key])]
 
     parameters = dict(inspect.signature(function).parameters)
-    own = "ctx" in parameters
+    takes_context = "ctx" in parameters
 
     @wraps(function)
     def command(ctx: Context, **values: Any) -> None:
         _refuse_empty(ctx)
         _load_algorithms(ctx, values)
-        function(**({"ctx": ctx} if own else {}), **values)
+        function(**({"ctx": ctx} if takes_context else {}), **values)
 
     hints["ctx"] = Context
     parameters["ctx"] = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY)
@@ -509,15 +509,17 @@ def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:
     """Have algorithms in files of the user's own (./line.py:line) known from here on, by the names
     that then stand in ``values``."""
     for key in values.keys() & ALGORITHM_OPTIONS:
-        words = values[key]
-        if words and ".py:" in str(words):
+        spelling = values[key]
+        if spelling and ".py:" in str(spelling):
             from collbench.core import algorithms
             from collbench.core.collectives import COLLECTIVES, find_collective
 
             name = values.get("name") or values.get("collective") or ctx.info_name or ""
-            known = {alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)}
-            owner = find_collective(name).name if name in known else ""
-            values[key] = algorithms.add_file(words, owner)
+            collective_names = {
+                alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)
+            }
+            owner = find_collective(name).name if name in collective_names else ""
+            values[key] = algorithms.add_file(spelling, owner)
 
 
 def _refuse_empty(ctx: Context) -> None:
@@ -525,14 +527,14 @@ def _refuse_empty(ctx: Context) -> None:
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.params.get(name)
-        words = given if isinstance(given, list | tuple) else [given]
+        values = given if isinstance(given, list | tuple) else [given]
         source = ctx.get_parameter_source(name)
-        said = source is not None and source.name == "COMMANDLINE"
-        blank = any(isinstance(word, str) and not word.strip(" ,") for word in words)
+        on_command_line = source is not None and source.name == "COMMANDLINE"
+        blank = any(isinstance(word, str) and not word.strip(" ,") for word in values)
         flag = parameter.opts[0]
-        if said and blank and flag not in MAY_BE_EMPTY:
-            shown = flag if flag.startswith("-") else getattr(parameter, "metavar", "") or flag
-            raise UsageError(f"{shown} is empty", "leave it out, or is a variable not set?")
+        if on_command_line and blank and flag not in MAY_BE_EMPTY:
+            label = flag if flag.startswith("-") else getattr(parameter, "metavar", "") or flag
+            raise UsageError(f"{label} is empty", "leave it out, or is a variable not set?")
 
 
 def make_app(
@@ -541,7 +543,7 @@ def make_app(
     kind: type[TyperCommand] = TyperCommand,
 ) -> Typer:
     """An app of these commands, by their full names; ``text`` in place of their docstrings."""
-    made = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     for name, function in commands.items():
-        made.command(name.rpartition(" ")[2], cls=kind, help=text)(add_options(name, function))
-    return made
+        app.command(name.rpartition(" ")[2], cls=kind, help=text)(add_options(name, function))
+    return app

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def list_pages() -> dict[str, Traversable]:
     """The pages by topic, in alphabetical order."""
     folder = resources.files("collbench.cli") / "pages"
-    found = sorted(folder.iterdir(), key=lambda page: page.name)
-    return {page.name.removesuffix(".md"): page for page in found if page.name.endswith(".md")}
+    pages = sorted(folder.iterdir(), key=lambda page: page.name)
+    return {page.name.removesuffix(".md"): page for page in pages if page.name.endswith(".md")}
 
 
 Topic = Annotated[
@@ -37,11 +37,11 @@ def help_(ctx: typer.Context, topic: Topic = "") -> None:
     """Explain a topic in a page, or a command's options."""
     if not topic:
         return _print_topics(ctx)
-    if (found := list_pages().get(topic)) is None:
+    if (page := list_pages().get(topic)) is None:
         return _print_options(ctx, topic)
     from collbench.show import terminal
 
-    terminal.print_page(found.read_text(encoding="utf-8"))
+    terminal.print_page(page.read_text(encoding="utf-8"))
 
 
 def _print_topics(context: typer.Context) -> None:
@@ -70,7 +70,7 @@ def _print_options(context: typer.Context, name: str) -> None:
     root = context.find_root()
     group: Any = root.command
     if group.get_command(root, name) is None:
-        known = [*list_pages(), *group.list_commands(root)]
-        hint = suggest_name(name, known) or "collbench help lists the topics"
+        names = [*list_pages(), *group.list_commands(root)]
+        hint = suggest_name(name, names) or "collbench help lists the topics"
         raise UsageError(f"no topic and no command '{name[:80]}'", hint)
     group.main([name, "--help"], prog_name=root.info_name, standalone_mode=False)

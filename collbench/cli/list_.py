@@ -29,11 +29,11 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
         (op.name, "integers" if op.integers_only else "integers and floats") for op in OPS.values()
     ]
     reductions.append(("land, lor, lxor", "not measured: MPI's logical ones move band's bytes"))
-    named: list[tuple[str, ...]] = [("collective", "algorithm (--algo)", "what it does")]
+    algorithm_rows: list[tuple[str, ...]] = [("collective", "algorithm (--algo)", "what it does")]
     for name in COLLECTIVES:
-        named += [
-            (name, algorithms.describe_spelling(one), one.idea)
-            for one in algorithms.list_algorithms(name)
+        algorithm_rows += [
+            (name, algorithms.describe_spelling(algorithm), algorithm.idea)
+            for algorithm in algorithms.list_algorithms(name)
         ]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
@@ -42,7 +42,7 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
     return {
         "Collectives": rows,
         "Reductions": reductions,
-        "Algorithms": named,
+        "Algorithms": algorithm_rows,
         "Backends": [("name", "what it is"), *backends],
         "Suites": suites,
     }

@@ -50,8 +50,8 @@ def list_commands() -> dict[str, Command]:
 
 def load_command(name: str) -> Callable[..., Any]:
     """The function of a command, or the one that makes its group."""
-    if found := find_entries("commands").get(name):
-        return cast(Callable[..., Any], load_entry(found[0], found[1].target))
+    if entry := find_entries("commands").get(name):
+        return cast(Callable[..., Any], load_entry(entry[0], entry[1].target))
     module, _, function = list_commands()[name].target.partition(":")
     return cast(Callable[..., Any], getattr(import_module(f"collbench.cli.{module}"), function))
 
@@ -83,15 +83,14 @@ def _write_help(name: str) -> str:
     factor = (
         "It moves no data: latency only." if row.factor == "-" else f"busbw = algbw x {row.factor}."
     )
-    place = {
+    in_place = {
         "same": "In place, both buffers are one.",
         "block of recv": "In place, a rank sends from its own block of the receive buffer.",
         "block of send": "In place, a rank receives into its own block of the send buffer.",
         None: "It has no in-place form.",
     }[row.in_place]
-    return (
-        f"{row.meaning}\n\n{sizes} {factor} {place}\n\n{' '.join(DIFFERENCES.split())}\n\n{EXITS}"
-    )
+    differences = " ".join(DIFFERENCES.split())
+    return "\n\n".join([row.meaning, f"{sizes} {factor} {in_place}", differences, EXITS])
 
 
 class _Names(TyperGroup):
@@ -101,8 +100,8 @@ class _Names(TyperGroup):
         return [*COLLECTIVES, *list_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        known = COLLECTIVES.get(cmd_name)
-        text = known.meaning if known else list_commands()[cmd_name].summary
+        collective = COLLECTIVES.get(cmd_name)
+        text = collective.meaning if collective else list_commands()[cmd_name].summary
         return TyperCommand(cmd_name, help=text)
 
 
@@ -134,15 +133,15 @@ class _Commands(TyperGroup):
         return _make_command(name, measure, _write_help(name), MeasureCommand)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        named = _Names(name=self.name, params=self.params)
-        return named.shell_complete(typer.Context(named, info_name=ctx.info_name), incomplete)
+        command = _Names(name=self.name, params=self.params)
+        return command.shell_complete(typer.Context(command, info_name=ctx.info_name), incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        name = args[0] if args[0] in known else args[0].replace("-", "_")
-        odd = name not in known and not args[0].startswith("-")
+        names = self.list_commands(ctx)
+        name = args[0] if args[0] in names else args[0].replace("-", "_")
+        odd = name not in names and not args[0].startswith("-")
         if odd and self.get_command(ctx, name) is None:
-            hint = suggest_name(name, known) or "collbench --help lists them"
+            hint = suggest_name(name, names) or "collbench --help lists them"
             raise UsageError(f"no command '{args[0]}'", hint)
         return super().resolve_command(ctx, args)
 
@@ -178,8 +177,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from collbench.core.version import __version__
 
         typer.echo(f"collbench {__version__}")
@@ -254,9 +253,9 @@ def _run_command() -> int:
     return code if isinstance(code, int) else Exit.OK
 
 
-def _is_left_to_rank_0(words: Sequence[str]) -> bool:
+def _is_left_to_rank_0(args: Sequence[str]) -> bool:
     """Whether a launcher started this process beside others, and the command needs only one."""
-    command = list_commands().get(words[0]) if words else None
+    command = list_commands().get(args[0]) if args else None
     if command is None or command.starts_ranks:
         return False
     from collbench.run.launch import environments

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def measure(ctx: typer.Context, **given: Any) -> None:
     from collbench.cli import options
 
-    asked = options.read_request(find_collective(ctx.info_name or "").name, given)
-    raise typer.Exit(carry_out(asked.order, asked.reporter, asked.dry_run))
+    request = options.read_request(find_collective(ctx.info_name or "").name, given)
+    raise typer.Exit(carry_out(request.order, request.reporter, request.dry_run))
 
 
 def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
@@ -68,18 +68,18 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     if not dry_run:
         if not any(threshold.min_busbw for threshold in order.suite.thresholds):
             return session.execute_order(order, reporter)
-        found: list[limits.Held] = []
+        limit_results: list[limits.Held] = []
 
         class Judging(Gathered):
             def end(self, end: End, path: Path | None) -> None:
                 super().end(end, path)
-                found.extend(limits.judge_limits(self.file))
-                for held in found:
-                    if held.answer != "met":
-                        print_message(limits.describe_held(held))
+                limit_results.extend(limits.judge_limits(self.file))
+                for result in limit_results:
+                    if result.answer != "met":
+                        print_message(limits.describe_held(result))
 
         code = session.execute_order(order, lambda: Several(reporter(), Judging()))
-        return code or limits.find_limits_exit(found)
+        return code or limits.find_limits_exit(limit_results)
     member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:
         prepared = session.prepare_order(order)

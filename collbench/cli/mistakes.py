@@ -117,7 +117,11 @@ def _describe_missing(error: Any, path: str, command: Any) -> tuple[str, str]:
         return "an argument is missing", f"{path} --help"
     if parameter.param_type_name == "option":
         return f"{parameter.opts[0]} is missing", parameter.help or f"{path} --help"
-    arguments = [_name_argument(one) for one in command.params if one.param_type_name == "argument"]
+    arguments = [
+        _name_argument(parameter)
+        for parameter in command.params
+        if parameter.param_type_name == "argument"
+    ]
     return f"{_name_argument(parameter)} is missing", " ".join([path, *arguments])
 
 
@@ -133,13 +137,13 @@ def _bad_value(parameter: Any, message: str) -> tuple[str, str]:
     given = next((value for name in parameter.opts if (value := _value_of(name))), "")
     if (option and flag == "-n" and given == "p") or "-np" in sys.argv[1:]:
         return "-np: no such option", "-g 2: two ranks"
-    shown = f"{flag} {given}".strip()
-    return f"{shown}: {_reword_value_error(message)}", parameter.help or ""
+    as_typed = f"{flag} {given}".strip()
+    return f"{as_typed}: {_reword_value_error(message)}", parameter.help or ""
 
 
 def _reword_value_error(message: str) -> str:
     """What the parser says of a value, in our words."""
-    for pattern, words in (
+    for pattern, template in (
         (r"greater than or equal to (\S+)|x>=([^\s.<]+)\.?$", "must be at least {}"),
         (r"less than or equal to (\S+)|x<=([^\s.]+)\.?$", "must be at most {}"),
         (r"([\d.e+]+)<=x<=([\d.e+]+?)\.?$", "must be from {} to {}"),
@@ -147,12 +151,12 @@ def _reword_value_error(message: str) -> str:
         (r"valid number|valid float", "must be a number"),
     ):
         if match := re.search(pattern, message):
-            return words.format(*filter(None, match.groups()))
+            return template.format(*filter(None, match.groups()))
     return message[:1].lower() + message[1:].rstrip(".")
 
 
-def _describe_extra(words: Sequence[str], path: str, command: Any) -> tuple[str, str]:
-    name, first = path.rpartition(" ")[2], words[0]
+def _describe_extra(args: Sequence[str], path: str, command: Any) -> tuple[str, str]:
+    name, first = path.rpartition(" ")[2], args[0]
     message = f"{name}: unexpected argument {first}"
     if name not in COLLECTIVES:
         return message, f"{path} --help shows what it takes"
@@ -163,29 +167,37 @@ def _describe_extra(words: Sequence[str], path: str, command: Any) -> tuple[str,
 
 def _list_flags(command: Any) -> list[str]:
     """All names of a command's options that its help shows."""
-    shown = [one for one in command.params if not getattr(one, "hidden", False)] if command else []
-    return [flag for one in shown for flag in (*one.opts, *one.secondary_opts)]
+    parameters = (
+        [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+        if command
+        else []
+    )
+    return [
+        flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)
+    ]
 
 
 def _help_of(command: Any, flag: str) -> str | None:
     """The help of an option, None where the command has none such."""
-    found = (one for one in command.params if flag in one.opts) if command else ()
-    return next((getattr(one, "help", None) or "" for one in found), None)
+    parameters = (
+        (parameter for parameter in command.params if flag in parameter.opts) if command else ()
+    )
+    return next((getattr(parameter, "help", None) or "" for parameter in parameters), None)
 
 
 def _as_given(name: str) -> str:
     """An option as it stands in the command line, where the parser has put '_' for '-'."""
-    words = (word.partition("=")[0] for word in sys.argv[1:])
-    same = (word for word in words if word.replace("-", "_") == name.replace("-", "_"))
+    args = (word.partition("=")[0] for word in sys.argv[1:])
+    same = (word for word in args if word.replace("-", "_") == name.replace("-", "_"))
     return next(same, name)
 
 
 def _value_of(flag: str) -> str:
     """What the command line gives an option, "" if it cannot be told."""
-    words = sys.argv[1:]
-    for at, word in enumerate(words):
-        if word == flag and at + 1 < len(words):
-            return words[at + 1]
+    args = sys.argv[1:]
+    for at, word in enumerate(args):
+        if word == flag and at + 1 < len(args):
+            return args[at + 1]
         if word.startswith(f"{flag}=") or (
             len(flag) == 2 and word.startswith(flag) != (word == flag)
         ):
@@ -193,13 +205,15 @@ def _value_of(flag: str) -> str:
     return ""
 
 
-def refuse_osu_flags(words: Sequence[str]) -> None:
+def refuse_osu_flags(args: Sequence[str]) -> None:
     """Raises UsageError for a command line of OSU's, whose letters mean other things here."""
-    ranges = [value for flag, value in itertools.pairwise(words) if flag == "-m"]
-    found = next((m for value in ranges if (m := re.fullmatch(r"(\d+\w?):(\d+\w?)", value))), None)
-    if found or (words and words[0].startswith("osu_")):
-        sizes = f"-b {found[1]} -e {found[2]}" if found else "-b A -e B"
+    ranges = [value for flag, value in itertools.pairwise(args) if flag == "-m"]
+    osu_range = next(
+        (m for value in ranges if (m := re.fullmatch(r"(\d+\w?):(\d+\w?)", value))), None
+    )
+    if osu_range or (args and args[0].startswith("osu_")):
+        sizes = f"-b {osu_range[1]} -e {osu_range[2]}" if osu_range else "-b A -e B"
         raise UsageError(
-            f"{f'-m {found[0]}' if found else words[0]}: that is OSU's",
+            f"{f'-m {osu_range[0]}' if osu_range else args[0]}: that is OSU's",
             f"{sizes} for OSU's -m A:B; its -i is -n, its -x is -w; leave out its -f",
         )

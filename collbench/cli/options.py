@@ -67,8 +67,8 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         "groups": choose_groups(values["groups"], launcher),
     }
     axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, ray)
-    wanted = _read_thresholds(name, values["min_busbw"])
-    suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
+    thresholds = _read_thresholds(name, values["min_busbw"])
+    suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
     refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
@@ -93,21 +93,21 @@ def _select_fields(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
     return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
 
 
-def _read_value(row: Field, said: Any) -> Any:
-    """What is ``said`` of a field, read as its kind is written. Raises UsageError."""
+def _read_value(row: Field, value: Any) -> Any:
+    """A field's value, parsed by the field's kind. Raises UsageError."""
     option = row.flags.split()[0]
     if row.kind == "setting":
-        return grammar.expand_envs(said or [])
+        return grammar.expand_envs(value or [])
     if row.kind == "place":
-        return PLACES[grammar.parse_choice(option, said, PLACES)]
+        return PLACES[grammar.parse_choice(option, value, PLACES)]
     if row.type is not str:
-        return bool(said) if row.kind == "flag" else said
-    if not (said or row.said) and (row.of == "command" or not row.many):
+        return bool(value) if row.kind == "flag" else value
+    if not (value or row.said) and (row.of == "command" or not row.many):
         return row.default
     if not row.many:
-        return _read_word(row, option, said)
+        return _read_word(row, option, value)
     values: list[Any] = []
-    for word in grammar.split_words(said):
+    for word in grammar.split_words(value):
         every = row.every if word == "all" or (word == "-1" and row.name == "roots") else ()
         values += every or [_read_word(row, option, word)]
     return tuple(values)
@@ -142,8 +142,8 @@ def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, .
     if limits and not find_collective(name).moves_data:
         raise UsageError(f"a {name} has no busbw that a limit could be on", "leave --min-busbw out")
     if (text := os.environ.get(LEAST, "").strip()) and find_collective(name).moves_data:
-        asked = grammar.parse_limit(text, LEAST)
-        limits += (Limit(ENOUGH * asked.busbw, average=True),)
+        limit = grammar.parse_limit(text, LEAST)
+        limits += (Limit(ENOUGH * limit.busbw, average=True),)
     return (Threshold(min_busbw=limits),) if limits else ()
 
 
@@ -174,10 +174,10 @@ def _refuse_out_of_bounds(values: dict[str, Any]) -> None:
 
 def _refuse_variables(name: str, launcher: str) -> None:
     """Raises UsageError where a variable of nccl-tests asks for what would not be done."""
-    own = member.local_rank if (member := join.detect_launcher(launcher)) else 0
+    local_rank = member.local_rank if (member := join.detect_launcher(launcher)) else 0
     for variable, instead in VARIABLES.items():
         value = os.environ.get(variable, "").strip()
-        neutral = str(own) if variable == "NCCL_TESTS_DEVICE" else ""
+        neutral = str(local_rank) if variable == "NCCL_TESTS_DEVICE" else ""
         if value not in ("", neutral) and (name == "all_to_allv" or "ALLTOALLV" not in variable):
             raise UsageError(f"{variable}={value} is not followed", instead)
 
@@ -213,11 +213,11 @@ def _choose_modes(
 def choose_groups(rule: str, launcher: str) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
     ranks of a host that the launcher tells."""
-    member, told = join.detect_launcher(launcher), ""
+    member, variable = join.detect_launcher(launcher), ""
     if not rule:
-        rule, told = groups.rule_from_environment(os.environ)
-    if told and not (member and member.rank):
-        print_message(f"{told} is set: --split {rule}")
+        rule, variable = groups.rule_from_environment(os.environ)
+    if variable and not (member and member.rank):
+        print_message(f"{variable} is set: --split {rule}")
     if rule not in groups.BY_HOST or member is None:
         return rule
     if not member.local_n:
@@ -249,7 +249,7 @@ def find_ray_cluster(launcher: str, address: str, placement: str) -> Where | Non
 
 
 def change_suite(
-    named: Suite,
+    suite: Suite,
     *,
     ngpus: str = "",
     backend: str = "",
@@ -262,40 +262,42 @@ def change_suite(
 ) -> Suite:
     """A suite with what the command line says in place of it, and filled in where it says nothing
     itself."""
-    said = {
+    changes = {
         "ranks": tuple(grammar.parse_integer("-g", word, 1) for word in grammar.split_words(ngpus)),
         "backends": tuple(grammar.split_words(backend)),
     }
-    said = {axis: values for axis, values in said.items() if values}
-    silent: dict[str, Any] = dict.fromkeys(said, ())
-    kept = [find_collective(word).name for word in grammar.split_words(only)]
-    others = tuple(name for name in named.values("collectives") if kept and name not in kept)
-    if kept and set(kept).isdisjoint(named.values("collectives")):
-        raise UsageError(f"--only {only}: not in {named.name}", f"it has {', '.join(others)}")
-    if max_time and named.policy.iters:
+    changes = {axis: values for axis, values in changes.items() if values}
+    silent: dict[str, Any] = dict.fromkeys(changes, ())
+    selected = [find_collective(word).name for word in grammar.split_words(only)]
+    others = tuple(
+        name for name in suite.values("collectives") if selected and name not in selected
+    )
+    if selected and set(selected).isdisjoint(suite.values("collectives")):
+        raise UsageError(f"--only {only}: not in {suite.name}", f"it has {', '.join(others)}")
+    if max_time and suite.policy.iters:
         raise UsageError(
-            f"{named.name} fixes the repetitions that --max-time would choose",
+            f"{suite.name} fixes the repetitions that --max-time would choose",
             "leave --max-time out",
         )
     seconds = (
-        grammar.parse_duration(max_time, "--max-time") if max_time else named.policy.max_seconds
+        grammar.parse_duration(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
     replace = msgspec.structs.replace
     settle = partial(_settle_axes, launcher=launcher, ray=ray)
-    made = replace(
-        named,
-        policy=replace(named.policy, max_seconds=seconds, inject=inject),
-        axes=settle(replace(named.axes, **said)),
-        includes=tuple(settle(replace(further, **said)) for further in named.includes),
-        overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in named.overrides),
-        excludes=(Exclude(match=Part(collectives=others)), *named.excludes)
+    changed = replace(
+        suite,
+        policy=replace(suite.policy, max_seconds=seconds, inject=inject),
+        axes=settle(replace(suite.axes, **changes)),
+        includes=tuple(settle(replace(include, **changes)) for include in suite.includes),
+        overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in suite.overrides),
+        excludes=(Exclude(match=Part(collectives=others)), *suite.excludes)
         if others
-        else named.excludes,
+        else suite.excludes,
     )
-    made = _add_launches(made, launches, launcher, seconds if max_time else None)
-    refusal.refuse_unknown_backends(made.values("backends"))
-    _tell_idle(made)
-    return made
+    changed = _add_launches(changed, launches, launcher, seconds if max_time else None)
+    refusal.refuse_unknown_backends(changed.values("backends"))
+    _tell_idle(changed)
+    return changed
 
 
 def _add_launches(
@@ -325,7 +327,7 @@ def _add_launches(
         suite,
         policy=replace(policy, max_seconds=seconds or policy.max_seconds),
         axes=replace(suite.axes, cycles=launches),
-        includes=tuple(replace(further, cycles=launches) for further in suite.includes),
+        includes=tuple(replace(include, cycles=launches) for include in suite.includes),
     )
 
 
@@ -345,17 +347,17 @@ def read_save_options(save: bool, output: Path | None, tag: str) -> dict[str, An
 
 def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
     """Notes once that MB is MiB here."""
-    words = [str(given[name] or "") for name in SIZES if name in given]
-    if found := next((m for word in words if (m := grammar.DECIMAL.search(word))), None):
-        unit = found[0].lstrip("0123456789. ")
+    sizes = [str(given[name] or "") for name in SIZES if name in given]
+    if match := next((m for word in sizes if (m := grammar.DECIMAL.search(word))), None):
+        unit = match[0].lstrip("0123456789. ")
         _print_once(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
 
 
-def _tell_sizes(axes: Axes, asked: bool) -> None:
+def _tell_sizes(axes: Axes, is_requested: bool) -> None:
     """Notes where sizes of uneven blocks come from."""
     uneven = find_collective(axes.collectives[0]).uneven
-    tables = [one for one in axes.splits if uneven and one.partition(":")[0] in splits.TABLES]
-    if tables and asked:
+    tables = [rule for rule in axes.splits if uneven and rule.partition(":")[0] in splits.TABLES]
+    if tables and is_requested:
         _print_once(
             f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say"
         )
@@ -376,11 +378,11 @@ def _refuse_files(ops: Sequence[str]) -> None:
             )
 
 
-def _print_once(words: str) -> None:
+def _print_once(message: str) -> None:
     """Prints words on standard error, once where a launcher has started several of us."""
     member = join.detect_launcher()
     if member is None or not member.rank:
-        print_message(words)
+        print_message(message)
 
 
 def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
@@ -388,19 +390,19 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     alone if that is given."""
     axes, swept = suite.axes, suite.values("backends")
     names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
-    told = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
+    ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
-        told["--share-gpu"] = " or ".join(swept)
+        ineffective["--share-gpu"] = " or ".join(swept)
     if row:
-        said = {
+        without_effect = {
             "--splits": not row.uneven and axes.splits != ("uniform",),
             "-o": not row.reduces and axes.ops != ("sum",),
             "-r": not row.rooted and axes.roots != (0,),
             "-d": not row.moves_data and axes.dtypes != ("float",),
         }
-        told |= {option: row.name for option, nothing in said.items() if nothing}
-    for what, whom in told.items():
-        _print_once(f"{what} means nothing to {whom}")
+        ineffective |= {option: row.name for option, nothing in without_effect.items() if nothing}
+    for what, backends in ineffective.items():
+        _print_once(f"{what} means nothing to {backends}")
 
 
 def add_budget(order: Order, budget: str) -> Order:
@@ -423,12 +425,12 @@ def make_reporter(
     """The reporter that prints a run while it goes on, in the format ``name``. Raises
     UsageError."""
     document = nccl_json.Document(output_file, options) if output_file else None
-    beside = (lambda: document.written) if document else None
+    get_outputs = (lambda: document.written) if document else None
     makers: dict[str, Callable[[], Reporter]] = {
         "table": live.LiveTable,
-        "nccl": lambda: nccl.Text(sys.stdout, options, beside),
+        "nccl": lambda: nccl.Text(sys.stdout, options, get_outputs),
         "nccl-filled": lambda: nccl.Text(
-            sys.stdout, msgspec.structs.replace(options, filled=True), beside
+            sys.stdout, msgspec.structs.replace(options, filled=True), get_outputs
         ),
         "json": lambda: programs.Json(sys.stdout),
         "csv": lambda: programs.Csv(sys.stdout),

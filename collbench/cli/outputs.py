@@ -96,6 +96,6 @@ def render_text(document: Document, name: str, plotlyjs: str = "inline") -> str:
     return renderers[name](document)
 
 
-def print_text(words: str) -> None:
+def print_text(text: str) -> None:
     """Prints text to standard output."""
-    typer.echo(words.rstrip("\n"))
+    typer.echo(text.rstrip("\n"))

@@ -55,10 +55,10 @@ FOREIGN = (
 def refuse_foreign(given: Mapping[str, Any]) -> None:
     """Raises UsageError where an option of nccl-tests asks for what is not done."""
     for row in FOREIGN:
-        said = given.get(row.name, "")
-        if said and not (said in row.neutral if row.neutral else said.isdigit()):
-            instead = row.instead.replace("{ranks}", _ranks_for(said, given.get("ranks") or "1"))
-            raise UsageError(f"{row.flags.split()[0]} {said}: {row.why}", instead)
+        value = given.get(row.name, "")
+        if value and not (value in row.neutral if row.neutral else value.isdigit()):
+            instead = row.instead.replace("{ranks}", _ranks_for(value, given.get("ranks") or "1"))
+            raise UsageError(f"{row.flags.split()[0]} {value}: {row.why}", instead)
 
 
 def _ranks_for(threads: str, gpus: str) -> str:
@@ -109,10 +109,12 @@ def share_options(other: Command) -> Callable[[Command], Command]:
     ``given``."""
 
     def shared(command: Command) -> Command:
-        own = dict(signature(command).parameters)
-        del own["given"]
-        every = own | {k: p for k, p in signature(other).parameters.items() if k not in own}
-        del every["wanted"]
+        parameters = dict(signature(command).parameters)
+        del parameters["given"]
+        every = parameters | {
+            k: p for k, p in signature(other).parameters.items() if k not in parameters
+        }
+        del every["request"]
         hints = get_type_hints(other, include_extras=True)
         command.__annotations__ = hints | get_type_hints(command, include_extras=True)
         command.__signature__ = Signature([*every.values()])  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def _conclude_from(files: Sequence[RunFile], compared: bool) -> Conclusion | Non
     from collbench.core.feature import load_entries
 
     makers = load_entries("conclusions").values()
-    return next((found for make in makers if (found := make(files, compared))), None)
+    return next((readable for make in makers if (readable := make(files, compared))), None)
 
 
 def _write_page(path: Path, text: str, mark: str) -> None:

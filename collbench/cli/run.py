@@ -49,8 +49,8 @@ def run(
     from collbench.run.session import Order
     from collbench.suite import toml
 
-    said: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
-    changes = (*said.values(), launches, only, budget, inject, output, tag, not save)
+    overrides: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
+    changes = (*overrides.values(), launches, only, budget, inject, output, tag, not save)
     _refuse_conflicts(suites or [], resume, any(changes), launcher, output)
     if file and not resume:
         raise UsageError(
@@ -60,14 +60,16 @@ def run(
     ray = options.find_ray_cluster(launcher, address, placement)
     chosen = ",".join(only or [])
     changed = partial(options.change_suite, only=chosen, launcher=launcher, ray=ray, inject=inject)
-    asked = [changed(toml.load_suite(name), **said, launches=launches) for name in suites or []]
+    suite_list = [
+        changed(toml.load_suite(name), **overrides, launches=launches) for name in suites or []
+    ]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
-    kept = partial(order, **options.read_save_options(save, output, tag))
-    orders = [options.add_budget(kept(suite=suite), budget) for suite in asked]
+    make_order = partial(order, **options.read_save_options(save, output, tag))
+    orders = [options.add_budget(make_order(suite=suite), budget) for suite in suite_list]
     if resume:
-        found = resuming.find_resumable(resume)
-        resuming.load_algorithms(found.run, file)
-        orders = [order(suite=found.run.suite, resumed=found)]
+        resumable = resuming.find_resumable(resume)
+        resuming.load_algorithms(resumable.run, file)
+        orders = [order(suite=resumable.run.suite, resumed=resumable)]
     reporter = partial(options.make_reporter, output_format)
     raise typer.Exit(_choose_gravest([carry_out(order, reporter, dry_run) for order in orders]))
 

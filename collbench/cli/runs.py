@@ -27,17 +27,17 @@ def runs(
     refuse_deleting_all(words or [], delete, yes)
     names = name_by_age(store.list_saved())
     every = [path for path in names if matches_words(path, words or [])]
-    found, unreadable = [], []
-    shown = every if delete else every[-last:]
-    for path in shown:
+    outlines, unreadable = [], []
+    selected = every if delete else every[-last:]
+    for path in selected:
         try:
-            found.append((names[path], store.read_outline(path)))
+            outlines.append((names[path], store.read_outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
-    document = cases.list_saved(found, len(every))
+    document = cases.list_saved(outlines, len(every))
     if output_format != "table":
         outputs.deliver_document(document, output_format)
-    elif shown:
+    elif selected:
         terminal.print_blocks(*document.brief)
     elif names:
         terminal.print_blocks(
@@ -47,8 +47,8 @@ def runs(
         terminal.print_blocks(f"no run is saved yet under {store.home_folder()}")
     for message in unreadable:
         print_message(message)
-    if delete and shown:
-        delete_runs(shown, yes)
+    if delete and selected:
+        delete_runs(selected, yes)
 
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
@@ -63,25 +63,25 @@ def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
     return dict(reversed(names.items()))
 
 
-def matches_words(path: Path, words: Sequence[str]) -> bool:
+def matches_words(path: Path, patterns: Sequence[str]) -> bool:
     """Whether each word is in the run's id, tag or arguments, in letters of either size."""
     from collbench.records import store
 
-    if not words:
+    if not patterns:
         return True
     try:
         run = store.read_run(path)
     except CollbenchError:
         return False
     text = " ".join([run.id, run.tag, *run.command]).lower()
-    return all(word.lower() in text for word in words)
+    return all(word.lower() in text for word in patterns)
 
 
-def refuse_deleting_all(words: Sequence[str], delete: bool, yes: bool) -> None:
+def refuse_deleting_all(patterns: Sequence[str], delete: bool, yes: bool) -> None:
     """Raises UsageError for --delete without a word that says what, and --yes without --delete."""
     if yes and not delete:
         raise UsageError("--yes answers what --delete asks", "add --delete, or leave it out")
-    if delete and not words:
+    if delete and not patterns:
         raise UsageError(
             "--delete needs words that say which runs",
             "collbench runs WORD… --delete: a part of the id, tag or arguments, as 20261121",
@@ -108,7 +108,7 @@ def delete_runs(paths: Sequence[Path], yes: bool) -> None:
             path.unlink()
         except OSError as e:
             raise CannotRun(f"cannot delete {path}: {e.strerror}", "delete it as its owner") from e
-    left = len(paths) - len(going)
+    going_on = len(paths) - len(going)
     print_message(
-        f"deleted {what}" + f"; {format_count(left, 'run')} still running left" * (left > 0)
+        f"deleted {what}" + f"; {format_count(going_on, 'run')} still running left" * (going_on > 0)
     )

@@ -39,10 +39,10 @@ class UserAlgorithm(NamedTuple):
         """The object. Raises UsageError where the file or the object cannot be had."""
         module = _run_file(self.path)
         if self.name not in module:
-            known = [name for name in module if not name.startswith("_")]
+            names = [name for name in module if not name.startswith("_")]
             raise UsageError(
                 f"{self.path} has no '{self.name}'",
-                suggest_name(self.name, known) or "name a generator",
+                suggest_name(self.name, names) or "name a generator",
             )
         return module[self.name]
 
@@ -50,19 +50,19 @@ class UserAlgorithm(NamedTuple):
 def list_user_algorithms() -> list[UserAlgorithm]:
     """What this process has been told of."""
     entries = filter(None, os.environ.get(VARIABLE, "").split("\n"))
-    found = []
+    algorithms = []
     for entry in entries:
         collective, _, word = entry.partition("=")
         match = WORD.fullmatch(word)
         if match:
-            found.append(UserAlgorithm(Path(match["path"]), match["name"], collective))
-    return found
+            algorithms.append(UserAlgorithm(Path(match["path"]), match["name"], collective))
+    return algorithms
 
 
 def list_words(command: Sequence[str]) -> list[str]:
     """The words of a command line that name algorithms in files, without their settings."""
-    words = (part for word in command for part in re.split("[=,]", word))
-    matches = filter(None, map(WORD.fullmatch, words))
+    parts = (part for word in command for part in re.split("[=,]", word))
+    matches = filter(None, map(WORD.fullmatch, parts))
     return list(dict.fromkeys(f"{match['path']}:{match['name']}" for match in matches))
 
 
@@ -72,9 +72,9 @@ def name_of_file(word: str) -> str:
     return f"{Path(path).name}:{name}"
 
 
-def pass_to_children(named: UserAlgorithm) -> None:
+def pass_to_children(algorithm: UserAlgorithm) -> None:
     """Tell this process and those that it starts of it."""
-    entry = f"{named.collective}={named.path}:{named.name}"
+    entry = f"{algorithm.collective}={algorithm.path}:{algorithm.name}"
     others = os.environ.get(VARIABLE, "").split("\n")
     if entry not in others:
         os.environ[VARIABLE] = "\n".join(filter(None, [*others, entry]))

@@ -139,8 +139,8 @@ def _broadcast(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
     return [inputs[root]] * len(inputs)
 
 
-def _at_root(whole: Any, n: int, root: int) -> list[Any]:
-    return [whole if rank == root else None for rank in range(n)]
+def _at_root(value: Any, n: int, root: int) -> list[Any]:
+    return [value if rank == root else None for rank in range(n)]
 
 
 def _reduce(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
@@ -393,7 +393,7 @@ def find_row_table(name: str) -> RowTable:
 def reading_place(name: str) -> int:
     """Where a row stands among all, those of collectives first."""
     tables = (COLLECTIVE, *load_entries("row_tables").values())
-    names = [each for table in tables for each in table.rows]
+    names = [row for table in tables for row in table.rows]
     return names.index(name) if name in names else len(names)
 
 

@@ -27,7 +27,8 @@ def first_line(error: BaseException) -> str:
 def says_peer_is_gone(message: str) -> bool:
     """Whether a library's error only reports that another process went away."""
     return any(
-        words in message.lower() for words in ("closed by peer", "connection reset", "broken pipe")
+        phrase in message.lower()
+        for phrase in ("closed by peer", "connection reset", "broken pipe")
     )
 
 

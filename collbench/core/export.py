@@ -44,27 +44,27 @@ NAME, VERSION = "collbench schedule", 1  # of the JSON form
 def remove_hazards(schedule: Schedule) -> Schedule:
     """The same without hazards: steps that copy to scratch cells, after the row's, come before the
     steps in need."""
-    width, found = schedule.width, find_hazards(schedule)
+    width, hazards = schedule.width, find_hazards(schedule)
     used = np.zeros((schedule.n, width), bool)
-    for hazard in found:
+    for hazard in hazards:
         used[hazard.rank, hazard.cell] = True
     slots = width + used.cumsum(axis=1) - 1
     by_step = {
-        step: list(group) for step, group in itertools.groupby(found, lambda hazard: hazard.step)
+        step: list(group) for step, group in itertools.groupby(hazards, lambda hazard: hazard.step)
     }
 
     def steps() -> Iterator[Moves]:
         for number, moves in enumerate(schedule.steps()):
             src, dst, chunk, into, reduce = moves.arrays()
-            kept = np.zeros(slots.shape, bool)
+            is_saved = np.zeros(slots.shape, bool)
             if number in by_step:
                 ranks, cells = np.array(
                     [(hazard.rank, hazard.cell) for hazard in by_step[number]]
                 ).T
-                kept[ranks, cells] = True
+                is_saved[ranks, cells] = True
                 yield Moves(ranks, ranks, cells, slots[ranks, cells])
             yield Moves(
-                src, dst, np.where(kept[src, chunk], slots[src, chunk], chunk), into, reduce
+                src, dst, np.where(is_saved[src, chunk], slots[src, chunk], chunk), into, reduce
             )
 
     return schedule._replace(steps=steps)
@@ -171,10 +171,10 @@ def write_msccl(schedule: Schedule, nbytes: int) -> str:
             f'  <gpu id="{rank}" {_write_attributes(sizes)} s_chunks="{max(ends, default=0)}">'
         )
         for number, ((send, recv), block) in enumerate(blocks.items()):
-            apart = (send - rank if recv < 0 else rank - recv) % n if max(send, recv) >= 0 else 1
+            distance = (send - rank if recv < 0 else rank - recv) % n if max(send, recv) >= 0 else 1
             lines.append(
                 f'    <tb id="{number}" send="{send}" recv="{recv}"'
-                f' chan="{(apart - 1) // MOST_PEERS}">'
+                f' chan="{(distance - 1) // MOST_PEERS}">'
             )
             lines += [f"      <step {_write_attributes(step)}/>" for step in block]
             lines.append("    </tb>")
@@ -208,7 +208,7 @@ def _join_transfers(moves: Moves, second: int, width: int) -> list[_Transfer]:
     a gap between buffers, so that no transfer crosses from one buffer into the next."""
     src, dst, chunk, into, reduce = moves.arrays()
     chunk, into = (cell + (cell >= second) + (cell >= width) for cell in (chunk, into))
-    joined = join_neighbours(Moves(src, dst, chunk, into, reduce))
+    runs = join_neighbours(Moves(src, dst, chunk, into, reduce))
     return [
         _Transfer(
             src,
@@ -218,7 +218,7 @@ def _join_transfers(moves: Moves, second: int, width: int) -> list[_Transfer]:
             reduce,
         )
         for src, dst, chunk, into, length, reduce in zip(
-            *(field.tolist() for field in joined), strict=True
+            *(field.tolist() for field in runs), strict=True
         )
         for at in range(0, length, MOST_CELLS)
     ]
@@ -231,26 +231,26 @@ def _make_thread_blocks(
     order; what else a step needs it waits for: one wait a step, more in steps before it that do
     nothing."""
     blocks: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    known: dict[
+    last_waited: dict[
         tuple[tuple[int, int], tuple[int, int]], int
     ] = {}  # the last step of another that a block waited for
     at: list[tuple[tuple[int, int], int]] = []
     numbers: dict[tuple[int, int], int] = {}
     for op in ops:
-        mine = (op.peer, -1) if op.sends else (-1, op.peer)
-        block = blocks.setdefault(mine, [])
-        numbers.setdefault(mine, len(numbers))
+        peers = (op.peer, -1) if op.sends else (-1, op.peer)
+        block = blocks.setdefault(peers, [])
+        numbers.setdefault(peers, len(numbers))
         waits: dict[tuple[int, int], int] = {}
         for other, step in (at[need] for need in op.needs):
-            if other != mine and step > known.get((mine, other), -1):
-                waits[other] = known[mine, other] = step
+            if other != peers and step > last_waited.get((peers, other), -1):
+                waits[other] = last_waited[peers, other] = step
         for other, step in waits.items():
             blocks[other][step]["hasdep"] = 1
         depends = [(numbers[other], step) for other, step in waits.items()] or [(-1, -1)]
         for depid, deps in depends:
             block.append({"s": len(block), **_NOP, "depid": depid, "deps": deps, "hasdep": 0})
         block[-1] |= _describe_step(op, buffers)
-        at.append((mine, len(block) - 1))
+        at.append((peers, len(block) - 1))
     return blocks
 
 

@@ -74,22 +74,26 @@ def find_features() -> tuple[Feature, ...]:
     names them."""
     names = import_module(FOLDER).NAMES
     installed = [name for name in names if find_spec(f"{FOLDER}.{name}")]
-    found = [import_module(f"{FOLDER}.{name}").FEATURE for name in installed]
-    while lacking := [one for one in found if not {*one.needs} <= {each.name for each in found}]:
-        found = [one for one in found if one not in lacking]
-    return tuple(found)
+    features = [import_module(f"{FOLDER}.{name}").FEATURE for name in installed]
+    while lacking := [
+        feature
+        for feature in features
+        if not {*feature.needs} <= {feature.name for feature in features}
+    ]:
+        features = [feature for feature in features if feature not in lacking]
+    return tuple(features)
 
 
 def find_entries(registry: Registry) -> dict[str, tuple[Feature, Any]]:
     """The entries that all features have in a registry, by key, each with its feature. Raises
     ValueError for a key that two have."""
-    found: dict[str, tuple[Feature, Any]] = {}
+    entries: dict[str, tuple[Feature, Any]] = {}
     for feature in find_features():
         for entry in getattr(feature, registry):
-            if entry.key in found:
+            if entry.key in entries:
                 raise ValueError(f"two features have {entry.key} in {registry}")
-            found[entry.key] = feature, entry
-    return found
+            entries[entry.key] = feature, entry
+    return entries
 
 
 def load_entry(feature: Feature, target: str) -> Any:
@@ -102,19 +106,19 @@ def load_entry(feature: Feature, target: str) -> Any:
 def load_entries(registry: Registry) -> dict[str, Any]:
     """What all features have in a registry, imported, by key. Raises ValueError for a key that two
     have."""
-    found = find_entries(registry)
-    return {key: load_entry(feature, entry.target) for key, (feature, entry) in found.items()}
+    entries = find_entries(registry)
+    return {key: load_entry(feature, entry.target) for key, (feature, entry) in entries.items()}
 
 
-def load_ordered(registry: Registry, own: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The ``own`` rows of a table, by key, with those of features where their entries say: each
-    after the one it follows and what else follows that, or at the end where that is not there."""
-    keys, rows = [key for key, _ in own], dict(own) | load_entries(registry)
+def load_ordered(registry: Registry, kernel_rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Rows of a table by key: the ``kernel_rows``, and those of features where their entries say:
+    after the one each follows, or at the end where that is not there."""
+    keys, rows = [key for key, _ in kernel_rows], dict(kernel_rows) | load_entries(registry)
     follows: dict[str, int] = {}
     for key, (_, entry) in find_entries(registry).items():
-        there = (
+        position = (
             keys.index(entry.after) + 1 if entry.after in keys else len(keys) * bool(entry.after)
         )
-        keys.insert(there + follows.get(entry.after, 0), key)
+        keys.insert(position + follows.get(entry.after, 0), key)
         follows[entry.after] = follows.get(entry.after, 0) + 1
     return {key: rows[key] for key in keys}

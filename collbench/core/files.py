@@ -89,9 +89,9 @@ def expand_path(text: str) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Makes a folder, and those above it that are missing, for their owner alone."""
-    missing = takewhile(lambda each: not each.exists(), [folder, *folder.parents])
-    for each in reversed([*missing]):
-        each.mkdir(mode=0o700, exist_ok=True)
+    missing = takewhile(lambda parent: not parent.exists(), [folder, *folder.parents])
+    for parent in reversed([*missing]):
+        parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def refuse_foreign_file(path: Path, mark: str, option: str = "-o") -> None:
@@ -141,20 +141,20 @@ def save_text(
     read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
     refuse_foreign_file(path, mark or text, option)
     direct = _leads_on(path)
-    beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
+    draft = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
     try:
         if not direct and (path.exists() or not shared):
-            open_private(beside).close()
+            open_private(draft).close()
         if not direct and path.exists():
             with suppress(OSError):  # a file system without
-                beside.chmod(stat.S_IMODE(path.stat().st_mode))
-        beside.write_text(text, encoding="utf-8")
+                draft.chmod(stat.S_IMODE(path.stat().st_mode))
+        draft.write_text(text, encoding="utf-8")
         if not direct:
-            beside.replace(path)
+            draft.replace(path)
     except OSError as e:
         if not direct:
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
         raise _cannot_write(path, e, option) from e
 
 

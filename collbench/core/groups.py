@@ -81,14 +81,14 @@ def normalise_rule(text: str, option: str = "--split") -> str:
     ``&0b111``."""
     if (meeting := MEETING.fullmatch(text.strip().lower())) and meeting[4] is None:
         return meeting[0]
-    found = re.fullmatch(rf"([a-z]+|[%/&|])[\s:]*({NUMBER})?", text.strip().lower())
-    name = SYMBOLS.get(found[1], found[1]) if found else ""
-    if found is None or name not in COLOURS or (found[2] is None and name not in BY_HOST):
+    match = re.fullmatch(rf"([a-z]+|[%/&|])[\s:]*({NUMBER})?", text.strip().lower())
+    name = SYMBOLS.get(match[1], match[1]) if match else ""
+    if match is None or name not in COLOURS or (match[2] is None and name not in BY_HOST):
         raise UsageError(f"{option}: unknown grouping '{text}'", HINT)
-    if found[2] is None:
+    if match[2] is None:
         return name
-    base = {"0x": 16, "0b": 2}.get(found[2][:2], 10)
-    value = int(found[2].removeprefix("0x").removeprefix("0b"), base)
+    base = {"0x": 16, "0b": 2}.get(match[2][:2], 10)
+    value = int(match[2].removeprefix("0x").removeprefix("0b"), base)
     if not value:
         raise UsageError(
             f"{option}: '{text}' splits by 0",
@@ -116,22 +116,22 @@ def rule_from_environment(variables: Mapping[str, str]) -> tuple[str, str]:
 def count_placed_ranks(rule: str) -> int:
     """How many ranks there are, of which some may be in no group; 0 for a rule that divides all of
     them."""
-    found = MEETING.fullmatch(rule) or NAMED.fullmatch(rule)
-    return int(found[found.re.groups] or 0) if found else 0
+    match = MEETING.fullmatch(rule) or NAMED.fullmatch(rule)
+    return int(match[match.re.groups] or 0) if match else 0
 
 
 def list_rounds(rule: str, n: int) -> list[str]:
     """The rules of a sweep's cases, each of which has all its groups measured at once."""
-    if not (found := MEETING.fullmatch(rule)) or found[4]:
+    if not (match := MEETING.fullmatch(rule)) or match[4]:
         return [rule]
-    number, at_once = _count_rounds_and_pairs(found, n)
+    number, at_once = _count_rounds_and_pairs(match, n)
     if not number * at_once:
         raise UsageError(
             f"{n} ranks have no {rule}", "pairs are of two ranks; those on one host need two there"
         )
     return [
-        f"{rule} {place}/{n}"
-        for place in range(number if found[1] == "pairs" else number * at_once)
+        f"{rule} {index}/{n}"
+        for index in range(number if match[1] == "pairs" else number * at_once)
     ]
 
 
@@ -150,8 +150,8 @@ def list_members(rule: str, n: int) -> Groups:
     name, value = _parse_rule(rule)
     every = np.arange(n)
     colours = COLOURS[name](every, value or n)
-    each = np.unique(colours, return_counts=True)[1]
-    sizes = Counter(each.tolist())
+    group_sizes = np.unique(colours, return_counts=True)[1]
+    sizes = Counter(group_sizes.tolist())
     if len(sizes) > 1:
         unlike = ", ".join(
             f"{number} of {size}" for size, number in sorted(sizes.items(), reverse=True)
@@ -160,13 +160,13 @@ def list_members(rule: str, n: int) -> Groups:
             f"--split {rule} makes groups of {n} ranks that are not equally large: {unlike}",
             "rows of groups stand side by side only if all have as many ranks",
         )
-    grouped = every[np.argsort(colours, kind="stable")].reshape(len(each), -1)
+    grouped = every[np.argsort(colours, kind="stable")].reshape(len(group_sizes), -1)
     return tuple(map(tuple, grouped.tolist()))
 
 
 def _list_placed(rule: str, n: int) -> Groups:
-    if found := MEETING.fullmatch(rule):
-        groups: Groups = _list_pairs(found, n)
+    if match := MEETING.fullmatch(rule):
+        groups: Groups = _list_pairs(match, n)
     else:
         groups = tuple(
             tuple(map(int, group.split(",")))
@@ -187,63 +187,63 @@ def _list_placed(rule: str, n: int) -> Groups:
     return groups
 
 
-def _count_rounds_and_pairs(found: re.Match[str], n: int) -> tuple[int, int]:
+def _count_rounds_and_pairs(match: re.Match[str], n: int) -> tuple[int, int]:
     """How many rounds the pairs of ``n`` ranks take, and how many pairs are in each."""
-    each = int(found[3] or n)
-    if n % each or n > MOST_MEETING:
+    group_size = int(match[3] or n)
+    if n % group_size or n > MOST_MEETING:
         raise UsageError(
             (
-                f"{n} ranks are not {each} on each host"
-                if n % each
+                f"{n} ranks are not {group_size} on each host"
+                if n % group_size
                 else f"{n} ranks have too many pairs"
             ),
             (
                 "leave out the hosts, or say how many share one"
-                if n % each
+                if n % group_size
                 else f"{MOST_MEETING} ranks at most"
             ),
         )
-    hosts = n // each
+    hosts = n // group_size
     turns = {
         "": count_turns(n),
-        "node": count_turns(each),
-        "inter": count_turns(hosts) * each,
+        "node": count_turns(group_size),
+        "inter": count_turns(hosts) * group_size,
         "rail": count_turns(hosts),
     }
     pairs = {
         "": n // 2,
-        "node": hosts * (each // 2),
-        "inter": hosts // 2 * each,
-        "rail": hosts // 2 * each,
+        "node": hosts * (group_size // 2),
+        "inter": hosts // 2 * group_size,
+        "rail": hosts // 2 * group_size,
     }
-    return turns[found[2] or ""], pairs[found[2] or ""]
+    return turns[match[2] or ""], pairs[match[2] or ""]
 
 
-def _list_pairs(found: re.Match[str], n: int) -> tuple[Pair, ...]:
+def _list_pairs(match: re.Match[str], n: int) -> tuple[Pair, ...]:
     """The pairs of a round, of ``n`` ranks of which so many are on a host."""
-    number, at_once = _count_rounds_and_pairs(found, n)
-    place, only = (
-        (int(found[4]), None) if found[1] == "pairs" else divmod(int(found[4]), max(1, at_once))
+    number, at_once = _count_rounds_and_pairs(match, n)
+    turn, only = (
+        (int(match[4]), None) if match[1] == "pairs" else divmod(int(match[4]), max(1, at_once))
     )
-    if place >= number:
+    if turn >= number:
         return ()
-    each = int(found[3] or n)
-    if found[2] == "node":
+    group_size = int(match[3] or n)
+    if match[2] == "node":
         pairs = [
-            (h * each + a, h * each + b)
-            for h in range(n // each)
-            for a, b in list_turn(each, place)
+            (h * group_size + a, h * group_size + b)
+            for h in range(n // group_size)
+            for a, b in list_turn(group_size, turn)
         ]
-    elif found[2]:
-        place, shift = divmod(place, each) if found[2] == "inter" else (place, 0)
-        met = list_turn(n // each, place)
+    elif match[2]:
+        turn, shift = divmod(turn, group_size) if match[2] == "inter" else (turn, 0)
+        met = list_turn(n // group_size, turn)
         pairs = [
-            (a * each + rail, b * each + (rail + shift) % each)
+            (a * group_size + rail, b * group_size + (rail + shift) % group_size)
             for a, b in met
-            for rail in range(each)
+            for rail in range(group_size)
         ]
     else:
-        pairs = list_turn(n, place)
+        pairs = list_turn(n, turn)
     return tuple(pairs if only is None else pairs[only : only + 1])
 
 
@@ -265,18 +265,18 @@ def list_turn(n: int, at: int) -> list[Pair]:
 def describe_misplaced(rule: str, hosts: Sequence[str]) -> str:
     """Why ranks on ``hosts``, by rank, are not in the groups by host that ``rule`` takes them for;
     else nothing."""
-    found = MEETING.fullmatch(rule)
-    named = ("", None) if count_placed_ranks(rule) or not rule else _parse_rule(rule)
-    name, value = (found[2], int(found[3] or 0)) if found else named
+    match = MEETING.fullmatch(rule)
+    named_rule = ("", None) if count_placed_ranks(rule) or not rule else _parse_rule(rule)
+    name, value = (match[2], int(match[3] or 0)) if match else named_rule
     if name not in (*BY_HOST, "inter"):
         return ""
-    each = value or len(hosts)
-    if all(host == hosts[rank // each * each] for rank, host in enumerate(hosts)) and len(
-        set(hosts)
-    ) * each == len(hosts):
+    group_size = value or len(hosts)
+    if all(
+        host == hosts[rank // group_size * group_size] for rank, host in enumerate(hosts)
+    ) and len(set(hosts)) * group_size == len(hosts):
         return ""
     counts = ", ".join(f"{number} on {host}" for host, number in list(Counter(hosts).items())[:4])
-    return f"--split {rule} needs {each} consecutive ranks on each host; there are {counts}"
+    return f"--split {rule} needs {group_size} consecutive ranks on each host; there are {counts}"
 
 
 def _parse_rule(rule: str) -> _Rule:

@@ -137,8 +137,8 @@ class Torus(Network):
     def _ways(self, src: Ints, dst: Ints) -> Iterator[tuple[int, int, Ints, Ints]]:
         """Each dimension: its size and stride, where messages enter it, and how far they go
         (negative: back)."""
-        for place, size in enumerate(self.shape):
-            stride = math.prod(self.shape[place + 1 :])
+        for axis, size in enumerate(self.shape):
+            stride = math.prod(self.shape[axis + 1 :])
             enter = src // stride % size
             ahead = (dst // stride - enter) % size
             yield size, stride, enter, np.where(2 * ahead <= size, ahead, ahead - size)
@@ -196,11 +196,11 @@ def list_cost_lines(network: Network, n: int, messages: Messages) -> Floats:
     length."""
     src, dst, length, reduced = messages
     alpha, beta, gamma = network.ends(src, dst)
-    each = np.broadcast_to(alpha, src.shape)
+    alphas = np.broadcast_to(alpha, src.shape)
     adding = np.bincount(dst, reduced * gamma, n)
     wires = network.wires(messages)
     wires = wires[wires > 0]
-    fixed = [np.bincount(end, each, n) for end in (src, dst)]
+    fixed = [np.bincount(end, alphas, n) for end in (src, dst)]
     slope = [np.bincount(end, length * beta, n) + adding for end in (src, dst)]
     return _select_highest(
         np.concatenate([*fixed, np.full(len(wires), network.link.alpha)]),
@@ -213,8 +213,8 @@ def _select_highest(fixed: Floats, slope: Floats) -> Floats:
         return np.array([[fixed.max(), slope.max()]])
     order = np.lexsort((-slope, -fixed))
     rising = slope[order]
-    kept = order[np.append(True, rising[1:] > np.maximum.accumulate(rising)[:-1])]
-    return np.array([fixed[kept], slope[kept]]).T
+    remaining = order[np.append(True, rising[1:] > np.maximum.accumulate(rising)[:-1])]
+    return np.array([fixed[remaining], slope[remaining]]).T
 
 
 def parse_network(text: str, n: int, link: Link, inside: Link) -> Network:

@@ -135,17 +135,20 @@ class _Lowering:
         for (dst, into), terms in arriving.items():
             if (dst, into) in reduced:
                 terms.append(Term(dst, *self._at[dst][into]))
-            place = self._choose(dst, into, read)
-            own = Term(dst, *place)
+            location = self._choose(dst, into, read)
+            own_term = Term(dst, *location)
             # in rank order, so that all ranks round alike; but what is overwritten must be the
             # first to be read
-            terms.sort(key=lambda term: (term != own, term.rank))
-            actions[dst].append(Action(*place, 1, tuple(terms)))
-            placed.append((dst, into, place))
-        for dst, into, place in placed:
-            self._at[dst][into] = place
+            terms.sort(key=lambda term: (term != own_term, term.rank))
+            actions[dst].append(Action(*location, 1, tuple(terms)))
+            placed.append((dst, into, location))
+        for dst, into, location in placed:
+            self._at[dst][into] = location
             self._written.add((dst, into))
-        return [self._turned(rank, _join_actions(mine)) for rank, mine in enumerate(actions)]
+        return [
+            self._turned(rank, _join_actions(rank_actions))
+            for rank, rank_actions in enumerate(actions)
+        ]
 
     def _turned(self, rank: int, actions: list[Action]) -> list[Action]:
         """Copies from the next rank first, so that not all ranks ask the same one at once."""
@@ -159,7 +162,7 @@ class _Lowering:
         if (rank, cell) in self._away and (rank, cell) not in self._written:
             banks = []
         places = [(bank, cell) for bank in (*banks, Bank.SCRATCH, Bank.SPARE)]
-        return next(place for place in places if Term(rank, *place) not in read)
+        return next(location for location in places if Term(rank, *location) not in read)
 
     def _last_copies(self) -> list[list[Action]]:
         """Results that are not in their output place yet."""
@@ -172,19 +175,19 @@ class _Lowering:
         )
         for rank, cell in sorted(self.copied):
             actions[rank].append(Action(Bank.OUTPUT, cell, 1, (Term(rank, *self._at[rank][cell]),)))
-        return [_join_actions(mine) for mine in actions]
+        return [_join_actions(rank_actions) for rank_actions in actions]
 
 
 def _join_actions(actions: list[Action]) -> list[Action]:
     """Actions on neighbouring places joined where all their terms are neighbours too."""
-    joined: list[Action] = []
+    merged: list[Action] = []
     for action in sorted(actions, key=lambda a: ([t[:2] for t in a.terms], a.bank, a.cell)):
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if last and _is_neighbour(last, action):
-            joined[-1] = last._replace(cells=last.cells + 1)
+            merged[-1] = last._replace(cells=last.cells + 1)
         else:
-            joined.append(action)
-    return joined
+            merged.append(action)
+    return merged
 
 
 def _is_neighbour(last: Action, action: Action) -> bool:
@@ -238,24 +241,28 @@ class _Uses:
         read."""
         needs: dict[int, int] = {}
         for bank, cell, cells, terms in actions:
-            for place in (place for term in terms for place in _list_terms(term, cells)):
-                needs[place.rank] = max(needs.get(place.rank, 0), self._written.get(place, 1))
-            for place in _list_terms(Term(rank, bank, cell), cells):
-                for reader, when in self._readers[place].items():
+            for location in (location for term in terms for location in _list_terms(term, cells)):
+                needs[location.rank] = max(
+                    needs.get(location.rank, 0), self._written.get(location, 1)
+                )
+            for location in _list_terms(Term(rank, bank, cell), cells):
+                for reader, when in self._readers[location].items():
                     needs[reader] = max(needs.get(reader, 0), when)
         needs.pop(rank, None)
         return needs
 
     def note(self, actions: list[list[Action]], progress: int) -> None:
         """A step has been taken."""
-        for rank, mine in enumerate(actions):
-            for _, _, cells, terms in mine:
-                for place in (place for term in terms for place in _list_terms(term, cells)):
-                    self._readers[place][rank] = progress
-        for rank, mine in enumerate(actions):
-            for bank, cell, cells, _ in mine:
-                for place in _list_terms(Term(rank, bank, cell), cells):
-                    self._readers[place], self._written[place] = {}, progress
+        for rank, rank_actions in enumerate(actions):
+            for _, _, cells, terms in rank_actions:
+                for location in (
+                    location for term in terms for location in _list_terms(term, cells)
+                ):
+                    self._readers[location][rank] = progress
+        for rank, rank_actions in enumerate(actions):
+            for bank, cell, cells, _ in rank_actions:
+                for location in _list_terms(Term(rank, bank, cell), cells):
+                    self._readers[location], self._written[location] = {}, progress
 
 
 def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
@@ -266,14 +273,14 @@ def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | Non
     ranks = [[Step((), (), (), 1)] for _ in range(n)]
     for progress, actions in enumerate(steps, 2):
         sends: list[list[Send]] = [[] for _ in range(n)]
-        for rank, mine in enumerate(actions):
-            for _, _, cells, terms in mine:
+        for rank, rank_actions in enumerate(actions):
+            for _, _, cells, terms in rank_actions:
                 for term in (term for term in terms if term.rank != rank):
                     sends[term.rank].append(Send(rank, term.bank, term.cell, cells))
                     last[term.rank][rank] = progress
         waits = [
-            clocks.wait(rank, uses.needs(rank, mine)) if clocks else ()
-            for rank, mine in enumerate(actions)
+            clocks.wait(rank, uses.needs(rank, rank_actions)) if clocks else ()
+            for rank, rank_actions in enumerate(actions)
         ]
         if clocks:
             clocks.tick(progress)
@@ -286,9 +293,11 @@ def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | Non
         for rank in range(n):
             ranks[rank].append(Step(clocks.wait(rank, last[rank]), (), (), 0))
     awaited = clocks.awaited if clocks else set()
-    banks = frozenset(action.bank for step in steps for mine in step for action in mine)
+    banks = frozenset(
+        action.bank for step in steps for rank_actions in step for action in rank_actions
+    )
     return Program(
-        [_select_steps(mine, rank, awaited) for rank, mine in enumerate(ranks)],
+        [_select_steps(rank_steps, rank, awaited) for rank, rank_steps in enumerate(ranks)],
         len(steps) + 1,
         banks,
     )

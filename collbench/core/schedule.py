@@ -66,8 +66,8 @@ class Moves:
     def of(self, rank: int) -> Moves:
         """The moves that ``rank`` sends or receives."""
         fields = self.arrays()
-        mine = (fields[0] == rank) | (fields[1] == rank)
-        return Moves(*(f[mine] for f in fields))
+        takes_part = (fields[0] == rank) | (fields[1] == rank)
+        return Moves(*(f[takes_part] for f in fields))
 
 
 class Schedule(NamedTuple):
@@ -219,8 +219,8 @@ def _start_symbols(schedule: Schedule) -> Ints:
     state[:, :, 0] = -1
     for rank in range(schedule.n):
         places = schedule.input_cells(rank)
-        here = state[rank, places.start : places.stop]
-        here[:, 0], here[:, rank + 1] = np.arange(len(places)), 1
+        initial = state[rank, places.start : places.stop]
+        initial[:, 0], initial[:, rank + 1] = np.arange(len(places)), 1
     return state
 
 
@@ -266,21 +266,21 @@ def _apply_step(
     src, dst, chunk, into = table
     carried = state[src, chunk]
     empty = carried[:, 0] < 0
-    held = state[dst, into, 0]
+    before = state[dst, into, 0]
     checks: list[tuple[Any, Kind, str]] = [
         (empty, "missing", "what is moved there was never filled"),
-        (reduce & (held < 0), "missing", "reduces into a cell that holds nothing"),
+        (reduce & (before < 0), "missing", "reduces into a cell that holds nothing"),
         (
-            reduce & (held != carried[:, 0]) & has_data,
+            reduce & (before != carried[:, 0]) & has_data,
             "misplaced",
             "combines different parts of the buffer",
         ),
     ]
-    for found, kind, what in checks:
-        if found.any():
-            bad = int(found.argmax())
-            told = f"{what} (from rank {src[bad]} cell {chunk[bad]})"
-            return [Fault(kind, number, int(dst[bad]), int(into[bad]), told)]
+    for is_bad, kind, what in checks:
+        if is_bad.any():
+            bad = int(is_bad.argmax())
+            message = f"{what} (from rank {src[bad]} cell {chunk[bad]})"
+            return [Fault(kind, number, int(dst[bad]), int(into[bad]), message)]
     copies = ~reduce
     state[dst[copies], into[copies]] = carried[copies]
     carried[:, 0] = 0
@@ -291,34 +291,34 @@ def _apply_step(
 def _judge_outputs(schedule: Schedule, state: Ints) -> list[Fault]:
     """The first thing wrong with each rank's output."""
     faults = []
-    for rank, wanted in enumerate(
+    for rank, expected in enumerate(
         expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     ):
-        if wanted is None:
+        if expected is None:
             continue
         places = schedule.output_cells(rank)
         got = state[rank, places.start : places.stop]
         if not schedule.has_data:
             got = np.minimum(got, 1)  # hearing twice of a rank does no harm
-        wrong = (got != wanted).any(axis=1)
+        wrong = (got != expected).any(axis=1)
         if wrong.any():
             index = int(wrong.argmax())
-            faults.append(_explain_fault(got[index], wanted[index], rank, places[index]))
+            faults.append(_explain_fault(got[index], expected[index], rank, places[index]))
     return faults
 
 
-def _explain_fault(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
-    less, more = (np.flatnonzero(d[1:] > 0) for d in (wanted - got, got - wanted))
+def _explain_fault(got: Ints, expected: Ints, rank: int, cell: int) -> Fault:
+    less, more = (np.flatnonzero(d[1:] > 0) for d in (expected - got, got - expected))
     if got[0] < 0:
         return Fault("missing", None, rank, cell, "nothing has arrived")
-    if got[0] != wanted[0] or ((got > 0) & (wanted == 0))[1:].any():
+    if got[0] != expected[0] or ((got > 0) & (expected == 0))[1:].any():
         return Fault(
             "misplaced",
             None,
             rank,
             cell,
             f"holds input cell {got[0]} of ranks {_name_ranks(got)} "
-            f"instead of cell {wanted[0]} of ranks {_name_ranks(wanted)}",
+            f"instead of cell {expected[0]} of ranks {_name_ranks(expected)}",
         )
     if len(less):
         return Fault("missing", None, rank, cell, f"lacks the contribution of rank {less[0]}")
@@ -343,14 +343,14 @@ class Hazard(NamedTuple):
 def find_hazards(schedule: Schedule) -> list[Hazard]:
     """Every cell that some move of a step reads while another overwrites it, or that is written
     where it is read."""
-    found = []
+    hazards = []
     for number, moves in enumerate(schedule.steps()):
         src, dst, chunk, into, _ = moves.arrays()
         both = np.intersect1d(src * schedule.width + chunk, dst * schedule.width + into)
-        found += [
+        hazards += [
             Hazard(number, int(at) // schedule.width, int(at) % schedule.width) for at in both
         ]
-    return found
+    return hazards
 
 
 def fan_in(schedule: Schedule) -> int:
@@ -386,6 +386,6 @@ def join_neighbours(moves: Moves) -> Runs:
     )  # along a run
     starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: len(src)])
     lengths = np.diff(np.append(starts, len(src)))
-    shown = np.lexsort((into[starts], chunk[starts], dst[starts], src[starts]))
-    at = starts[shown]
-    return Runs(src[at], dst[at], chunk[at], into[at], lengths[shown], reduce[at])
+    by_source = np.lexsort((into[starts], chunk[starts], dst[starts], src[starts]))
+    at = starts[by_source]
+    return Runs(src[at], dst[at], chunk[at], into[at], lengths[by_source], reduce[at])

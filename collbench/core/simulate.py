@@ -125,19 +125,19 @@ class Cost(NamedTuple):
     def seconds(self, nbytes: float) -> float:
         cell = self.share * nbytes
         return sum(
-            times * float((here[:, 0] + here[:, 1] * cell).max()) for here, times in self.pieces
+            times * float((lines[:, 0] + lines[:, 1] * cell).max()) for lines, times in self.pieces
         )
 
 
 def cost_schedule(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
     """One pass over the schedule. With ``lengths`` (ranks, cells) of all cells, sizes are multiples
     of those."""
-    found: dict[bytes, tuple[Floats, int]] = {}
+    pieces: dict[bytes, tuple[Floats, int]] = {}
     for messages, times in list_step_messages(schedule, lengths):
-        here = list_cost_lines(network, schedule.n, messages)
-        key = here.tobytes()
-        found[key] = here, found.get(key, (here, 0))[1] + times
-    return Cost(float(cell_share(schedule)) if lengths is None else 1.0, list(found.values()))
+        lines = list_cost_lines(network, schedule.n, messages)
+        key = lines.tobytes()
+        pieces[key] = lines, pieces.get(key, (lines, 0))[1] + times
+    return Cost(float(cell_share(schedule)) if lengths is None else 1.0, list(pieces.values()))
 
 
 def predict_seconds(schedule: Schedule, network: Network, nbytes: float) -> float:
@@ -256,7 +256,7 @@ class Forecast(NamedTuple):
 def find_fastest(seconds: dict[str, float]) -> str:
     """The fastest, or the first of those that are as fast but for rounding."""
     least = min(seconds.values())
-    return next(name for name, taken in seconds.items() if taken <= least * (1 + 1e-9))
+    return next(name for name, duration in seconds.items() if duration <= least * (1 + 1e-9))
 
 
 def forecast_variants(

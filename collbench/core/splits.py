@@ -47,10 +47,10 @@ def split_matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     return table
 
 
-def _round_to_elements(wanted: np.ndarray, itemsize: int) -> np.ndarray:
+def _round_to_elements(nbytes: np.ndarray, itemsize: int) -> np.ndarray:
     import numpy as np
 
-    counts: np.ndarray = np.floor(wanted / itemsize + 1e-9).astype(np.int64)
+    counts: np.ndarray = np.floor(nbytes / itemsize + 1e-9).astype(np.int64)
     return counts
 
 
@@ -68,8 +68,8 @@ def _first_row(spec: str, n: int, nbytes: int) -> np.ndarray:
     if kind == "uniform" and not argument:
         return np.full(n, nbytes / n)
     if kind == "spread" and 0 <= share <= 1:
-        apart = np.arange(n) / (n * (n - 1) / 2) if n > 1 else np.ones(1)
-        return nbytes * ((1 - share) / n + share * apart)
+        slope = np.arange(n) / (n * (n - 1) / 2) if n > 1 else np.ones(1)
+        return nbytes * ((1 - share) / n + share * slope)
     if kind == "zipf" and 0 <= share < math.inf:
         with np.errstate(over="ignore"):
             weight = 1.0 / np.arange(1, n + 1) ** share
@@ -91,11 +91,11 @@ def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, 
 def _pattern_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
     """That of a pattern, by its first row."""
     row = _round_to_elements(_first_row(spec, n, nbytes), itemsize)
-    sent, kept = int(row.sum()), int(row.min())
+    sent, smallest = int(row.sum()), int(row.min())
     if not spec.startswith("zipf"):
         return sent, sent, sent - int(row[0])
     most = int(row.max())
-    return sent, n * most, max(sent - kept, (n - 1) * most)
+    return sent, n * most, max(sent - smallest, (n - 1) * most)
 
 
 def table_bytes(spec: str, n: int) -> int | None:

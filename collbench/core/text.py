@@ -119,8 +119,8 @@ def escape_markdown(text: str) -> str:
 def suggest_name(word: Any, names: Iterable[str]) -> str:
     """A question with the one of ``names`` that ``word`` may have meant; empty where none is like
     it."""
-    found = difflib.get_close_matches(str(word).lower(), list(names), 1)
-    return f"did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(str(word).lower(), list(names), 1)
+    return f"did you mean {matches[0]}?" if matches else ""
 
 
 def format_count(number: int, what: str) -> str:

@@ -76,7 +76,10 @@ def ask_amdsmi(smi: Any, what: str, *arguments: Any) -> Any:
     """AMD SMI's answer; None where this GPU, driver or version has none. An argument such as
     AmdSmiClkType.GFX is given as text."""
     try:
-        given = [_find_constant(smi, each) if isinstance(each, str) else each for each in arguments]
+        given = [
+            _find_constant(smi, argument) if isinstance(argument, str) else argument
+            for argument in arguments
+        ]
         return getattr(smi, f"amdsmi_{what}")(*given)
     except (smi.AmdSmiException, AttributeError):
         return None
@@ -84,8 +87,8 @@ def ask_amdsmi(smi: Any, what: str, *arguments: Any) -> Any:
 
 def find_handle(smi: Any, pci: str) -> Any:
     """The GPU at a PCI address, 0000:1b:00.0; None where AMD SMI knows none there."""
-    found = ask_amdsmi(smi, "get_processor_handles") or ()
-    return next((gpu for gpu in found if ask_amdsmi(smi, "get_gpu_device_bdf", gpu) == pci), None)
+    handles = ask_amdsmi(smi, "get_processor_handles") or ()
+    return next((gpu for gpu in handles if ask_amdsmi(smi, "get_gpu_device_bdf", gpu) == pci), None)
 
 
 def describe_gpu(smi: Any, gpu: Any) -> dict[str, Any]:
@@ -123,9 +126,9 @@ def describe_gpu(smi: Any, gpu: Any) -> dict[str, Any]:
     }
 
 
-def are_joined(smi: Any, one: Any, other: Any) -> bool:
+def are_joined(smi: Any, first: Any, other: Any) -> bool:
     """Whether xGMI joins two GPUs directly."""
-    link = ask_amdsmi(smi, "topo_get_link_type", one, other)
+    link = ask_amdsmi(smi, "topo_get_link_type", first, other)
     return read_number(link, "type") == XGMI and read_number(link, "hops") == 1
 
 
@@ -135,15 +138,15 @@ def read_state(smi: Any, gpu: Any) -> Reading:
     100 ms."""
     metrics = ask_amdsmi(smi, "get_gpu_metrics_info", gpu) or {}
     dies = metrics.get("current_gfxclks")
-    clocks = [read_number(each) for each in dies] if isinstance(dies, list) else []
-    known = [
+    clocks = [read_number(die) for die in dies] if isinstance(dies, list) else []
+    clocks_read = [
         clock for clock in (*clocks, read_number(metrics, "current_gfxclk")) if clock is not None
     ]
     links = ask_amdsmi(smi, "get_gpu_ecc_count", gpu, "AmdSmiGpuBlock.XGMI_WAFL")
     errors = [read_number(links, f"{kind}_count") for kind in ("correctable", "uncorrectable")]
     replays = read_number(metrics, "pcie_replay_count_acc")
     return Reading(
-        sm_mhz=max(known, default=None),
+        sm_mhz=max(clocks_read, default=None),
         memory_mhz=read_number(metrics, "current_uclk"),
         celsius=_first_number(metrics, "temperature_hotspot", "temperature_edge"),
         watts=_first_number(metrics, "current_socket_power", "average_socket_power"),
@@ -175,36 +178,39 @@ def list_gpu_nodes(root: Path) -> list[Node]:
     torch = importlib.util.find_spec("torch") if places else None
     if not torch or not torch.origin or not (Path(torch.origin).parent / ROCM_PART).exists():
         return []
-    found = []
-    for place in places:
+    gpu_nodes = []
+    for node in places:
         facts = {
-            name: sysfs.read_integer(place / "properties", rf"^{name} (\d+)$") or 0
+            name: sysfs.read_integer(node / "properties", rf"^{name} (\d+)$") or 0
             for name in ("simd_count", "domain", "location_id")
         }
         if facts["simd_count"]:
             bus, device = facts["location_id"] >> 8 & 0xFF, facts["location_id"] >> 3 & 0x1F
             sizes = (
                 sysfs.read_integer(cache / "properties", r"^size (\d+)$") or 0
-                for cache in (place / "caches").glob("[0-9]*")
+                for cache in (node / "caches").glob("[0-9]*")
             )
             pci = f"{facts['domain']:04x}:{bus:02x}:{device:02x}.0"
-            found.append(Node(pci, max(sizes, default=0) << 10))
-    return found
+            gpu_nodes.append(Node(pci, max(sizes, default=0) << 10))
+    return gpu_nodes
 
 
 ROCM_PART = "lib/libtorch_hip.so"  # of a torch that is built for ROCm
 
 
-def count_visible(found: int, environ: Mapping[str, str]) -> int:
+def count_visible(present: int, environ: Mapping[str, str]) -> int:
     """How many of so many GPUs the environment leaves; a list ends at -1, or where it is empty."""
     lists = [environ[name].split(",") for name in VISIBLE if name in environ]
     return (
         min(
-            found,
-            *(len(list(itertools.takewhile(re.compile(r"\s*\w").match, each))) for each in lists),
+            present,
+            *(
+                len(list(itertools.takewhile(re.compile(r"\s*\w").match, listed)))
+                for listed in lists
+            ),
         )
         if lists
-        else found
+        else present
     )
 
 
@@ -214,8 +220,8 @@ def _find_constant(smi: Any, name: str) -> Any:
 
 
 def _read_text(answer: Any, key: str) -> str | None:
-    found = answer.get(key) if isinstance(answer, Mapping) else None
-    return found if isinstance(found, str) and found not in ("", "N/A") else None
+    text = answer.get(key) if isinstance(answer, Mapping) else None
+    return text if isinstance(text, str) and text not in ("", "N/A") else None
 
 
 def _first_number(answer: Any, *keys: str) -> int | None:

@@ -148,12 +148,12 @@ def gather_software(environ: Mapping[str, str]) -> dict[str, Any]:
     packages = dict.fromkeys(
         (*LIBRARIES, *(name for b in backend_names() for name in backend_info(b).packages))
     )
-    found = {
+    wheels = {
         name: next(iter(importlib.metadata.distributions(name=name)), None) for name in packages
     }
     libraries = {
         "collbench": __version__,
-        **{name: wheel.version for name, wheel in found.items() if wheel},
+        **{name: wheel.version for name, wheel in wheels.items() if wheel},
     }
     return {
         "python": platform.python_version(),
@@ -182,11 +182,9 @@ def find_differences(
     a: Mapping[str, Any], b: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> list[Difference]:
     """Every fact by which the fingerprints for ``backends`` differ, in order of key paths."""
-    left, right = _select_relevant(a, backends), _select_relevant(b, backends)
+    old, right = _select_relevant(a, backends), _select_relevant(b, backends)
     return [
-        (k, left.get(k), right.get(k))
-        for k in sorted({*left, *right})
-        if left.get(k) != right.get(k)
+        (k, old.get(k), right.get(k)) for k in sorted({*old, *right}) if old.get(k) != right.get(k)
     ]
 
 
@@ -280,13 +278,13 @@ def launched_core_count(ranks: int) -> int:
     """Physical cores of the ``ranks`` that a launcher started on this host: core_count, but where
     the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
     its own: they have as many each, and no more than the launcher."""
-    own = core_count()
+    rank_cores = core_count()
     try:
         launcher = os.sched_getaffinity(os.getppid())
     except OSError:
-        return own
+        return rank_cores
     bound = launcher > os.sched_getaffinity(0)
-    return min(own * ranks, len(by_core(sorted(launcher), ROOT))) if bound else own
+    return min(rank_cores * ranks, len(by_core(sorted(launcher), ROOT))) if bound else rank_cores
 
 
 @functools.lru_cache(maxsize=8)
@@ -302,14 +300,14 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
-    seen, total = set[int](), 0
+    counted, total = set[int](), 0
     for cpu in list_affinity(root):
-        indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
+        indices = () if cpu in counted else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((read_integer(index / "level") or 0, index) for index in indices)[
             -1:
         ]:
             total += (read_integer(last / "size", r"(\d+)K") or 0) << 10
-            seen |= {cpu, *cpu_list(last / "shared_cpu_list")}
+            counted |= {cpu, *cpu_list(last / "shared_cpu_list")}
     return total or None
 
 
@@ -319,9 +317,9 @@ def gpu_count(root: Path = ROOT) -> int:
     nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
     if not nodes:
         return amd.count_visible(len(amd.list_gpu_nodes(root)), os.environ)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     return min(
-        nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named)))
+        nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible)))
     )  # -1 ends the list
 
 
@@ -346,7 +344,7 @@ def memory_limit(root: Path = ROOT) -> tuple[int, str]:
             "memory available on this machine",
         )
     ]
-    limits += [(left, name) for _, left, name in _memory_cgroups(root)]
+    limits += [(free, name) for _, free, name in _memory_cgroups(root)]
     space = read_integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
     if space is not None:
         limits.append(
@@ -355,8 +353,8 @@ def memory_limit(root: Path = ROOT) -> tuple[int, str]:
                 "address space limit (ulimit -v)",
             )
         )
-    left, why = min(limits)
-    return max(0, left - max(512 << 20, left * 3 // 100)), why
+    bytes_left, why = min(limits)
+    return max(0, bytes_left - max(512 << 20, bytes_left * 3 // 100)), why
 
 
 def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -386,8 +384,8 @@ def _select_relevant(
 ) -> dict[str, Any]:
     """Key paths and values that go into the fingerprint for ``backends``. Null equals absent; a NIC
     without a driver is virtual."""
-    known = nics.items() if isinstance(nics := environment.get("nics"), Mapping) else ()
-    nics = {name: nic for name, nic in known if isinstance(nic, Mapping) and nic.get("driver")}
+    nic_items = nics.items() if isinstance(nics := environment.get("nics"), Mapping) else ()
+    nics = {name: nic for name, nic in nic_items if isinstance(nic, Mapping) and nic.get("driver")}
     return {
         k: v
         for k, v in _flatten({**environment, "nics": nics}).items()

@@ -92,10 +92,10 @@ def ask_nvml(nvml: Any, what: str, *arguments: Any) -> Any:
 
 def read_fields(nvml: Any, gpu: Any, ids: Sequence[int | tuple[int, int]]) -> list[int | None]:
     """Field values in one call, in the order of ``ids``, each a field or a (field, scope)."""
-    found = (ask_nvml(nvml, "DeviceGetFieldValues", gpu, list(ids)) if ids else None) or ()
+    readings = (ask_nvml(nvml, "DeviceGetFieldValues", gpu, list(ids)) if ids else None) or ()
     values = [
         getattr(f.value, VALUE_KINDS[f.valueType], None) if f.nvmlReturn == 0 else None
-        for f in found
+        for f in readings
     ]
     return values or [None] * len(ids)
 

@@ -61,7 +61,7 @@ def _sum_columns(cpus: Collection[int], columns: Collection[int], root: Path) ->
 def measure_load(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
     """Others' load on this host, while this process waits and has no other at work; empty where it
     cannot be told."""
-    others = Others(0, lambda mine: [mine], root)
+    others = Others(0, lambda value: [value], root)
     time.sleep(seconds)
     return others.since()
 
@@ -80,14 +80,18 @@ class Others:
         self, rank: int, collect: Callable[[Any], list[Any]], root: Path = environment.ROOT
     ) -> None:
         self._collect, self._root = collect, root
-        mine = sorted(os.sched_getaffinity(0))
-        told = collect(
-            [environment.boot_id(root) or environment.host_name(), environment.host_name(), mine]
+        cpus_here = sorted(os.sched_getaffinity(0))
+        answers = collect(
+            [
+                environment.boot_id(root) or environment.host_name(),
+                environment.host_name(),
+                cpus_here,
+            ]
         )
-        self._machines = [machine for machine, _, _ in told]
+        self._machines = [machine for machine, _, _ in answers]
         self._cpus: dict[str, set[int]] = {}
         self._hosts: dict[str, str] = {}
-        for machine, host, cpus in told:
+        for machine, host, cpus in answers:
             self._cpus.setdefault(machine, set()).update(cpus)
             self._hosts.setdefault(machine, host)
         self._machine = self._machines[rank]
@@ -102,22 +106,22 @@ class Others:
 
     def resume(self) -> None:
         now = zip(self._before, self._paused, self._now(), strict=True)
-        wall, busy, own = (before + after - paused for before, paused, after in now)
-        self._before = wall, busy, own
+        wall, busy, own_seconds = (before + after - paused for before, paused, after in now)
+        self._before = wall, busy, own_seconds
 
     def since(self) -> dict[str, Load]:
         """Load by host since this was last asked, or since there is this object."""
         before, self._before = self._before, self._now()
-        wall, all_of_them, own = (b - a for a, b in zip(before, self._before, strict=True))
-        mine = [wall, None if math.isnan(all_of_them) else all_of_them, own]
-        told = list(zip(self._machines, self._collect(mine), strict=True))
-        found = {}
+        wall, all_of_them, own_seconds = (b - a for a, b in zip(before, self._before, strict=True))
+        rank_load = [wall, None if math.isnan(all_of_them) else all_of_them, own_seconds]
+        rank_loads = list(zip(self._machines, self._collect(rank_load), strict=True))
+        loads = {}
         for machine, host in self._hosts.items():
-            here = [values for of, values in told if of == machine]
-            (wall, busy, _), ours = here[0], sum(own for _, _, own in here)
+            on_machine = [values for machine_of, values in rank_loads if machine_of == machine]
+            (wall, busy, _), ours = on_machine[0], sum(rank_own for _, _, rank_own in on_machine)
             if busy is not None:
-                found[host] = Load(round((busy - ours) / wall, 3), len(self._cpus[machine]))
-        return found
+                loads[host] = Load(round((busy - ours) / wall, 3), len(self._cpus[machine]))
+        return loads
 
     def stolen(self) -> float:
         """Seconds so far for which the hypervisor gave a CPU of this machine to others, on average;
@@ -132,10 +136,10 @@ class Others:
     def _now(self) -> tuple[float, float, float]:
         """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),
         and what this process and those it descends from have."""
-        own = time.process_time()
+        own_seconds = time.process_time()
         for parent in self._parents:
             with suppress(psutil.Error):  # it has ended, or belongs to another user
                 times = parent.cpu_times()
-                own += times.user + times.system
+                own_seconds += times.user + times.system
         cpus = self._cpus[self._machine] if self._leads else ()
-        return time.perf_counter(), cpu_seconds(cpus, self._root), own
+        return time.perf_counter(), cpu_seconds(cpus, self._root), own_seconds

@@ -18,19 +18,19 @@ def read_text(path: Path, most: int = -1) -> str | None:
 
 def find_in_file(path: Path, pattern: str) -> str | None:
     """What the first group of ``pattern`` matches in the first 8 KiB of a file."""
-    found = re.search(pattern, read_text(path, 8192) or "", re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(pattern, read_text(path, 8192) or "", re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def read_integer(path: Path, pattern: str = r"^(-?\d+)$") -> int | None:
-    found = find_in_file(path, pattern)
-    return int(found) if found else None
+    digits = find_in_file(path, pattern)
+    return int(digits) if digits else None
 
 
 def read_kib(path: Path, key: str) -> int | None:
     """Bytes in a line ``key: 1234 kB``."""
-    found = read_integer(path, rf"\b{key}:\s+(\d+) kB")
-    return found and found << 10
+    kib = read_integer(path, rf"\b{key}:\s+(\d+) kB")
+    return kib and kib << 10
 
 
 def cpu_list(path: Path, pattern: str = "(.*)") -> list[int]:

@@ -127,12 +127,12 @@ def gpu_facts(root: Path) -> dict[str, Any]:
     driver, cuda = (
         ask_nvml(nvml, f"SystemGet{what}") for what in ("DriverVersion", "CudaDriverVersion")
     )
-    found = [
+    gpus = [
         _find_gpu(nvml, ask_nvml(nvml, "DeviceGetHandleByIndex", i), root)
         for i in range(ask_nvml(nvml, "DeviceGetCount") or 0)
     ]
-    devices = [_describe_gpu(nvml, gpu) for gpu in found]
-    links = [[_find_link(nvml, one, other) for other in found] for one in found]
+    devices = [_describe_gpu(nvml, gpu) for gpu in gpus]
+    links = [[_find_link(nvml, gpu, other) for other in gpus] for gpu in gpus]
     ask_nvml(nvml, "Shutdown")
     return {
         "driver": driver,
@@ -165,7 +165,7 @@ def read_counters(root: Path) -> dict[str, int]:
     """What the network ports of this host have counted of errors since they came up: by port and
     counter, which are sysfs's. A host's own and virtual ones have none."""
     real = [path for path in (root / "sys/class/net").glob("*") if (path / "device").exists()]
-    found = {
+    counter_files = {
         f"{path.name} {name.rpartition('/')[2]}": path / name
         for path in real
         for name in NIC_ERRORS
@@ -175,10 +175,10 @@ def read_counters(root: Path) -> dict[str, int]:
             (port / "counters" / name for name in RDMA_ERRORS),
             (port / "hw_counters" / name for name in RETRIES),
         )
-        found |= {
+        counter_files |= {
             f"{port.parts[-3]}:{port.name} {path.name}": path for paths in places for path in paths
         }
-    texts = {name: sysfs.read_text(path) for name, path in sorted(found.items())}
+    texts = {name: sysfs.read_text(path) for name, path in sorted(counter_files.items())}
     return {name: int(text) for name, text in texts.items() if text and text.isdecimal()}
 
 
@@ -190,23 +190,25 @@ def _amd_facts(root: Path) -> dict[str, Any]:
         smi = amd.load_amdsmi()
     except CannotRun as e:
         places = sorted((root / "sys/bus/pci/drivers/amdgpu").glob("*:*"))
-        known = [{"name": sysfs.read_text(at / "product_name"), "pci": at.name} for at in places]
-        return {"vendor": AMD, "why_not": e.message, "driver": version, "devices": known}
+        described = [
+            {"name": sysfs.read_text(at / "product_name"), "pci": at.name} for at in places
+        ]
+        return {"vendor": AMD, "why_not": e.message, "driver": version, "devices": described}
     handles = amd.ask_amdsmi(smi, "get_processor_handles") or []
     devices = [amd.describe_gpu(smi, gpu) for gpu in handles]
     places = [_device_folder(device["pci"], root) for device in devices]
-    for device, place in zip(devices, places, strict=True):
-        device |= {"numa": _numa_node(place), "cpus": sysfs.read_text(place / "local_cpulist")}
+    for device, folder in zip(devices, places, strict=True):
+        device |= {"numa": _numa_node(folder), "cpus": sysfs.read_text(folder / "local_cpulist")}
     links = [
         [
             "X"
-            if one is other
+            if gpu is other
             else "XGMI"
-            if amd.are_joined(smi, one, other)
-            else _find_path(here, there)
-            for other, there in zip(handles, places, strict=True)
+            if amd.are_joined(smi, gpu, other)
+            else _find_path(folder, other_folder)
+            for other, other_folder in zip(handles, places, strict=True)
         ]
-        for one, here in zip(handles, places, strict=True)
+        for gpu, folder in zip(handles, places, strict=True)
     ]
     return {
         "vendor": AMD,
@@ -260,15 +262,15 @@ def _nvlink_ends(nvml: Any, gpu: Any) -> Counter[str]:
     return ends
 
 
-def _find_link(nvml: Any, one: _Gpu, other: _Gpu) -> str | None:
+def _find_link(nvml: Any, gpu: _Gpu, other: _Gpu) -> str | None:
     """The path between two GPUs, None where nothing tells it."""
-    if one is other:
+    if gpu is other:
         return "X"
-    direct = one.ends[format_pci_address(other.pci)] if other.pci else 0
-    if bonded := direct or min(one.ends["switch"], other.ends["switch"]):
+    direct = gpu.ends[format_pci_address(other.pci)] if other.pci else 0
+    if bonded := direct or min(gpu.ends["switch"], other.ends["switch"]):
         return f"NV{bonded}"
-    level = ask_nvml(nvml, "DeviceGetTopologyCommonAncestor", one.handle, other.handle)
-    return LEVELS.get(level) or _find_path(one.place, other.place)
+    level = ask_nvml(nvml, "DeviceGetTopologyCommonAncestor", gpu.handle, other.handle)
+    return LEVELS.get(level) or _find_path(gpu.place, other.place)
 
 
 def _find_surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> dict[str, Any]:
@@ -288,15 +290,15 @@ def _device_folder(pci: str | None, root: Path) -> Path:
     return root / "sys/bus/pci/devices" / (format_pci_address(pci) if pci else "unknown")
 
 
-def _numa_node(place: Path) -> int | None:
-    node = sysfs.read_integer(place / "numa_node")
+def _numa_node(folder: Path) -> int | None:
+    node = sysfs.read_integer(folder / "numa_node")
     return None if node == -1 else node
 
 
-def _find_path(one: Path, other: Path) -> str | None:
+def _find_path(gpu: Path, other: Path) -> str | None:
     """The path between two PCI devices by the bridges above each, None where the kernel shows none
     for one of them."""
-    above = [_list_bridges(one), _list_bridges(other)]
+    above = [_list_bridges(gpu), _list_bridges(other)]
     if not all(above):
         return None
     shared = sum(
@@ -308,13 +310,13 @@ def _find_path(one: Path, other: Path) -> str | None:
         return "PIX" if max(map(len, above)) - shared <= 2 else "PXB"
     if shared == 1:
         return "PHB"
-    return "NODE" if _numa_node(one) == _numa_node(other) else "SYS"
+    return "NODE" if _numa_node(gpu) == _numa_node(other) else "SYS"
 
 
-def _list_bridges(place: Path) -> tuple[str, ...]:
+def _list_bridges(folder: Path) -> tuple[str, ...]:
     """A device's way from the host bridge: pci0000:16, 0000:16:01.0 and so on, itself last; empty
     if not known."""
-    parts = place.resolve().parts
+    parts = folder.resolve().parts
     starts = [
         index
         for index, part in enumerate(parts)
@@ -337,16 +339,16 @@ def read_racks(path: Path, option: str = "--topology") -> dict[str, str]:
     """Raises UsageError where the file is none, too large, or says something else."""
     try:
         if path.suffix == ".json":
-            found = msgspec.json.decode(files.read_bytes(path, MOST_BYTES), type=_File)
+            racks = msgspec.json.decode(files.read_bytes(path, MOST_BYTES), type=_File)
         else:
-            found = msgspec.convert(files.read_toml(path, MOST_BYTES)[1], _File)
+            racks = msgspec.convert(files.read_toml(path, MOST_BYTES)[1], _File)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as e:
         raise UsageError(f"{option}: cannot read {path}: {e}", HINT) from e
-    if not found.hosts or not all(
-        name.strip() and name.isprintable() for pair in found.hosts.items() for name in pair
+    if not racks.hosts or not all(
+        name.strip() and name.isprintable() for pair in racks.hosts.items() for name in pair
     ):
         raise UsageError(f"{option}: {path} names no hosts, or one without a name", HINT)
-    return found.hosts
+    return racks.hosts
 
 
 def list_missing_hosts(racks: dict[str, str], hosts: Iterable[str]) -> list[str]:

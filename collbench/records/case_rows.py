@@ -114,20 +114,20 @@ def gather_case_rows(
 ) -> dict[str, CaseRows]:
     """The cases of one side by ``key``, which says what they are joined on."""
     table = rows.group_rows(rows.make_rows(files), lambda row: key(row.run, row.case))
-    return {name: _case_rows(found, paired) for name, found in table.items()}
+    return {name: _case_rows(case_list, paired) for name, case_list in table.items()}
 
 
-def _case_rows(found: Sequence[Row], paired: bool) -> CaseRows:
-    placed = [row for row in found if row.world] if paired else found
+def _case_rows(case_list: Sequence[Row], paired: bool) -> CaseRows:
+    placed = [row for row in case_list if row.world] if paired else case_list
     manner: dict[str, set[str]] = {}
-    for row in rows.select_fit(found):
+    for row in rows.select_fit(case_list):
         for cycle in row.fit:
             for name, value in _describe_manner(row, cycle.record).items():
                 manner.setdefault(name, set()).add(value)
     launches: dict[Place, Row] = {}
     for stage in rows.group_rows(placed, lambda row: row.launch.stage).values():
         launches |= {_launch_index(row, paired): row for row in rows.select_deciding(stage)}
-    return CaseRows(found[0].case, found, launches, manner)
+    return CaseRows(case_list[0].case, case_list, launches, manner)
 
 
 def _launch_index(row: Row, paired: bool) -> Place:

@@ -40,13 +40,13 @@ def without_effect(env: Iterable[tuple[str, str]], collective: str, choice: Choi
     Open MPI does not say so; empty where they were followed, and where that cannot be told. Fewer
     channels than asked are told too, although NCCL gives few to small messages anyway.
     """
-    found = []
+    remarks = []
     for name, value in env:
         ran = SETTINGS[name](value, collective, choice) if choice and name in SETTINGS else ""
-        found += [f"{name}={value} asked, NCCL ran {ran}"] if ran else []
+        remarks += [f"{name}={value} asked, NCCL ran {ran}"] if ran else []
         if choice is None and re.fullmatch(TUNED, name):
-            found.append(f"{name} is not known to have effect: it takes {RULES}=1, and one host")
-    return "; ".join(found)
+            remarks.append(f"{name} is not known to have effect: it takes {RULES}=1, and one host")
+    return "; ".join(remarks)
 
 
 def wire_factor(collective: str, n: int, choice: Choice | None) -> float | None:
@@ -70,8 +70,10 @@ def _is_allowed(value: str, collective: str, ran: str) -> bool:
     lists by function (``ring;allreduce:tree,collnetdirect``), of which the last that fits counts
     (ncclTopoTuneModel, parseList).
     """
-    made = collective if COLLECTIVES[collective].moves_data else "all_reduce"  # torch's barrier
-    function = made.replace("_", "")
+    implemented = (
+        collective if COLLECTIVES[collective].moves_data else "all_reduce"
+    )  # torch's barrier
+    function = implemented.replace("_", "")
     fits = True
     for entry in value.lower().split(";"):
         prefix, _, names = entry.rpartition(":")

@@ -131,7 +131,10 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _derive_ranks(record, world)
     control, sensitive = _derive_control(record, summary)
-    algbw, counted = _compute_algbw(record.case, median), traffic.derive_traffic(record, world)
+    algbw, counted_traffic = (
+        _compute_algbw(record.case, median),
+        traffic.derive_traffic(record, world),
+    )
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
     repeated = sum(record.invalid.values())
@@ -146,7 +149,7 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
             **_find_changes(record, times, summary),
             is_arrival_sensitive=sensitive,
             algbw=algbw,
-            traffic_factor=counted.carried,
+            traffic_factor=counted_traffic.carried,
             imported=imported,
         )
     )
@@ -170,7 +173,7 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
         control=control,
         sensitive=sensitive,
         absorbed=_derive_absorbed(record, summary.modes),
-        **counted._asdict(),
+        **counted_traffic._asdict(),
     )
 
 
@@ -205,12 +208,14 @@ def _derive_absorbed(record: Record, modes: Modes | None) -> float | None:
         return None
     if modes or not (spread := stats.median(record.skew_ns)):
         return None
-    whole, together = (
+    delayed, together = (
         stats.median_interval(np.sort(times), stats.n_eff(times))
-        for times in (np.asarray(of, dtype=float) for of in (record.glob_ns, record.control_ns))
+        for times in (
+            np.asarray(samples, dtype=float) for samples in (record.glob_ns, record.control_ns)
+        )
     )
-    unsure = math.hypot(whole[2] - whole[1], together[2] - together[1]) / 2
-    absorbed = 1 - (whole[0] - together[0]) / spread
+    unsure = math.hypot(delayed[2] - delayed[1], together[2] - together[1]) / 2
+    absorbed = 1 - (delayed[0] - together[0]) / spread
     return absorbed if unsure <= spread / 4 and absorbed <= 1 + 1 / 4 else None
 
 
@@ -237,13 +242,15 @@ def _derive_ranks(
     per_rank = np.asarray(record.per_rank, dtype=float)
     starts = np.asarray(record.starts_ns, dtype=float)
     timed = bool(record.starts_ns)
-    told = record.case.row.synchronising or timed
-    lateness = tuple(stats.measure_lateness(per_rank, starts)) if told else ()
+    has_lateness = record.case.row.synchronising or timed
+    lateness = tuple(stats.measure_lateness(per_rank, starts)) if has_lateness else ()
     late = slow = None
     if names_ranks(record, world, lateness):
         late = stats.find_straggler(per_rank, starts)
         slow = stats.find_dawdler(per_rank, starts) if late is None and timed else None
-    late, slow = (place if place is None else record.case.members[place] for place in (late, slow))
+    late, slow = (
+        member if member is None else record.case.members[member] for member in (late, slow)
+    )
     return late, slow, lateness
 
 
@@ -297,7 +304,7 @@ def _compute_wirebw(record: Record, world: World | None, algbw: float) -> float 
     return None if factor is None else factor * algbw
 
 
-def _derive_imported(record: Record, told: ToolTime, world: World | None) -> Derived | None:
+def _derive_imported(record: Record, printed: ToolTime, world: World | None) -> Derived | None:
     """The row of an imported record, which never gates: of its samples if it has any, else with nan
     for what the tool did not tell. Its quantiles stand only where as many samples could bound them.
     """
@@ -306,20 +313,20 @@ def _derive_imported(record: Record, told: ToolTime, world: World | None) -> Der
     if record.times_ns:
         return _derive_timed(msgspec.structs.replace(record, told=None), world, imported=True)
     scale = 1000  # so that whole numbers keep fractions of a nanosecond
-    one = msgspec.structs.replace(
-        record, told=None, times_ns=[round(told.time * scale)], inner=scale
+    scaled = msgspec.structs.replace(
+        record, told=None, times_ns=[round(printed.time * scale)], inner=scale
     )
-    row = _derive_timed(one, world, imported=True)
+    row = _derive_timed(scaled, world, imported=True)
     times = msgspec.structs.replace(
         row.times,
-        samples=told.samples,
+        samples=printed.samples,
         n_eff=math.nan,
         mad=math.nan,
-        mean=told.time if told.over == "mean" else math.nan,
-        min=math.nan if told.min is None else told.min,
-        max=math.nan if told.max is None else told.max,
-        p95=_bound_quantile(told.p95, told.samples, 0.95),
-        p99=_bound_quantile(told.p99, told.samples, 0.99),
+        mean=printed.time if printed.over == "mean" else math.nan,
+        min=math.nan if printed.min is None else printed.min,
+        max=math.nan if printed.max is None else printed.max,
+        p95=_bound_quantile(printed.p95, printed.samples, 0.95),
+        p99=_bound_quantile(printed.p99, printed.samples, 0.99),
     )
     flags = tuple(flag for flag in row.flags if flag != FEW)
     return msgspec.structs.replace(row, times=times, flags=flags)
@@ -333,10 +340,11 @@ def _bound_quantile(value: float | None, samples: int, q: float) -> float | None
 
 def told_over(record: Record) -> str:
     """What another tool's time is of, in words; nothing where there are samples."""
-    told = record.told if not record.times_ns else None
+    printed = record.told if not record.times_ns else None
     ranks = {"mean": "mean over ranks", "rank 0": "of rank 0"}
     return (
-        f"{told.over} over iterations, {ranks.get(told.ranks, f'of the {told.ranks} rank')}"
-        if told
+        f"{printed.over} over iterations,"
+        f" {ranks.get(printed.ranks, f'of the {printed.ranks} rank')}"
+        if printed
         else ""
     )

@@ -46,16 +46,18 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 def judge_limits(file: RunFile) -> list[Held]:
     """Every row of a run that has a limit, against each of its limits; a wanted size that has no
     row, and the averages. Rows without a busbw by their nature, such as a barrier's, have none."""
-    wanted = [
+    limited = [
         (threshold.match, limit)
         for threshold in file.run.suite.thresholds
         for limit in threshold.min_busbw
     ]
-    rows = group_rows(make_rows([file]), lambda row: row.case) if wanted else {}
+    rows = group_rows(make_rows([file]), lambda row: row.case) if limited else {}
     return [
-        held
-        for match, limit in wanted
-        for held in _hold_rows(limit, {c: rows[c] for c in rows if c.row.moves_data and c in match})
+        result
+        for match, limit in limited
+        for result in _hold_rows(
+            limit, {c: rows[c] for c in rows if c.row.moves_data and c in match}
+        )
     ]
 
 
@@ -66,21 +68,21 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
     if limit.average:
         averages = [_hold_average(limit, members) for members in tables.values()]
         return averages or [_hold_absent(limit, "average")]
-    found: list[Held] = []
+    results: list[Held] = []
     for members in tables.values():
-        wanted = max(c.nbytes for c in members) if limit.size is None else limit.size
-        mine = [
+        nbytes = max(c.nbytes for c in members) if limit.size is None else limit.size
+        matching = [
             case
             for case in members
-            if case.nbytes == wanted and not _is_form_skipped(case, members)
+            if case.nbytes == nbytes and not _is_form_skipped(case, members)
         ]
-        found += [_hold_row(limit, case, members[case]) for case in mine]
-        if not mine:
+        results += [_hold_row(limit, case, members[case]) for case in matching]
+        if not matching:
             first = next(iter(members))
-            found.append(
-                _hold_absent(limit, describe_case(msgspec.structs.replace(first, nbytes=wanted)))
+            results.append(
+                _hold_absent(limit, describe_case(msgspec.structs.replace(first, nbytes=nbytes)))
             )
-    return found or [
+    return results or [
         _hold_absent(limit, "largest size" if limit.size is None else format_size(limit.size))
     ]
 
@@ -88,8 +90,8 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
 def _table_key(case: Case) -> tuple[Any, ...]:
     """What the rows have in common among which a size is the largest, and over which nccl-tests
     averages."""
-    apart = (case.splits, case.groups, case.group, case.arrival, case.background)
-    return (case.collective, case.label, case.n, case.mode, case.env, *apart)
+    details = (case.splits, case.groups, case.group, case.arrival, case.background)
+    return (case.collective, case.label, case.n, case.mode, case.env, *details)
 
 
 def _is_form_skipped(case: Case, cases: Launches) -> bool:
@@ -137,18 +139,20 @@ def _hold_average(limit: Limit, cases: Launches) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
-    each = [_hold_row(limit, case, launches) for case, launches in ran.items()]
+    results = [_hold_row(limit, case, launches) for case, launches in ran.items()]
     first = next(iter(cases))
     name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"
     about: dict[str, Any] = {"row": plain_line(name), "wanted": limit.busbw, "average": True}
-    unsure = [held for held in each if held.answer == "no answer"]
-    if unsure or not each:
+    unsure = [result for result in results if result.answer == "no answer"]
+    if unsure or not results:
         why = unsure[0].why if unsure else "nothing was measured"
-        many = f"{len(unsure)} of {format_count(len(each), 'row')}: " if unsure else ""
+        many = f"{len(unsure)} of {format_count(len(results), 'row')}: " if unsure else ""
         return Held(**about, answer="no answer", why=many + why)
     busbw, lo, hi = (
         fmean(math.inf if value is None else value for value in values)
-        for values in zip(*((held.busbw, held.lo, held.hi) for held in each), strict=True)
+        for values in zip(
+            *((result.busbw, result.lo, result.hi) for result in results), strict=True
+        )
     )
     return Held(**about, **_hold_busbw(limit, busbw, lo, hi, ""))
 
@@ -159,27 +163,29 @@ def _hold_busbw(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> d
     return {"answer": "no answer" if why else answer, "busbw": busbw, **bounds, "why": why}
 
 
-def describe_held(held: Held) -> str:
+def describe_held(result: Held) -> str:
     """A line about a row that does not meet its limit."""
-    wanted = f"{held.wanted:g}" + " (90 % of NCCL_TESTS_MIN_BW)" * held.average
-    if held.busbw is None:
-        return f"{held.row}: {wanted} GB/s of busbw wanted, no answer: {held.why}"
-    bounded = held.hi is not None
+    minimum = f"{result.wanted:g}" + " (90 % of NCCL_TESTS_MIN_BW)" * result.average
+    if result.busbw is None:
+        return f"{result.row}: {minimum} GB/s of busbw wanted, no answer: {result.why}"
+    bounded = result.hi is not None
     interval = (
-        f"{format_bandwidth(held.lo)} to {format_bandwidth(held.hi)}" if bounded else "no interval"
+        f"{format_bandwidth(result.lo)} to {format_bandwidth(result.hi)}"
+        if bounded
+        else "no interval"
     )
     ends = {
         "short": "too little",
         "not shown": "not shown, as the 95 % interval reaches over it",
         "met": "met",
     }
-    got = f"{format_bandwidth(held.busbw)} GB/s of busbw [{interval}], {wanted} wanted"
-    return f"{held.row}: {got}: {ends.get(held.answer, f'no answer, {held.why}')}"
+    got = f"{format_bandwidth(result.busbw)} GB/s of busbw [{interval}], {minimum} wanted"
+    return f"{result.row}: {got}: {ends.get(result.answer, f'no answer, {result.why}')}"
 
 
-def find_limits_exit(found: Sequence[Held]) -> Exit:
+def find_limits_exit(results: Sequence[Held]) -> Exit:
     """1 where a row falls short; else 3 where one has no answer, or none is shown; else 0."""
-    answers = {held.answer for held in found}
+    answers = {result.answer for result in results}
     if "short" in answers:
         return Exit.BAD
     return Exit.NO_VERDICT if answers - {"met"} else Exit.OK

@@ -102,8 +102,8 @@ def signed_rank_p(changes: Values) -> float:
     """
     values = np.round(np.asarray(changes, dtype=float), 12)
     values = values[values != 0]
-    _, place, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
-    doubled = (2 * np.cumsum(counts) - counts + 1)[place]
+    _, group_index, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
+    doubled = (2 * np.cumsum(counts) - counts + 1)[group_index]
     cumulated = _signed_ranks(tuple(int(rank) for rank in np.sort(doubled)), halved=False)
     positive = int(doubled[values > 0].sum())
     return min(1.0, 2 * float(cumulated[min(positive, len(cumulated) - 1 - positive)]))
@@ -233,17 +233,23 @@ def count_enough_pairs(changes: Values, tau: float, level: float = 0.95) -> floa
     that much changed. inf where these bound nothing yet."""
     _, lo, hi, _ = estimate_shift(changes, level) if len(changes) else (0.0, -np.inf, np.inf, 1.0)
     half, n = (hi - lo) / 2, len(changes)
-    wanted = WIDE * math.log1p(tau)
-    return n if half <= wanted else math.ceil(n * (half / wanted) ** 2) if half < np.inf else np.inf
+    target_width = WIDE * math.log1p(tau)
+    return (
+        n
+        if half <= target_width
+        else math.ceil(n * (half / target_width) ** 2)
+        if half < np.inf
+        else np.inf
+    )
 
 
 def count_lacking_pairs(changes: Values, tau: float, level: float = 0.95) -> float:
     """How many more pairs are ``count_enough_pairs``; where these bound nothing yet, how many more
     can."""
-    wanted = count_enough_pairs(changes, tau, level)
-    if math.isinf(wanted):
-        wanted = fewest_rounds(round(0.05 / (1 - level)))
-    return max(0.0, wanted - len(changes))
+    enough = count_enough_pairs(changes, tau, level)
+    if math.isinf(enough):
+        enough = fewest_rounds(round(0.05 / (1 - level)))
+    return max(0.0, enough - len(changes))
 
 
 def bonferroni_level(tests: int) -> float:

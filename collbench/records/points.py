@@ -139,17 +139,17 @@ def find_best(points: Iterable[Point]) -> list[Best]:
 
 def _rank_group(group: list[Point]) -> Best:
     winner, *others = sorted(group, key=lambda point: point.median)
-    known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
+    are_known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
     libraries = [point for point in (winner, *others) if point.case.algorithm == "native"]
     library = libraries[0] if libraries else None
-    found: dict[str, list[Point]] = {"ties": [], "unknown": [], "slower": []}
-    for point, sure in zip(others, known, strict=True):
+    groups: dict[str, list[Point]] = {"ties": [], "unknown": [], "slower": []}
+    for point, sure in zip(others, are_known, strict=True):
         overlap = "ties" if point.bounds[0] <= winner.bounds[1] else "slower"
-        found[overlap if sure else "unknown"].append(point)
+        groups[overlap if sure else "unknown"].append(point)
     return Best(
         winner=winner,
         library=library,
         gain=library.median / winner.median - 1 if library else None,
         reference=len(libraries) < len(group),
-        **found,
+        **groups,
     )

@@ -131,8 +131,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     def has(self, flag: str) -> bool:
         """Whether at least half of the cycles that count have a flag."""
-        own = [cycle.derived.flags for cycle in self.fit if cycle.derived]
-        return 2 * sum(flag in flags for flags in own) >= max(1, len(own))
+        cycle_flags = [cycle.derived.flags for cycle in self.fit if cycle.derived]
+        return 2 * sum(flag in flags for flags in cycle_flags) >= max(1, len(cycle_flags))
 
     @property
     def median(self) -> float:
@@ -163,7 +163,7 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
         launches = _find_launches(file.worlds)
         together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
         begun: dict[tuple[Case, int, int], int] = {}
-        for place, record in enumerate(file.records):
+        for index, record in enumerate(file.records):
             world = worlds.get(record.world)
             derived = derive.derive_in_run(record, world, file.run.suite)
             case = record.case
@@ -174,7 +174,7 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
                 first = begun.setdefault((case, world.stage, world.round), record.world)
                 launch = Launch(file.run.id, first, world.stage, world.round)
             key = case, launch, record.status == "predicted"
-            cycle = Cycle(place, record, derived, _explain_unfit(record, derived))
+            cycle = Cycle(index, record, derived, _explain_unfit(record, derived))
             together.setdefault(key, []).append(cycle)
         rows += [
             _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
@@ -218,7 +218,7 @@ def _make_row(
         world=world,
         cycles=tuple(cycles),
         derived=derived,
-        flags=tuple(dict.fromkeys(flag for each in timed for flag in each.flags)),
+        flags=tuple(dict.fromkeys(flag for summary in timed for flag in summary.flags)),
         unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
         ungated=_find_ungated(derived, fit),
     )
@@ -227,41 +227,43 @@ def _make_row(
 def _pool_cycles(fit: Sequence[Cycle]) -> derive.Derived | None:
     """What is derived of the samples of these cycles together (time_summary.pool_summaries); the
     rest is the first's. Imported means have no samples."""
-    each = [cycle.derived for cycle in fit if cycle.derived]
-    if len(each) < 2:
-        return each[0] if each else None
-    first = each[0]
+    derived_rows = [cycle.derived for cycle in fit if cycle.derived]
+    if len(derived_rows) < 2:
+        return derived_rows[0] if derived_rows else None
+    first = derived_rows[0]
     sampled = all(cycle.record.times_ns for cycle in fit)
-    times = pool_summaries([row.times for row in each], _join_times(fit) if sampled else None)
+    times = pool_summaries(
+        [row.times for row in derived_rows], _join_times(fit) if sampled else None
+    )
     factor = first.times.median / times.median
     clock = {} if first.device is None else {fit[0].record.clock: times.median}
-    controls = [row.control for row in each if row.control is not None]
+    controls = [row.control for row in derived_rows if row.control is not None]
     return msgspec.structs.replace(
         first,
         times=times,
         algbw=first.algbw * factor,
         busbw=None if first.busbw is None else first.busbw * factor,
         wirebw=None if first.wirebw is None else first.wirebw * factor,
-        late_share=max(row.late_share for row in each),
-        flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
+        late_share=max(row.late_share for row in derived_rows),
+        flags=tuple(dict.fromkeys(flag for row in derived_rows for flag in row.flags)),
         control=stats.median(controls) if controls else None,
         **clock,
     )
 
 
 def _join_times(cycles: Sequence[Cycle]) -> stats.Floats:
-    each = [np.asarray(c.record.times_ns, float) / c.record.inner for c in cycles]
-    return np.concatenate(each) if each else np.array([])
+    cycle_times = [np.asarray(c.record.times_ns, float) / c.record.inner for c in cycles]
+    return np.concatenate(cycle_times) if cycle_times else np.array([])
 
 
 def _find_ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
     """The flags of at least half the cycles for which a row decides nothing; that there are too few
     samples is a matter of all cycles together."""
-    own = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
-    if derived is None or not own:
+    cycle_flags = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
+    if derived is None or not cycle_flags:
         return ()
     enough = derived.times.samples >= FEWEST_SAMPLES
-    common = [flag for flag in UNGATED if own.count(flag) >= max(1, len(fit) / 2)]
+    common = [flag for flag in UNGATED if cycle_flags.count(flag) >= max(1, len(fit) / 2)]
     return tuple(flag for flag in common if not (flag == FEW and enough))
 
 
@@ -286,29 +288,29 @@ def select_gateable(rows: Iterable[Row], despite: Collection[str] = ()) -> list[
 def select_deciding(rows: Iterable[Row]) -> list[Row]:
     """The rows that a case is judged by: the gateable ones where these are most of the fit; else
     all that are fit, and then the judgement is shown and nothing follows from it."""
-    shown = select_fit(rows)
-    grounds = select_gateable(shown)
-    return grounds if 2 * len(grounds) > len(shown) else shown
+    fit_rows = select_fit(rows)
+    grounds = select_gateable(fit_rows)
+    return grounds if 2 * len(grounds) > len(fit_rows) else fit_rows
 
 
 def case_time(rows: Sequence[Row]) -> CaseTime:
     """The time of a case over these launches, of which the unfit do not count. Its interval is that
     of what launches take (Walsh averages of logarithms) from FEWEST_LAUNCHES on; before, what the
     launches' own intervals cover together. Raises ValueError where no row is fit."""
-    each = [row.derived.times for row in rows if row.derived]
-    if not each:
+    pooled = [row.derived.times for row in rows if row.derived]
+    if not pooled:
         raise ValueError("no launch of the case is fit")
-    if len(each) == 1:
-        (only,) = each
+    if len(pooled) == 1:
+        (only,) = pooled
         return CaseTime(only.median, only.lo, only.hi, 1, only.samples, only.n_eff)
-    medians = np.array([row.median for row in each])
+    medians = np.array([row.median for row in pooled])
     median = float(np.median(medians))
-    lo, hi = min(row.lo for row in each), max(row.hi for row in each)
-    if len(each) >= FEWEST_LAUNCHES:
+    lo, hi = min(row.lo for row in pooled), max(row.hi for row in pooled)
+    if len(pooled) >= FEWEST_LAUNCHES:
         shift = paired.estimate_shift(np.log(medians))
         lo, hi = min(median, math.exp(shift.lo)), max(median, math.exp(shift.hi))
-    samples, n_eff = sum(row.samples for row in each), sum(row.n_eff for row in each)
-    return CaseTime(median, lo, hi, len(each), samples, n_eff)
+    samples, n_eff = sum(row.samples for row in pooled), sum(row.n_eff for row in pooled)
+    return CaseTime(median, lo, hi, len(pooled), samples, n_eff)
 
 
 DTYPES: dict[Kind, str] = {
@@ -329,10 +331,10 @@ def make_frame(files: Sequence[RunFile]) -> pd.DataFrame:
     """The table as a DataFrame with the columns of columns.py; see collbench.frame."""
     import pandas as pd
 
-    found = sort_rows(make_rows(files))
+    sorted_rows = sort_rows(make_rows(files))
     series = {
         column.name: pd.Series(
-            [_read_path(row, column.source, column.kind) for row in found],
+            [_read_path(row, column.source, column.kind) for row in sorted_rows],
             dtype=DTYPES[column.kind],
         )
         for column in COLUMNS

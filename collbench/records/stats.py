@@ -156,9 +156,9 @@ def count_outliers(samples: Samples) -> tuple[int, int]:
 
 def _interpolate_quantile(ordered: Floats, q: float) -> float:
     """Quantile ``q`` on the line between the two samples that it lies between."""
-    place = q * (len(ordered) - 1)
-    below, above = ordered.item(int(place)), ordered.item(math.ceil(place))
-    return below + (above - below) * (place % 1)
+    position = q * (len(ordered) - 1)
+    below, above = ordered.item(int(position)), ordered.item(math.ceil(position))
+    return below + (above - below) * (position % 1)
 
 
 def find_modes(samples: Samples) -> tuple[float, float] | None:
@@ -313,13 +313,13 @@ def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
         return None  # what Holm allows whoever came last most often
     chance = adjust_holm([_binomial_tail(n, 1 / ranks, count) for count in last])
     limit = 0.05 * median(np.max(per_rank, axis=0))
-    found = []
+    candidates = []
     for r in (r for r in range(ranks) if chance[r] < 0.001):
         share = n_eff(np.exp(came_last[r])) / n
         surely = _binomial_tail(int(n * share), 1 / ranks, int(last[r] * share)) * ranks < 0.001
         if surely and median(late[r]) > limit:
-            found.append((last[r], r))
-    return max(found, default=(0, None))[1]
+            candidates.append((last[r], r))
+    return max(candidates, default=(0, None))[1]
 
 
 def find_dawdler(per_rank: PerRank, starts: PerRank) -> int | None:
@@ -340,7 +340,7 @@ def adjust_holm(pvalues: Sequence[float]) -> list[float]:
     of at most α."""
     adjusted = [1.0] * len(pvalues)
     worst = 0.0
-    for place, index in enumerate(sorted(range(len(pvalues)), key=lambda i: pvalues[i])):
-        worst = max(worst, min(1.0, (len(pvalues) - place) * pvalues[index]))
+    for position, index in enumerate(sorted(range(len(pvalues)), key=lambda i: pvalues[i])):
+        worst = max(worst, min(1.0, (len(pvalues) - position) * pvalues[index]))
         adjusted[index] = worst
     return adjusted

@@ -189,41 +189,41 @@ class Writer:
 
     def _still_there(self) -> None:
         """Mends what others did to the file meanwhile."""
-        found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
             return
-        if found.st_size < self._good:
+        if status.st_size < self._good:
             os.ftruncate(self._fd, 0)
             self.lost = f"{self.path} was cut while it was written: what it held is lost"
             self._begin_anew(b"".join(self._heads))
-        elif found.st_mtime_ns != self._changed and self._is_of_others():
+        elif status.st_mtime_ns != self._changed and self._is_of_others():
             self.lost = f"{self.path} was overwritten while it was written: what it held is lost"
             self._go_on_elsewhere(b"".join(self._heads))
-        elif found.st_size > self._good:
-            held = os.pread(self._fd, self._good, 0)
+        elif status.st_size > self._good:
+            content = os.pread(self._fd, self._good, 0)
             before = self.path
-            self._go_on_elsewhere(held)
+            self._go_on_elsewhere(content)
             self.moved = f"another process wrote to {before}: the run is in {self.path}"
-        elif not self._is_at_its_path(found):
+        elif not self._is_at_its_path(status):
             before = self.path
             self._go_on_elsewhere(os.pread(self._fd, self._good, 0))
             if self.path != before:
                 self.moved = f"{before} is another file now: the run is in {self.path}"
 
-    def _is_at_its_path(self, found: os.stat_result) -> bool:
+    def _is_at_its_path(self, status: os.stat_result) -> bool:
         try:
-            return os.path.samestat(self.path.stat(), found)
+            return os.path.samestat(self.path.stat(), status)
         except FileNotFoundError:
             return False
         except OSError:  # nobody can tell
-            return found.st_nlink > 0
+            return status.st_nlink > 0
 
     def _is_of_others(self) -> bool:
         """Whether what was written is no longer in the file as it was."""
-        held = os.pread(self._fd, self._good, 0)
-        return hashlib.blake2b(held).digest() != self._written.digest()
+        content = os.pread(self._fd, self._good, 0)
+        return hashlib.blake2b(content).digest() != self._written.digest()
 
-    def _go_on_elsewhere(self, held: bytes) -> None:
+    def _go_on_elsewhere(self, content: bytes) -> None:
         """Begin a new file with what the run holds, at the path of the old one if that is free,
         else beside it."""
         files.make_folder(self.path.parent)
@@ -235,11 +235,11 @@ class Writer:
                 break
         os.close(old)
         self._lock()
-        self._begin_anew(held)
+        self._begin_anew(content)
 
-    def _begin_anew(self, held: bytes) -> None:
+    def _begin_anew(self, content: bytes) -> None:
         self._good, self._written = 0, hashlib.blake2b()
-        self._waiting.insert(0, held)
+        self._waiting.insert(0, content)
 
     def _append(self, line: bytes) -> None:
         at = self._good
@@ -338,11 +338,11 @@ def describe_running(path: Path) -> str:
 def _lock_holder(path: Path) -> int:
     """The process that holds the lock of a file, as Linux says; 0 where it does not."""
     with suppress(OSError):
-        found = path.stat()
-        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == f"{device}:{found.st_ino}":
+            if fields[1] == "FLOCK" and fields[5] == f"{device}:{status.st_ino}":
                 return max(0, int(fields[4]))
     return 0
 
@@ -359,14 +359,14 @@ def find_run(name: str, running: bool = False) -> Path:
         raise UsageError(f"no run called '{name}': none is saved yet under {home_folder()}", hint)
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
-    for called, place in tries:
-        found = runs if called == "@last" else _match_names(called, runs)
+    for called, steps_back in tries:
+        matching = runs if called == "@last" else _match_names(called, runs)
         if called == "@last" and not running:
-            found = _without_running(name, place, runs)
-        if place < len(found):
-            return found[-1 - place]
-        if found:
-            only = format_count(len(found), "run")
+            matching = _without_running(name, steps_back, runs)
+        if steps_back < len(matching):
+            return matching[-1 - steps_back]
+        if matching:
+            only = format_count(len(matching), "run")
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
     raise UsageError(
         f"no run called '{name}'",
@@ -377,15 +377,15 @@ def find_run(name: str, running: bool = False) -> Path:
 def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
     """The runs less those among the latest that are still running, of which it tells. Raises
     NoVerdict where there is no other."""
-    latest, left = runs[-MOST_RUNNING:], runs[:-MOST_RUNNING]
+    latest, finished = runs[-MOST_RUNNING:], runs[:-MOST_RUNNING]
     active = [path for path in latest if is_running(path)]
-    left = left + [path for path in latest if path not in active]
-    if active and not left:
+    finished = finished + [path for path in latest if path not in active]
+    if active and not finished:
         raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
     for path in active:
-        if back < len(left) and left[-1 - back] < path:
-            print_message(f"{describe_running(path)}: {name} is {left[-1 - back].stem}")
-    return left
+        if back < len(finished) and finished[-1 - back] < path:
+            print_message(f"{describe_running(path)}: {name} is {finished[-1 - back].stem}")
+    return finished
 
 
 def _match_names(name: str, runs: Sequence[Path]) -> list[Path]:
@@ -457,7 +457,7 @@ def read_file(path: Path) -> RunFile:
 def read_outline(path: Path) -> Outline:
     """What a list of runs says of one, without reading what its records hold. Raises UsageError."""
     run, last, fake = read_run(path), None, False
-    found: list[_Brief] = []
+    briefs: list[_Brief] = []
     decoder = msgspec.json.Decoder(Run | World | _Read | End)
     with path.open("rb") as f:
         for number, line in _read_bounded(path, f):
@@ -471,9 +471,9 @@ def read_outline(path: Path) -> Outline:
                 raise _several_runs_error(path, run, last)
             fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
-                found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
+                briefs.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
     end = last if isinstance(last, End) else None
-    cases, nbytes = len(_select_standing(run, found)), path.stat().st_size
+    cases, nbytes = len(_select_standing(run, briefs)), path.stat().st_size
     return Outline(run, cases, end, fake, is_running(path), nbytes)
 
 
@@ -584,9 +584,9 @@ def _survey_file(path: Path) -> tuple[dict[int, World], list[_Part]]:
             if not begins or at - begins[-1][0] > PART_BYTES:
                 begins.append((at, number))
             if not line.startswith(RECORD):
-                for found in _decode_lines(path, _Part(at, number, 1)):
-                    if isinstance(found, World):
-                        worlds[found.index] = found
+                for found_line in _decode_lines(path, _Part(at, number, 1)):
+                    if isinstance(found_line, World):
+                        worlds[found_line.index] = found_line
             at += len(line)
     ends = [*begins[1:], (at, number + 1)]
     return worlds, [
@@ -639,11 +639,14 @@ def find_companion(path: Path) -> Path | None:
     if pairing is None:
         return None
     name: Literal["base", "head"] = "head" if pairing.side == "base" else "base"
-    beside = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
-    there = read_run(beside).pairing if beside.is_file() else None
-    if there is None or (there.experiment, there.side) != (pairing.experiment, name):
+    companion = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
+    its_pairing = read_run(companion).pairing if companion.is_file() else None
+    if its_pairing is None or (its_pairing.experiment, its_pairing.side) != (
+        pairing.experiment,
+        name,
+    ):
         raise UsageError(
-            f"{path} is the {pairing.side} of an experiment whose {name} is not at {beside}",
+            f"{path} is the {pairing.side} of an experiment whose {name} is not at {companion}",
             "name both runs: BASE HEAD",
         )
-    return beside
+    return companion

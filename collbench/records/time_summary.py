@@ -59,26 +59,26 @@ def pool_summaries(summaries: Sequence[TimeSummary], times: stats.Floats | None)
     summaries cover together.
     """
     first = summaries[0]
-    n_eff = sum(each.n_eff for each in summaries)
-    outliers = sum(each.severe_outliers for each in summaries)
-    modes = next((each.modes for each in summaries if each.modes), None)
+    n_eff = sum(summary.n_eff for summary in summaries)
+    outliers = sum(summary.severe_outliers for summary in summaries)
+    modes = next((summary.modes for summary in summaries if summary.modes), None)
     if times is None:
         return msgspec.structs.replace(
             first,
-            samples=sum(each.samples for each in summaries),
+            samples=sum(summary.samples for summary in summaries),
             n_eff=n_eff,
-            median=stats.median([each.median for each in summaries]),
-            lo=min(each.lo for each in summaries),
-            hi=max(each.hi for each in summaries),
-            min=min(each.min for each in summaries),
-            max=max(each.max for each in summaries),
+            median=stats.median([summary.median for summary in summaries]),
+            lo=min(summary.lo for summary in summaries),
+            hi=max(summary.hi for summary in summaries),
+            min=min(summary.min for summary in summaries),
+            max=max(summary.max for summary in summaries),
             severe_outliers=outliers,
             modes=modes,
         )
     pooled = _summarize_sorted(np.sort(times), min(n_eff, stats.n_eff(times)), outliers, modes)
     if math.isfinite(pooled.hi - pooled.lo):
         return pooled
-    lo, hi = min(each.lo for each in summaries), max(each.hi for each in summaries)
+    lo, hi = min(summary.lo for summary in summaries), max(summary.hi for summary in summaries)
     return msgspec.structs.replace(pooled, lo=lo, hi=hi)
 
 

@@ -81,7 +81,9 @@ def settle_counts(case: Case, sent: Sequence[Sent]) -> float | None:
     which little else did, if that is as much as is needed, or next to nothing, or the one before
     says the same; else None."""
     quiet = [
-        share for share, noise in (_count_shares(case, each) for each in sent) if noise <= NOISE
+        share
+        for share, noise in (_count_shares(case, counted) for counted in sent)
+        if noise <= NOISE
     ]
     if not quiet:
         return None
@@ -93,28 +95,28 @@ def settle_counts(case: Case, sent: Sequence[Sent]) -> float | None:
 def _count_shares(case: Case, sent: Sent) -> tuple[float, float]:
     """What the calls sent over what is needed, and by how much other traffic may have changed
     that."""
-    whole = needed_bytes(case) * case.of * sent.calls or math.nan
-    apart = sum(sent.idle.values())
+    needed = needed_bytes(case) * case.of * sent.calls or math.nan
+    idle_bytes = sum(sent.idle.values())
     lasted = max(1.0, sent.ns / max(1, sent.idle_ns))
-    return (sum(sent.bytes.values()) - apart) / whole, apart * lasted / whole
+    return (sum(sent.bytes.values()) - idle_bytes) / needed, idle_bytes * lasted / needed
 
 
 def derive_traffic(record: Record, world: World | None) -> Traffic:
     """What the counts of a record come to; where there are none, what is known of the library."""
     try:
-        found = _derive_counted(record) if record.sent and not record.case.subject else Traffic()
+        traffic = _derive_counted(record) if record.sent and not record.case.subject else Traffic()
     except UsageError:
-        found = Traffic()
-    return found if found.wire is not None else _derive_known(record.case, world, found)
+        traffic = Traffic()
+    return traffic if traffic.wire is not None else _derive_known(record.case, world, traffic)
 
 
 def _derive_counted(record: Record) -> Traffic:
     case = record.case
     wire = settle_counts(case, record.sent)
     if wire is None:
-        shares = [_count_shares(case, each) for each in record.sent]
-        told = ", ".join(f"{share:.2f} (others {noise:.2f})" for share, noise in shares)
-        return Traffic(moves=f"not counted, for other traffic: {told} of what is needed")
+        shares = [_count_shares(case, counted) for counted in record.sent]
+        shares_text = ", ".join(f"{share:.2f} (others {noise:.2f})" for share, noise in shares)
+        return Traffic(moves=f"not counted, for other traffic: {shares_text} of what is needed")
     if wire < UNSEEN:
         return Traffic(moves="not counted: no counter saw the data, as in shared memory")
     if is_silent(wire):
@@ -156,23 +158,25 @@ def guess_algorithm(case: Case, wire: float) -> str:
         if _is_close(sum(COLLECTIVES[name].traffic(case.n) for name in parts) / least, wire):
             return f"the library seems to run it as {' and '.join(parts)}"
     names = [
-        each.name
-        for each in algorithms.list_algorithms(case.collective)
+        algorithm.name
+        for algorithm in algorithms.list_algorithms(case.collective)
         if case.n <= MOST_RANKS
-        and _is_close(_needed_share(case.collective, each.name, case.n, case.root) / least, wire)
+        and _is_close(
+            _needed_share(case.collective, algorithm.name, case.n, case.root) / least, wire
+        )
     ]
     return f"as much as {' or '.join(names[:2])}" if names else ""
 
 
-def _is_close(one: float, other: float, share: float = ALIKE) -> bool:
-    return abs(one - other) <= share * max(one, other, UNSEEN)
+def _is_close(value: float, other: float, share: float = ALIKE) -> bool:
+    return abs(value - other) <= share * max(value, other, UNSEEN)
 
 
-def _derive_known(case: Case, world: World | None, found: Traffic) -> Traffic:
+def _derive_known(case: Case, world: World | None, traffic: Traffic) -> Traffic:
     """What links carried where it was not counted, by KNOWN."""
     other = replaced_collective(world.library if world else "", case.backend, case.collective)
     if not other or case.algorithm != "native" or case.n < 2:
-        return found
+        return traffic
     carried = sent_ratio(other, case.collective, case.n)
-    words = f"sends {carried:.2f}x what {_name_table(case)}, not counted here: "
-    return Traffic(None, carried, f"{words}the library runs it as {other}")
+    phrase = f"sends {carried:.2f}x what {_name_table(case)}, not counted here: "
+    return Traffic(None, carried, f"{phrase}the library runs it as {other}")

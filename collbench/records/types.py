@@ -402,5 +402,5 @@ def row_key(run: Run, case: Case) -> str:
 
 def strip_case(case: Case, differs: Iterable[str]) -> str:
     """Case.key without the fields that the two sides of an experiment set."""
-    plain = {"backend": "", "algorithm": "native"}
-    return msgspec.structs.replace(case, **{name: plain[name] for name in differs}).key
+    neutral = {"backend": "", "algorithm": "native"}
+    return msgspec.structs.replace(case, **{name: neutral[name] for name in differs}).key

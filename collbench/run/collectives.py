@@ -91,8 +91,8 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
         return policy.agg_iters
     pair = buffer_bytes(case, policy)
     turns = math.ceil(3 * cache_bytes / pair)
-    wanted = 2 if MAX_ROTATION * pair <= STAYS else min(MAX_ROTATION, max(1, turns))
-    return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
+    rotation = 2 if MAX_ROTATION * pair <= STAYS else min(MAX_ROTATION, max(1, turns))
+    return math.ceil(rotation / policy.agg_iters) * policy.agg_iters
 
 
 def measure_crowding(case: Case) -> float:
@@ -141,7 +141,7 @@ class CollectiveRunner:
         pair = buffer_bytes(case, policy)
         where, available, cache_bytes, sharers, base = room
         fixed = sharers * (base + scratch_bytes(case))
-        wanted = wanted_rotation(case, policy, cache_bytes)
+        target_rotation = wanted_rotation(case, policy, cache_bytes)
         possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
             need = fixed + sharers * pair * policy.agg_iters
@@ -151,10 +151,10 @@ class CollectiveRunner:
                 f" {need >> 20:,} MiB"
                 f" {where}, {available >> 20:,} MiB are available",
             )
-        rotation = min(wanted, possible)
+        rotation = min(target_rotation, possible)
         if policy.cache == "hot":
             cache: Cache = "hot"
-        elif rotation < wanted:
+        elif rotation < target_rotation:
             cache = "shrunk"
         else:
             cache = "cold" if rotation * pair >= 3 * cache_bytes else "small"
@@ -163,8 +163,8 @@ class CollectiveRunner:
     def measure_memory(self, job: Job, policy: Policy) -> int:
         other = backgrounds.background_case(job.case)
         more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
-        mine = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
-        return RANK_BYTES + mine + more
+        own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+        return RANK_BYTES + own_bytes + more
 
     def guess_call(self, job: Job) -> float:
         return guess_call(job.case) * measure_crowding(job.case)

@@ -58,11 +58,11 @@ class Gpu(NamedTuple):
 
 
 def measure_room(backend: str, n: int, policy: Policy) -> Room:
-    found = list_gpus() if backend_info(backend).gpu else ()
-    if not found:
+    gpus = list_gpus() if backend_info(backend).gpu else ()
+    if not gpus:
         available, _ = environment.memory_limit()
         return Room("on this host", available, environment.llc_bytes() or 32 << 20, n, RANK_BYTES)
-    used = found[: 1 if policy.virtual else n]
+    used = gpus[: 1 if policy.virtual else n]
     sharers = math.ceil(n / len(used))
     free, l2 = min(gpu.free for gpu in used), max(gpu.l2 for gpu in used)
     return Room("on a GPU", free, l2, sharers, GPU_RANK_BYTES // (sharers if policy.virtual else 1))
@@ -113,12 +113,12 @@ def _list_amd_gpus(root: Path) -> Sequence[Gpu]:
 
 def _free_bytes(uuid: str, total: int) -> int:
     """What NVML says is free on that GPU; where it does not, what is left after a tenth."""
-    named = f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
+    uuid_text = f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
     try:
         library = nvml.load_nvml()
     except CannotRun:
         return total * 9 // 10
-    handle = nvml.ask_nvml(library, "DeviceGetHandleByUUID", named)
+    handle = nvml.ask_nvml(library, "DeviceGetHandleByUUID", uuid_text)
     memory = handle and nvml.ask_nvml(library, "DeviceGetMemoryInfo", handle)
     nvml.ask_nvml(library, "Shutdown")
     return min(int(memory.free), total) if memory else total * 9 // 10

@@ -173,13 +173,17 @@ def merge_visits(first: Record, second: Record, enough: float) -> Record:
         "control_inner": first.control_inner,
         "sent": first.sent,
     }
-    alike = (first.sync, first.inner, first.clock) == (second.sync, second.inner, second.clock)
-    if not (first.steady and alike and bool(first.glob_ns) == bool(second.glob_ns)):
+    is_mergeable = (first.sync, first.inner, first.clock) == (
+        second.sync,
+        second.inner,
+        second.clock,
+    )
+    if not (first.steady and is_mergeable and bool(first.glob_ns) == bool(second.glob_ns)):
         return msgspec.structs.replace(second, **fields)
     fields |= {name: getattr(first, name) + getattr(second, name) for name in SAMPLES}
     for name in BY_RANK:
         pairs = zip(getattr(first, name), getattr(second, name), strict=True)
-        fields[name] = [(mine + more)[:PER_RANK_SAMPLES] for mine, more in pairs]
+        fields[name] = [(earlier + more)[:PER_RANK_SAMPLES] for earlier, more in pairs]
     fields["preempted"] = first.preempted + second.preempted
     both = msgspec.structs.replace(second, **fields)
     return (
@@ -241,11 +245,11 @@ class Budget:
         job, parts = self._out.pop(record.case, None), [record, *self._parts]
         self._parts.clear()
         if job is not None and record.status == "ok":
-            times = np.sum([each.times_ns for each in parts], axis=0) / 1e9
+            times = np.sum([part.times_ns for part in parts], axis=0) / 1e9
             call = float(np.median(times))
-            seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
-            self._seen[record.case.key] = seen
-            self._known[_is_large(job)].append((seen, self._guess(job)))
+            cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
+            self._seen[record.case.key] = cost
+            self._known[_is_large(job)].append((cost, self._guess(job)))
             self._correct()
         return record
 
@@ -255,12 +259,12 @@ class Budget:
         if self._ended:  # which is when the world before had done its last
             self._start, self._ended = now - self._ended, 0.0
         share = self._shared_out(now)
-        mine = self._ahead[0]
-        if not mine:
+        remaining = self._ahead[0]
+        if not remaining:
             self._ahead.pop(0)
             self._ended = now
             return []
-        job = mine.pop(0)
+        job = remaining.pop(0)
         most = self._most * runner_of(job.case).parts
         seconds = min(most, FEWEST_SAMPLES * self._cost(job).call + share)
         job = msgspec.structs.replace(job, seconds=seconds, least=FEWEST_SAMPLES)
@@ -271,9 +275,9 @@ class Budget:
         """Seconds for each case beyond the few samples that it must have; drops those for which
         there is no time, the costliest first, and of alike ones the last."""
         cheapest_first = sorted(
-            (self._cost(job).least * SLACK, world, place)
+            (self._cost(job).least * SLACK, world, index)
             for world, jobs in enumerate(self._ahead)
-            for place, job in enumerate(jobs)
+            for index, job in enumerate(jobs)
         )
         worlds = Counter(world for _, world, _ in cheapest_first)
         spare = (
@@ -284,24 +288,24 @@ class Budget:
         )
         dropped = set()
         while cheapest_first and spare < 0:
-            seconds, world, place = cheapest_first.pop()
-            self._drop(self._ahead[world][place])
-            dropped.add((world, place))
+            seconds, world, index = cheapest_first.pop()
+            self._drop(self._ahead[world][index])
+            dropped.add((world, index))
             worlds[world] -= 1
             spare += seconds + (self._start if world and not worlds[world] else 0.0)
         for number, jobs in enumerate(self._ahead):
-            jobs[:] = [job for place, job in enumerate(jobs) if (number, place) not in dropped]
+            jobs[:] = [job for index, job in enumerate(jobs) if (number, index) not in dropped]
         return spare / len(cheapest_first) if cheapest_first else 0.0
 
     def _cost(self, job: Job) -> Cost:
         """What was seen of the case in an earlier cycle; else a guess, corrected by what others
         took: by a sum for what every case costs, by a factor for what grows with the size."""
-        seen = self._seen.get(job.case.key)
-        if seen is not None:
-            return seen
+        cost = self._seen.get(job.case.key)
+        if cost is not None:
+            return cost
         guess = self._guess(job)
-        each, factor, call = self._corrections[_is_large(job)]
-        return Cost(each + factor * guess.fixed, call * guess.call)
+        per_call, factor, call = self._corrections[_is_large(job)]
+        return Cost(per_call + factor * guess.fixed, call * guess.call)
 
     def _guess(self, job: Job) -> Cost:
         if job.case not in self._guesses:
@@ -313,13 +317,13 @@ class Budget:
     def _correct(self) -> None:
         """Works out the corrections anew, for small and large cases: seconds that every case costs,
         and factors of what else is fixed and of a call."""
-        more = [seen.fixed - guess.fixed for seen, guess in self._known[False]]
-        each = max(0.0, float(np.median(more))) if more else 0.0
-        for large, known in self._known.items():
-            call = float(np.median([s.call / g.call for s, g in known])) if known else 1.0
-            filled = [max(0.0, s.fixed - each) / g.fixed for s, g in known if large]
+        more = [cost.fixed - guess.fixed for cost, guess in self._known[False]]
+        per_case = max(0.0, float(np.median(more))) if more else 0.0
+        for large, pairs in self._known.items():
+            call = float(np.median([s.call / g.call for s, g in pairs])) if pairs else 1.0
+            filled = [max(0.0, s.fixed - per_case) / g.fixed for s, g in pairs if large]
             factor = max(1.0, float(np.median(filled))) if filled else 1.0
-            self._corrections[large] = each, factor, call
+            self._corrections[large] = per_case, factor, call
 
 
 def _is_large(job: Job) -> bool:

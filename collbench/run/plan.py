@@ -45,11 +45,11 @@ def fit_jobs(
     jobs: list[Job] = []
     skips: list[Skip] = []
     for case in cases:
-        fitted = runner_of(case).fit(case, policy, room(case), find_subject(case))
-        if isinstance(fitted, Job):
-            jobs.append(fitted)
+        fitting = runner_of(case).fit(case, policy, room(case), find_subject(case))
+        if isinstance(fitting, Job):
+            jobs.append(fitting)
         else:
-            skips.append(fitted)
+            skips.append(fitting)
     return jobs, skips
 
 
@@ -101,10 +101,10 @@ def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
     """One plan for all that need the same, in the order the sweep names them; jobs in the order
     they run."""
     plans = []
-    alike: dict[Needs, list[Job]] = {}
+    by_needs: dict[Needs, list[Job]] = {}
     for job in jobs:
-        alike.setdefault(list_needs(job.case, policy), []).append(job)
-    for index, ((backend, n, env, divided, _), members) in enumerate(alike.items()):
+        by_needs.setdefault(list_needs(job.case, policy), []).append(job)
+    for index, ((backend, n, env, divided, _), members) in enumerate(by_needs.items()):
         ordered = order_jobs(members, policy, index)
         plans.append(
             Plan(index, backend, n, env, policy, ordered, choose_timeout(ordered, policy), divided)
@@ -171,7 +171,7 @@ def nothing_runs(notes: Sequence[str]) -> CannotRun:
     return CannotRun(
         f"no case can run here: {reasons[0]}{more}",
         next(
-            (remedy for words, remedy in REMEDIES.items() if words in reasons[0]),
+            (remedy for phrase, remedy in REMEDIES.items() if phrase in reasons[0]),
             "collbench doctor says what runs here, collbench list what there is",
         ),
     )

@@ -36,10 +36,10 @@ def this_machine(backends: Iterable[str]) -> Place:
     return Place(environment.gpu_count(), absent)
 
 
-def refuse_case(case: Case, policy: Policy, place: Place = ANYWHERE) -> str:
+def refuse_case(case: Case, policy: Policy, machine: Place = ANYWHERE) -> str:
     """Why a case cannot run: what the first rule says that refuses it, else an empty string."""
     info = backend_info(case.backend)
-    return next(filter(None, (rule(case, info, policy, place) for rule in RULES)), "")
+    return next(filter(None, (rule(case, info, policy, machine) for rule in RULES)), "")
 
 
 def refuse_anywhere(case: Case) -> str:
@@ -58,7 +58,7 @@ def refuse_anywhere(case: Case) -> str:
     return ""
 
 
-def _refuse_anywhere(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_anywhere(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     return refuse_anywhere(case)
 
 
@@ -68,16 +68,16 @@ def _ask_for_algorithm(case: Case, info: BackendInfo) -> str:
         if info.native
         else f"{case.backend} has no choice of its own"
     )
-    found = [
+    variants = [
         algorithms.find_variant(case.collective, a.name)
         for a in algorithms.list_algorithms(case.collective)
     ]
-    fit = [variant.name for variant in found if not variant.why_not(case.n)]
+    fit = [variant.name for variant in variants if not variant.why_not(case.n)]
     likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
     return f"{lack}: name an algorithm (--algo {likely[0]})"
 
 
-def _refuse_virtual_ranks(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_virtual_ranks(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if not policy.virtual or info.virtual_ranks:
         return ""
     having = [name for name in backend_names() if backend_info(name).virtual_ranks]
@@ -85,13 +85,13 @@ def _refuse_virtual_ranks(case: Case, info: BackendInfo, policy: Policy, place: 
     return f"{case.backend} has no virtual ranks; --backend {' or '.join(having)} has"
 
 
-def _refuse_registration(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_registration(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if not policy.register or info.registers:
         return ""
     return f"registered buffers (-R) are NCCL's; {case.backend} has none"
 
 
-def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     pairs = count_placed_ranks(case.groups)
     if case.groups and (info.groups == "none" or policy.virtual):
         return f"{case.backend} measures no groups (--split)"
@@ -105,28 +105,28 @@ def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, place: Place) 
     return ""
 
 
-def _refuse_faults(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_faults(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if policy.inject and (info.predicts or case.mode == "graph"):
         return "a fault can be planted (--inject) neither in a prediction nor in a CUDA graph"
     return ""
 
 
-def _refuse_blocking(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+def _refuse_blocking(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if policy.blocking and case.mode == "graph":
         return "the host cannot meet the others after each call (-z 1) of a CUDA graph"
     return ""
 
 
-def _refuse_launcher(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
-    if place.launcher and info.launch == "mpirun":
-        return f"{case.backend} needs ranks that mpirun has started, not {place.launcher}"
+def _refuse_launcher(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
+    if machine.launcher and info.launch == "mpirun":
+        return f"{case.backend} needs ranks that mpirun has started, not {machine.launcher}"
     return ""
 
 
-def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
-    if info.gpu != "each" or policy.share_gpu or not 0 < place.gpus < case.world:
+def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
+    if info.gpu != "each" or policy.share_gpu or not 0 < machine.gpus < case.world:
         return ""
-    lack = describe_gpu_lack(case.world, place.gpus)
+    lack = describe_gpu_lack(case.world, machine.gpus)
     return f"{lack} (--share-gpu lets ranks share one; --backend gloo runs on CPUs)"
 
 
@@ -134,8 +134,8 @@ def describe_gpu_lack(ranks: int, gpus: int) -> str:
     return f"{ranks} ranks need a GPU each, and there {'is' if gpus == 1 else 'are'} {gpus}"
 
 
-def _refuse_absent(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
-    return place.absent.get(case.backend, "")
+def _refuse_absent(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
+    return machine.absent.get(case.backend, "")
 
 
 Rule = Callable[[Case, BackendInfo, Policy, Place], str]
@@ -170,12 +170,16 @@ def spell_backend(name: str) -> str:
 def refuse_unknown_backends(names: Iterable[str]) -> None:
     """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
     may be a plug-in's loads torch."""
-    known = backend_names()
+    backend_list = backend_names()
     for name in names:
-        if name not in known and name.lower() not in torch_plugins():
-            alike = [other for other in known if other[:1] == name[:1]]  # oneccl is no nccl
-            hint = ALIASES.get(name, "") or suggest_name(name, alike)
-            raise UsageError(f"unknown backend '{name}'", hint or f"one of {', '.join(known)}")
+        if name not in backend_list and name.lower() not in torch_plugins():
+            candidates = [
+                other for other in backend_list if other[:1] == name[:1]
+            ]  # oneccl is no nccl
+            hint = ALIASES.get(name, "") or suggest_name(name, candidates)
+            raise UsageError(
+                f"unknown backend '{name}'", hint or f"one of {', '.join(backend_list)}"
+            )
 
 
 def torch_plugins() -> set[str]:
@@ -191,12 +195,12 @@ def torch_plugins() -> set[str]:
 def ineffective_settings(settings: Iterable[str], backends: Iterable[str]) -> list[str]:
     """Names of settings that some backend of this package reads, but none of ``backends``. Empty
     where one of these is a plug-in, whose settings are not known."""
-    swept, known = {*backends}, backend_names()
-    if not swept <= {*known}:
+    swept, names = {*backends}, backend_names()
+    if not swept <= {*names}:
         return []
     ineffective = []
     for setting in settings:
-        readers = {name for name in known if setting.startswith(backend_info(name).settings)}
+        readers = {name for name in names if setting.startswith(backend_info(name).settings)}
         if readers and not readers & swept:
             ineffective.append(setting)
     return ineffective

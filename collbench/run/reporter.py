@@ -101,7 +101,7 @@ class Gathered(Reporter):
         self.run, self.cases, self.skips = run, cases, skips
         self.worlds: dict[int, World] = {}
         self.arrived: list[Outcome] = []
-        self._place = {case: place for place, case in enumerate(cases)}
+        self._place = {case: index for index, case in enumerate(cases)}
 
     def world(self, world: World) -> None:
         self.worlds[world.index] = world
@@ -109,7 +109,7 @@ class Gathered(Reporter):
     def record(self, record: Record, row: Derived | None) -> None:
         """Keep it; in the place of the one before where the case was measured again."""
         if record.again:
-            self.arrived = [each for each in self.arrived if each[0].case != record.case]
+            self.arrived = [outcome for outcome in self.arrived if outcome[0].case != record.case]
         self.arrived.append((record, row))
 
     def end(self, end: End, path: Path | None) -> None:

@@ -38,20 +38,24 @@ def find_resumable(name: str) -> RunFile:
     return store.read_file(path)
 
 
-def load_algorithms(run: Run, words: str) -> None:
-    """Have the run's algorithms that are in files known, by the ``words`` that name these files: a
-    run's file runs nothing by itself. Raises UsageError where words are missing or too many."""
+def load_algorithms(run: Run, spellings: str) -> None:
+    """Load the run's algorithms that are in files, which ``spellings`` name anew: a run's file
+    alone runs nothing. Raises UsageError where words are missing or too many."""
     labels = {name for name in run.suite.axes.algorithms if algorithm_files.WORD.fullmatch(name)}
-    wanted = {algorithm_files.list_words([name])[0] for name in labels}
+    algorithm_names = {algorithm_files.list_words([name])[0] for name in labels}
     given = {
-        algorithm_files.name_of_file(word): word for word in algorithm_files.list_words([words])
+        algorithm_files.name_of_file(word): word for word in algorithm_files.list_words([spellings])
     }
-    if strange := [word for word in words.split(",") if word and word not in given.values()]:
+    if strange := [word for word in spellings.split(",") if word and word not in given.values()]:
         raise UsageError(f"--algo {strange[0]} names no file", "as in ./line.py:line")
-    if unknown := sorted(given.keys() - wanted):
-        known = f"it has {', '.join(sorted(wanted))}" if wanted else "leave --algo out"
-        raise UsageError(f"the run has no algorithm {unknown[0]} of a file", known)
-    if missing := wanted - given.keys():
+    if unknown := sorted(given.keys() - algorithm_names):
+        hint = (
+            f"it has {', '.join(sorted(algorithm_names))}"
+            if algorithm_names
+            else "leave --algo out"
+        )
+        raise UsageError(f"the run has no algorithm {unknown[0]} of a file", hint)
+    if missing := algorithm_names - given.keys():
         before = [
             word
             for word in algorithm_files.list_words(run.command)
@@ -68,14 +72,14 @@ def load_algorithms(run: Run, words: str) -> None:
 def reopen_writer(resumed: RunFile) -> store.Writer:
     """Goes on with the run's file. Raises UsageError where another process has done so since it was
     read, before the file was locked."""
-    found = store.Writer(resumed.path)
+    writer = store.Writer(resumed.path)
     if store.read_file(resumed.path) != resumed:
-        found.close()
+        writer.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",
             "another process went on with it: try again",
         )
-    return found
+    return writer
 
 
 def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Sequence[Job]) -> None:

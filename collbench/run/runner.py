@@ -87,10 +87,10 @@ def find_runner(kind: str) -> Runner:
     """The runner of a kind of case. Raises UsageError where its feature is not installed."""
     if kind == COLLECTIVE.kind:
         return collectives.RUNNER
-    found: Runner | None = load_entries("runners").get(kind)
-    if found is None:
+    runner: Runner | None = load_entries("runners").get(kind)
+    if runner is None:
         raise UsageError(*NOT_INSTALLED)
-    return found
+    return runner
 
 
 def runner_of(case: Case) -> Runner:

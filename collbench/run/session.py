@@ -91,15 +91,15 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     every, skips = suite.expand()
     faults.refuse_faults(every, suite.policy)
     elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
-    place = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
+    machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
     if order.ray:
-        place = place._replace(launcher="Ray")
+        machine = machine._replace(launcher="Ray")
     find_subject = suite.subject_finder
 
     def find_refusal(case: Case) -> str:
         subject = find_subject(case)
-        own = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
-        return own or refusal.refuse_case(case, suite.policy, place)
+        refusal_reason = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
+        return refusal_reason or refusal.refuse_case(case, suite.policy, machine)
 
     never = {case: reason for case in every if (reason := find_refusal(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
@@ -113,12 +113,12 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
-    shown = {case for job in jobs for case in job.case.siblings} | {
+    shown_cases = {case for job in jobs for case in job.case.siblings} | {
         record.case
         for record in resume.list_standing(order.resumed)
         if not resume.is_unplanned(record)
     }
-    return Prepared(suite, jobs, left_out, [case for case in every if case in shown])
+    return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
 
 
 def fit_to_host(
@@ -130,9 +130,9 @@ def fit_to_host(
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
     for the rest."""
     measured = [c for c in cases if not backend_info(c.backend).predicts]
-    found = cache(lambda backend, n: (at or memory.measure_room)(backend, n, policy))
+    measure_room = cache(lambda backend, n: (at or memory.measure_room)(backend, n, policy))
     jobs, no_room = plan.fit_jobs(
-        measured, policy, lambda case: found(case.backend, case.world), find_subject
+        measured, policy, lambda case: measure_room(case.backend, case.world), find_subject
     )
     fitting = {id(job.case): job for job in jobs}
     return [
@@ -234,9 +234,9 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
     suite = order.suite
     ranks = suite.values("ranks")
     if set(ranks) != {member.n}:
-        asked = ",".join(map(str, ranks))
+        rank_counts = ",".join(map(str, ranks))
         raise UsageError(
-            f"-g {asked}: {environments.describe_member(member)}",
+            f"-g {rank_counts}: {environments.describe_member(member)}",
             "leave -g out, or --launcher local starts that many ranks on this host",
         )
     if suite.policy.virtual:
@@ -255,8 +255,8 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     assert order.resumed is not None and order.resumed.end is not None
     path = order.resumed.path
     measured = any(record.status != "skipped" for record in order.resumed.records)
-    left = "nothing is left to measure" if measured else "all its cases were left out"
-    print_message(f"{path} is complete: {left}")
+    reason = "nothing is left to measure" if measured else "all its cases were left out"
+    print_message(f"{path} is complete: {reason}")
     session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
@@ -330,8 +330,8 @@ class _Session:
         launches = self._launches(plans)
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
-        heard = self._hear, self._tick, self._go_on, self._lost, self._hung
-        listener = Listener(*heard, so_far=self._hear_so_far, unopened=self._unopened)
+        callbacks = self._hear, self._tick, self._go_on, self._lost, self._hung
+        listener = Listener(*callbacks, so_far=self._hear_so_far, unopened=self._unopened)
         problem: Exception | None = None
         try:
             with interrupts:
@@ -399,10 +399,10 @@ class _Session:
         if isinstance(self._pace, Passes) and isinstance(line, World):
             self._pace.begun(line)
         elif self._pace and isinstance(line, Record):
-            heard = self._pace.heard(line)
-            if heard is None:
+            replaced = self._pace.heard(line)
+            if replaced is None:
                 return
-            line = heard
+            line = replaced
         with interrupts.uninterrupted():
             self._keep(line)
             self._tell(line)
@@ -421,9 +421,11 @@ class _Session:
         for record in list(self._so_far.values()):
             rounds = format_count(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
-                kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
-                self._keep(kept)
-                self._tell(kept)
+                cut_record = msgspec.structs.replace(
+                    record, note=f"cut short after {rounds}: {why}"
+                )
+                self._keep(cut_record)
+                self._tell(cut_record)
             elif record.times_ns and record.case.is_leader:
                 print_message(
                     f"{record.case.subject}: cut short after {rounds}, which are too few to keep"

@@ -57,13 +57,13 @@ def run_collective(
             spawn(_run_rank, arguments, case.n)  # type: ignore[no-untyped-call]
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
-        told = [
+        results = [
             msgspec.msgpack.decode((folder / f"{rank}.result").read_bytes(), type=_RankResult)
             for rank in range(case.n)
         ]
-    for message, hint in (one.refused for one in told if one.buffers is None):
+    for message, hint in (result.refused for result in results if result.buffers is None):
         raise CannotRun(message, hint)
-    return [one.buffers for one in told if one.buffers]
+    return [result.buffers for result in results if result.buffers]
 
 
 def _refuse_mpirun(backend: str) -> None:
@@ -81,8 +81,8 @@ def build_case(
     """The case whose ranks send as many elements as they are given. Raises UsageError where there
     is none."""
     n, length = len(values), len(values[0])
-    whole = all(isinstance(value, int) for row in values for value in row)
-    dtype = "int64" if whole else "double"
+    are_whole = all(isinstance(value, int) for row in values for value in row)
+    dtype = "int64" if are_whole else "double"
     case = Case(collective=collective, backend=backend, n=n, nbytes=0, algorithm=algorithm)
     row = case.row
     case = msgspec.structs.replace(
@@ -95,9 +95,9 @@ def build_case(
     )
     element = case.type.size
     for count in (length, length * n):
-        found = msgspec.structs.replace(case, nbytes=count * element)
-        if found.counts[0] == length:
-            return found
+        candidate = msgspec.structs.replace(case, nbytes=count * element)
+        if candidate.counts[0] == length:
+            return candidate
     raise UsageError(
         f"--values: {collective} of {n} ranks needs multiples of {n} numbers, not {length}",
         f"give {n} or {2 * n} numbers a rank",
@@ -108,12 +108,12 @@ def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Num
     """One rank's process, which leaves what it found in its file of ``folder``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        told = _RankResult(_call_on_rank(rank, folder, case, values))
+        result = _RankResult(_call_on_rank(rank, folder, case, values))
     except CollbenchError as e:
-        told = _RankResult(refused=(e.message, e.hint))
+        result = _RankResult(refused=(e.message, e.hint))
     except (RuntimeError, ValueError, OSError) as e:
-        told = _RankResult(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
-    (folder / f"{rank}.result").write_bytes(msgspec.msgpack.encode(told))
+        result = _RankResult(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
+    (folder / f"{rank}.result").write_bytes(msgspec.msgpack.encode(result))
 
 
 def _call_on_rank(
@@ -125,9 +125,9 @@ def _call_on_rank(
     from collbench.run import backends, refusal
     from collbench.run.rank import calls, worker
 
-    place = worker.Place(rank, case.n, rank, case.n, "")
+    setup = worker.Place(rank, case.n, rank, case.n, "")
     store = distributed.FileStore(str(folder / "store"), case.n)  # type: ignore[attr-defined]
-    control = worker.connect_control(place, store)
+    control = worker.connect_control(setup, store)
     backend = backends.find_backend(case.backend)
     backend.policy, backend.hosts = Policy(), control.collect(environment.host_name())
     backend.open(rank, case.n, rank)
@@ -136,8 +136,8 @@ def _call_on_rank(
             raise CannotRun(why)
         ((buffers,),) = calls.allocate_slots(backend, [case], [rank])
         buffers.written.zero_()
-        mine = tensor(values[rank], dtype=buffers.send.dtype)
-        buffers.send.copy_(mine)
+        sent = tensor(values[rank], dtype=buffers.send.dtype)
+        buffers.send.copy_(sent)
         control.barrier()
         backend.prepare(case, buffers.send, buffers.recv).run()
         backend.finish()

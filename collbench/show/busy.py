@@ -28,24 +28,26 @@ def describe_run_load(run: Run, records: Iterable[Record], end: End | None) -> s
         "before": run.load,
         "after": end.load if end else {},
     }
-    known = [(when, load) for when, load in moments.items() if load]
-    busy = _find_busiest(known[0][1]) if known else None
+    readings = [(when, load) for when, load in moments.items() if load]
+    busy = _find_busiest(readings[0][1]) if readings else None
     if busy is None:
         return ""
-    (when, load), *rest = known
-    told = [f"{_format_amount(other[busy])} {at}" for at, other in rest if busy in other]
-    beside = f" ({', '.join(told)})" if told else ""
+    (when, load), *rest = readings
+    later = [f"{_format_amount(other[busy])} {at}" for at, other in rest if busy in other]
+    remark = f" ({', '.join(later)})" if later else ""
     return (
-        f"other processes used {_describe_used(load, busy)} {when}{beside}: results are noisy;"
+        f"other processes used {_describe_used(load, busy)} {when}{remark}: results are noisy;"
         f" {REMEDY}"
     )
 
 
 def of_files(files: Iterable[RunFile]) -> str:
     """The sentence about the first busy run, and how many others are."""
-    found = [told for f in files if (told := describe_run_load(f.run, f.records, f.end))]
-    more = f" (and in {len(found) - 1} more of the runs)" if len(found) > 1 else ""
-    return f"{found[0]}{more}" if found else ""
+    descriptions = [
+        description for f in files if (description := describe_run_load(f.run, f.records, f.end))
+    ]
+    more = f" (and in {len(descriptions) - 1} more of the runs)" if len(descriptions) > 1 else ""
+    return f"{descriptions[0]}{more}" if descriptions else ""
 
 
 def mean_load(records: Iterable[Record]) -> dict[str, Load]:
@@ -63,15 +65,15 @@ def mean_load(records: Iterable[Record]) -> dict[str, Load]:
 
 def _find_busiest(load: Mapping[str, Load]) -> str | None:
     """The host with the largest share of its CPUs taken, of those that are busy."""
-    busy = [host for host, one in load.items() if one.busy]
+    busy = [host for host, host_load in load.items() if host_load.busy]
     return max(busy, key=lambda host: load[host].others / load[host].cpus, default=None)
 
 
 def _describe_used(load: Mapping[str, Load], host: str) -> str:
     """1.3 of 2 CPUs; of several hosts also on which, and how many more are busy."""
-    more = sum(one.busy for one in load.values()) - 1
-    place = f" on {plain_line(host)}" if len(load) > 1 else ""
-    return f"{_format_amount(load[host])} of {load[host].cpus} CPUs{place}" + (
+    more = sum(host_load.busy for host_load in load.values()) - 1
+    on_host = f" on {plain_line(host)}" if len(load) > 1 else ""
+    return f"{_format_amount(load[host])} of {load[host].cpus} CPUs{on_host}" + (
         f" (and on {format_count(more, 'more host')})" if more else ""
     )
 

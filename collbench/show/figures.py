@@ -112,7 +112,7 @@ def thin_points(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
 def describe_thinning(series: Sequence[Series]) -> list[str]:
     """The sentence that says at how many of its sizes each line is drawn, where not at all of
     them."""
-    most = max((len(one.points) for one in series), default=0)
+    most = max((len(row.points) for row in series), default=0)
     return (
         [f"Of up to {most:,} sizes, each line is drawn at {MOST_POINTS}, evenly spread."]
         if most > MOST_POINTS
@@ -129,7 +129,7 @@ def hover_lines(point: Point) -> list[str]:
         else ""
     )
     tails = {"p95": row.times.p95, "p99": row.times.p99, "max": row.times.max}
-    known = [
+    parts = [
         f"{name} {format_duration(value)}"
         for name, value in tails.items()
         if round_finite(value) is not None
@@ -143,7 +143,7 @@ def hover_lines(point: Point) -> list[str]:
         + (f", count {case.count:,}" if point.size and not case.splits else ""),
         f"{point.over or 'median'} {format_duration(point.median)}{bounds}"
         + ("" if bounds or point.predicted else ", no interval"),
-        "predicted" if point.predicted else ", ".join(known),
+        "predicted" if point.predicted else ", ".join(parts),
         (
             f"busbw {format_bandwidth(point.busbw)} GB/s, algbw {format_bandwidth(point.algbw)}"
             " GB/s"
@@ -166,26 +166,30 @@ def choose_colours(series: Iterable[Series]) -> dict[str, str]:
     """A colour for each series of a figure, by its name. In and out of place share one; where there
     are more than colours, so do all of an implementation."""
     every = list(series)
-    kinds: list[tuple[Any, ...]] = [_colour_key(one) for one in every]
+    kinds: list[tuple[Any, ...]] = [_colour_key(row) for row in every]
     if len(set(kinds)) > len(COLOURS):
-        kinds = [(one.case.label,) for one in every]
-    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+        kinds = [(row.case.label,) for row in every]
+    places = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
     return {
-        one.name: COLOURS[places[kind] % len(COLOURS)]
-        for one, kind in zip(every, kinds, strict=True)
+        row.name: COLOURS[places[kind] % len(COLOURS)]
+        for row, kind in zip(every, kinds, strict=True)
     }
 
 
-def _colour_key(one: Series) -> tuple[Any, ...]:
-    return one.run, one.points[0].predicted, msgspec.structs.replace(one.case, in_place=False)
+def _colour_key(series: Series) -> tuple[Any, ...]:
+    return (
+        series.run,
+        series.points[0].predicted,
+        msgspec.structs.replace(series.case, in_place=False),
+    )
 
 
 def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
     """A logarithmic axis of sizes with ticks at powers of two."""
-    known = [size for size in sizes if size > 0]
-    if not known:
+    positive = [size for size in sizes if size > 0]
+    if not positive:
         return {"title": {"text": "size"}}
-    low, high = math.floor(math.log2(min(known))), math.ceil(math.log2(max(known)))
+    low, high = math.floor(math.log2(min(positive))), math.ceil(math.log2(max(positive)))
     step = max(1, math.ceil((high - low) / TICKS))
     ticks = [2**power for power in range(low, high + 1, step)]
     return {
@@ -201,10 +205,10 @@ def log_axis(
 ) -> dict[str, Any]:
     """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 of each where there are few,
     and evenly spaced where values are close together."""
-    known = [value for value in values if value is not None and value > 0]
-    if not known:
+    positive = [value for value in values if value is not None and value > 0]
+    if not positive:
         return {"title": {"text": title}}
-    least, most = min(known), max(known)
+    least, most = min(positive), max(positive)
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     parts = (1, 2, 5) if high - low < 4 else (1,)
     ticks = [float(f"{part}e{power}") for power in range(low, high + 1) for part in parts]
@@ -213,7 +217,7 @@ def log_axis(
         unit = 10.0 ** math.floor(math.log10(rough))
         step = next(part * unit for part in (1, 2, 5, 10) if part * unit >= rough)
         places = range(math.floor(least / step), math.ceil(most / step) + 1)
-        ticks = [tick for place in places if (tick := round_finite(place * step))]
+        ticks = [tick for mark in places if (tick := round_finite(mark * step))]
     return {
         "type": "log",
         "title": {"text": title},
@@ -223,25 +227,25 @@ def log_axis(
 
 
 def draw_line(
-    one: Series, x: list[Any], y: list[Any], colour: str, place: int, **more: Any
+    series: Series, x: list[Any], y: list[Any], colour: str, index: int, **more: Any
 ) -> Trace:
     """A series' line: colour by implementation, dashes in place, symbols to tell the rest apart."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": escape_plotly(one.name),
-        "legendgroup": escape_plotly(one.name),
+        "name": escape_plotly(series.name),
+        "legendgroup": escape_plotly(series.name),
         "x": x,
         "y": y,
-        "meta": one.meta,
-        "line": {"color": colour, "width": 2, "dash": "dash" if one.case.in_place else "solid"},
-        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6, "color": colour},
+        "meta": series.meta,
+        "line": {"color": colour, "width": 2, "dash": "dash" if series.case.in_place else "solid"},
+        "marker": {"symbol": SYMBOLS[index % len(SYMBOLS)], "size": 6, "color": colour},
         **more,
     }
 
 
 def draw_band(
-    one: Series,
+    series: Series,
     sides: Sequence[tuple[Any, float | None, float | None]],
     colour: str,
     opacity: float,
@@ -268,8 +272,8 @@ def draw_band(
         "fillcolor": _fade_colour(colour, opacity),
         "line": {"width": 0},
         "showlegend": False,
-        "legendgroup": escape_plotly(one.name),
-        "meta": one.meta,
+        "legendgroup": escape_plotly(series.name),
+        "meta": series.meta,
     }
 
 
@@ -278,26 +282,26 @@ def _fade_colour(colour: str, opacity: float) -> str:
 
 
 def draw_curves(
-    name: str, title: str, words: Mapping[str, str], series: Sequence[Series]
+    name: str, title: str, captions: Mapping[str, str], series: Sequence[Series]
 ) -> list[Figure]:
-    """busbw and time against size, each with its interval as a band; ``words`` are those of each. A
+    """busbw and time against size, each with its interval as a band and its own of ``captions``. A
     figure without a value is left out."""
     figures, colours = [], choose_colours(series)
     for measure, show in (("busbw", format_rate), ("time", format_duration)):
         data: list[Trace] = []
-        for place, one in enumerate(series):
-            data += _draw_curve(one, measure, colours[one.name], place)
+        for index, one_series in enumerate(series):
+            data += _draw_curve(one_series, measure, colours[one_series.name], index)
         values = [y for trace in data for y in trace["y"] if y]
         if not values:
             continue
         axis = log_axis(measure, values, show)
         what = f"{title}: {measure} against size"
-        figures.append(_against_size(f"{name}-{measure}", what, words[measure], data, axis))
+        figures.append(_against_size(f"{name}-{measure}", what, captions[measure], data, axis))
     return figures
 
 
 def _against_size(
-    name: str, title: str, words: str, data: list[Trace], upward: dict[str, Any], **layout: Any
+    name: str, title: str, caption: str, data: list[Trace], upward: dict[str, Any], **layout: Any
 ) -> Figure:
     across = sizes_axis(x for trace in data for x in trace["x"] if x)
     strokes = [stroke for trace in data if "dash" in (stroke := trace.get("line", {}))]
@@ -305,15 +309,15 @@ def _against_size(
         for stroke in strokes:  # dashes tell in place from out of place, where there are both
             stroke["dash"] = "solid"
     layout = {"xaxis": across, "yaxis": upward, "hovermode": "closest", **layout}
-    return Figure(name=name, title=title, words=words, data=data, layout=layout)
+    return Figure(name=name, title=title, words=caption, data=data, layout=layout)
 
 
-def _draw_curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
+def _draw_curve(series: Series, measure: str, colour: str, index: int) -> list[Trace]:
     """A series' line, hollow where a point is in doubt, and its band; a rate's bounds are computed
     from those of the time."""
     points = [
         p
-        for p in thin_points(one.points)
+        for p in thin_points(series.points)
         if p.size > 0 and _point_value(p, measure, p.median) is not None
     ]
     if not points:
@@ -324,11 +328,11 @@ def _draw_curve(one: Series, measure: str, colour: str, place: int) -> list[Trac
     ]
     text = [join_hover(hover_lines(point)) for point in points]
     drawn = draw_line(
-        one,
+        series,
         x,
         [_point_value(p, measure, p.median) for p in points],
         colour,
-        place,
+        index,
         text=text,
         hovertemplate=LABELLED,
     )
@@ -336,7 +340,7 @@ def _draw_curve(one: Series, measure: str, colour: str, place: int) -> list[Trac
         symbol = drawn["marker"]["symbol"]
         symbols = [f"{symbol}-open" if list_doubts(point) else symbol for point in points]
         drawn["marker"] = {**drawn["marker"], "symbol": symbols, "size": 8}
-    area = draw_band(one, sides, colour, 0.18)
+    area = draw_band(series, sides, colour, 0.18)
     return [area, drawn] if area["x"] else [drawn]
 
 
@@ -349,24 +353,24 @@ def _point_value(point: Point, measure: str, time: float) -> float | None:
 
 
 def draw_distribution(
-    name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
+    name: str, title: str, caption: str, cases: Sequence[tuple[Series, Point, Record]]
 ) -> Figure:
     """The share of samples that took no longer, of one size each: at most 100 steps a line. Dashes
     by size."""
-    data, colours = [], choose_colours(one for one, *_ in cases)
+    data, colours = [], choose_colours(one_series for one_series, *_ in cases)
     sizes = sorted({point.size for _, point, _ in cases})
-    for place, (one, point, record) in enumerate(cases):
+    for index, (one_series, point, record) in enumerate(cases):
         ordered = np.sort(np.asarray(record.times_ns, float) / record.inner)
         levels = np.arange(1, len(ordered) + 1) / len(ordered)
         keep = thin_points(range(len(ordered)), 100)
-        label = f"{one.name}, {format_size(point.size)}" if point.size else one.name
+        label = f"{one_series.name}, {format_size(point.size)}" if point.size else one_series.name
         data.append(
             draw_line(
-                one,
+                one_series,
                 [round_finite(ordered[i]) for i in keep],
                 [round_finite(levels[i], 4) for i in keep],
-                colours[one.name],
-                place,
+                colours[one_series.name],
+                index,
                 text=[f"{levels[i]:.1%} within {format_duration(ordered[i])}" for i in keep],
                 mode="lines",
                 hovertemplate=LABELLED,
@@ -380,7 +384,7 @@ def draw_distribution(
     return Figure(
         name=name,
         title=title,
-        words=words,
+        words=caption,
         data=data,
         layout={"xaxis": axis, "yaxis": upward, "hovermode": "closest"},
     )
@@ -389,23 +393,25 @@ def draw_distribution(
 def draw_shares(
     name: str,
     title: str,
-    words: str,
+    caption: str,
     label: str,
     lines: Sequence[tuple[Series, list[tuple[Point, float]]]],
 ) -> Figure:
     """A share against size, each series a line; a thin line marks 100 %. What lies above MOST_SHARE
     is left out, as its words then say."""
-    colours = choose_colours(one for one, _ in lines)
+    colours = choose_colours(one_series for one_series, _ in lines)
     above = sum(share > MOST_SHARE for _, values in lines for _, share in values)
-    words += f" {format_count(above, 'point')} above {MOST_SHARE:.0%} left out." if above else ""
-    lines = [(one, [(p, v) for p, v in values if v <= MOST_SHARE]) for one, values in lines]
+    caption += f" {format_count(above, 'point')} above {MOST_SHARE:.0%} left out." if above else ""
+    lines = [
+        (one_series, [(p, v) for p, v in values if v <= MOST_SHARE]) for one_series, values in lines
+    ]
     data = [
         draw_line(
-            one,
+            one_series,
             [p.size for p, _ in values],
             [round_finite(share) for _, share in values],
-            colours[one.name],
-            place,
+            colours[one_series.name],
+            index,
             text=[
                 join_hover(
                     [f"{format_size(p.size)}: {share:.1%}", f"time {format_duration(p.median)}"]
@@ -414,7 +420,7 @@ def draw_shares(
             ],
             hovertemplate=LABELLED,
         )
-        for place, (one, values) in enumerate(lines)
+        for index, (one_series, values) in enumerate(lines)
     ]
     unit = {
         "type": "line",
@@ -426,7 +432,7 @@ def draw_shares(
         "line": {"color": "#888", "width": 1, "dash": "dot"},
     }
     upward = {"title": {"text": label}, "tickformat": ".0%", "rangemode": "tozero"}
-    return _against_size(name, title, words, data, upward, shapes=[unit])
+    return _against_size(name, title, caption, data, upward, shapes=[unit])
 
 
 class Matrix(NamedTuple):
@@ -445,7 +451,7 @@ class Matrix(NamedTuple):
     least: float = 0.0
 
 
-def draw_heatmap(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figure:
+def draw_heatmap(name: str, title: str, caption: str, matrix: Matrix, meta: Meta) -> Figure:
     """A matrix as colours; its texts show where one points and, where more is better, in the
     cells."""
     written = matrix.good and max(len(matrix.x), len(matrix.y)) <= WRITTEN
@@ -476,16 +482,16 @@ def draw_heatmap(name: str, title: str, words: str, matrix: Matrix, meta: Meta) 
         "yaxis": {"title": {"text": matrix.labels[1]}, **down},
     }
     height = 160 + 26 * min(24, len(matrix.y))
-    return Figure(name=name, title=title, words=words, data=[trace], layout=layout, height=height)
+    return Figure(name=name, title=title, words=caption, data=[trace], layout=layout, height=height)
 
 
 def draw_samples(
-    name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
+    name: str, title: str, caption: str, cases: Sequence[tuple[Series, Point, Record]]
 ) -> Figure:
     """Each sample over the median, in the order measured. Of long cases, ordinary samples are shown
     in part."""
     data = []
-    for place, (one, point, record) in enumerate(cases):
+    for index, (one_series, point, record) in enumerate(cases):
         ratios = np.asarray(record.times_ns, float) / np.median(record.times_ns)
         low, high = np.quantile(ratios, (0.25, 0.75))
         odd = np.flatnonzero((ratios > 2.5 * high - 1.5 * low) | (ratios < 2.5 * low - 1.5 * high))
@@ -498,14 +504,14 @@ def draw_samples(
                 "type": "scatter",
                 "mode": "markers",
                 "name": escape_plotly(
-                    f"{one.case.collective} {one.name}, {format_size(point.size)}"
+                    f"{one_series.case.collective} {one_series.name}, {format_size(point.size)}"
                 ),
                 "x": chosen.tolist(),
                 "y": [round_finite(value, 4) for value in ratios[chosen]],
-                "meta": one.meta,
+                "meta": one_series.meta,
                 "marker": {
-                    "color": COLOURS[place % len(COLOURS)],
-                    "symbol": SYMBOLS[place % len(SYMBOLS)],
+                    "color": COLOURS[index % len(COLOURS)],
+                    "symbol": SYMBOLS[index % len(SYMBOLS)],
                     "size": 5,
                 },
                 "hovertemplate": (
@@ -520,4 +526,4 @@ def draw_samples(
         "yaxis": upward,
         "hovermode": "closest",
     }
-    return Figure(name=name, title=title, words=words, data=data, layout=layout)
+    return Figure(name=name, title=title, words=caption, data=data, layout=layout)

@@ -76,8 +76,8 @@ def fill_limits(
 def format_precision(policy: Policy, crowded: Collection[bool], percent: str) -> str:
     """The precision asked for; both where groups of ranks of both kinds (see ``fill_limits``)
     ran."""
-    each = {policy.resolved(kind).precision or 0.0 for kind in crowded or (False,)}
-    return " or ".join(f"±{100 * wanted:.2g}{percent}" for wanted in sorted(each))
+    precisions = {policy.resolved(kind).precision or 0.0 for kind in crowded or (False,)}
+    return " or ".join(f"±{100 * precision:.2g}{percent}" for precision in sorted(precisions))
 
 
 def _round_up_step(least: float) -> float:
@@ -90,10 +90,12 @@ def _format_seconds(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}s"
 
 
-def explain_flag(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
-    """What a flag means and what to do, with figures of the run where these are ``known``."""
+def explain_flag(flag: str, limits: Mapping[str, str] = GENERAL) -> Flag:
+    """A flag with its meaning and remedy, in which the run's ``limits`` stand for placeholders."""
     row = look_up(flag)
-    return row._replace(meaning=row.meaning.format_map(known), remedy=row.remedy.format_map(known))
+    return row._replace(
+        meaning=row.meaning.format_map(limits), remedy=row.remedy.format_map(limits)
+    )
 
 
 def explain_doubts(
@@ -110,31 +112,31 @@ def explain_doubts(
     for flag in besides:
         del doubted[flag]
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    known = fill_limits(policy, crowded, stops, command)
-    lines = [(flag, times, explain_flag(flag, known)) for flag, times in doubted.most_common()]
-    told = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
-    return [*told, *explain_remarks(rows, known, besides)]
+    limits = fill_limits(policy, crowded, stops, command)
+    lines = [(flag, times, explain_flag(flag, limits)) for flag, times in doubted.most_common()]
+    sentences = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
+    return [*sentences, *explain_remarks(rows, limits, besides)]
 
 
 MARK = "·"  # of a row of which there is a remark
 
 
 def explain_remarks(
-    rows: Iterable[Derived], known: Mapping[str, str], besides: Collection[str] = ()
+    rows: Iterable[Derived], limits: Mapping[str, str], besides: Collection[str] = ()
 ) -> list[str]:
     """One line with all remarks and in how many rows each is, most frequent first; the only one is
     explained."""
-    found = Counter(flag_kind(flag) for row in rows for flag in list_remarks(row))
+    remarks = Counter(flag_kind(flag) for row in rows for flag in list_remarks(row))
     for flag in besides:
-        del found[flag]
-    if not found:
+        del remarks[flag]
+    if not remarks:
         return []
-    names = [f"{flag} ({times})" for flag, times in found.most_common()]
+    names = [f"{flag} ({times})" for flag, times in remarks.most_common()]
     if len(names) > 1:
         return [
             f"{MARK} remarks, no doubts: {', '.join(names)}; collbench help flags explains them"
         ]
-    row = explain_flag(next(iter(found)), known)
+    row = explain_flag(next(iter(remarks)), limits)
     return [f"{MARK} {names[0]}: {row.meaning}; {row.remedy}"]
 
 
@@ -148,21 +150,27 @@ def common_flags(outcomes: Sequence[Outcome]) -> dict[str, str]:
         "rows out of place": [row for in_place, row in timed if not in_place],
         "rows in place": [row for in_place, row in timed if in_place],
     }
-    found: dict[str, str] = {}
+    common: dict[str, str] = {}
     for flag in FLAGS:
-        kinds = [{flag_kind(each) for each in row.flags} for _, row in timed]
-        total = sum(flag.name in own for own in kinds)
-        for words, rows in scopes.items():
-            own = sum(flag.name in map(flag_kind, row.flags) for row in rows)
+        kinds = [{flag_kind(row_flag) for row_flag in row.flags} for _, row in timed]
+        total = sum(flag.name in row_kinds for row_kinds in kinds)
+        for scope, rows in scopes.items():
+            flagged = sum(flag.name in map(flag_kind, row.flags) for row in rows)
             enough = len(rows) >= FEWEST_ROWS or flag.of_group
-            if total and own == total and own > MOST * len(rows) and enough and not flag.stays:
+            if (
+                total
+                and flagged == total
+                and flagged > MOST * len(rows)
+                and enough
+                and not flag.stays
+            ):
                 most = (
-                    words
-                    if own == len(rows)
-                    else f"{own} of {len(rows)} {words}".replace("all ", "")
+                    scope
+                    if flagged == len(rows)
+                    else f"{flagged} of {len(rows)} {scope}".replace("all ", "")
                 )
-                found.setdefault(flag.name, most)
-    return found
+                common.setdefault(flag.name, most)
+    return common
 
 
 MOST, FEWEST_ROWS = 0.8, 5
@@ -173,10 +181,10 @@ def common_lines(
 ) -> list[str]:
     """A sentence for each of common_flags; that intervals are wide they show themselves."""
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    known = fill_limits(policy, crowded, stops)
+    limits = fill_limits(policy, crowded, stops)
     return [
-        f"{words}: {name}, {explain_flag(name, known).meaning}"
-        for name, words in common_flags(outcomes).items()
+        f"{scope}: {name}, {explain_flag(name, limits).meaning}"
+        for name, scope in common_flags(outcomes).items()
         if name != UNCONVERGED
     ]
 
@@ -203,7 +211,7 @@ def letter_flags(flags: Iterable[str]) -> list[str]:
 
 def why_unknown(times: Sequence[FlaggedTime]) -> str:
     """Why none of these times is known, with how many there are of each reason."""
-    found = Counter(
+    reasons = Counter(
         "fewer than 6 samples"
         if FEW in time.flags
         else "over 25 % of samples discarded"
@@ -211,4 +219,6 @@ def why_unknown(times: Sequence[FlaggedTime]) -> str:
         else "wider than ±50 %"
         for time in times
     )
-    return ", ".join(f"{reason}: {format_count(number, 'row')}" for reason, number in found.items())
+    return ", ".join(
+        f"{reason}: {format_count(number, 'row')}" for reason, number in reasons.items()
+    )

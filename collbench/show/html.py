@@ -63,7 +63,7 @@ def render_page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
 
     script, style = (_read_asset(f"report.{kind}") for kind in ("js", "css"))
     tag, sources = _library_tag(plotlyjs)
-    values = {name: found for name, found in _filter_values(document).items() if len(found) > 1}
+    values = {name: values for name, values in _filter_values(document).items() if len(values) > 1}
     figures = [
         {"data": figure.data, "layout": figure.layout, "height": figure.height}
         for section in document.sections
@@ -165,9 +165,9 @@ def find_browser() -> str:
         filter(None, map(shutil.which, BROWSERS)), None
     )
     if browser is None or shutil.which(browser) is None:
-        found = f"there is none at BROWSER_PATH={browser}" if browser else "none was found"
+        problem = f"there is none at BROWSER_PATH={browser}" if browser else "none was found"
         raise CannotRun(
-            f"images need a Chromium or Chrome, and {found}",
+            f"images need a Chromium or Chrome, and {problem}",
             "install one, or set BROWSER_PATH to it",
         )
     return browser
@@ -185,7 +185,7 @@ def render_images(document: Document, folder: Path) -> list[Path]:
         raise CannotRun(
             f"cannot write {folder}: {e.strerror}", "choose another folder with --png"
         ) from e
-    wanted = [
+    jobs = [
         _image_layout(section, figure, folder)
         for section in document.sections
         for figure in section.figures
@@ -195,8 +195,8 @@ def render_images(document: Document, folder: Path) -> list[Path]:
     )  # plotly.js comes with plotly, MathJax would be fetched
     try:
         errors = (
-            kaleido.write_fig_from_object_sync(wanted, kopts={"page_generator": generator})
-            if wanted
+            kaleido.write_fig_from_object_sync(jobs, kopts={"page_generator": generator})
+            if jobs
             else ()
         )
     except (OSError, RuntimeError, TimeoutError) as e:
@@ -206,7 +206,7 @@ def render_images(document: Document, folder: Path) -> list[Path]:
             f"{browser} drew no images: {first_line(errors[0])}",
             "the page itself needs no browser here",
         )
-    return [figure["path"] for figure in wanted]
+    return [figure["path"] for figure in jobs]
 
 
 def _image_layout(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
@@ -216,13 +216,13 @@ def _image_layout(section: Section, figure: Figure, folder: Path) -> dict[str, A
         "xref": "paper",
         "font": {"size": 16},
     }
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "title": title,
         "margin": {"l": 24, "r": 24, "t": 64, "b": 16},
         **figure.layout,
     }
     return {
-        "fig": {"data": figure.data, "layout": {**own, "template": make_theme("light")}},
+        "fig": {"data": figure.data, "layout": {**defaults, "template": make_theme("light")}},
         "path": (
             folder / (re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}") + ".png")
         ),

@@ -108,11 +108,11 @@ def _trim_line(line: list[Segment]) -> list[Segment]:
 
 def _is_rewrapping() -> bool:
     """Whether this terminal is known to; variables may be those of another that it started in."""
-    term, known = os.environ.get("TERM", ""), os.environ.keys()
+    term, names = os.environ.get("TERM", ""), os.environ.keys()
     if term.startswith("screen"):
-        return "TMUX" in known and "STY" not in known
-    like_xterm = term.startswith("xterm") and "XTERM_VERSION" not in known
-    return term.startswith(REWRAP_TERMS) or (like_xterm and not known.isdisjoint(REWRAP))
+        return "TMUX" in names and "STY" not in names
+    like_xterm = term.startswith("xterm") and "XTERM_VERSION" not in names
+    return term.startswith(REWRAP_TERMS) or (like_xterm and not names.isdisjoint(REWRAP))
 
 
 class Status(Gathered):
@@ -180,17 +180,19 @@ class Status(Gathered):
         if not case.is_leader:  # which is told of last
             return
         self._foretold.add(key)
-        warm = [self._warm[each] for each in case.siblings[::-1]]
-        launches = sum(one.key == key and one not in self._known for one in self.cases)
+        warm = [self._warm[sibling] for sibling in case.siblings[::-1]]
+        launches = sum(case.key == key and case not in self._known for case in self.cases)
         policy = self.run.policy.resolved(self.worlds[record.world].cramped)
-        seen = runner_of(case).forecast(warm, policy, launches)
-        if seen is None:
+        forecast = runner_of(case).forecast(warm, policy, launches)
+        if forecast is None:
             return
-        if seen.most > LONG:
+        if forecast.most > LONG:
             several = len(self.run.suite.subjects) > 1
-            print_message(f"{case.subject}: {seen.words}" if several else seen.words, seen.hint)
+            print_message(
+                f"{case.subject}: {forecast.words}" if several else forecast.words, forecast.hint
+            )
         if len(self.cases) == launches * len(case.siblings):
-            self._until = time.monotonic() + (seen.least + seen.most) / 2
+            self._until = time.monotonic() + (forecast.least + forecast.most) / 2
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
@@ -210,13 +212,13 @@ class Status(Gathered):
     def _heading(self, running: bool = True) -> Text:
         """The header's lines, with a warning while the run goes on; the first is cut where it is
         too long, so that the live view fits."""
-        words = views.make_header(self.run, self.cases, self.worlds)
-        words += (
-            [views.tone_notice(told)]
-            if running and (told := busy.describe_now(self.run.load))
+        header = views.make_header(self.run, self.cases, self.worlds)
+        header += (
+            [views.tone_notice(load_text)]
+            if running and (load_text := busy.describe_now(self.run.load))
             else []
         )
-        lines = [terminal.render_inline(line) for line in words]
+        lines = [terminal.render_inline(line) for line in header]
         return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
     def close(self) -> None:
@@ -228,14 +230,14 @@ class Status(Gathered):
 
     def _view(self) -> RenderableType:
         now = time.monotonic()
-        left = max(0.0, self._until - now) if self._until else None
+        time_left = max(0.0, self._until - now) if self._until else None
         return render_progress(
             len(self.arrived),
             len(self.cases),
             now - self._began,
             self._now,
             self._earlier or 0,
-            left,
+            time_left,
         )
 
 
@@ -265,7 +267,7 @@ class LiveTable(Status):
             )
             lines = tone_text("\n".join(wrap.wrap(str(line))), line.spans[0].tone)
             self._console.print(
-                terminal.render_inline(lines, kept="\n"),
+                terminal.render_inline(lines, allowed="\n"),
                 no_wrap=True,
                 overflow="ignore",
                 crop=False,
@@ -307,15 +309,17 @@ def render_progress(
     elapsed: float,
     now: tuple[Case, str, float] | None,
     earlier: int = 0,
-    left: float | None = None,
+    time_left: float | None = None,
 ) -> RenderableType:
     """A bar with what is done, ``earlier`` of it before ``elapsed`` began, how long it took and
-    will take, of which ``left`` may be known; and what happens at this moment."""
+    will take (``time_left``, where it is known); and what is measured ``now``."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
-    own = achieved - earlier
-    if left is None and own >= 0.5 and done < total:  # how long a second pass takes, is not known
-        left = elapsed * (total - achieved) / own
-    yet = f"{format_clock(left)} left" if left is not None else ""
+    progressed = achieved - earlier
+    if (
+        time_left is None and progressed >= 0.5 and done < total
+    ):  # how long a second pass takes, is not known
+        time_left = elapsed * (total - achieved) / progressed
+    yet = f"{format_clock(time_left)} left" if time_left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, total), completed=achieved, width=24, complete_style="cyan")
     grid.add_row(bar, f"{done}/{total}", f"{format_clock(elapsed)} elapsed", yet)

@@ -34,15 +34,15 @@ def _render_page(document: Document) -> list[str]:
     lines += [f"- {escape_markdown(run)}" for run in document.runs]
     for section in document.sections:
         lines += ["", f"## {escape_markdown(section.title)}", ""]
-        lines += [f"{escape_markdown(words)}\n" for words in section.words]
+        lines += [f"{escape_markdown(sentence)}\n" for sentence in section.words]
         lines += [
             f"*{escape_markdown(figure.title)}.* {escape_markdown(figure.words)}\n"
             for figure in section.figures
         ]
-        for one in section.tables:
-            title = f"{one.title} ({format_count(len(one.lines), 'line')})"
-            lines += render_table(one, title if one.folded or section.folded else "")
-        lines += [f"{escape_markdown(words)}\n" for words in section.closing]
+        for table in section.tables:
+            title = f"{table.title} ({format_count(len(table.lines), 'line')})"
+            lines += render_table(table, title if table.folded or section.folded else "")
+        lines += [f"{escape_markdown(sentence)}\n" for sentence in section.closing]
     return lines
 
 
@@ -50,28 +50,28 @@ def _render_comment(blocks: Sequence[Block], most: int) -> list[str]:
     """Blocks with an empty line after each; tables keep as many of their first lines as fit."""
     fixed = [_render_block(block, 0) for block in blocks]
     room = most - sum(_count_bytes(lines) for lines in fixed)
-    found: list[str] = []
+    rendered_blocks: list[str] = []
     for block, lines in zip(blocks, fixed, strict=True):
         if isinstance(block, Table):
-            kept, taken = _fit_lines(block, room)
-            room -= taken
-            found += _render_block(block, kept)
+            room_lines, used_bytes = _fit_lines(block, room)
+            room -= used_bytes
+            rendered_blocks += _render_block(block, room_lines)
         else:
-            found += lines
-    return found
+            rendered_blocks += lines
+    return rendered_blocks
 
 
-def _fit_lines(one: Table, room: int) -> tuple[int, int]:
+def _fit_lines(table: Table, room: int) -> tuple[int, int]:
     """How many of a table's lines fit into ``room`` bytes, and how many bytes they take."""
-    ends = itertools.accumulate(_count_bytes([_render_row(line)]) for line in one.lines)
+    ends = itertools.accumulate(_count_bytes([_render_row(line)]) for line in table.lines)
     fitting = [*itertools.takewhile(lambda end: end <= room, ends)]
     return len(fitting), fitting[-1] if fitting else 0
 
 
-def _render_block(block: Block, kept: int) -> list[str]:
-    """A block of a short form; of a table the first ``kept`` lines."""
+def _render_block(block: Block, line_count: int) -> list[str]:
+    """A block of a short form; of a table the first ``line_count`` lines."""
     if isinstance(block, Table):
-        return render_table(block, block.title if block.folded else "", kept)
+        return render_table(block, block.title if block.folded else "", line_count)
     if isinstance(block, Heading):
         return [f"{'#' * block.level} {escape_markdown(block.text)}", ""]
     if isinstance(block, Points):
@@ -79,23 +79,23 @@ def _render_block(block: Block, kept: int) -> list[str]:
     return [_render_inline(block), ""]
 
 
-def render_table(one: Table, folded: str = "", kept: int | None = None) -> list[str]:
+def render_table(table: Table, folded: str = "", line_count: int | None = None) -> list[str]:
     """A table's lines with its title and note, then an empty one; behind the words ``folded``, if
-    any. Where only the first ``kept`` of its lines are to be shown, it says how many are left
+    any. Where only the first ``line_count`` of its lines are to be shown, it says how many are left
     out."""
-    title = [f"### {escape_markdown(one.title)}", ""] if one.title else []
+    title = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     top = [f"<details><summary>{html.escape(folded)}</summary>", ""] if folded else title
-    top += [f"| {' | '.join(map(escape_markdown, one.heads))} |"]
-    top += [f"|{'|'.join('---' if left else '--:' for left in one.left)}|"]
-    left_out = 0 if kept is None else len(one.lines) - kept
-    more = [f"{left_out:,} more of these rows do not fit here; {one.elsewhere}."]
+    top += [f"| {' | '.join(map(escape_markdown, table.heads))} |"]
+    top += [f"|{'|'.join('---' if is_left else '--:' for is_left in table.left)}|"]
+    left_out = 0 if line_count is None else len(table.lines) - line_count
+    more = [f"{left_out:,} more of these rows do not fit here; {table.elsewhere}."]
     return [
         *top,
-        *map(_render_row, one.lines[:kept]),
-        *map(_render_row, one.closing),
+        *map(_render_row, table.lines[:line_count]),
+        *map(_render_row, table.closing),
         "",
         *([*more, ""] if left_out else []),
-        *([f"{escape_markdown(one.note)}\n"] if one.note else []),
+        *([f"{escape_markdown(table.note)}\n"] if table.note else []),
         *(["</details>", ""] if folded else []),
     ]
 

@@ -135,18 +135,18 @@ def make_half(outcome: Outcome | None, options: Options) -> Half:
     if record is None or row is None:
         return Half(math.nan, math.nan, math.nan, record.wrong if record else None, samples)
     if samples and record.times_ns:
-        told = per_iteration(record, options.per_iter_skip)
-        samples = tuple(told[name] for name in SPREAD)
+        per_iteration_ns = per_iteration(record, options.per_iter_skip)
+        samples = tuple(per_iteration_ns[name] for name in SPREAD)
     wall = row.times.median
     if options.average != 3 and record.per_rank:
         reduce = AVERAGES[options.average][1]
         wall = statistics.median(map(reduce, zip(*record.per_rank, strict=False))) / record.inner
-    shown = wall
+    shown_ns = wall
     if options.cpu_time:
-        shown = statistics.median(record.submit_ns) if record.submit_ns else math.nan
+        shown_ns = statistics.median(record.submit_ns) if record.submit_ns else math.nan
     scale = row.times.median / wall if wall else 1.0
     return Half(
-        shown / 1e3,
+        shown_ns / 1e3,
         row.algbw * scale,
         None if row.busbw is None else row.busbw * scale,
         record.wrong,
@@ -159,9 +159,9 @@ def per_iteration(record: Record, skip: int = 0) -> dict[str, Any]:
     Statistics leave out the first ``skip``, but for the last. As in nccl-tests p50 is the upper
     median, p95 and p99 are nearest ranks (so the maximum of 20 samples), the standard deviation is
     the population's. A process is a rank."""
-    kept = len(record.per_rank[0]) if record.per_rank else None
+    length = len(record.per_rank[0]) if record.per_rank else None
     times, *ranks = (
-        [round(t / record.inner / 1e3, 6) for t in series[:kept]]
+        [round(t / record.inner / 1e3, 6) for t in series[:length]]
         for series in (record.times_ns, *record.per_rank)
     )
     skip = min(skip, len(times) - 1)
@@ -231,10 +231,10 @@ class Text(Reporter):
     """
 
     def __init__(
-        self, out: IO[str], options: Options = DEFAULTS, beside: Callable[[], Path] | None = None
+        self, out: IO[str], options: Options = DEFAULTS, get_path: Callable[[], Path] | None = None
     ) -> None:
-        """``beside`` says, once the run began, where its JSON is written, if it is."""
-        self._out, self._options, self._beside = out, options, beside
+        """``get_path`` gives, once the run has begun, the path of its JSON, if there is one."""
+        self._out, self._options, self._beside = out, options, get_path
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pair_cases(cases), 0
@@ -265,14 +265,16 @@ class Text(Reporter):
         return not unconverged and not record.note.startswith(NO_SAMPLE)
 
     def end(self, end: End, path: Path | None) -> None:
-        told = busy.describe_run_load(self._run, (record for record, _ in self._done.values()), end)
+        load_text = busy.describe_run_load(
+            self._run, (record for record, _ in self._done.values()), end
+        )
         missing = sum(case not in self._done for line in self._lines for case in line.values())
         while self._next < len(self._lines):
             self._write()
         self._introduce()
         self._conclude()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
-        self._remark(*[f"busy: {told}"] * bool(told))
+        self._remark(*[f"busy: {load_text}"] * bool(load_text))
         self._remark(*list_caveats(self._run, self._worlds))
         self._say(f"# error: {plain_line(end.note)}" if end.exit and end.note else "")
         self._out.flush()
@@ -299,8 +301,8 @@ class Text(Reporter):
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
         line = self._lines[self._next]
-        known = [self._done[case] for case in line.values() if case in self._done]
-        if known and table_of(line) != self._table:
+        measured = [self._done[case] for case in line.values() if case in self._done]
+        if measured and table_of(line) != self._table:
             self._introduce()
             if self._table:
                 self._conclude()
@@ -310,9 +312,10 @@ class Text(Reporter):
                 list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
             )
         self._next += 1
-        if any(map(has_line, known)):
+        if any(map(has_line, measured)):
             outcomes = [
-                self._done.get(line[place]) if place in line else None for place in (False, True)
+                self._done.get(line[in_place]) if in_place in line else None
+                for in_place in (False, True)
             ]
             halves = [make_half(outcome, self._options) for outcome in outcomes]
             self._busbw += [
@@ -320,15 +323,15 @@ class Text(Reporter):
             ]
             self._complete(line, outcomes, halves)
             stamp = (
-                f"{local_time(max(record.started for record, _ in known)):>21}"
+                f"{local_time(max(record.started for record, _ in measured)):>21}"
                 if self._options.timestamps
                 else ""
             )
-            self._say(_format_row(known[0][0].case, halves) + stamp)
+            self._say(_format_row(measured[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
-            self._shown += known
-            self._remark(*_describe_isolated(known), *_describe_doubted(known))
-        for record, _ in known:
+            self._shown += measured
+            self._remark(*_describe_isolated(measured), *_describe_doubted(measured))
+        for record, _ in measured:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
                 self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
@@ -338,38 +341,46 @@ class Text(Reporter):
     ) -> None:
         """Marks the half that was not measured, or puts the other in its place. The reason is
         counted, unless a remark above the table has it."""
-        for place, outcome in zip((False, True), outcomes, strict=True):
-            other = outcomes[not place]
+        for in_place, outcome in zip((False, True), outcomes, strict=True):
+            other = outcomes[not in_place]
             if not other or not other[1] or (outcome and outcome[0].status != "skipped"):
                 continue
-            here, there = PLACES["in" if place else "out"], PLACES["out" if place else "in"]
-            case = msgspec.structs.replace(other[0].case, in_place=place)
-            asked = "not run" if place in line else f"only {there} was asked for"
-            reason = outcome[0].note if outcome else self._why.get(case, asked)
+            missing_place, other_place = (
+                PLACES["in" if in_place else "out"],
+                PLACES["out" if in_place else "in"],
+            )
+            case = msgspec.structs.replace(other[0].case, in_place=in_place)
+            default_reason = "not run" if in_place in line else f"only {other_place} was asked for"
+            reason = outcome[0].note if outcome else self._why.get(case, default_reason)
             if self._options.filled:
-                halves[place] = halves[not place]._replace(wrong=None)
-                words = f"repeated: the columns {here} are those {there} again, with N/A: {reason}"
+                halves[in_place] = halves[not in_place]._replace(wrong=None)
+                note = (
+                    f"repeated: the columns {missing_place} are those {other_place} again, with"
+                    f" N/A: {reason}"
+                )
             else:
-                halves[place] = halves[place]._replace(measured=False)
-                words = f"not measured: {here}: {reason}"
+                halves[in_place] = halves[in_place]._replace(measured=False)
+                note = f"not measured: {missing_place}: {reason}"
             if self._options.filled or not (outcome or case in self._why):
-                self._repeated[words] += 1
+                self._repeated[note] += 1
 
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._shown: list[Outcome] = []
         self._repeated: Counter[str] = Counter()
-        mine = [
+        matching_worlds = [
             w
             for w in self._worlds
             if (w.backend, w.n, w.env) == (first.backend, first.world, first.env)
         ]
-        config = describe_configuration(self._run, cases, mine[-1] if mine else None)
+        config = describe_configuration(
+            self._run, cases, matching_worlds[-1] if matching_worlds else None
+        )
         self._say(f"# Collective test starting: {name_program(first)}", _format_settings(config))
         self._say(
             f"# implementation: {describe_block(first)}"
-            + (f", library {escape_remark(mine[-1].library)}" if mine else "")
+            + (f", library {escape_remark(matching_worlds[-1].library)}" if matching_worlds else "")
         )
         average = AVERAGES[self._options.average][0]
         self._remark(f"time: median over samples, each that of {average}")
@@ -411,7 +422,7 @@ class Text(Reporter):
         nccl-tests has it; else nothing."""
         records = [record for record, _ in self._shown]
         file = RunFile(run=self._run, worlds=self._worlds, records=records, end=None, path=Path())
-        answers = {held.answer for held in limits.judge_limits(file) if held.average}
+        answers = {result.answer for result in limits.judge_limits(file) if result.average}
         return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""
 
 
@@ -458,7 +469,7 @@ def write_header(options: Options) -> Iterator[str]:
 
 def escape_remark(text: str) -> str:
     """A remark's text, changed where nccl-tests' parsers would take it for a header or a footer."""
-    return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain_line(text))
+    return re.sub("|".join(WORDS), lambda match: WORDS[match[0]], plain_line(text))
 
 
 def _describe_isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -480,19 +491,21 @@ def _describe_doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
     rows = [(record, row) for record, row in outcomes if row]
     if not any(_is_doubtful(row) for _, row in rows):
         return
-    words = []
+    halves = []
     for record, row in rows:
-        own = [flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY]
+        row_flags = [
+            flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY
+        ]
         sure = [] if is_without_interval(row) else [format_interval(row.half_width)]
-        words.append(
-            " ".join(["in" if record.case.in_place else "out", *sure, *name_flags(row, own)])
+        halves.append(
+            " ".join(["in" if record.case.in_place else "out", *sure, *name_flags(row, row_flags)])
         )
-    yield f"{rows[0][0].case.nbytes} B: {' · '.join(words)}"
+    yield f"{rows[0][0].case.nbytes} B: {' · '.join(halves)}"
 
 
 def _is_doubtful(row: Derived) -> bool:
-    own = [flag for flag in list_doubts(row) if not look_up(flag).of_group]
-    return bool(own) or (is_wide(row) and not is_without_interval(row))
+    doubts = [flag for flag in list_doubts(row) if not look_up(flag).of_group]
+    return bool(doubts) or (is_wide(row) and not is_without_interval(row))
 
 
 def _format_row(case: Case, halves: Iterable[Half]) -> str:

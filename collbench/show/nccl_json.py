@@ -113,7 +113,7 @@ def make_json(
     config = describe_configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
     records = [record for record, _ in outcomes]
     file = RunFile(run=run, worlds=[*worlds], records=records, end=end, path=Path())
-    held = limits.judge_limits(file)
+    results = limits.judge_limits(file)
     config["per_iter_skip"] = options.per_iter_skip
     failed = [
         f"{record.case.key}: {plain_line(record.note) or record.status}"
@@ -129,13 +129,13 @@ def make_json(
         "config": {key: config[key] for key in config if key != "unalign"},
         "results": [_result_json(line, done, options, len(blocks) > 1) for line in lines],
         "out_of_bounds": {"count": bad, "okay": describe_truth(not bad)},
-        "average_bus_bandwidth": _average_json(bandwidths, held),
+        "average_bus_bandwidth": _average_json(bandwidths, results),
         "errors": failed + ([plain_line(end.note)] if end and end.exit and end.note else []),
         "end_time": local_time(end.ended if end else ""),
         "collbench": {
             **({"injected": run.policy.inject} if run.policy.inject else {}),
             **({FAKE: ORIGINS[FAKE].reason} if is_fake(file) else {}),
-            **({"limits": msgspec.to_builtins(held)} if held else {}),
+            **({"limits": msgspec.to_builtins(results)} if results else {}),
             "version": __version__,
             "run": run.id,
             "time": f"median over samples of {AVERAGES[options.average][0]}",
@@ -144,11 +144,11 @@ def make_json(
     }
 
 
-def _average_json(bandwidths: Sequence[float], held: Sequence[limits.Held]) -> dict[str, Any]:
+def _average_json(bandwidths: Sequence[float], results: Sequence[limits.Held]) -> dict[str, Any]:
     """What nccl-tests says of the average, and whether it is as wanted, where that is known."""
-    answers = {one.answer for one in held if one.average}
-    known = answers and answers <= {"met", "short"}
-    okay = describe_truth(answers == {"met"}) if known else "unchecked"
+    answers = {result.answer for result in results if result.average}
+    is_decided = answers and answers <= {"met", "short"}
+    okay = describe_truth(answers == {"met"}) if is_decided else "unchecked"
     return {
         "bandwidth": _finite_double(statistics.fmean(bandwidths) if bandwidths else 0.0),
         "okay": okay,
@@ -161,12 +161,15 @@ def _extra_json(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict
     times hold those of which every rank's was kept. Of out of place and in place, null where
     unknown."""
     case = next(iter(line.values()))
-    rows = [done[line[place]][1] if line.get(place) in done else None for place in (False, True)]
+    rows = [
+        done[line[in_place]][1] if line.get(in_place) in done else None
+        for in_place in (False, True)
+    ]
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
     names += ["groups", "group", "of"] if case.groups else []
     names += [name for name in ("arrival", "background") if getattr(case, name)]
     places = zip(("out_of_place", "in_place"), rows, strict=True)
-    flags = {place: row.flags for place, row in places if row and row.flags}
+    flags = {in_place: row.flags for in_place, row in places if row and row.flags}
     return {
         **{name: getattr(case, name) for name in names},
         **({"flags": flags} if flags else {}),
@@ -177,7 +180,7 @@ def _extra_json(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict
 
 
 def _result_json(
-    line: Mapping[bool, Case], done: Mapping[Case, Outcome], options: Options, named: bool
+    line: Mapping[bool, Case], done: Mapping[Case, Outcome], options: Options, is_named: bool
 ) -> dict[str, Any]:
     case = next(iter(line.values()))
     result: dict[str, Any] = {
@@ -203,7 +206,7 @@ def _result_json(
     return {
         **result,
         "actual_iterations": performed,
-        "experiment_name": ", ".join(table_of(line)) if named else "",
+        "experiment_name": ", ".join(table_of(line)) if is_named else "",
     }
 
 

@@ -25,7 +25,7 @@ def list_devices(
     """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as
     "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
     numbers = {rank: number for number, members in enumerate(divided) for rank in members}
-    found = []
+    devices = []
     for info in ranks:
         match = DEVICE.fullmatch(plain_line(info.device))
         index, bus, name = match.groups() if match else (info.rank, None, None)
@@ -34,7 +34,7 @@ def list_devices(
             if info.device == "cpu"
             else name or product or info.device
         )
-        found.append(
+        devices.append(
             {
                 "rank": info.rank,
                 "group": numbers.get(info.rank, 0),
@@ -45,7 +45,7 @@ def list_devices(
                 "device_info": plain_line(name),
             }
         )
-    return found
+    return devices
 
 
 def _format_spans(cpus: Sequence[int]) -> str:

@@ -82,18 +82,18 @@ def render_junit(document: Document) -> str:
         "timestamp": now,
         "hostname": environment.host_name() or "localhost",
     }
-    told = ElementTree.SubElement(suite, "properties")
+    properties = ElementTree.SubElement(suite, "properties")
     about = {"verdict": plain_line(document.verdict), "collbench": __version__}
     for name, value in about.items():
-        ElementTree.SubElement(told, "property", name=name, value=value)
+        ElementTree.SubElement(properties, "property", name=name, value=value)
     for case in document.cases:
-        own = {"classname": plain_line(case.group), "name": plain_line(case.name)}
-        element = ElementTree.SubElement(suite, "testcase", own, time=f"{case.seconds:.9f}")
+        attributes = {"classname": plain_line(case.group), "name": plain_line(case.name)}
+        element = ElementTree.SubElement(suite, "testcase", attributes, time=f"{case.seconds:.9f}")
         if case.outcome != "passed":
             _add_outcome(element, case)
     passed = [case for case in document.cases if case.outcome == "passed"]
-    words = "\n".join(plain_line(f"{case.name}: {case.message}") for case in passed)
-    ElementTree.SubElement(suite, "system-out").text = words
+    messages = "\n".join(plain_line(f"{case.name}: {case.message}") for case in passed)
+    ElementTree.SubElement(suite, "system-out").text = messages
     ElementTree.SubElement(suite, "system-err")
     counts = {
         "tests": len(outcomes),
@@ -126,8 +126,10 @@ def render_prometheus(document: Document) -> str:
 def _metric_family(gauge: Gauge) -> str:
     lines = [f"# HELP {gauge.name} {gauge.about}", f"# TYPE {gauge.name} gauge"]
     for labels, value in gauge.values:
-        told = ",".join(f'{name}="{_escape_label(text)}"' for name, text in labels.items())
-        lines.append(f"{gauge.name}{f'{{{told}}}' if told else ''} {float(value):.15g}")
+        labels_text = ",".join(f'{name}="{_escape_label(text)}"' for name, text in labels.items())
+        lines.append(
+            f"{gauge.name}{f'{{{labels_text}}}' if labels_text else ''} {float(value):.15g}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -170,7 +172,9 @@ def list_commands(cases: Iterable[JunitCase]) -> list[str]:
 
 def _list_level_commands(level: str, cases: Sequence[JunitCase], most: int) -> list[str]:
     most -= len(cases) > most
-    lines = [_format_command(level, f"collbench: {one.label}", one.message) for one in cases[:most]]
+    lines = [
+        _format_command(level, f"collbench: {case.label}", case.message) for case in cases[:most]
+    ]
     more = [_format_command(level, "collbench", f"{len(cases) - most:,} more rows like these")]
     return lines + (more if len(cases) > most else [])
 
@@ -205,7 +209,7 @@ class Csv(Gathered):
 
 def flat_records(run: Gathered) -> list[dict[str, Any]]:
     """Records under the names of COLUMNS, sorted by collective, implementation and size."""
-    numbered = sorted(enumerate(run.arrived), key=lambda one: one[1][0].case.reading_order)
+    numbered = sorted(enumerate(run.arrived), key=lambda item: item[1][0].case.reading_order)
     return [flatten_record(record, row, order) for order, (record, row) in numbered]
 
 
@@ -216,7 +220,7 @@ class Json(Gathered):
         self._out = out
 
     def end(self, end: End, path: Path | None) -> None:
-        whole = {
+        document = {
             "run": self.run,
             **({FAKE: True} if is_fake(self.file) else {}),
             "records": flat_records(self),
@@ -225,7 +229,7 @@ class Json(Gathered):
             "end": end,
         }
         self._out.write(
-            msgspec.json.encode(whole).decode() + "\n"
+            msgspec.json.encode(document).decode() + "\n"
         )  # msgspec writes infinities as null
         self._out.flush()
 
@@ -253,7 +257,7 @@ class Markdown(Gathered):
         left_out = count_reasons(self.skips, self.arrived)
         blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
         blocks += views.describe_dropped(self)
-        blocks += [Points(told)] if (told := views.explain_flags(self)) else []
+        blocks += [Points(explained)] if (explained := views.explain_flags(self)) else []
         blocks += [busy] if (busy := views.describe_busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []
         self._out.write(markdown.render_markdown(Document(title="", comment=blocks), sys.maxsize))

@@ -95,9 +95,9 @@ def narrow_comments(text: str, width: int) -> str:
     lines, code = [], False
     for line in text.splitlines():
         code ^= line.startswith("```")
-        said, mark, comment = line.partition("  # ")
+        source_code, mark, comment = line.partition("  # ")
         above = code and mark and len(line) > width
-        lines += [f"# {comment}", said.rstrip()] if above else [line]
+        lines += [f"# {comment}", source_code.rstrip()] if above else [line]
     return "\n".join(lines) + "\n"
 
 
@@ -110,15 +110,18 @@ def print_blocks(*things: Block | RenderableType) -> None:
         console.width = (
             max(screen, _least_width(thing, piped)) if isinstance(thing, Table) else screen
         )
-        one = render_block(thing, console.width)
-        console.print(one, soft_wrap=isinstance(one, Text) and piped)
+        rendered = render_block(thing, console.width)
+        console.print(rendered, soft_wrap=isinstance(rendered, Text) and piped)
 
 
 def _least_width(table: Table, piped: bool) -> int:
     """Columns without which something would be cut that must not be: all of it in a pipe."""
-    whole = [piped or head in table.whole for head in table.heads]
-    needed = [room if kept else 1 for room, kept in zip(_column_widths(table), whole, strict=True)]
-    return sum(needed) + GAP * (len(needed) - 1) if any(whole) else 0
+    is_whole = [piped or head in table.whole for head in table.heads]
+    needed = [
+        room if is_kept else 1
+        for room, is_kept in zip(_column_widths(table), is_whole, strict=True)
+    ]
+    return sum(needed) + GAP * (len(needed) - 1) if any(is_whole) else 0
 
 
 def render_block(block: Block | RenderableType, width: int) -> RenderableType:
@@ -204,10 +207,10 @@ def make_grid(table: Table, width: int) -> Grid:
             overflow="fold" if side == "w" else "ellipsis",
             no_wrap=side in "lr",
         )
-    for place, line in enumerate((*table.lines, *table.closing)):
-        if line.ruled or (table.lines and place == len(table.lines)):
+    for index, line in enumerate((*table.lines, *table.closing)):
+        if line.ruled or (table.lines and index == len(table.lines)):
             view.add_section()
-        cells = [render_inline(cell, line.single, kept="\n") for cell in line.cells]
+        cells = [render_inline(cell, line.single, allowed="\n") for cell in line.cells]
         view.add_row(*cells, style=STYLES[line.weight])
 
     return view
@@ -215,12 +218,12 @@ def make_grid(table: Table, width: int) -> Grid:
 
 def _natural_width(table: Table) -> int:
     """Columns that a table needs to show all of its own, without those that may be dropped."""
-    kept = [
+    widths = [
         room
         for head, room in zip(table.heads, _column_widths(table), strict=True)
         if head not in table.dropped
     ]
-    return sum(kept) + GAP * (len(kept) - 1)
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def _shorten_table(table: Table) -> Table:
@@ -236,11 +239,11 @@ def _split_table(table: Table, width: int) -> list[Table]:
     """Tables of as many columns as fit beside the first one, at least one each."""
     widths = _column_widths(table)
     blocks: list[list[int]] = [[]]
-    for place in range(1, len(widths)):
-        taken = widths[0] + sum(GAP + widths[other] for other in [*blocks[-1], place])
-        if blocks[-1] and taken > width:
+    for column in range(1, len(widths)):
+        total = widths[0] + sum(GAP + widths[other] for other in [*blocks[-1], column])
+        if blocks[-1] and total > width:
             blocks.append([])
-        blocks[-1].append(place)
+        blocks[-1].append(column)
     return [_select_columns(table, [0, *block]) for block in blocks]
 
 
@@ -248,12 +251,12 @@ def _select_columns(table: Table, places: Sequence[int]) -> Table:
     """Some of a table's columns."""
 
     def chosen(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-        return tuple(cells[place] for place in places)
+        return tuple(cells[column] for column in places)
 
     return msgspec.structs.replace(
         table,
-        heads=tuple(table.heads[place] for place in places),
-        align="".join(table.sides[place] for place in places),
+        heads=tuple(table.heads[column] for column in places),
+        align="".join(table.sides[column] for column in places),
         lines=[msgspec.structs.replace(line, cells=chosen(line.cells)) for line in table.lines],
     )
 
@@ -263,11 +266,11 @@ def _column_widths(table: Table, closing: bool = True) -> list[int]:
     needs LEAST."""
     rows = [table.heads, *(line.cells for line in table.lines)]
     rows += [line.cells if closing else ("", *line.cells[1:]) for line in table.closing]
-    found = [
+    widths = [
         max(cell_len(part) for cell in column for part in str(cell).split("\n"))
         for column in zip(*rows, strict=True)
     ]
-    return found if closing else [max(found[0], LEAST), *found[1:]]
+    return widths if closing else [max(widths[0], LEAST), *widths[1:]]
 
 
 def _fits_beside(table: Table, width: int) -> bool:
@@ -302,43 +305,43 @@ def _fit_table(table: Table, width: int) -> Table:
     widths = _column_widths(table)
     last = len(widths) - 1
     natural, widths[last] = widths[last], min(widths[last], LAST)
-    kept = list(range(len(widths)))
+    columns = list(range(len(widths)))
 
     def left() -> int:
-        return width - sum(widths[place] for place in kept) - GAP * (len(kept) - 1)
+        return width - sum(widths[column] for column in columns) - GAP * (len(columns) - 1)
 
     for head in table.dropped:
         if left() < 0 and head in table.heads:
-            kept.remove(table.heads.index(head))
-    broken = [place for place in kept if place != last and table.sides[place] in "wc"]
+            columns.remove(table.heads.index(head))
+    broken = [column for column in columns if column != last and table.sides[column] in "wc"]
     if left() < 0 and broken:
-        widest = max(broken, key=lambda place: widths[place])
+        widest = max(broken, key=lambda column: widths[column])
         least = 1 if table.whole else min(LAST, widths[widest])
         widths[widest] = max(least, widths[widest] + left())
     widths[last] = max(1, min(natural, widths[last] + left()))
     return msgspec.structs.replace(
         table,
-        heads=tuple(table.heads[place] for place in kept),
-        widths=tuple(widths[place] for place in kept),
-        align="".join(table.sides[place] for place in kept),
+        heads=tuple(table.heads[column] for column in columns),
+        widths=tuple(widths[column] for column in columns),
+        align="".join(table.sides[column] for column in columns),
         lines=[
-            msgspec.structs.replace(line, cells=[line.cells[place] for place in kept])
+            msgspec.structs.replace(line, cells=[line.cells[column] for column in columns])
             for line in table.lines
         ],
     )
 
 
-def render_inline(cell: Cell, single: bool = False, kept: str = "") -> Text:
+def render_inline(cell: Cell, single: bool = False, allowed: str = "") -> Text:
     """A line or a cell; nothing in it can steer a terminal, and of control characters only those
-    ``kept`` remain. A ``single`` one is cut rather than broken."""
+    ``allowed`` remain. A ``single`` one is cut rather than broken."""
     spans = cell.spans if isinstance(cell, Words) else (Span(cell),)
-    found = Text(no_wrap=single or None, overflow="ellipsis" if single else None)
+    rendered = Text(no_wrap=single or None, overflow="ellipsis" if single else None)
     for text, tone, strong in spans:
-        found.append(
-            _strip_controls(text, kept), f"{'bold ' if strong else ''}{STYLES[tone]}".strip()
+        rendered.append(
+            _strip_controls(text, allowed), f"{'bold ' if strong else ''}{STYLES[tone]}".strip()
         )
-    return found
+    return rendered
 
 
-def _strip_controls(text: str, kept: str) -> str:
-    return "".join(c if c.isprintable() or c in kept else " " for c in text)
+def _strip_controls(text: str, allowed: str) -> str:
+    return "".join(c if c.isprintable() or c in allowed else " " for c in text)

@@ -102,16 +102,18 @@ def list_caveats(run: Run, worlds: Iterable[World]) -> list[str]:
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
     """Sentences (see modal) on the bimodal rows whose modes lie farthest apart, and how many there
     are beside; with each row how many calls made a sample."""
-    found = [one for one in rows if one[1].times.modes and BIMODAL in one[1].flags]
-    found.sort(key=lambda one: -_ratio_of_modes(one[1]))
-    varying = split_axes([case for case, _, _ in found])[0] if found else []
+    bimodal = [row for row in rows if row[1].times.modes and BIMODAL in row[1].flags]
+    bimodal.sort(key=lambda row: -_ratio_of_modes(row[1]))
+    varying = split_axes([case for case, _, _ in bimodal])[0] if bimodal else []
     lines = []
-    for case, row, inner in found[:MODAL]:
-        words = word_axes(case)
-        named = [words[name] for name in varying if name != "collective" and words[name]]
+    for case, row, inner in bimodal[:MODAL]:
+        axis_words = word_axes(case)
+        details = [
+            axis_words[name] for name in varying if name != "collective" and axis_words[name]
+        ]
         what = f"{format_size(case.size)} {case.collective}" if case.size else case.collective
-        lines.append(plain_line(f"{', '.join([what, *named])}: {describe_modes(row, inner)}"))
-    more = len(found) - MODAL
+        lines.append(plain_line(f"{', '.join([what, *details])}: {describe_modes(row, inner)}"))
+    more = len(bimodal) - MODAL
     return lines + ([f"… and {format_count(more, 'more row')} with two modes"] if more > 0 else [])
 
 
@@ -139,9 +141,9 @@ def flatten_record(record: Record, row: Derived | None, order: int | None = None
         name for name, value in derived.items() if isinstance(value, float) and math.isnan(value)
     ]
     values = dict.fromkeys(COLUMNS) | case.values_by_key | derived | dict.fromkeys(unknown)
-    own = {name: getattr(record, name) for name in OWN}
-    named = {"implementation": case.label, "count": case.count, "size": case.size}
-    return values | own | named | {"order": order}
+    own_values = {name: getattr(record, name) for name in OWN}
+    derived_names = {"implementation": case.label, "count": case.count, "size": case.size}
+    return values | own_values | derived_names | {"order": order}
 
 
 def _derived_values(row: Derived) -> dict[str, Any]:
@@ -170,11 +172,13 @@ def reserved_columns(outcomes: Iterable[Outcome]) -> set[str]:
 
 
 def choose_columns(
-    lines: Sequence[Mapping[str, str]], varying: Sequence[str], kept: Collection[str] = ()
+    lines: Sequence[Mapping[str, str]], varying: Sequence[str], required: Collection[str] = ()
 ) -> list[str]:
     """Names of the columns that a table of ``lines`` (see cells) has, where cases differ along the
-    axes ``varying``; those ``kept`` it has in any case."""
-    idle = {name for name in OPTIONAL if name not in kept and not any(line[name] for line in lines)}
+    axes ``varying``. The ``required`` ones are always among them."""
+    idle = {
+        name for name in OPTIONAL if name not in required and not any(line[name] for line in lines)
+    }
     idle |= set(AXES) - set(varying)
     return [name for name in lines[0] if name not in idle]
 
@@ -192,21 +196,23 @@ def split_axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     """Names of the axes along which ``cases`` differ, and what they have in common, in words."""
     values = [axis_values(case) for case in cases]
     varying = [name for name in AXES if len({v[name] for v in values}) > 1]
-    words = word_axes(cases[0])
-    return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
+    constant_words = word_axes(cases[0])
+    return varying, ", ".join(
+        constant_words[name] for name in AXES if name not in varying and constant_words[name]
+    )
 
 
 def word_axes(case: Case) -> dict[str, str]:
     """Values of ``axis_values`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
-    words = {"ranks": format_count(case.n, "rank"), "root": root, "cycle": ""}
-    words |= {} if case.subject else {"place": PLACES["in" if case.in_place else "out"]}
+    values = {"ranks": format_count(case.n, "rank"), "root": root, "cycle": ""}
+    values |= {} if case.subject else {"place": PLACES["in" if case.in_place else "out"]}
     if case.groups:
-        words |= {
+        values |= {
             "groups": f"{format_count(case.of, 'group')} by {case.groups}",
             "group": f"group {case.group}",
         }
-    return axis_values(case) | words
+    return axis_values(case) | values
 
 
 def axis_values(case: Case) -> dict[str, str]:
@@ -239,35 +245,35 @@ def format_cells(record: Record, row: Derived | None) -> dict[str, str]:
         else []
     )
     flags = name_flags(row) if row else []
-    shown = row if record.status != "wrong" else None
-    place, more = axis_values(record.case), format_optional(shown, record.case.mode)
-    exact = shown is not None and is_without_interval(shown)
+    shown_row = row if record.status != "wrong" else None
+    axis_texts, more = axis_values(record.case), format_optional(shown_row, record.case.mode)
+    exact = shown_row is not None and is_without_interval(shown_row)
     unknown = (
-        shown.clock_error
-        if shown and shown.skew is not None and shown.skew < shown.clock_error
+        shown_row.clock_error
+        if shown_row and shown_row.skew is not None and shown_row.skew < shown_row.clock_error
         else 0
     )
     return {
-        **{name: place[name] for name in AXES[:-1]},
+        **{name: axis_texts[name] for name in AXES[:-1]},
         "size": format_size(record.case.size),
-        "place": place["place"],
-        "median": format_duration(shown.times.median) if shown else "-",
-        "±": format_interval(shown.half_width) if shown and not exact else "-",
+        "place": axis_texts["place"],
+        "median": format_duration(shown_row.times.median) if shown_row else "-",
+        "±": format_interval(shown_row.half_width) if shown_row and not exact else "-",
         "device": more["device"],
         "host": more["host"],
         "isolated": more["isolated"],
         "as called": more["as called"],
         "aligned": more["aligned"],
         "absorbed": more["absorbed"],
-        "tail": format_tail(shown) if shown else "-",
-        "N": str(shown.times.samples or "-") if shown else "-",
-        "min": format_duration(shown.times.min) if shown else "-",
-        "algbw": format_bandwidth(shown.algbw) if shown else "-",
-        "busbw": format_bandwidth(shown.busbw) if shown else "-",
+        "tail": format_tail(shown_row) if shown_row else "-",
+        "N": str(shown_row.times.samples or "-") if shown_row else "-",
+        "min": format_duration(shown_row.times.min) if shown_row else "-",
+        "algbw": format_bandwidth(shown_row.algbw) if shown_row else "-",
+        "busbw": format_bandwidth(shown_row.busbw) if shown_row else "-",
         "wirebw": more["wirebw"],
         "wire": more["wire"],
-        "skew": (unknown and f"<{format_duration(unknown)}") or format_duration(shown.skew)
-        if shown
+        "skew": (unknown and f"<{format_duration(unknown)}") or format_duration(shown_row.skew)
+        if shown_row
         else "-",
         "wrong": "-" if record.wrong is None else str(record.wrong),
         "ran": more["ran"],
@@ -279,22 +285,22 @@ def format_optional(row: Derived | None, mode: str) -> dict[str, str]:
     """Cells of OPTIONAL columns, empty where a row has no such value; ``host`` and ``device`` are
     times by the clock that the median does not use."""
     times = {"device": row.device, "host": row.host} if row else {}
-    said = {
+    texts = {
         name: format_duration(time)
         for name, time in times.items()
         if time is not None and row and time != row.times.median
     }
     if row and row.control is not None and mode == "streaming":
-        said["isolated"] = format_duration(row.control)
+        texts["isolated"] = format_duration(row.control)
     if row and row.sensitive:
-        said[CONTROLS.get(mode, "aligned")] = format_duration(row.control)
+        texts[CONTROLS.get(mode, "aligned")] = format_duration(row.control)
     if row and row.absorbed is not None:
-        said["absorbed"] = f"{row.absorbed:.0%}"
+        texts["absorbed"] = f"{row.absorbed:.0%}"
     if row and row.wirebw is not None:
-        said["wirebw"] = format_bandwidth(row.wirebw)
+        texts["wirebw"] = format_bandwidth(row.wirebw)
     if row and row.wire is not None and not is_silent(row.wire):
-        said["wire"] = f"{row.wire:.2f}"
-    return {name: said.get(name, "") for name in OPTIONAL} | {
+        texts["wire"] = f"{row.wire:.2f}"
+    return {name: texts.get(name, "") for name in OPTIONAL} | {
         "ran": plain_line(row.chose) if row else ""
     }
 
@@ -302,13 +308,13 @@ def format_optional(row: Derived | None, mode: str) -> dict[str, str]:
 def list_movements(outcomes: Iterable[Outcome]) -> list[str]:
     """A line for each collective and implementation that sends more bytes than busbw assumes, with
     the reason at its last size."""
-    found = {
+    moves_of = {
         (record.case.collective, record.case.label, record.case.n): plain_line(row.moves)
         for record, row in outcomes
         if row and WIRE in row.flags
     }
     return [
-        f"{label}, {format_count(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()
+        f"{label}, {format_count(n, 'rank')}: {moves}" for (_, label, n), moves in moves_of.items()
     ]
 
 
@@ -352,13 +358,13 @@ def format_interval(half: float) -> str:
 
 def format_tail(row: Derived) -> str:
     """The highest quantile that the samples bound, with its name; else the maximum."""
-    named = {
+    tails = {
         "p99": row.times.p99,
         "p95": row.times.p95,
         "max": None if math.isnan(row.times.max) else row.times.max,
     }
     return next(
-        (f"{name} {format_duration(value)}" for name, value in named.items() if value is not None),
+        (f"{name} {format_duration(value)}" for name, value in tails.items() if value is not None),
         "-",
     )
 
@@ -367,13 +373,13 @@ def tell_story(record: Record) -> str:
     case = record.case
     parts = [f"{format_size(case.size)}, {split_axes([case])[1]}, {case.mode}", record.note]
     if record.wrong:
-        of = f" of {record.checked:,}" if record.checked else ""
-        parts.append(f"{record.wrong:,}{of} elements wrong")
+        total = f" of {record.checked:,}" if record.checked else ""
+        parts.append(f"{record.wrong:,}{total} elements wrong")
     if first := record.first_wrong:
-        place = f"rank {first.rank}, element {first.index}" + (
+        location = f"rank {first.rank}, element {first.index}" + (
             f" ({first.when})" if first.when else ""
         )
-        parts.append(f"first at {place}: got {first.got}, expected {first.expected}")
+        parts.append(f"first at {location}: got {first.got}, expected {first.expected}")
     return "; ".join(part for part in parts if part)
 
 

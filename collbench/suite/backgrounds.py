@@ -39,12 +39,14 @@ class Task(NamedTuple):
 
     def family(self, world: int) -> groups.Groups:
         """The groups of a world's ranks in which it is done. Raises UsageError."""
-        found = tuple(tuple(each) for each in groups.list_members(self.rule, world))
+        members = tuple(tuple(group_ranks) for group_ranks in groups.list_members(self.rule, world))
         if self.only is None:
-            return found
-        if self.only >= len(found):
-            raise UsageError(f"{self.rule} makes {len(found)} groups of {world} ranks, from #0 on")
-        return (found[self.only],)
+            return members
+        if self.only >= len(members):
+            raise UsageError(
+                f"{self.rule} makes {len(members)} groups of {world} ranks, from #0 on"
+            )
+        return (members[self.only],)
 
 
 def parse_background(text: str, option: str = "--background") -> Task:
@@ -58,11 +60,11 @@ def parse_background(text: str, option: str = "--background") -> Task:
             or f"none, {', '.join(COMPUTING)}, or a collective: all_to_all:4M, all_to_all@mod:2",
         )
     nbytes = grammar.parse_size(amount, option) if colon else None
-    found = WHERE.fullmatch(where) if at else None
-    rule = groups.normalise_rule(found[1] if found else "", option) if at else ""
+    match = WHERE.fullmatch(where) if at else None
+    rule = groups.normalise_rule(match[1] if match else "", option) if at else ""
     if groups.MEETING.fullmatch(rule):
         raise UsageError(f"{option}: '{rule}' leaves ranks out", "mod:8, div:8, node or rail")
-    return Task(kind, nbytes, rule, int(found[2]) if found and found[2] else None)
+    return Task(kind, nbytes, rule, int(match[2]) if match and match[2] else None)
 
 
 def normalise_background(text: str, option: str = "--background") -> str:

@@ -118,11 +118,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def count(self) -> int:
         """Elements named in the library call: per rank for the divided collectives, else the whole
         buffer."""
-        whole = self.nbytes // self.type.size
+        elements = self.nbytes // self.type.size
         if not self.row.total:
-            return whole
+            return elements
         step = max(1, self.align // self.type.size)
-        return whole // self.n // step * step
+        return elements // self.n // step * step
 
     @property
     def matrix(self) -> np.ndarray:
@@ -180,7 +180,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         varying: list[dict[str, Any]] = [{"group": group} for group in range(self.of)]
         if self.table.together:
             varying = [{"collective": row} for row in self.table.rows]
-        return [msgspec.structs.replace(self, **each) for each in reversed(varying)]
+        return [msgspec.structs.replace(self, **fields) for fields in reversed(varying)]
 
     @property
     def index(self) -> int:

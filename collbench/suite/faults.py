@@ -49,8 +49,12 @@ def parse_faults(text: str, option: str = "--inject") -> list[Fault]:
 
 def describe_planted(text: str) -> str:
     """What must be said of a run in which so much was planted; nothing where nothing was."""
-    shown = "".join(c for c in text if c.isprintable())
-    return f"PLANTED: {shown} (--inject), so that nothing here is the machine's" if shown else ""
+    printable = "".join(c for c in text if c.isprintable())
+    return (
+        f"PLANTED: {printable} (--inject), so that nothing here is the machine's"
+        if printable
+        else ""
+    )
 
 
 def _parse_fault(text: str, option: str) -> Fault:
@@ -76,8 +80,12 @@ def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:
             raise UsageError(
                 f"--inject: there is no rank {fault.rank} among {ranks}", "ranks count from 0"
             )
-    held = {"-m": policy.agg_iters > 1, "-C": policy.cpu_time, "--virtual-ranks": policy.virtual}
-    for option in (option for option, holds in held.items() if policy.inject and holds):
+    conflicts = {
+        "-m": policy.agg_iters > 1,
+        "-C": policy.cpu_time,
+        "--virtual-ranks": policy.virtual,
+    }
+    for option in (option for option, holds in conflicts.items() if policy.inject and holds):
         raise UsageError(
             f"--inject and {option} exclude each other",
             "faults are planted in calls made one by one",

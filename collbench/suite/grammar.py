@@ -192,9 +192,9 @@ MOST_TAG = 100  # characters
 def refuse_tag(tag: str) -> None:
     """Raises UsageError for a tag that could not be given where a run is named."""
     if tag.startswith("@") or "," in tag or len(tag) > MOST_TAG or tag != tag.strip():
-        shown = tag if len(tag) <= 40 else f"{tag[:40]}…"
+        excerpt = tag if len(tag) <= 40 else f"{tag[:40]}…"
         raise UsageError(
-            f"--tag '{shown}' could not name a run",
+            f"--tag '{excerpt}' could not name a run",
             f"up to {MOST_TAG} characters without commas, and not @ first: nightly-2026",
         )
 

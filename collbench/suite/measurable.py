@@ -39,9 +39,9 @@ class Measurable(Protocol):
         """The request of a table of the suite file at ``path``. Raises UsageError that begins with
         ``where``."""
 
-    def resolve(self, request: Any, ranks: int, told: bool, backends: Sequence[str]) -> Subject:
-        """The subject on so many ranks and these backends; where nobody has ``told`` how many ranks
-        and they do not suit it, on a number of its own. Raises UsageError."""
+    def resolve(self, request: Any, ranks: int, is_given: bool, backends: Sequence[str]) -> Subject:
+        """The subject on so many ranks and these backends; on its own number of ranks, where the
+        user gave none (``is_given``) and it does not fit these. Raises UsageError."""
 
     def measure(self, subject: Any) -> tuple[str, int]:
         """The leading row of its cases, and the bytes that the busiest rank has to send. Raises
@@ -70,15 +70,15 @@ class UnknownSubject(msgspec.Struct, frozen=True):
 
 def find_kind(subject: Subject) -> Measurable:
     """The kind of a subject. Raises UsageError where its feature is not installed."""
-    found = next((each for each in find_measurables() if isinstance(subject, each.subject)), None)
-    if found is None:
+    kind = next((kind for kind in find_measurables() if isinstance(subject, kind.subject)), None)
+    if kind is None:
         raise UsageError(*NOT_INSTALLED)
-    return found
+    return kind
 
 
 def find_requested_kind(request: object) -> Measurable:
     """The kind of a request."""
-    return next(each for each in find_measurables() if isinstance(request, each.request))
+    return next(kind for kind in find_measurables() if isinstance(request, kind.request))
 
 
 def decode_subject(content: Any) -> Any:
@@ -86,7 +86,7 @@ def decode_subject(content: Any) -> Any:
     a struct, as it is. Raises ValidationError."""
     if not isinstance(content, dict):
         return content
-    for each in find_measurables():
-        if each.subject.__struct_config__.tag == content.get("kind"):
-            return msgspec.convert(content, each.subject)
+    for kind in find_measurables():
+        if kind.subject.__struct_config__.tag == content.get("kind"):
+            return msgspec.convert(content, kind.subject)
     return UnknownSubject(content)

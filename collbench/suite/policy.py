@@ -49,14 +49,16 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     blame: bool = False  # measure steps without their costliest operations, too
     inject: str = ""  # faults to plant
 
-    def in_launches(self, number: int, of: int) -> Policy:
-        """The policy with so many launches in place of ``of``: the time of a case is divided among
-        them, but each has LAUNCH_SECONDS where so much was allowed before."""
+    def in_launches(self, number: int, launch_count: int) -> Policy:
+        """The policy with ``number`` launches in place of ``launch_count``: they share the time of
+        a case, but each has LAUNCH_SECONDS where so much was allowed before."""
         most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
-        each = (
-            self.max_seconds if self.iters else min(most, max(LAUNCH_SECONDS, most * of / number))
+        launch_seconds = (
+            self.max_seconds
+            if self.iters
+            else min(most, max(LAUNCH_SECONDS, most * launch_count / number))
         )
-        return msgspec.structs.replace(self, fresh=True, max_seconds=each)
+        return msgspec.structs.replace(self, fresh=True, max_seconds=launch_seconds)
 
     def resolved(self, crowded: bool) -> Policy:
         """The policy with the defaults that depend on whether there are too few cores for all

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parents[1]
 def list_suites() -> dict[str, Path]:
     """Files of suites by name: a wheel has them within the package, a checkout beside it, where
     files of any other package may lie too."""
-    beside = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []
+    folders = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []
     paths = sorted(
-        path for folder in (PACKAGE / "suites", *beside) for path in folder.glob("*.toml")
+        path for folder in (PACKAGE / "suites", *folders) for path in folder.glob("*.toml")
     )
     return {path.stem: path for path in paths}

@@ -138,8 +138,8 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         started, if any, so many on a host. One rank is then what -g 1 means to nccl-tests, one a
         process."""
         backends = self.backends or default_backends()
-        told = launched and self.ranks in ((), (1,))
-        ranks = (launched,) if told else self.ranks or default_ranks(backends)
+        is_launched = launched and self.ranks in ((), (1,))
+        ranks = (launched,) if is_launched else self.ranks or default_ranks(backends)
         per_host = per_host or self.per_host
         return msgspec.structs.replace(self, backends=backends, ranks=ranks, per_host=per_host)
 
@@ -175,10 +175,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         subjects = tuple(map(measurable.decode_subject, self.subjects))
         msgspec.structs.force_setattr(self, "subjects", subjects)
-        parts = [one.axes for one in self.overrides] + [
+        parts = [override.axes for override in self.overrides] + [
             table.match
-            for each in (self.overrides, self.excludes, self.thresholds)
-            for table in each
+            for tables in (self.overrides, self.excludes, self.thresholds)
+            for table in tables
         ]
         values = sum(len(values) for part in parts for values in part.given.values())
         if len(parts) - len(self.overrides) > MOST_TABLES or values > MOST_VALUES:
@@ -195,10 +195,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def settled(self) -> Suite:
         """The suite with all that it leaves to the machine filled in, as Axes.settled."""
-        includes = tuple(further.settled() for further in self.includes)
-        axes, told = self.axes.settled(), bool(self.axes.ranks)
+        includes = tuple(include.settled() for include in self.includes)
+        axes, is_given = self.axes.settled(), bool(self.axes.ranks)
         resolved = [
-            measurable.find_requested_kind(request).resolve(request, n, told, axes.backends)
+            measurable.find_requested_kind(request).resolve(request, n, is_given, axes.backends)
             for n in axes.ranks
             for request in self.requests
         ]
@@ -216,8 +216,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
-        whole = self.settled()
-        parts = (whole.axes, *whole.includes, *(override.axes for override in self.overrides))
+        settled_suite = self.settled()
+        parts = (
+            settled_suite.axes,
+            *settled_suite.includes,
+            *(override.axes for override in self.overrides),
+        )
         return tuple(dict.fromkeys(value for part in parts for value in getattr(part, axis)))
 
     def tau(self, case: Case, default: float) -> float:
@@ -286,8 +290,8 @@ def _list_swept(suite: Suite) -> Iterator[Case]:
             for axis, values in o.axes.given.items()
         }
         yield from _replace_axes(suite.axes, case, changes) if changes else (case,)
-    for further in suite.includes:
-        yield from _expand_product(further)
+    for include in suite.includes:
+        yield from _expand_product(include)
     for subject in suite.subjects:
         yield from _expand_subject(subject, suite.axes)
 
@@ -313,15 +317,17 @@ def _expand_subject(subject: Subject, axes: Axes) -> Iterator[Case]:
 
 def _replace_axes(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
     """The product of ``changes`` with what else this case of the sweep is."""
-    kept: dict[str, Any] = {
+    fixed: dict[str, Any] = {
         axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"
     }
-    kept |= {
+    fixed |= {
         "ranks": (case.world,),
-        "modes": (axes.modes or axes.arrivals) and kept["modes"],
+        "modes": (axes.modes or axes.arrivals) and fixed["modes"],
         "arrivals": (case.arrival,) if case.arrival else (),
     }
-    for other in _expand_product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
+    for other in _expand_product(
+        msgspec.structs.replace(axes, **{**fixed, **changes, "cycles": 1})
+    ):
         if (other.collective, other.groups, other.group) == (
             case.collective,
             case.groups,
@@ -349,11 +355,11 @@ def _bound_sweep(axes: Axes) -> tuple[list[Collective], Divided]:
             divided.append((rule, groups.list_members(rule, n)))
             if (number := number + len(divided[-1][1])) > MOST_CASES:
                 raise _too_many()
-    each = (
-        _list_varying(axes, row, found, axes.cadences("model", len(found)))
-        for row, (_, found) in itertools.product(rows, divided)
+    axis_lists = (
+        _list_varying(axes, row, members, axes.cadences("model", len(members)))
+        for row, (_, members) in itertools.product(rows, divided)
     )
-    swept = sum(math.prod(map(len, lists)) for lists in each)
+    swept = sum(math.prod(map(len, lists)) for lists in axis_lists)
     if swept * axes.cycles * len(axes.envs) * len(axes.backends) > MOST_CASES:
         raise _too_many()
     return rows, divided
@@ -362,18 +368,20 @@ def _bound_sweep(axes: Axes) -> tuple[list[Collective], Divided]:
 def _expand_product(axes: Axes) -> Iterator[Case]:
     """Raises UsageError before it makes anything where that would be too much."""
     rows, divided = _bound_sweep(axes)
-    whole = functools.cache(splits.table_bytes)
+    table_bytes = functools.cache(splits.table_bytes)
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
-    for cycle, row, (rule, found), env, backend in worlds:
+    for cycle, row, (rule, members), env, backend in worlds:
         swept = itertools.product(
-            *_list_varying(axes, row, found, axes.cadences(backend, len(found) * len(found[0])))
+            *_list_varying(
+                axes, row, members, axes.cadences(backend, len(members) * len(members[0]))
+            )
         )
-        for group, algorithm, how, kind, op, root, split, beside, size, in_place in swept:
+        for group, algorithm, how, kind, op, root, split, background, size, in_place in swept:
             yield Case(
                 collective=row.name,
                 backend=backend,
-                n=len(found[0]),
-                nbytes=size if (told := whole(split, len(found[0]))) is None else told,
+                n=len(members[0]),
+                nbytes=size if (total := table_bytes(split, len(members[0]))) is None else total,
                 algorithm=algorithm,
                 dtype=find_dtype(kind).name,
                 op=find_reduction(op),
@@ -383,12 +391,12 @@ def _expand_product(axes: Axes) -> Iterator[Case]:
                 arrival=how[1],
                 env=env,
                 splits=split,
-                background=beside,
+                background=background,
                 align=axes.align,
                 cycle=cycle,
                 groups=rule,
                 group=group,
-                of=len(found),
+                of=len(members),
             )
 
 
@@ -413,9 +421,9 @@ def _list_varying(
 
 
 def _too_many(most: int = MOST_CASES, tables: int = 0) -> UsageError:
-    asked = f" with {tables} overrides and excludes" * (most < MOST_CASES)
+    remark = f" with {tables} overrides and excludes" * (most < MOST_CASES)
     return UsageError(
-        f"more than {most} cases{asked}", "fewer sizes, ranks, roots or cycles, or several runs"
+        f"more than {most} cases{remark}", "fewer sizes, ranks, roots or cycles, or several runs"
     )
 
 
@@ -475,10 +483,10 @@ def refuse_case(case: Case) -> str:
         least = case.type.size * (
             max(case.n, case.align // case.type.size * case.n) if row.total else 1
         )
-        whole = f"{case.dtype} element"
+        element = f"{case.dtype} element"
         return (
-            f"{case.splits} gives no rank a {whole} ({case.type.size} B) to send"
+            f"{case.splits} gives no rank a {element} ({case.type.size} B) to send"
             if case.splits.partition(":")[0] in splits.TABLES
-            else f"{case.nbytes} B give a rank no {whole}; the smallest size is {least} B"
+            else f"{case.nbytes} B give a rank no {element}; the smallest size is {least} B"
         )
     return ""

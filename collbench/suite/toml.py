@@ -84,13 +84,15 @@ def built_in() -> dict[str, Suite]:
 def load_suite(name: str) -> Suite:
     """The suite in the file ``name``, or the built-in one of that name; what it leaves to the
     machine is still open."""
-    known = shipped.list_suites()
-    if name in known:
-        return _read_suite(known[name])
+    suites = shipped.list_suites()
+    if name in suites:
+        return _read_suite(suites[name])
     path = Path(name)
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        like = f"write ./{name} for the file here" if path.is_file() else suggest_name(name, known)
-        raise UsageError(f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(known)}")
+        like = f"write ./{name} for the file here" if path.is_file() else suggest_name(name, suites)
+        raise UsageError(
+            f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(suites)}"
+        )
     return _read_suite(path)
 
 
@@ -100,33 +102,34 @@ def _read_suite(path: Path) -> Suite:
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     kinds = {kind.table: kind for kind in find_measurables()}
-    said = _parse_values(
+    values = _parse_values(
         document, TOP | {name: _make_table_reader(name) for name in kinds}, str(path)
     )
     requests = [
         kind.parse(table, where, path)
         for name, kind in kinds.items()
-        for table, where in _list_tables(said, name, path)
+        for table, where in _list_tables(values, name, path)
     ]
-    if "axes" not in said and not requests:
+    if "axes" not in values and not requests:
         raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
-    bare = {} if "collectives" in said.get("axes", {}) or not requests else NO_COLLECTIVES
-    said["axes"] = said.get("axes", {})
-    policy = _parse_policy(said.get("policy", {}), f"{path}: [policy]")
-    axes = _parse_sweep(said["axes"], f"{path}: [axes]", bare)
-    further = [
-        _parse_sweep({**said["axes"], **table}, where)
-        for table, where in _list_tables(said, "include", path)
+    bare = {} if "collectives" in values.get("axes", {}) or not requests else NO_COLLECTIVES
+    values["axes"] = values.get("axes", {})
+    policy = _parse_policy(values.get("policy", {}), f"{path}: [policy]")
+    axes = _parse_sweep(values["axes"], f"{path}: [axes]", bare)
+    includes = [
+        _parse_sweep({**values["axes"], **table}, where)
+        for table, where in _list_tables(values, "include", path)
     ]
     tables: dict[str, Any] = {
         "overrides": [
-            _parse_override(t, axes, where) for t, where in _list_tables(said, "override", path)
+            _parse_override(t, axes, where) for t, where in _list_tables(values, "override", path)
         ],
         "excludes": [
-            _parse_exclude(table, where) for table, where in _list_tables(said, "exclude", path)
+            _parse_exclude(table, where) for table, where in _list_tables(values, "exclude", path)
         ],
         "thresholds": [
-            _parse_threshold(table, where) for table, where in _list_tables(said, "threshold", path)
+            _parse_threshold(table, where)
+            for table, where in _list_tables(values, "threshold", path)
         ],
     }
     try:
@@ -134,35 +137,35 @@ def _read_suite(path: Path) -> Suite:
             name=path.stem,
             axes=axes,
             policy=policy,
-            description=said.get("description", ""),
-            tags=said.get("tags", ()),
-            includes=tuple(further),
+            description=values.get("description", ""),
+            tags=values.get("tags", ()),
+            includes=tuple(includes),
             requests=tuple(requests),
-            **{name: tuple(found) for name, found in tables.items()},
+            **{name: tuple(parsed) for name, parsed in tables.items()},
         )
     except ValueError as e:
         raise UsageError(f"{path}: {e}", HINT) from e
 
 
 def _list_tables(
-    said: Mapping[str, Any], name: str, path: Path
+    values: Mapping[str, Any], name: str, path: Path
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    if len(said.get(name, ())) > MOST_INCLUDES:
+    if len(values.get(name, ())) > MOST_INCLUDES:
         raise UsageError(f"{path}: more than {MOST_INCLUDES} tables [[{name}]]", HINT)
-    for number, table in enumerate(said.get(name, ()), 1):
+    for number, table in enumerate(values.get(name, ()), 1):
         yield table, f"{path}: [[{name}]] {number}"
 
 
 def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
-    said = _parse_values(table, POLICY, where)
-    if "iters" in said:
-        if "max_seconds" in said:
+    values = _parse_values(table, POLICY, where)
+    if "iters" in values:
+        if "max_seconds" in values:
             raise UsageError(
                 f"{where}, max_seconds: iters fixes the repetitions that it would choose",
                 "give one",
             )
-        said = {"batch": said["iters"], **said}  # as -n does
-    return Policy(**said)
+        values = {"batch": values["iters"], **values}  # as -n does
+    return Policy(**values)
 
 
 NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
@@ -173,8 +176,8 @@ def _parse_sweep(
 ) -> Axes:
     """The sweep of a table; one of other kinds alone is ``bare`` of collectives and sizes."""
     needed = dict.fromkeys(() if bare else NO_COLLECTIVES, HINT)
-    said = _parse_values(table, AXES, where, needed)
-    axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **said})
+    values = _parse_values(table, AXES, where, needed)
+    axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **values})
     _check_algorithms(axes, where)
     return axes
 
@@ -190,33 +193,33 @@ def _check_algorithms(axes: Axes, where: str) -> None:
 def _parse_override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
     changeable = {name: read for name, read in LISTS.items() if name != "collectives"}
     hint = 'match = { collectives = ["all_to_all"] }, for example'
-    said = _parse_values(table, {"match": _parse_match, **changeable}, where, {"match": hint})
-    change = Part(**{name: value for name, value in said.items() if name != "match"})
+    values = _parse_values(table, {"match": _parse_match, **changeable}, where, {"match": hint})
+    change = Part(**{name: value for name, value in values.items() if name != "match"})
     if not change.given:
         raise UsageError(
             f"{where}: nothing is replaced", f"beside match, one of {', '.join(changeable)}"
         )
     _check_algorithms(msgspec.structs.replace(axes, **change.given), where)
-    return Override(match=said["match"], axes=change)
+    return Override(match=values["match"], axes=change)
 
 
 def _parse_exclude(table: Mapping[str, Any], where: str) -> Exclude:
-    said = _parse_values(table, {**MATCH, "reason": TEXT.read}, where)
-    reason = said.pop("reason", "")
-    if not said:
+    values = _parse_values(table, {**MATCH, "reason": TEXT.read}, where)
+    reason = values.pop("reason", "")
+    if not values:
         raise UsageError(
             f"{where}: this leaves everything out", f"at least one of {', '.join(MATCH)}"
         )
-    return Exclude(match=_parse_part(said, where), reason=reason)
+    return Exclude(match=_parse_part(values, where), reason=reason)
 
 
 def _parse_threshold(table: Mapping[str, Any], where: str) -> Threshold:
-    known = {"match": _parse_match, "tau": KINDS["share"].read, "min_busbw": _parse_limits}
-    said = _parse_values(table, known, where)
-    if not said.get("tau") and not said.get("min_busbw"):
+    readers = {"match": _parse_match, "tau": KINDS["share"].read, "min_busbw": _parse_limits}
+    values = _parse_values(table, readers, where)
+    if not values.get("tau") and not values.get("min_busbw"):
         hint = 'tau = "15%" or min_busbw = "400@1G", for example'
         raise UsageError(f"{where}: neither tau nor min_busbw is there", hint)
-    return Threshold(**said)
+    return Threshold(**values)
 
 
 def _parse_limits(given: Any, where: str) -> tuple[Limit, ...]:
@@ -226,22 +229,22 @@ def _parse_limits(given: Any, where: str) -> tuple[Limit, ...]:
 
 
 def _parse_values(
-    table: Any, known: Mapping[str, Read], where: str, needed: Mapping[str, str] | None = None
+    table: Any, readers: Mapping[str, Read], where: str, needed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What the keys of a table mean, by field. Each of those ``needed`` has a hint for a table
     without it."""
     for key in (table := TABLE.read(table, where)):
-        if key not in known:
+        if key not in readers:
             raise UsageError(
                 f"{where}, {key}: there is no such key",
-                suggest_name(key, known) or f"one of {', '.join(known)}",
+                suggest_name(key, readers) or f"one of {', '.join(readers)}",
             )
     for key, hint in (needed or {}).items():
         if key not in table:
             raise UsageError(f"{where}, {key}: there is none", hint)
     names = {key: name for name, key in KEYS.items()}
     return {
-        names.get(key, key): known[key](value, f"{where}, {key}") for key, value in table.items()
+        names.get(key, key): readers[key](value, f"{where}, {key}") for key, value in table.items()
     }
 
 
@@ -268,9 +271,9 @@ class Kind(NamedTuple):
 
 
 def _unlike_error(expected: str, given: Any, where: str, hint: str = "") -> UsageError:
-    shown = repr(given)
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-    return UsageError(f"{where}: expected {expected}, not {shown}", hint or HINT)
+    excerpt = repr(given)
+    excerpt = excerpt if len(excerpt) <= 60 else f"{excerpt[:60]}…"
+    return UsageError(f"{where}: expected {expected}, not {excerpt}", hint or HINT)
 
 
 def _parse_printable(text: str, where: str) -> str:
@@ -330,8 +333,8 @@ def _parse_field(field: Field, given: Any, where: str) -> Any:
 
 def _find_kind(field: Field) -> Kind:
     if field.choices:
-        words, literal = tuple(map(str, field.choices)), cast(Any, Literal)
-        return Kind(literal[field.choices], f"one of {', '.join(words)}", names=words)
+        choices, literal = tuple(map(str, field.choices)), cast(Any, Literal)
+        return Kind(literal[field.choices], f"one of {', '.join(choices)}", names=choices)
     if field.kind != "whole":
         return KINDS[field.kind]
     least = int(field.least or 0)
@@ -340,15 +343,15 @@ def _find_kind(field: Field) -> Kind:
 
 
 def _parse_range(given: dict[str, Any], where: str) -> tuple[int, ...]:
-    said = _parse_values(given, RANGE, where)
-    if not {"min", "max"} <= set(said):
+    values = _parse_values(given, RANGE, where)
+    if not {"min", "max"} <= set(values):
         expected = "a list of sizes, or a table with min, max and perhaps factor or step"
         raise _unlike_error(expected, given, where)
     try:
-        return sweep_sizes(said["min"], said["max"], said.get("factor"), said.get("step"))
+        return sweep_sizes(values["min"], values["max"], values.get("factor"), values.get("step"))
     except UsageError as e:
         message, hint = (
-            re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text)
+            re.sub("|".join(WORDS), lambda match: WORDS[match[0]], text)
             for text in (e.message, e.hint)
         )
         raise UsageError(f"{where}: {message}", hint) from e
@@ -358,12 +361,12 @@ def _parse_match(given: Any, where: str) -> Part:
     return _parse_part(_parse_values(given, MATCH, where), where)
 
 
-def _parse_part(said: dict[str, Any], where: str) -> Part:
-    if said.get("min_size", 0) > said.get("max_size", 1 << 62):
+def _parse_part(values: dict[str, Any], where: str) -> Part:
+    if values.get("min_size", 0) > values.get("max_size", 1 << 62):
         raise UsageError(
             f"{where}, min_size: it is larger than max_size", "no size is between them"
         )
-    return Part(**said)
+    return Part(**values)
 
 
 NAME = Kind(

@@ -52,6 +52,6 @@ def explain_crash(error: Exception) -> Crash:
     if isinstance(error, OSError) and error.errno in HINTS:
         what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         return Crash(what, HINTS[error.errno], Exit.CANNOT_RUN)
-    kept = keep_traceback("".join(traceback.format_exception(error)))
-    told = f"{type(error).__name__}, {first_line(error)}"
-    return Crash(told, f"this is a fault of collbench, please report it: {kept}", Exit.FAULT)
+    path = keep_traceback("".join(traceback.format_exception(error)))
+    summary = f"{type(error).__name__}, {first_line(error)}"
+    return Crash(summary, f"this is a fault of collbench, please report it: {path}", Exit.FAULT)

@@ -45,10 +45,10 @@ class Interrupts:
         handlers, sys.unraisablehook = self._before.pop()
         for number, handler in handlers:
             signal.signal(number, handler)
-        asked, self._holding = self.requested, False
+        was_requested, self._holding = self.requested, False
         if not self._before:
             self.requested, self._raised = False, -ONE_WISH
-        if asked and isinstance(error, Exception) and not isinstance(error, CollbenchError):
+        if was_requested and isinstance(error, Exception) and not isinstance(error, CollbenchError):
             raise KeyboardInterrupt from error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -83,12 +83,12 @@ class Interrupts:
     def shielded(self) -> Iterator[None]:
         """What cleans up within is done whole, whether it fails or not, though signals come again
         and again."""
-        before, asked, self._holding = self._holding, self.requested, True
+        before, was_requested, self._holding = self._holding, self.requested, True
         try:
             yield
         finally:
             self._holding = before
-        if not asked and not before:
+        if not was_requested and not before:
             self.check()
 
     def check(self) -> None:

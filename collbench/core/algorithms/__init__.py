@@ -51,8 +51,8 @@ class Algorithm(NamedTuple):
     @property
     def idea(self) -> str:
         """What it does, in a sentence: the first paragraph of its generator's docstring."""
-        told = (inspect.getdoc(self.steps) or "").partition("\n\n")[0]
-        return " ".join(told.replace("``", "").split())
+        docstring = (inspect.getdoc(self.steps) or "").partition("\n\n")[0]
+        return " ".join(docstring.replace("``", "").split())
 
 
 class Variant(NamedTuple):
@@ -125,12 +125,12 @@ def _turn_roles(
 def list_catalogue() -> dict[tuple[str, str], Algorithm]:
     """Every algorithm by (collective, name), in the order of the table of collectives."""
     families = [
-        importlib.import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
     refuse_repeated(rows)
-    rows += [_make_row(named) for named in algorithm_files.list_user_algorithms()]
+    rows += [_make_row(algorithm) for algorithm in algorithm_files.list_user_algorithms()]
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
@@ -140,63 +140,64 @@ def list_catalogue() -> dict[tuple[str, str], Algorithm]:
 
 def refuse_repeated(rows: Iterable[Algorithm]) -> None:
     """Raises ValueError where two algorithms of a collective have one name."""
-    known: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     for row in rows:
         for name in (row.name, *row.aliases):
-            if (row.collective, name) in known:
+            if (row.collective, name) in names:
                 raise ValueError(f"two algorithms of {row.collective} are called {name}")
-            known.add((row.collective, name))
+            names.add((row.collective, name))
 
 
-def add_file(words: str, collective: str = "") -> str:
-    """``words``, a list of algorithms by commas, with those in files of the user's own by the names
-    that they have from now on, in this process and those it starts. A generator is one of
+def add_file(spellings: str, collective: str = "") -> str:
+    """``spellings``, a list of algorithms by commas, in which those of the user's files have the
+    names that they go by from now on, in this process and those it starts. A generator is one of
     ``collective``. Raises UsageError where there is no such file, or no algorithm in it."""
-    return ",".join(_add_file_algorithm(word, collective) for word in words.split(","))
+    return ",".join(_add_file_algorithm(word, collective) for word in spellings.split(","))
 
 
 def _add_file_algorithm(word: str, owner: str) -> str:
     match = algorithm_files.WORD.fullmatch(word.strip())
     if match is None:
         return word
-    named = UserAlgorithm(Path(match["path"]).resolve(), match["name"], owner)
-    _make_row(named)
+    algorithm = UserAlgorithm(Path(match["path"]).resolve(), match["name"], owner)
+    _make_row(algorithm)
     for other in algorithm_files.list_user_algorithms():
-        if other.label == named.label and other.path != named.path:
+        if other.label == algorithm.label and other.path != algorithm.path:
             raise UsageError(
-                f"{named.path} and {other.path} are both called {named.label}", "rename one of them"
+                f"{algorithm.path} and {other.path} are both called {algorithm.label}",
+                "rename one of them",
             )
-    algorithm_files.pass_to_children(named)
+    algorithm_files.pass_to_children(algorithm)
     list_catalogue.cache_clear()
-    return named.label + match["settings"]
+    return algorithm.label + match["settings"]
 
 
-def _make_row(named: UserAlgorithm) -> Algorithm:
+def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
     """The algorithm of a file: a row as in a table, or a generator with the cells and parameters
     that are defaults of its arguments."""
-    found = named.load()
-    if isinstance(found, Algorithm):
-        return found._replace(name=named.label)
-    if not inspect.isgeneratorfunction(found):
+    loaded = user_algorithm.load()
+    if isinstance(loaded, Algorithm):
+        return loaded._replace(name=user_algorithm.label)
+    if not inspect.isgeneratorfunction(loaded):
         raise UsageError(
-            f"{named.label} is no generator of steps", "def line(n, cells): yield Moves(…)"
+            f"{user_algorithm.label} is no generator of steps", "def line(n, cells): yield Moves(…)"
         )
-    if not named.collective:
+    if not user_algorithm.collective:
         raise UsageError(
-            f"{named.label}: a generator does not say of which collective it is",
-            f"name a row: LINE = Algorithm('line', 'all_reduce', {named.name}, 'source')",
+            f"{user_algorithm.label}: a generator does not say of which collective it is",
+            f"name a row: LINE = Algorithm('line', 'all_reduce', {user_algorithm.name}, 'source')",
         )
     defaults = {
         name: argument.default
-        for name, argument in inspect.signature(found).parameters.items()
+        for name, argument in inspect.signature(loaded).parameters.items()
         if isinstance(argument.default, int)
     }
     cells = defaults.pop("cells", 1)
     return Algorithm(
-        named.label,
-        named.collective,
-        found,
-        str(named.path),
+        user_algorithm.label,
+        user_algorithm.collective,
+        loaded,
+        str(user_algorithm.path),
         cells=lambda n, **_: cells,
         parameters={name: lambda n, ratio, value=value: value for name, value in defaults.items()},  # type: ignore[misc]
     )
@@ -228,8 +229,8 @@ def find_variant(name: str, text: str) -> Variant:
         (row for row in list_algorithms(owner) if word in (row.name, *row.aliases)), None
     )
     if algorithm is None:
-        known = [row.name for row in list_algorithms(owner)]
-        hint = suggest_name(word, known) or f"one of {', '.join(known)}"
+        names = [row.name for row in list_algorithms(owner)]
+        hint = suggest_name(word, names) or f"one of {', '.join(names)}"
         if match:
             path = match["path"] if "/" in match["path"] else f"./{match['path']}"
             hint = f"it is in a file that --algo must name, as in {path}:{match['name']}"
@@ -243,7 +244,7 @@ def find_variant(name: str, text: str) -> Variant:
             or not int(value)
         ):
             takes = (
-                ", ".join(f"{word}:{known}=4" for known in algorithm.parameters)
+                ", ".join(f"{word}:{parameter}=4" for parameter in algorithm.parameters)
                 or "it takes no parameters"
             )
             raise UsageError(

@@ -188,10 +188,14 @@ def swing(n: int, cells: int) -> Iterator[Moves]:
     ]  # from the last step back: those a rank answers for, own and of later partners
     for partner in reversed(peers):
         blocks.append(np.hstack([blocks[-1], blocks[-1][partner]]))
-    halves = [(partner[:, None], mine) for partner, mine in zip(peers, blocks[-2::-1], strict=True)]
+    halves = [
+        (partner[:, None], block) for partner, block in zip(peers, blocks[-2::-1], strict=True)
+    ]
     ranks = np.arange(n)[:, None]
-    yield from (Moves(ranks, partner, mine[partner[:, 0]], reduce=True) for partner, mine in halves)
-    yield from (Moves(ranks, partner, mine) for partner, mine in reversed(halves))
+    yield from (
+        Moves(ranks, partner, block[partner[:, 0]], reduce=True) for partner, block in halves
+    )
+    yield from (Moves(ranks, partner, block) for partner, block in reversed(halves))
 
 
 def swing_latency(n: int, cells: int) -> Iterator[Moves]:

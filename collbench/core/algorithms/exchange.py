@@ -66,9 +66,9 @@ def bruck(n: int, cells: int) -> Iterator[Moves]:
     for bit in range(count_doublings(n)):
         offset = np.flatnonzero(np.arange(n) >> bit & 1)
         first = offset & ((1 << bit) - 1) == 0  # has not travelled yet
-        held = np.where(first, (ranks + offset) % n, n + (ranks - offset) % n)
+        sources = np.where(first, (ranks + offset) % n, n + (ranks - offset) % n)
         partner = (ranks + (1 << bit)) % n
-        yield Moves(ranks, partner, held, n + (partner - offset) % n)
+        yield Moves(ranks, partner, sources, n + (partner - offset) % n)
 
 
 def direct(n: int, cells: int) -> Iterator[Moves]:

@@ -46,12 +46,12 @@ def scatter_allgather(n: int, cells: int) -> Iterator[Moves]:
     yield from scatter_binomial(n, 1)
     turn = around(n)
     ranks = turn(0)
-    held = np.where(
+    block_counts = np.where(
         ranks, np.minimum(ranks & -ranks, n - ranks), n
     )  # blocks from its own on that a rank has
     for step in range(n - 1):
         dst, chunk = turn(1), turn(-step)
-        new = (chunk < dst) | (chunk >= dst + held[dst])
+        new = (chunk < dst) | (chunk >= dst + block_counts[dst])
         yield Moves(ranks[new], dst[new], chunk[new])
 
 
@@ -97,13 +97,13 @@ def _two_colours(src: Ints, dst: Ints) -> Ints:
 
     Edges that must differ form paths and even cycles, which are walked with alternating colours.
     """
-    beside: list[list[int]] = [[] for _ in src]
+    neighbours: list[list[int]] = [[] for _ in src]
     for ends in (src, dst):
         order = np.argsort(ends, kind="stable")
         for a, b in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
             if ends[a] == ends[b]:
-                beside[a].append(b)
-                beside[b].append(a)
+                neighbours[a].append(b)
+                neighbours[b].append(a)
     colour = np.full(len(src), -1)
     for start in range(len(src)):
         waiting = [(start, 0)] if colour[start] < 0 else []
@@ -111,7 +111,7 @@ def _two_colours(src: Ints, dst: Ints) -> Ints:
             edge, shade = waiting.pop()
             if colour[edge] < 0:
                 colour[edge] = shade
-                waiting += [(other, 1 - shade) for other in beside[edge]]
+                waiting += [(other, 1 - shade) for other in neighbours[edge]]
     return colour
 
 
@@ -151,10 +151,9 @@ def reverse_steps(steps: Steps, reduce: bool = True) -> Steps:
     def mirrored(n: int, cells: int, **parameters: int) -> Iterator[Moves]:
         return mirror_steps(steps(n, cells, **parameters), reduce)
 
-    told = steps.__doc__ or ""
-    mirrored.__doc__ = (
-        f"A {'broadcast' if reduce else 'scatter'} in reverse: {told[:1].lower()}{told[1:]}"
-    )
+    docstring = steps.__doc__ or ""
+    original = "broadcast" if reduce else "scatter"
+    mirrored.__doc__ = f"A {original} in reverse: {docstring[:1].lower()}{docstring[1:]}"
     return mirrored
 
 

@@ -125,15 +125,20 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
     )
     in_pairs = sides.is_interleaved(bases, heads)
-    left, right = (gather_case_rows(files, in_pairs, row_key) for files in (bases, heads))
-    if not left.keys() & right.keys():
+    base_rows, right = (gather_case_rows(files, in_pairs, row_key) for files in (bases, heads))
+    if not base_rows.keys() & right.keys():
         raise UsageError(
-            f"base and head have no row in common: {sides.describe_unlike(left, right)}",
-            sides.describe_remedy(left, right),
+            f"base and head have no row in common: {sides.describe_unlike(base_rows, right)}",
+            sides.describe_remedy(base_rows, right),
         )
-    pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
+    pairs = [Pair(key, base_rows.get(key), right.get(key)) for key in {**base_rows, **right}]
     last = max(
-        (place for pair in pairs for side in pair.sides.values() for place in side.launches),
+        (
+            launch_key
+            for pair in pairs
+            for side in pair.sides.values()
+            for launch_key in side.launches
+        ),
         default=(0, 0),
     )
     pairs.sort(key=_row_order)
@@ -142,21 +147,23 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         for pair in pairs
         if (why := pair.left_out(in_pairs, last))
     ]
-    kept = [pair for pair in pairs if not pair.left_out(in_pairs, last)]
+    remaining = [pair for pair in pairs if not pair.left_out(in_pairs, last)]
     runs = [file.run for file in (*bases, *heads)]
     unknown = sides.explain_unknown_machine(runs)
-    backends = set[str]().union(*(pair.backends for pair in kept))
+    backends = set[str]().union(*(pair.backends for pair in remaining))
     differences = sides.find_differences([*bases, *heads], backends)
-    terms = _make_terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
-    rows = [_judge_pair(terms, pair) for pair in kept]
+    terms = _make_terms(rules, bases, heads, in_pairs, unknown, differences, remaining, under_way)
+    rows = [_judge_pair(terms, pair) for pair in remaining]
     for explain in load_entries("explanations").values():
-        rows = explain(terms.base, terms.head, kept, rows, in_pairs)
+        rows = explain(terms.base, terms.head, remaining, rows, in_pairs)
     stages = [
-        len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
+        len({launch_key for pair in remaining for launch_key in pair.changes(stage)})
+        if in_pairs
+        else 0
         for stage in (1, 2)
     ]
-    apart = terms.all_apart(kept)
-    code, reason = find_exit(_make_outcome(terms, kept, rows, skipped, apart))
+    why_apart = terms.all_apart(remaining)
+    code, reason = find_exit(_make_outcome(terms, remaining, rows, skipped, why_apart))
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -164,11 +171,11 @@ def compare_runs(base: Files, head: Files, rules: Rules, under_way: bool = False
         stages=(stages[0], stages[1]),
         differences=differences,
         rows=rows,
-        aggregates=_make_aggregates(terms, kept, rows),
+        aggregates=_make_aggregates(terms, remaining, rows),
         rules=rules,
         exit=code,
         reason=reason,
-        notes=_list_notes(terms, kept, rows, apart),
+        notes=_list_notes(terms, remaining, rows, why_apart),
         skipped=skipped,
     )
 
@@ -210,8 +217,10 @@ class _Terms(NamedTuple):
 
     def apart(self, pair: Pair) -> str:
         """Why machines or software forbid comparing the sides of a row, or an empty string."""
-        mine = [fact for fact in self.differing if environment.fact_decides(fact[0], pair.backends)]
-        return self.unknown or environment.explain_differences(mine)
+        deciding = [
+            fact for fact in self.differing if environment.fact_decides(fact[0], pair.backends)
+        ]
+        return self.unknown or environment.explain_differences(deciding)
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
         """The same of the whole comparison: empty where any row's sides compare."""
@@ -233,7 +242,8 @@ def _make_terms(
     measured = [list(pair.sides.values()) for pair in pairs]
     if in_pairs:
         tested = [
-            any(place[0] == 2 for side in both for place in side.launches) for both in measured
+            any(launch_key[0] == 2 for side in both for launch_key in side.launches)
+            for both in measured
         ]
     else:
         tested = [
@@ -243,9 +253,9 @@ def _make_terms(
         name: [file.end for file in files] for name, files in (("base", bases), ("head", heads))
     }
     cut = {
-        name: next((end.note for end in found if end and end.note), "no reason is recorded")
-        for name, found in ends.items()
-        if any(end.exit not in WHOLE if end else not under_way for end in found)
+        name: next((end.note for end in ends_of_side if end and end.note), "no reason is recorded")
+        for name, ends_of_side in ends.items()
+        if any(end.exit not in WHOLE if end else not under_way for end in ends_of_side)
     }
     imported = any(file.run.imported for file in (*bases, *heads))
     if imported and differences:  # better than that all the rest is unknown
@@ -271,8 +281,8 @@ def _make_terms(
 
 def _row_order(pair: Pair) -> tuple[Any, ...]:
     """Sorts rows by everything in the order of Case, size last."""
-    alike = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
-    return *msgspec.structs.astuple(alike), pair.case.nbytes
+    series_case = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
+    return *msgspec.structs.astuple(series_case), pair.case.nbytes
 
 
 def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
@@ -285,19 +295,19 @@ def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
             if side
         )
     tau = terms.base.run.suite.tau(case, default)
-    apart = terms.apart(pair)
-    gates, weighs_doubts = terms.gating and not apart, terms.weighs_doubts and not apart
+    why_apart = terms.apart(pair)
+    gates, weighs_doubts = terms.gating and not why_apart, terms.weighs_doubts and not why_apart
     row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
     if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
         return _rule_row(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
     lacking = rule_absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
-        row = msgspec.structs.replace(row, spared=apart if terms.gating else "")
+        row = msgspec.structs.replace(row, spared=why_apart if terms.gating else "")
         return _rule_row(row, lacking or Ruling("INVALID"), weighs_doubts)
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
-    if why := apart or sides.describe_disagreement(pair.base, pair.head):
-        if apart and terms.imported:  # a matter of the whole comparison, said once
+    if why := why_apart or sides.describe_disagreement(pair.base, pair.head):
+        if why_apart and terms.imported:  # a matter of the whole comparison, said once
             ruling = ruling._replace(verdict="INCONCLUSIVE", why=ruling.why or why)
         else:
             ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
@@ -383,23 +393,25 @@ def _make_aggregates(
     groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
     for pair, row in zip(pairs, rows, strict=True):
         if row.delta is not None and row.verdict not in UNTIMED:
-            sizes = next(place for place, (limit, _) in enumerate(SIZES) if row.case.size < limit)
+            sizes = next(
+                position for position, (limit, _) in enumerate(SIZES) if row.case.size < limit
+            )
             groups[row.case.collective, sizes].append((pair, row))
     if not groups:
         return []
-    named = [
+    groupings = [
         (collective, SIZES[sizes][1], groups[collective, sizes])
         for collective, sizes in sorted(groups)
     ]
-    named.append(("", "", [member for _, _, members in named for member in members]))
+    groupings.append(("", "", [member for _, _, members in groupings for member in members]))
     aggregates = []
-    for collective, size_class, members in named:
+    for collective, size_class, members in groupings:
         rounds: dict[Place, list[float]] = defaultdict(list)
         for pair, row in members:
-            for place, change in (
+            for launch_key, change in (
                 pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}
             ).items():
-                rounds[place].append(change)
+                rounds[launch_key].append(change)
         if rounds and len(members) > 1:
             middle, lo, hi = paired.estimate_geomean(
                 [sum(r) for r in rounds.values()], [len(r) for r in rounds.values()]
@@ -424,17 +436,17 @@ def _make_outcome(
     pairs: Sequence[Pair],
     rows: Sequence[Judged],
     skipped: Sequence[LeftOut],
-    apart: str,
+    why_apart: str,
 ) -> Outcome:
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
-    apart = f"{apart} (--across-machines compares anyway)" if apart else ""
+    why_apart = f"{why_apart} (--across-machines compares anyway)" if why_apart else ""
     if pairs and all(pair.fake for pair in pairs):
-        apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
+        why_apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
     return Outcome(
         rows=rows,
         dropped=sum(row.dropped for row in skipped),
-        apart=apart,
+        apart=why_apart,
         labelled=not (pairing and pairing.differs),
         gating=terms.gating,
         strict=terms.rules.strict,
@@ -468,11 +480,11 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
         for row in side.timed
         if row.world and row.record.status == "ok"
     }
-    apart = sum(not together for together in worlds.values())
-    if not apart:
+    alone = sum(not together for together in worlds.values())
+    if not alone:
         return []
     what = (
-        f"{apart:,} of {format_count(len(worlds), 'launch')} ran alone, not in turns with the"
+        f"{alone:,} of {format_count(len(worlds), 'launch')} ran alone, not in turns with the"
         " other side"
     )
     return [f"{what}: a disturbance may have met one side only"]
@@ -481,28 +493,35 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
 def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
     """A note of blocks of samples that were measured again, by cause, where any was."""
     rows = [row.record for sides_ in both for side in sides_ for row in side.timed]
-    seen = [record.calibration for record in rows if record.calibration]
-    causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
+    calibrations = [record.calibration for record in rows if record.calibration]
+    causes = sum((Counter(calibration.replaced) for calibration in calibrations), Counter[str]())
     by_cause = ", ".join(
         f"{number:,} × {CAUSES.get(cause, cause)}" for cause, number in causes.most_common()
     )
-    what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
-    left = sum(sum(each.left.values()) for each in seen)
-    kept = f"; {format_count(left, 'disturbed block')} kept (limit: half)" if left else ""
-    return [f"{what}: the machine was disturbed ({by_cause}){kept}"] if causes else []
+    blocks = sum(calibration.blocks for calibration in calibrations)
+    what = f"{causes.total():,} of {blocks:,} blocks were measured again"
+    left_blocks = sum(sum(calibration.left.values()) for calibration in calibrations)
+    remark = (
+        f"; {format_count(left_blocks, 'disturbed block')} kept (limit: half)"
+        if left_blocks
+        else ""
+    )
+    return [f"{what}: the machine was disturbed ({by_cause}){remark}"] if causes else []
 
 
 def _list_notes(
     terms: _Terms,
     pairs: Sequence[Pair],
     rows: Sequence[Judged],
-    apart: str,
+    why_apart: str,
 ) -> list[str]:
     """What a reader must know of the whole comparison, a line each."""
     notes = []
     if not terms.in_pairs:
         fails = (
-            "fails nothing" if apart or not terms.gating else "may fail because of --gate-unpaired"
+            "fails nothing"
+            if why_apart or not terms.gating
+            else "may fail because of --gate-unpaired"
         )
         notes.append(
             "unpaired: base and head were not measured in turns, so that drift looks like change;"
@@ -519,7 +538,11 @@ def _list_notes(
     if any(sides.describe_disagreement(base, head, "stream") for base, head in both):
         notes.append(sides.STREAMS_APART)
     both = both if terms.in_pairs else []
-    single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
+    single = {
+        launch_key
+        for base, head in both
+        for launch_key in base.launches.keys() ^ head.launches.keys()
+    }
     if single:
         notes.append(
             f"{format_count(len(single), 'round')} without a side of some rows; what there is of"

@@ -45,8 +45,8 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
     for base in (path for path in reversed(store.list_saved()) if path.stem.endswith("-base")):
         with suppress(CollbenchError):  # what cannot be read or compared is passed over
             run = store.read_run(base)
-            alike = run.pairing and run.pairing.aa and not run.policy.inject
-            if not alike or make_fingerprint(run.environment, backends) not in machines:
+            is_aa = run.pairing and run.pairing.aa and not run.policy.inject
+            if not is_aa or make_fingerprint(run.environment, backends) not in machines:
                 continue
             if len(days) == MOST or total.total() + undecided >= ROWS:
                 older += 1
@@ -57,9 +57,9 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
                 continue
             rules = Rules(tau=comparison.rules.tau)
             rows = compare_runs(*sides, rules).rows
-            told = [row.verdict for row in rows if row.decided or row.verdict == "SUSPECT"]
-            undecided += len(rows) - len(told)
-            total.update(told)
+            decided = [row.verdict for row in rows if row.decided or row.verdict == "SUSPECT"]
+            undecided += len(rows) - len(decided)
+            total.update(decided)
             days.append(run.started[:10])
     return Alarms(
         experiments=len(days),

@@ -14,25 +14,25 @@ from collbench.show.document import Section
 from collbench.show.views.series import View
 
 
-def conclude_comparison(files: Sequence[RunFile], asked: bool) -> Readable | None:
-    """The comparison of two runs that were interleaved, or that are ``asked`` to be compared. Of
-    interleaved runs the one measured as base is base."""
+def conclude_comparison(files: Sequence[RunFile], is_requested: bool) -> Readable | None:
+    """The comparison of two runs, if they were measured in turns or if it ``is_requested``. Of runs
+    measured in turns, the one measured as base is base."""
     pairings = [file.run.pairing for file in files]
     together = (
         len(files) == 2 and len({pairing and pairing.experiment for pairing in pairings}) == 1
     )
-    if asked and len(files) != 2:
+    if is_requested and len(files) != 2:
         raise UsageError(
             f"--compare needs two runs, not {len(files)}", "collbench report --compare BASE HEAD"
         )
-    if not asked and not (together and pairings[0]):
+    if not is_requested and not (together and pairings[0]):
         return None
     base, head = sorted(
         files,
         key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
     )
-    judged = comparison.compare_runs(base, head, comparison.Rules())
-    return make_readable(judged, alarms.find_alarms(judged))
+    result = comparison.compare_runs(base, head, comparison.Rules())
+    return make_readable(result, alarms.find_alarms(result))
 
 
 def make_section(view: View) -> Section | None:

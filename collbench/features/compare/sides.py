@@ -71,9 +71,10 @@ class Pair(NamedTuple):
             side.ran or side.said("wrong") or side.said("failed") for side in sides.values()
         ):
             reasons = {name: side.said("skipped") for name, side in sides.items()}
-            own = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
+            own_reasons = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
             if ONE_SIDED in reasons.values():
-                return f"only one side can run; {own[0] if own else 'no reason is recorded'}"
+                reason = own_reasons[0] if own_reasons else "no reason is recorded"
+                return f"only one side can run; {reason}"
             return (
                 f"skipped on both sides; {next(iter(reasons.values())) or 'no reason is recorded'}"
             )
@@ -94,18 +95,23 @@ AXES = {
 }
 
 
-def describe_unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
     2 ranks, gloo on head."""
-    values = [_axis_values(left), _axis_values(right)]
+    values = [_axis_values(base_rows), _axis_values(right)]
     names = _disjoint_axes(*values)
-    told = [
+    value_lists = [
         ", ".join(
-            f"{'/'.join(map(str, sorted(one[name])[:3])) or 'no'}{AXES[name]}" for name in names
+            f"{'/'.join(map(str, sorted(side_values[name])[:3])) or 'no'}{AXES[name]}"
+            for name in names
         )
-        for one in values
+        for side_values in values
     ]
-    return f"{told[0]} on base, {told[1]} on head" if names else "no combination is the same"
+    return (
+        f"{value_lists[0]} on base, {value_lists[1]} on head"
+        if names
+        else "no combination is the same"
+    )
 
 
 OPTIONS = {
@@ -119,9 +125,9 @@ OPTIONS = {
 }  # that set an axis
 
 
-def describe_remedy(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+def describe_remedy(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """How to measure both sides so that they have rows in common."""
-    names = _disjoint_axes(_axis_values(left), _axis_values(right))
+    names = _disjoint_axes(_axis_values(base_rows), _axis_values(right))
     given = [OPTIONS[name] for name in names if name in OPTIONS]
     if not given or "collective" in names:
         return "compare runs of the same suite and ranks"
@@ -133,9 +139,9 @@ def _axis_values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
     return {name: {getattr(row.case, name) for row in rows.values()} for name in AXES}
 
 
-def _disjoint_axes(left: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
+def _disjoint_axes(base_values: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
     """The axes on which no case of one side is as any of the other."""
-    return [name for name in AXES if not left[name] & right[name]]
+    return [name for name in AXES if not base_values[name] & right[name]]
 
 
 def is_interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
@@ -164,8 +170,10 @@ def explain_unknown_machine(runs: Sequence[Run]) -> str:
 def find_differences(files: Sequence[RunFile], backends: Collection[str]) -> list[Difference]:
     """Facts by which any run's fingerprint for ``backends`` differs from the first one's; where one
     of the two was imported, or lacks its environment, among the facts that both have."""
-    found = [fact for file in files[1:] for fact in _find_differences(files[0], file, backends)]
-    return [fact for place, fact in enumerate(found) if fact not in found[:place]]
+    differences = [
+        fact for file in files[1:] for fact in _find_differences(files[0], file, backends)
+    ]
+    return [fact for index, fact in enumerate(differences) if fact not in differences[:index]]
 
 
 def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
@@ -173,8 +181,8 @@ def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list
     if not any(file.run.imported or not file.run.environment for file in (a, b)):
         return facts
     ours, theirs = (_of_worlds(file, backends) for file in (a, b))
-    told = [(name, ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())]
-    return [(name, old, new) for name, old, new in told if old != new] + [
+    common = [(name, ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())]
+    return [(name, old, new) for name, old, new in common if old != new] + [
         fact for fact in facts if None not in fact and not fact[0].startswith("gpus.devices.")
     ]
 
@@ -197,13 +205,13 @@ def log_changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float
     """Log ratio of head to base in every round of a stage that both have, where both were timed in
     the same way."""
     pairs = {
-        place: (base.launches[place], head.launches[place])
-        for place in common_places(base, head)
-        if place[0] == stage
+        launch_key: (base.launches[launch_key], head.launches[launch_key])
+        for launch_key in common_places(base, head)
+        if launch_key[0] == stage
     }
     return {
-        place: math.log(after.median / before.median)
-        for place, (before, after) in pairs.items()
+        launch_key: math.log(after.median / before.median)
+        for launch_key, (before, after) in pairs.items()
         if (before.record.sync, before.record.inner) == (after.record.sync, after.record.inner)
     }
 
@@ -215,9 +223,9 @@ def common_places(base: CaseRows, head: CaseRows) -> list[Place]:
 def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
     """What the two sides of a row differ in throughout, so that their times do not compare; only
     whether they differ in ``name``, where that is given."""
-    for each in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
-        one, other = (side.manner.get(each, set[str]()) for side in (base, head))
-        if one and other and not one & other:
-            ours, theirs = (" or ".join(sorted(values)) for values in (one, other))
-            return f"{each}: {ours} on base, {theirs} on head"
+    for fact in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
+        base_values, other = (side.manner.get(fact, set[str]()) for side in (base, head))
+        if base_values and other and not base_values & other:
+            ours, theirs = (" or ".join(sorted(values)) for values in (base_values, other))
+            return f"{fact}: {ours} on base, {theirs} on head"
     return ""

@@ -93,11 +93,11 @@ def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]
         if side is None and name in cut:
             return Ruling("INVALID", f"{name} ended before it came to this row")
         verdict: Verdict = "GONE" if name == "head" else "NEW"
-        mine, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
+        base_launches, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
         return Ruling(
             verdict,
             _describe_cause(side) if side else f"not among the rows of {name}",
-            mine,
+            base_launches,
             theirs,
         )
     for name, side in sides.items():
@@ -165,7 +165,7 @@ def _rule_paired(
     if not ratios:
         return None
     values = list(ratios.values())
-    sides = [[side.launches[place] for place in ratios] for side in (base, head)]
+    sides = [[side.launches[launch_key] for launch_key in ratios] for side in (base, head)]
     shift = paired.estimate_shift(values, level)
     verdict = _class_shift(shift, tau)
     lacking = paired.count_lacking_pairs(values, tau, level)
@@ -209,8 +209,8 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
         why = _describe_few_launches(base, head)
         if all(launch.predicted for side in sides for launch in side):
             why = "both sides are a model's predictions: nothing was measured that could be judged"
-        plain = median(logs[1]) - median(logs[0]) if fewest else None
-        shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
+        difference = median(logs[1]) - median(logs[0]) if fewest else None
+        shift = None if difference is None else Shift(difference, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
     base_logs, head_logs = logs
     figures = (
@@ -252,8 +252,8 @@ def _describe_more(launches: Sequence[Row], number: int) -> str:
     """How to come by so many launches, the way that these were made."""
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
-    joined = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
-    if joined:  # whose ranks no command can start anew
+    launchers = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
+    if launchers:  # whose ranks no command can start anew
         return f"start the command {number} times a side, and name all of its runs"
     return f"measure each side with --launches {number}, or better both in turns with collbench ab"
 
@@ -351,7 +351,9 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def suspected(self) -> bool:
         """Whether launches of its own should tell of a change in the row, or in an operation."""
-        return self.verdict == "SUSPECT" or any(not one.confirmed for one in self.operations)
+        return self.verdict == "SUSPECT" or any(
+            not operation.confirmed for operation in self.operations
+        )
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,14 +468,14 @@ def _describe_bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
         (row for row in rows if row.verdict == "REGRESSED"), key=lambda row: -(row.delta or 0)
     )
     gone = [row for row in rows if row.verdict == "GONE"]
-    words = []
+    reasons = []
     if slower:
         least = {f"{100 * row.tau:g}%" for row in slower}
         much = f"{least.pop()} or more" if len(least) == 1 else "what matters there"
-        words.append(_describe_rows(outcome, slower, f"slower than base by {much}"))
+        reasons.append(_describe_rows(outcome, slower, f"slower than base by {much}"))
     if gone:
-        words.append(f"{_describe_rows(outcome, gone, 'gone')} ({gone[0].why})")
-    return "; ".join(words)
+        reasons.append(f"{_describe_rows(outcome, gone, 'gone')} ({gone[0].why})")
+    return "; ".join(reasons)
 
 
 def _describe_fine(outcome: Outcome) -> str:

@@ -94,53 +94,53 @@ def health(
     """
     from collbench.features.health.views import health as views
 
-    asked = AskedNight(
+    request = AskedNight(
         runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
     )
     check_outputs(output_format, out or [], nagios, plotlyjs)
-    refuse_conflicts(asked)
-    hook, seconds = _parse_hook(on_unhealthy), asked.seconds
+    refuse_conflicts(request)
+    hook, seconds = _parse_hook(on_unhealthy), request.seconds
     if locate and (member := _find_member()) and member.rank:
         search_ranks(tests, ngpus)  # as rank 0 says, which has the runs
         return
     try:
-        judged = judge_night(asked, seconds)
+        judged_night = judge_night(request, seconds)
     except CollbenchError as e:
         if not nagios:
             raise
         typer.echo(views.make_unknown(e.message))
         raise typer.Exit(views.UNKNOWN[0]) from e
-    if judged is not None:
+    if judged_night is not None:
         raise typer.Exit(
-            _deliver_verdict(judged, hook, output_format, out or [], plotlyjs, nagios, title)
+            _deliver_verdict(judged_night, hook, output_format, out or [], plotlyjs, nagios, title)
         )
 
 
-def refuse_conflicts(asked: AskedNight) -> None:
+def refuse_conflicts(request: AskedNight) -> None:
     """Whether options go together. Raises UsageError."""
-    past = asked.history or asked.machine
-    if asked.budget and not (asked.rerun or asked.inject):
+    past = request.history or request.machine
+    if request.budget and not (request.rerun or request.inject):
         raise UsageError(
             "--budget limits what --rerun measures", "add --rerun, or give it to collbench run"
         )
-    if asked.ngpus and not (asked.inject or asked.locate):
+    if request.ngpus and not (request.inject or request.locate):
         raise UsageError(
             "-g is for --inject and --locate, which measure", "a recorded run has its ranks"
         )
-    if asked.tests and not asked.locate:
+    if request.tests and not request.locate:
         raise UsageError("--tests limits what --locate measures", "add --locate")
-    if asked.inject and (asked.runs or asked.rerun or asked.locate or past):
+    if request.inject and (request.runs or request.rerun or request.locate or past):
         raise UsageError(
             "--inject measures a night of its own, which no history takes",
             "leave runs, --rerun, --locate, --history and --machine out",
         )
-    if asked.no_history and (past or asked.rerun):
+    if request.no_history and (past or request.rerun):
         raise UsageError(
             f"--no-history and {'--history or --machine' if past else '--rerun'} exclude each"
             " other",
             "--rerun confirms what is slower than in earlier nights",
         )
-    if asked.rerun and (member := _find_member()):
+    if request.rerun and (member := _find_member()):
         # whose other ranks would not know of what rank 0 finds
         raise UsageError(
             f"--rerun starts ranks itself, and {member.launcher} has started some",
@@ -154,7 +154,7 @@ def _find_member() -> Membership | None:
     return join.detect_launcher("auto")
 
 
-def judge_night(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
+def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
     from collbench.features.health.checks import expectations
@@ -162,25 +162,25 @@ def judge_night(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
     from collbench.features.health.views import health as views
     from collbench.records import store
 
-    runs, more = asked.runs, list[checks.Check]()
-    if asked.expect:
+    runs, more = request.runs, list[checks.Check]()
+    if request.expect:
         look = partial(
-            expectations.check_expectations, curves=expectations.load_curves(asked.expect)
+            expectations.check_expectations, curves=expectations.load_curves(request.expect)
         )
         more = [checks.Check("expected", look, "rows of which figures are expected")]
     if (
-        asked.inject
-        and (runs := measure_planted(asked.inject, asked.ngpus, seconds or 120.0)) is None
+        request.inject
+        and (runs := measure_planted(request.inject, request.ngpus, seconds or 120.0)) is None
     ):
         return None
     paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
     for path in filter(store.is_running, paths):
         raise NoVerdict(store.describe_running(path), "judge it once it has ended")
-    more += [check_located(asked.tests, asked.ngpus)] if asked.locate else []
+    more += [check_located(request.tests, request.ngpus)] if request.locate else []
     files = [store.read_digest(path) for path in paths]
     trend = None
-    if not asked.no_history:
-        past, trend = check_earlier(files, asked.history, asked.rerun, seconds, asked.machine)
+    if not request.no_history:
+        past, trend = check_earlier(files, request.history, request.rerun, seconds, request.machine)
         more = [past, *more]
     return JudgedNight(views.clean_verdict(checks.judge_night(files, more)), files, trend)
 
@@ -276,11 +276,13 @@ def check_earlier(
                         f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
                         f" collbench history add {run.id} keeps it"
                     )
-            known = past.read_known(book, files, machine)
+            known_past = past.read_known(book, files, machine)
         except CollbenchError as e:
             return blind(e.message)
     fresh = partial(measure_again, files, seconds) if rerun else None
-    return checks.Check("history", partial(past.check_past, known, fresh), "times"), known.outlook
+    return checks.Check(
+        "history", partial(past.check_past, known_past, fresh), "times"
+    ), known_past.outlook
 
 
 def check_located(tests: int | None, ranks: str) -> Check:
@@ -290,20 +292,20 @@ def check_located(tests: int | None, ranks: str) -> Check:
     from collbench.features.health.checks.hosts import Looked
 
     try:
-        found = search_ranks(tests, ranks)
+        located = search_ranks(tests, ranks)
     except UsageError:
         raise
     except CollbenchError as e:
         why = e.message
         return checks.Check("locate", lambda _: Looked(missing=why))
-    assert found
+    assert located
     # of ranks that share cores, nobody can say how sure a culprit is
     findings = [
-        replace(one, check="locate", severity=one.severity if one.sure else "hint")
-        for one in found.findings
+        replace(finding, check="locate", severity=finding.severity if finding.sure else "hint")
+        for finding in located.findings
     ]
-    missing = found.words if found.exit == Exit.NO_VERDICT else ""
-    return checks.Check("locate", lambda _: Looked(found.words, findings, missing))
+    missing = located.words if located.exit == Exit.NO_VERDICT else ""
+    return checks.Check("locate", lambda _: Looked(located.words, findings, missing))
 
 
 def search_ranks(tests: int | None, ranks: str) -> Found | None:
@@ -352,9 +354,9 @@ def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | N
     from collbench.suite.sweep import FIELDS, Axes, Suite
 
     def axes(case: Case) -> Axes:
-        own: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
-        own |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
-        return Axes(**own, cycles=LAUNCHES)
+        values: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items()}
+        values |= {"ranks": (case.world,), "groups": case.groups, "align": case.align}
+        return Axes(**values, cycles=LAUNCHES)
 
     first, *others = map(axes, cases)
     policy = replace(run.policy, fresh=True)
@@ -396,7 +398,7 @@ def _parse_hook(command: str) -> list[str]:
 
 
 def _deliver_verdict(
-    judged: JudgedNight,
+    judged_night: JudgedNight,
     hook: Sequence[str],
     output_format: str,
     out: Sequence[Path],
@@ -408,12 +410,14 @@ def _deliver_verdict(
     from collbench.cli import outputs
     from collbench.features.health.views import health as views
 
-    verdict = judged.verdict
+    verdict = judged_night.verdict
     code, line = views.make_nagios(verdict) if nagios else (verdict.exit, views.make_line(verdict))
 
     def make(name: str) -> Document:
-        made = views.make_document(verdict, judged.files if name == "html" else (), judged.trend)
-        return replace(made, title=title or made.title, line=line)
+        document = views.make_document(
+            verdict, judged_night.files if name == "html" else (), judged_night.trend
+        )
+        return replace(document, title=title or document.title, line=line)
 
     if hook and verdict.state == "unhealthy":
         run_hook(hook, outputs.render_text(make("json"), "json"))

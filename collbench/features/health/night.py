@@ -90,7 +90,7 @@ class Night:
     @cached_property
     def timings(self) -> dict[Case, Timing]:
         """Every case that was measured, by the case itself."""
-        return {case: _make_timing(case, each) for case, each in self._timed.items()}
+        return {case: _make_timing(case, records) for case, records in self._timed.items()}
 
     @cached_property
     def fit(self) -> list[Timing]:
@@ -100,15 +100,15 @@ class Night:
     def unfit(self) -> str:
         """How many rows nothing can rest on, and why, for a check's note; empty if there are
         none."""
-        left = [timing for timing in self.timings.values() if not timing.fit]
-        if not left:
+        excluded = [timing for timing in self.timings.values() if not timing.fit]
+        if not excluded:
             return ""
         few = f"fewer than {LAUNCHES} launches"
         reasons = Counter(
-            timing.lost.most_common(1)[0][0] if timing.lost else few for timing in left
+            timing.lost.most_common(1)[0][0] if timing.lost else few for timing in excluded
         )
-        told = ", ".join(f"{reason} ({times:,})" for reason, times in reasons.most_common(3))
-        return f"{format_count(len(left), 'row')} left out: {told}"
+        commonest = ", ".join(f"{reason} ({times:,})" for reason, times in reasons.most_common(3))
+        return f"{format_count(len(excluded), 'row')} left out: {commonest}"
 
     @cached_property
     def points(self) -> list[Point]:
@@ -142,11 +142,11 @@ def explain_trouble(files: Sequence[RunFile]) -> str:
             return f"{file.run.id} was {reason}"
     for file in files[1:]:
         backends = files[0].backends | file.backends
-        if apart := environment.find_differences(
+        if differences := environment.find_differences(
             files[0].run.environment, file.run.environment, backends
         ):
             names = f"{files[0].run.id} and {file.run.id}"
-            return f"{names} are no night: {environment.explain_differences(apart)}"
+            return f"{names} are no night: {environment.explain_differences(differences)}"
         if list_devices(file) != list_devices(files[0]):
             return f"{files[0].run.id} and {file.run.id} ran on different hosts"
     return ""
@@ -201,15 +201,15 @@ def host_of(subject: Subject) -> tuple[str, ...]:
 
 
 def make_evidence(
-    told: NightRecord, what: str, value: float | str, expected: float | str = "", unit: str = ""
+    entry: NightRecord, what: str, value: float | str, expected: float | str = "", unit: str = ""
 ) -> Evidence:
     return Evidence(
         what=what,
         value=value,
         expected=expected,
         unit=unit,
-        run=told.file.run.id,
-        case=told.record.case.key,
+        run=entry.file.run.id,
+        case=entry.record.case.key,
     )
 
 

@@ -42,10 +42,10 @@ def import_(
         )
     readings = []
     for file in files:
-        asked = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
-        readings.append(importers.read_log(decode_log(_read_bytes(file), file), asked, kind))
-    for place, (file, reading) in enumerate(zip(files, readings, strict=True)):
-        lines = importers.assemble_runs(reading, tag, place)
+        request = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
+        readings.append(importers.read_log(decode_log(_read_bytes(file), file), request, kind))
+    for index, (file, reading) in enumerate(zip(files, readings, strict=True)):
+        lines = importers.assemble_runs(reading, tag, index)
         path = _save_lines(lines, output)
         _print_reading(file, reading, path)
     wrong = [_tell_wrong(file, reading) for file, reading in zip(files, readings, strict=True)]
@@ -88,10 +88,10 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
     from collbench.core.text import format_count, plain_line
     from collbench.features.interop import importers
 
-    told = [record for record in reading.records if record.status != "skipped"]
-    names = ", ".join(dict.fromkeys(record.case.collective for record in told))
-    ranks = ", ".join(map(str, dict.fromkeys(record.case.n for record in told)))
-    text = f"{file}: {format_count(len(told), 'record')} of {names}, "
+    present = [record for record in reading.records if record.status != "skipped"]
+    names = ", ".join(dict.fromkeys(record.case.collective for record in present))
+    ranks = ", ".join(map(str, dict.fromkeys(record.case.n for record in present)))
+    text = f"{file}: {format_count(len(present), 'record')} of {names}, "
     text += f"{ranks} rank{'s' * (ranks != '1')} ({reading.tool})"
     if reading.lost:
         places = "; ".join(f"{where}: {reason}" for where, reason in reading.lost[:SHOWN])

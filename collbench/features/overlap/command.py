@@ -53,12 +53,12 @@ def overlap(
     from collbench.run import session
 
     outputs.check_outputs(output_format, (), FORMATS)
-    if isinstance(named := _find_subject(what), Path):
-        raise typer.Exit(_show_run(store.read_digest(named), output_format))
+    if isinstance(subject := _find_subject(what), Path):
+        raise typer.Exit(_show_run(store.read_digest(subject), output_format))
     ray = options.find_ray_cluster(launcher, "", "")
     rule = options.choose_groups(split, launcher)
     suite = options.change_suite(
-        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout, rule),
+        suite_of(subject, beside, sizes, algorithm, dtype, rounds, timeout, rule),
         ngpus=ngpus,
         backend=backend,
         max_time=max_time,
@@ -144,12 +144,12 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
     from collbench.features.overlap import view as views
     from collbench.records import origins
 
-    found = judging.judge_overlaps(file)
-    if not found and not (file.end and file.end.exit):
+    overlaps = judging.judge_overlaps(file)
+    if not overlaps and not (file.end and file.end.exit):
         origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",
             "collbench overlap all_reduce measures some",
         )
-    outputs.deliver_document(views.make_document(file, found), output_format)
-    return Exit.OK if found else Exit.NO_VERDICT
+    outputs.deliver_document(views.make_document(file, overlaps), output_format)
+    return Exit.OK if overlaps else Exit.NO_VERDICT

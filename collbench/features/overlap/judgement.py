@@ -46,22 +46,22 @@ def judge_overlaps(file: RunFile) -> list[Overlapped]:
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for (case, world), record in timed.items():
         alone = timed.get((replace(case, background=""), world))
-        told = record.background  # which may have taken longer than all of the calls
-        if alone and told and told.alone_ns and told.during_ns:
+        background = record.background  # which may have taken longer than all of the calls
+        if alone and background and background.alone_ns and background.during_ns:
             pairs.setdefault(replace(case, cycle=0), []).append((record, alone))
     level = 1 - ALPHA / max(1, len(pairs))
-    named = [*file.run.suite.axes.backgrounds, *(case.background for case in pairs)]
-    order = sorted(pairs, key=lambda case: (case.nbytes, named.index(case.background)))
+    names = [*file.run.suite.axes.backgrounds, *(case.background for case in pairs)]
+    order = sorted(pairs, key=lambda case: (case.nbytes, names.index(case.background)))
     return [_judge_case(case, pairs[case], level) for case in order]
 
 
-def _judge_case(case: Case, found: list[tuple[Record, Record]], level: float) -> Overlapped:
-    slower = np.array([_call_time(record) / _call_time(alone) for record, alone in found])
-    beside = [record.background for record, _ in found if record.background]
-    other = np.array([stats.median(b.during_ns) / stats.median(b.alone_ns) for b in beside])
+def _judge_case(case: Case, pairs: list[tuple[Record, Record]], level: float) -> Overlapped:
+    slower = np.array([_call_time(record) / _call_time(alone) for record, alone in pairs])
+    backgrounds = [record.background for record, _ in pairs if record.background]
+    other = np.array([stats.median(b.during_ns) / stats.median(b.alone_ns) for b in backgrounds])
     return Overlapped(
         case,
-        len(found),
+        len(pairs),
         _estimate_ratio(slower, level),
         _estimate_ratio(other, level),
         estimate_shift(1 / slower + 1 / other, level),
@@ -72,8 +72,8 @@ def _call_time(record: Record) -> float:
     return stats.median(record.times_ns) / record.inner
 
 
-def _estimate_ratio(of: np.ndarray, level: float) -> Shift:
+def _estimate_ratio(ratios: np.ndarray, level: float) -> Shift:
     """The middle of ratios, which scatter in proportion: by their logarithms."""
-    found = estimate_shift(np.log(of), level)
-    estimate, lo, hi = (float(np.exp(end)) for end in found[:3])
-    return Shift(estimate, lo, hi, found.coverage)
+    shift = estimate_shift(np.log(ratios), level)
+    estimate, lo, hi = (float(np.exp(end)) for end in shift[:3])
+    return Shift(estimate, lo, hi, shift.coverage)

@@ -29,18 +29,18 @@ LEGEND = (
 )
 
 
-def make_document(file: RunFile, found: Sequence[Overlapped]) -> Document:
+def make_document(file: RunFile, overlaps: Sequence[Overlapped]) -> Document:
     """The rows of a run for every medium."""
     head = list_caveats(file.run, file.worlds)
-    rounds = min((one.rounds for one in found), default=0)
+    rounds = min((overlap.rounds for overlap in overlaps), default=0)
     head += [f"{format_count(rounds, 'round')}, the collective alone and with each in every one"]
     if any(world.cramped for world in file.worlds):
         head += [
             "contended: ranks have fewer cores than threads that must run: computation in the"
             " background takes cores from communication"
         ]
-    body: list[Block] = [*head, _make_table(found), LEGEND]
-    rows = [_flatten_row(one) for one in found]
+    body: list[Block] = [*head, _make_table(overlaps), LEGEND]
+    rows = [_flatten_row(overlap) for overlap in overlaps]
     return Document(
         title=f"Overlap, {file.run.id}",
         brief=body,
@@ -53,28 +53,30 @@ def make_document(file: RunFile, found: Sequence[Overlapped]) -> Document:
 def make_section(view: View) -> Section | None:
     """What a report's runs tell; None where nothing had a background, and was measured alone."""
     tables = [
-        replace(_make_table(found), title=view.titled(number, "Two things at once"), note=LEGEND)
+        replace(_make_table(overlaps), title=view.titled(number, "Two things at once"), note=LEGEND)
         for number, file in enumerate(view.files)
-        if (found := judge_overlaps(file))
+        if (overlaps := judge_overlaps(file))
     ]
     if not tables:
         return None
-    words = ["Rounds have each collective alone, and with what is named in its background."]
-    return Section(name="overlap", title="Overlap", words=words, tables=tables)
+    sentences = ["Rounds have each collective alone, and with what is named in its background."]
+    return Section(name="overlap", title="Overlap", words=sentences, tables=tables)
 
 
-def _make_table(found: Sequence[Overlapped]) -> Table:
-    return Table(heads=HEADS, lines=[Line(_format_cells(one)) for one in found], align="llwrrrl")
+def _make_table(overlaps: Sequence[Overlapped]) -> Table:
+    return Table(
+        heads=HEADS, lines=[Line(_format_cells(overlap)) for overlap in overlaps], align="llwrrrl"
+    )
 
 
-def _format_cells(one: Overlapped) -> tuple[str, ...]:
-    case = one.case
+def _format_cells(overlap: Overlapped) -> tuple[str, ...]:
+    case = overlap.case
     return (
         plain_line(f"{case.collective} {case.label}{_describe_group(case)}"),
         format_size(case.size),
         plain_line(f"{case.background}{_describe_elsewhere(case)}"),
-        *(_format_interval(each) for each in (one.slower, one.other, one.both)),
-        one.verdict,
+        *(_format_interval(shift) for shift in (overlap.slower, overlap.other, overlap.both)),
+        overlap.verdict,
     )
 
 
@@ -88,18 +90,18 @@ def _describe_elsewhere(case: Case) -> str:
     return " on other ranks" if backgrounds.count_ranks(case) == 0 else ""
 
 
-def _format_interval(of: Shift) -> str:
-    if not math.isfinite(of.hi):
-        return f"{of.estimate:.2f}x"
-    return f"{of.estimate:.2f}x [{of.lo:.2f}, {of.hi:.2f}]"
+def _format_interval(shift: Shift) -> str:
+    if not math.isfinite(shift.hi):
+        return f"{shift.estimate:.2f}x"
+    return f"{shift.estimate:.2f}x [{shift.lo:.2f}, {shift.hi:.2f}]"
 
 
-def _flatten_row(one: Overlapped) -> dict[str, Any]:
-    case = one.case
-    shifts = {"slower": one.slower, "background_slower": one.other, "both": one.both}
-    told = {
-        f"{name}{end}": getattr(of, field) if not end or math.isfinite(of.hi) else None
-        for name, of in shifts.items()
+def _flatten_row(overlap: Overlapped) -> dict[str, Any]:
+    case = overlap.case
+    shifts = {"slower": overlap.slower, "background_slower": overlap.other, "both": overlap.both}
+    bounds = {
+        f"{name}{end}": getattr(shift, field) if not end or math.isfinite(shift.hi) else None
+        for name, shift in shifts.items()
         for end, field in (("", "estimate"), ("_lo", "lo"), ("_hi", "hi"))
     }
     return {
@@ -111,7 +113,7 @@ def _flatten_row(one: Overlapped) -> dict[str, Any]:
         "group": case.group,
         "background": case.background,
         "background_ranks": backgrounds.count_ranks(case),
-        "rounds": one.rounds,
-        **told,
-        "verdict": one.verdict,
+        "rounds": overlap.rounds,
+        **bounds,
+        "verdict": overlap.verdict,
     }

@@ -38,12 +38,12 @@ def predict(
     sizes = sizes if row.factor != "-" else (0,)
     speed, note = find_link(link, source)
     model = networks.parse_network(network, n, speed, networks.parse_link(inside, "--inside"))
-    words = (
-        [found.name for found in algorithms.list_algorithms(row.name)]
+    spellings = (
+        [algorithm.name for algorithm in algorithms.list_algorithms(row.name)]
         if algo == "all"
         else algo.split(",")
     )
-    variants = [algorithms.find_variant(row.name, word) for word in words]
+    variants = [algorithms.find_variant(row.name, word) for word in spellings]
     view = simulate.forecast_variants(row, n, model, variants, sizes)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
@@ -65,8 +65,10 @@ def _choose_sizes(
         for text, option in ((minbytes, "-b"), (maxbytes, "-e"))
     )
     step = grammar.parse_size(stepbytes, "-i") if stepbytes else None
-    words = grammar.split_words(listed)
-    if not words and smallest is None:
+    size_words = grammar.split_words(listed)
+    if not size_words and smallest is None:
         smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
-    chosen = tuple(grammar.parse_size(word, "--sizes") for word in words) if words else None
+    chosen = (
+        tuple(grammar.parse_size(word, "--sizes") for word in size_words) if size_words else None
+    )
     return grammar.choose_sizes(smallest, largest, factor, step, chosen)

@@ -98,35 +98,35 @@ def find_crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
     groups: dict[tuple[object, ...], list[Sequence[Point]]] = defaultdict(list)
     for points in filter(None, series):
         groups[comparison_key(points[0], sized=False)].append(points)
-    found = []
+    crossings = []
     for group in groups.values():
-        for one, other in itertools.combinations(group, 2):
-            found += _find_crossings(one, other)
-    return found
+        for first, other in itertools.combinations(group, 2):
+            crossings += _find_crossings(first, other)
+    return crossings
 
 
-def _find_crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
+def _find_crossings(first: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
     """A change of places needs a size at which the one is surely faster, then one at which the
     other is."""
     at = {point.case.nbytes: point for point in other}
-    ordered = sorted(one, key=lambda point: point.case.nbytes)
+    ordered = sorted(first, key=lambda point: point.case.nbytes)
     pairs = [(p, at[p.case.nbytes]) for p in ordered if p.size and p.case.nbytes in at]
     signs = [
         (a.bounds[0] > b.bounds[1]) - (a.bounds[1] < b.bounds[0]) for a, b in pairs
     ]  # 1: the other is faster
-    sure = [place for place, sign in enumerate(signs) if sign]
-    found = []
+    sure = [index for index, sign in enumerate(signs) if sign]
+    crossings = []
     for start, end in itertools.pairwise(sure):
         if signs[start] != signs[end]:
             before, after = pairs[start] if signs[end] > 0 else pairs[start][::-1]
             between = pairs[start : end + 1]
             size = _meeting_size([(a.size, math.log(a.median / b.median)) for a, b in between])
-            found.append(
+            crossings.append(
                 Crossing(
                     before=before, after=after, low=before.size, high=between[-1][0].size, size=size
                 )
             )
-    return found
+    return crossings
 
 
 def _meeting_size(logs: Sequence[tuple[int, float]]) -> float:
@@ -165,11 +165,11 @@ class Yardstick:
         link = None
         if probe and probe.busbw and point.busbw is not None:
             link = point.busbw * point.first.carried / probe.busbw
-        known = self.link(point)
+        point_link = self.link(point)
         if (
-            known is None
-            or known.alpha is None
-            or known.beta is None
+            point_link is None
+            or point_link.alpha is None
+            or point_link.beta is None
             or point.case.n < 2
             or math.isnan(point.moved)
         ):
@@ -177,19 +177,25 @@ class Yardstick:
         least = point.case.row.bound(point.case.n)
         amounts = least.alpha, least.beta * point.moved, least.gamma * point.moved
         terms = dict(
-            zip(LIMITS, map(mul, amounts, (known.alpha, known.beta, known.gamma)), strict=True)
+            zip(
+                LIMITS,
+                map(mul, amounts, (point_link.alpha, point_link.beta, point_link.gamma)),
+                strict=True,
+            )
         )
         limit = max(terms, key=lambda name: terms[name])
-        surely = max(map(mul, amounts, known.least))
+        surely = max(map(mul, amounts, point_link.least))
         longest = point.bounds[1] if math.isfinite(point.bounds[1]) else point.median
-        taken = self._model(point, Link(known.alpha * 1e-9, known.beta * 1e-9, known.gamma * 1e-9))
+        seconds = self._model(
+            point, Link(point_link.alpha * 1e-9, point_link.beta * 1e-9, point_link.gamma * 1e-9)
+        )
         return Merit(
             point=point,
             link=link,
             bound=terms[limit],
             share=terms[limit] / point.median,
             limit=limit,
-            model=point.median / taken if taken else None,
+            model=point.median / seconds if seconds else None,
             alarming=terms[limit] > ALARM * point.median and surely > longest,
         )
 
@@ -199,8 +205,8 @@ class Yardstick:
             key = (run, *_wire_key(point.case))
             if key in self._probes and key not in self._constants:
                 probe = min(self._probes[key].values(), key=_preference).case
-                wanted = len(self._constants) < FITS
-                self._constants[key] = _fit_constants(self._wires(run), run, probe, wanted)
+                is_within = len(self._constants) < FITS
+                self._constants[key] = _fit_constants(self._wires(run), run, probe, is_within)
             if key in self._constants:
                 return self._constants[key]
         return None
@@ -211,7 +217,12 @@ class Yardstick:
             for run in self._homes(point.case.backend)[point.run]
         )
         return next(
-            (found[point.case.nbytes] for found in by_size if point.case.nbytes in found), None
+            (
+                by_size_of[point.case.nbytes]
+                for by_size_of in by_size
+                if point.case.nbytes in by_size_of
+            ),
+            None,
         )
 
     def _model(self, point: Point, link: Link) -> float | None:
@@ -239,7 +250,14 @@ def _list_homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
         for number, run in enumerate(f.run for f in files)
     ]
     return [
-        [run, *(other for other, there in enumerate(machines) if other != run and there == machine)]
+        [
+            run,
+            *(
+                other
+                for other, machine_of in enumerate(machines)
+                if other != run and machine_of == machine
+            ),
+        ]
         for run, machine in enumerate(machines)
     ]
 
@@ -281,19 +299,19 @@ class _Wires:
 
     def twins(self, probe: Case) -> dict[str, dict[str, Case]]:
         """Cases of both TWINS beside ``probe``, out of place and with times, by algorithm."""
-        found: dict[str, dict[str, Case]] = defaultdict(dict)
+        cases: dict[str, dict[str, Case]] = defaultdict(dict)
         for (collective, algorithm, *wire), records in self.records.items():
             if collective in TWINS and tuple(wire) == _wire_key(probe):
                 timed = (r.case for r in records if r.times_ns and not r.case.in_place)
                 if case := next(timed, None):
-                    found[str(algorithm)][str(collective)] = case
-        return found
+                    cases[str(algorithm)][str(collective)] = case
+        return cases
 
 
-def _fit_constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Constants:
-    """Fitted to ``probe`` over its sizes, if ``wanted``: alpha where messages are smallest, beta at
-    its best."""
-    known = Constants(
+def _fit_constants(wires: _Wires, run: int, probe: Case, is_wanted: bool) -> Constants:
+    """Constants fitted to ``probe`` over its sizes: alpha at the smallest messages, beta at its
+    best; not fitted unless ``is_wanted``."""
+    constants = Constants(
         backend=probe.backend,
         ranks=probe.n,
         dtype=probe.dtype,
@@ -301,29 +319,29 @@ def _fit_constants(wires: _Wires, run: int, probe: Case, wanted: bool) -> Consta
         source=run,
         probe=probe,
     )
-    if not wanted:
+    if not is_wanted:
         return msgspec.structs.replace(
-            known, refused=f"only {FITS} links are fitted in a report; collbench fit does all"
+            constants, refused=f"only {FITS} links are fitted in a report; collbench fit does all"
         )
-    found = _fit_series(wires, probe)
-    alpha = found.segments[0].alpha if found.segments else None
-    betas = [segment.beta for segment in found.segments if segment.beta]
-    if found.refused or alpha is None or not betas:
+    fitted = _fit_series(wires, probe)
+    alpha = fitted.segments[0].alpha if fitted.segments else None
+    betas = [segment.beta for segment in fitted.segments if segment.beta]
+    if fitted.refused or alpha is None or not betas:
         return msgspec.structs.replace(
-            known, refused=found.refused or "its constants cannot be told"
+            constants, refused=fitted.refused or "its constants cannot be told"
         )
     beta = min(betas, key=lambda estimate: estimate.value)
     gamma, surely, note = _fit_gamma(wires, probe)
     least = (alpha.lo, beta.lo, surely)
     return msgspec.structs.replace(
-        known, alpha=alpha.value, beta=beta.value, gamma=gamma, least=least, note=note
+        constants, alpha=alpha.value, beta=beta.value, gamma=gamma, least=least, note=note
     )
 
 
 def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
     """Gamma: by how much a byte of reduce_scatter takes longer than one of all_gather by the same
     algorithm; by how much at least; and why that is not known."""
-    wanted = (
+    why_missing = (
         "gamma is unknown and counts as 0: it takes reduce_scatter and all_gather of one algorithm"
         f" on {probe.backend}"
     )
@@ -336,7 +354,7 @@ def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
             for f in (reduces, gathers)
         )
         if more is None or less is None:
-            wanted = f"gamma is unknown and counts as 0: {reduces.refused or gathers.refused}"
+            why_missing = f"gamma is unknown and counts as 0: {reduces.refused or gathers.refused}"
             continue
         if more.lo <= less.hi:
             return (
@@ -345,19 +363,19 @@ def _fit_gamma(wires: _Wires, probe: Case) -> tuple[float, float, str]:
                 "gamma counts as 0: reduce_scatter takes no surely longer than all_gather",
             )
         return more.value - less.value, more.lo - less.hi, ""
-    return 0.0, 0.0, wanted
+    return 0.0, 0.0, why_missing
 
 
 def _fit_series(wires: _Wires, like: Case) -> fit.Fit:
     """The series that ``like`` is of, fitted on its own, to at most SIZES of its sizes."""
     same = msgspec.structs.replace(like, nbytes=0, cycle=0)
     near = wires.records[like.collective, like.algorithm, *_wire_key(like)]
-    mine = [
+    fitting = [
         record for record in near if msgspec.structs.replace(record.case, nbytes=0, cycle=0) == same
     ]
-    sizes = sorted({record.case.nbytes for record in mine})
-    kept = {sizes[round(i * (len(sizes) - 1) / (SIZES - 1))] for i in range(SIZES) if sizes}
-    mine = [record for record in mine if record.case.nbytes in kept]
-    if found := fit.make_series(msgspec.structs.replace(wires.file, records=mine)):
-        return fit.fit_series(found[0])
+    sizes = sorted({record.case.nbytes for record in fitting})
+    chosen_sizes = {sizes[round(i * (len(sizes) - 1) / (SIZES - 1))] for i in range(SIZES) if sizes}
+    fitting = [record for record in fitting if record.case.nbytes in chosen_sizes]
+    if series := fit.make_series(msgspec.structs.replace(wires.file, records=fitting)):
+        return fit.fit_series(series[0])
     return fit.Fit(case=like, model="", refused="it has no samples of its own")

@@ -141,9 +141,9 @@ def _make_series(
     case: Case, by_size: list[tuple[int, list[Row]]], rng: np.random.Generator
 ) -> SizeSeries:
     sizes = np.array([size for size, _ in by_size], float)
-    launches = [rows.select_deciding(found) for _, found in by_size]
+    launches = [rows.select_deciding(case_rows) for _, case_rows in by_size]
     draws, word = _resample_launches(launches, rng)
-    measured = np.array([rows.case_time(each).median for each in launches])
+    measured = np.array([rows.case_time(launch_rows).median for launch_rows in launches])
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
     counts, model, refused = _count_factors(case, launches[-1][0].carried)
@@ -172,16 +172,17 @@ def _resample_launches(
 ) -> tuple[Floats, str]:
     """DRAWS medians of each size from resampled data, and what was drawn: launches, or the cycles
     of the only one, if every size has as many and at least 5; else samples within each launch."""
-    medians, word = [[row.median for row in each] for each in launches], "launches"
-    if all(len(each) == 1 for each in launches):
+    medians, word = [[row.median for row in launch_rows] for launch_rows in launches], "launches"
+    if all(len(launch_rows) == 1 for launch_rows in launches):
         medians = [[c.derived.times.median for c in row.fit if c.derived] for (row,) in launches]
         word = "cycles"
-    number = {len(each) for each in medians}
+    number = {len(launch_medians) for launch_medians in medians}
     if len(number) == 1 and max(number) >= FEWEST_UNITS:
         drawn = rng.integers(0, max(number), (DRAWS, max(number)))
         return np.median(np.array(medians).T[drawn], axis=1), f"{max(number)} {word}"
     draws = [
-        np.median([_redraw_medians(row.times, rng) for row in each], axis=0) for each in launches
+        np.median([_redraw_medians(row.times, rng) for row in launch_rows], axis=0)
+        for launch_rows in launches
     ]
     return np.stack(draws, axis=1), "samples"
 
@@ -223,43 +224,45 @@ def _count_factors(case: Case, carried: float) -> tuple[tuple[float, float, floa
     return (rounds, most, reduced), "exact counts", refused
 
 
-def fit_series(one: SizeSeries) -> Fit:
+def fit_series(series: SizeSeries) -> Fit:
     """A series on its own, in as many segments as it takes."""
-    if one.refused:
-        return Fit(case=one.case, model=one.model, refused=one.refused)
-    parts = cut_segments(one.sizes, one.measured, one.scale)
-    columns = line_columns(one.sizes)
-    found = [solve_constants(columns[part], one.measured[part], one.scale[part]) for part in parts]
-    predicted = np.concatenate([solution.times for solution in found])
-    draws, word = _draw_medians(one, predicted, 3 * len(parts) - 1)
+    if series.refused:
+        return Fit(case=series.case, model=series.model, refused=series.refused)
+    parts = cut_segments(series.sizes, series.measured, series.scale)
+    columns = line_columns(series.sizes)
+    solutions = [
+        solve_constants(columns[part], series.measured[part], series.scale[part]) for part in parts
+    ]
+    predicted = np.concatenate([solution.times for solution in solutions])
+    draws, word = _draw_medians(series, predicted, 3 * len(parts) - 1)
     segments = []
-    for part, solution in zip(parts, found, strict=True):
+    for part, solution in zip(parts, solutions, strict=True):
         spread = solve_constants(
-            columns[part], draws[:, part], one.scale[part], start=solution.constants
+            columns[part], draws[:, part], series.scale[part], start=solution.constants
         )
-        tells = find_known(columns[part], one.measured[part], solution)
+        tells = find_known(columns[part], series.measured[part], solution)
         alpha, beta = _make_estimates(
-            solution.constants / one.counts[:2], spread.constants / one.counts[:2], tells
+            solution.constants / series.counts[:2], spread.constants / series.counts[:2], tells
         )
-        first, last = one.sizes[part][[0, -1]]
+        first, last = series.sizes[part][[0, -1]]
         segments.append(Segment(int(first), int(last), alpha, beta))
     refused = ""
     if segments[0].alpha is None or segments[-1].beta is None:
-        refused = _explain_vague(one, "alpha" if segments[0].alpha is None else "beta")
-    off = np.log(one.measured / predicted)
+        refused = _explain_vague(series, "alpha" if segments[0].alpha is None else "beta")
+    off = np.log(series.measured / predicted)
     up = np.sign(off)[off != 0]
     ups, downs = float((up > 0).sum()), float((up < 0).sum())
     return Fit(
-        case=one.case,
-        model=one.model,
+        case=series.case,
+        model=series.model,
         refused=refused,
         segments=segments,
         resampled=word,
         flags=_describe_misfit(off),
         points=list(
             zip(
-                one.sizes.astype(int).tolist(),
-                one.measured.tolist(),
+                series.sizes.astype(int).tolist(),
+                series.measured.tolist(),
                 predicted.tolist(),
                 strict=True,
             )
@@ -272,10 +275,10 @@ def fit_series(one: SizeSeries) -> Fit:
     )
 
 
-def _explain_vague(one: SizeSeries, constant: str) -> str:
+def _explain_vague(series: SizeSeries, constant: str) -> str:
     """Why a constant cannot be told from a series."""
-    least, most = int(one.sizes[0]), int(one.sizes[-1])
-    growth = one.measured[-1] / one.measured[0]
+    least, most = int(series.sizes[0]), int(series.sizes[-1])
+    growth = series.measured[-1] / series.measured[0]
     if constant == "beta" and growth < 2:
         return f"beta is not identifiable: up to {most} B the time is latency; measure larger sizes"
     if constant == "alpha" and growth > most / least / 2:
@@ -286,13 +289,13 @@ def _explain_vague(one: SizeSeries, constant: str) -> str:
     return f"{constant} is not identifiable: times scatter too much; measure longer, and more sizes"
 
 
-def _draw_medians(one: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
+def _draw_medians(series: SizeSeries, predicted: Floats, used: int) -> tuple[Floats, str]:
     """Resampled medians; where sizes scatter by more than samples can, the model times resampled
     residuals."""
-    residuals = np.log(one.measured / predicted)
+    residuals = np.log(series.measured / predicted)
     scatter = 1.4826 * float(np.median(np.abs(residuals)))
-    if scatter <= 1.5 * float(np.median(np.std(np.log(one.draws), axis=0))):
-        return one.draws, one.resampled
+    if scatter <= 1.5 * float(np.median(np.std(np.log(series.draws), axis=0))):
+        return series.draws, series.resampled
     rng = np.random.default_rng(len(residuals))
     wide = residuals * math.sqrt(len(residuals) / max(1, len(residuals) - used))
     return predicted * np.exp(rng.choice(wide, (DRAWS, len(wide)))), "residuals"
@@ -312,22 +315,22 @@ def _make_estimates(
     return [
         (
             Estimate(value, min(lo, value), max(hi, value))
-            if tell and hi < lo * math.exp(4 * VAGUE)
+            if is_determined and hi < lo * math.exp(4 * VAGUE)
             else None
         )
-        for value, lo, hi, tell in bounds
+        for value, lo, hi, is_determined in bounds
     ]
 
 
-def fit_links(found: Sequence[SizeSeries]) -> list[LinkFit]:
+def fit_links(all_series: Sequence[SizeSeries]) -> list[LinkFit]:
     """Constants that all series of a backend share. Where reference algorithms or sendrecv were
     measured, whose counts are exact, a library's other collectives stay out, as one cannot know
     what they do."""
     groups: dict[tuple[Any, ...], list[SizeSeries]] = defaultdict(list)
-    for one in found:
-        case = one.case
-        if not (one.refused or case.background):
-            groups[case.backend, case.dtype, case.mode, case.env].append(one)
+    for series in all_series:
+        case = series.case
+        if not (series.refused or case.background):
+            groups[case.backend, case.dtype, case.mode, case.env].append(series)
     return [
         _fit_link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)
         for key, group in groups.items()
@@ -335,20 +338,26 @@ def fit_links(found: Sequence[SizeSeries]) -> list[LinkFit]:
 
 
 def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
-    exact = [one for one in group if one.case.algorithm != "native" or one.case.row.pairwise]
+    exact = [
+        series for series in group if series.case.algorithm != "native" or series.case.row.pairwise
+    ]
     group = exact or group
     design = np.concatenate(
-        [np.array(one.counts) * np.stack([one.sizes**0, one.sizes, one.sizes], 1) for one in group]
+        [
+            np.array(series.counts) * np.stack([series.sizes**0, series.sizes, series.sizes], 1)
+            for series in group
+        ]
     )
     times, scale = (
-        np.concatenate([getattr(one, part) for one in group]) for part in ("measured", "scale")
+        np.concatenate([getattr(series, part) for series in group])
+        for part in ("measured", "scale")
     )
     number, note = _fit_gamma(design, times, group)
     design = design[:, : 2 if note else 3]
     solution = solve_constants(design, times, scale)
-    ends = np.cumsum([len(one.sizes) for one in group])[:-1]
+    ends = np.cumsum([len(series.sizes) for series in group])[:-1]
     modelled = list(zip(group, np.split(solution.times, ends), strict=True))
-    drawn = [_draw_medians(one, part, 2) for one, part in modelled]
+    drawn = [_draw_medians(series, part, 2) for series, part in modelled]
     spread = solve_constants(
         design,
         np.concatenate([draws for draws, _ in drawn], axis=1),
@@ -359,7 +368,9 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
     alpha, beta, *gamma = _make_estimates(solution.constants, spread.constants, tells)
     if gamma and gamma[0] is None:
         note = "gamma is not identifiable: too small beside the rest, or times scatter too much"
-    members = [f"{one.case.collective} {one.case.label} on {one.case.n}" for one in group]
+    members = [
+        f"{series.case.collective} {series.case.label} on {series.case.n}" for series in group
+    ]
     return LinkFit(
         name=name,
         members=list(dict.fromkeys(members)),
@@ -371,7 +382,9 @@ def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
         note=note,
         resampled=", ".join(dict.fromkeys(word for _, word in drawn)),
         flags=[
-            flag for one, part in modelled for flag in _describe_misfit(np.log(one.measured / part))
+            flag
+            for series, part in modelled
+            for flag in _describe_misfit(np.log(series.measured / part))
         ][:1],
     )
 
@@ -383,7 +396,9 @@ def _fit_gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[
     number = condition_number(design, times)
     if number <= CONDITION:
         return number, ""
-    what = ", ".join(dict.fromkeys(f"{one.case.collective} {one.case.label}" for one in group))
+    what = ", ".join(
+        dict.fromkeys(f"{series.case.collective} {series.case.label}" for series in group)
+    )
     return (
         number,
         (
@@ -397,19 +412,24 @@ def link_from(run: str) -> tuple[Link, str]:
     """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
     with the reason, and NoVerdict for a run on fake GPUs."""
     file = store.read_digest(store.find_run(run))
-    found = make_series(file)
-    if not found:
+    all_series = make_series(file)
+    if not all_series:
         refuse_fake(file, "fit")
-    fits = fit_links(found)
+    fits = fit_links(all_series)
     usable = [link for link in fits if link.alpha and link.beta]
     if not usable:
-        reasons = [one.refused for one in fits] + [one.refused for one in found if one.refused]
+        reasons = [link_fit.refused for link_fit in fits] + [
+            series.refused for series in all_series if series.refused
+        ]
         raise CannotRun(
             f"run {file.run.id}: {(reasons or ['it has no times'])[0]}",
             "collbench fit explains each series",
         )
     best = max(usable, key=lambda link: len(link.members))
-    constants = [one.value * 1e-9 if one else 0.0 for one in (best.alpha, best.beta, best.gamma)]
+    constants = [
+        estimate.value * 1e-9 if estimate else 0.0
+        for estimate in (best.alpha, best.beta, best.gamma)
+    ]
     notes = [f"run {file.run.id}: {best.name}, {', '.join(best.members)}"]
     if best.alpha and best.beta:
         notes.append(f"alpha {best.alpha.lo / 1e3:.3g} to {best.alpha.hi / 1e3:.3g} us")

@@ -21,20 +21,22 @@ def fit(
 
     outputs.check_outputs(output_format, (), ("table", "json"))
     files = [store.read_digest(store.find_run(run)) for run in runs or ["@last"]]
-    found = [
-        one
+    all_series = [
+        series
         for file in files
-        for one in fitting.make_series(file)
-        if backend in ("", one.case.backend)
+        for series in fitting.make_series(file)
+        if backend in ("", series.case.backend)
     ]
-    if not found:
+    if not all_series:
         for file in files:
             origins.refuse_fake(file, "fit")
         raise UsageError(
             f"there are no times {f'of {backend} ' if backend else ''}to fit",
             "collbench runs lists runs",
         )
-    fits = [fitting.fit_series(one) for one in found]
-    outputs.deliver_document(prediction.make_fitted(fits, fitting.fit_links(found)), output_format)
-    if all(one.refused for one in fits):
+    fits = [fitting.fit_series(series) for series in all_series]
+    outputs.deliver_document(
+        prediction.make_fitted(fits, fitting.fit_links(all_series)), output_format
+    )
+    if all(fitted.refused for fitted in fits):
         raise typer.Exit(Exit.NO_VERDICT)

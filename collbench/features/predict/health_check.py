@@ -27,19 +27,24 @@ def _check_bound(night: Night) -> Looked:
         for point in points
         if point.case.collective != PROBE and point.first.wirebw is None
     ]
-    known = [merit for merit in merits if merit.share is not None and merit.limit == "bytes"]
-    if not known:
-        why = list_several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
+    judged_merits = [
+        merit for merit in merits if merit.share is not None and merit.limit == "bytes"
+    ]
+    if not judged_merits:
+        why = list_several(
+            dict.fromkeys(constants.refused for constants in stick.constants if constants.refused)
+        )
         return Looked(missing=why or "no row is bound by its links")
     fast = sorted(
-        (merit for merit in known if merit.alarming), key=lambda merit: -(merit.share or 0.0)
+        (merit for merit in judged_merits if merit.alarming),
+        key=lambda merit: -(merit.share or 0.0),
     )
-    note = f"{format_count(len(known), 'row')} against the least time possible"
+    note = f"{format_count(len(judged_merits), 'row')} against the least time possible"
     return Looked(note, [_too_fast(night, fast)] if fast else [])
 
 
 def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
-    shown = [
+    evidence = [
         Evidence(
             what=f"{describe_case(merit.point.case)}: median",
             value=format_duration(merit.point.median),
@@ -54,7 +59,7 @@ def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
         check="bound",
         severity="hint",
         subject=Subject("collective", describe_case(merits[0].point.case)),
-        evidence=shown,
+        evidence=evidence,
         what=f"is {merits[0].share:.2f} × faster than the links, judged by sendrecv{more}",
         advice=("re-measure sendrecv; if it holds, distrust these rows"),
     )

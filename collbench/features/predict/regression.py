@@ -65,11 +65,11 @@ def solve_constants(
         damped = normal + eye * (damping[..., None] * diagonal + 1e-12)[..., None]
         slope = np.einsum("...ij,...i->...j", weighted, residuals)
         move = np.clip(np.linalg.solve(damped, slope[..., None])[..., 0], -2, 2)
-        after, far, there = _cost_and_gradient(design, theta + move, times, scale, weights)
+        after, far, ahead = _cost_and_gradient(design, theta + move, times, scale, weights)
         better = after <= cost
         theta = np.where(better[..., None], theta + move, theta)
         residuals, model = (
-            np.where(better[..., None], new, old) for new, old in ((far, residuals), (there, model))
+            np.where(better[..., None], new, old) for new, old in ((far, residuals), (ahead, model))
         )
         small = (np.abs(move).max(-1) < 1e-6) | (cost - after < 1e-9 * (1 + cost)) & better
         cost, damping = np.where(better, after, cost), np.where(better, damping / 5, damping * 4)
@@ -147,9 +147,9 @@ def condition_number(design: Floats, times: Floats) -> float:
     return float(np.linalg.cond(relative / lengths)) if (lengths > 0).all() else math.inf
 
 
-def find_known(design: Floats, times: Floats, found: Solution) -> npt.NDArray[np.bool_]:
+def find_known(design: Floats, times: Floats, solution: Solution) -> npt.NDArray[np.bool_]:
     """Which constants the points tell: those whose logarithms' standard errors are below VAGUE."""
-    relative = design * found.constants / found.times[:, None]
-    spread = max(0.01, 1.4826 * float(np.median(np.abs(np.log(times / found.times)))))
+    relative = design * solution.constants / solution.times[:, None]
+    spread = max(0.01, 1.4826 * float(np.median(np.abs(np.log(times / solution.times)))))
     errors = np.linalg.inv(relative.T @ relative + 1e-15 * np.eye(design.shape[1])).diagonal()
     return np.asarray(spread * np.sqrt(np.abs(errors)) < VAGUE)

@@ -32,31 +32,33 @@ LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
 def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
     """What a schedule costs by the model, exactly for its ranks and, where a known form fits, for n
     of them; and what no algorithm can do without."""
-    here, least = count_costs(schedule), schedule.row.bound(schedule.n)
-    told = _format_sum(map(str, here[:3]))
-    if known := find_formulas(variant, schedule.n, schedule.root):
-        told = f"{_format_sum(known)} for n ranks, here {told}"
+    costs, least = count_costs(schedule), schedule.row.bound(schedule.n)
+    formula = _format_sum(map(str, costs[:3]))
+    if formulas := find_formulas(variant, schedule.n, schedule.root):
+        formula = f"{_format_sum(formulas)} for n ranks, here {formula}"
     bound = _format_sum(str(Fraction(value).limit_denominator(1 << 20)) for value in least)
-    symbols = f"α: time of a message ({format_count(int(here.A), 'round')} of them)"
-    symbols += "; B: size in bytes; β: time of a byte sent" * bool(here.B)
-    symbols += "; γ: time of a byte added" * bool(here.G)
-    words = f"cost of {format_count(schedule.n, 'rank')}: {told}; at least {bound} by any algorithm"
-    return [words, symbols]
+    symbols = f"α: time of a message ({format_count(int(costs.A), 'round')} of them)"
+    symbols += "; B: size in bytes; β: time of a byte sent" * bool(costs.B)
+    symbols += "; γ: time of a byte added" * bool(costs.G)
+    sentence = (
+        f"cost of {format_count(schedule.n, 'rank')}: {formula}; at least {bound} by any algorithm"
+    )
+    return [sentence, symbols]
 
 
 def find_formulas(variant: Variant, n: int, root: int) -> list[str]:
     """Forms of A, B and G that fit n ranks and others; empty where one of them has none."""
-    numbers = [one for one in dict.fromkeys((n, *LARGE)) if variant.why_not(one) is None]
-    counts = [(one, count_costs(variant.schedule(one, root))) for one in numbers]
-    found = [
+    numbers = [ranks for ranks in dict.fromkeys((n, *LARGE)) if variant.why_not(ranks) is None]
+    counts = [(ranks, count_costs(variant.schedule(ranks, root))) for ranks in numbers]
+    names = [
         next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")
         for at in range(3)
     ]
-    return found if len(numbers) > 1 and all(found) else []
+    return names if len(numbers) > 1 and all(names) else []
 
 
 def _format_sum(factors: Iterable[str]) -> str:
     """2 α + 3/2 B β + 3/4 B γ, less what is nothing."""
     terms = zip(factors, ("α", "B β", "B γ"), strict=True)
-    told = (f"{factor} {term}".removeprefix("1 ") for factor, term in terms if factor != "0")
-    return " + ".join(told) or "0"
+    products = (f"{factor} {term}".removeprefix("1 ") for factor, term in terms if factor != "0")
+    return " + ".join(products) or "0"

@@ -91,10 +91,10 @@ class Frame(NamedTuple):
         if self.moves is None:
             return []
         runs = zip(*(field.tolist() for field in join_neighbours(self.moves)), strict=True)
-        joined = itertools.groupby(runs, lambda row: row[:2])
+        by_pair = itertools.groupby(runs, lambda row: row[:2])
         return [
             Arrow(src, dst, ",".join(_format_cells(*row[2:]) for row in rows))
-            for (src, dst), rows in joined
+            for (src, dst), rows in by_pair
         ]
 
     def note(self) -> str:
@@ -198,12 +198,12 @@ def make_frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Itera
     ends = list(itertools.pairwise(bounds)) if blocks else [(0, 0)]
     inputs = [
         [
-            _Held(tuple(values[rank][start:end]), np.array([i, *own]))
+            _Held(tuple(values[rank][start:end]), np.array([i, *symbol]))
             for i, (start, end) in enumerate(ends)
         ]
-        for rank, own in enumerate(np.eye(n, dtype=np.int64))
+        for rank, symbol in enumerate(np.eye(n, dtype=np.int64))
     ]
-    wanted, rows = (
+    expected, rows = (
         _expected_cells(schedule),
         [[Cell("", None, 0.0, True)] * schedule.width for _ in range(n)],
     )
@@ -214,7 +214,7 @@ def make_frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Itera
         written = {(move.dst, move.into) for move in moves or ()}
         for rank, at in itertools.product(range(n), range(schedule.width)):
             if (rank, at) in written or not step:
-                rows[rank][at] = _make_cell(schedule, state[rank, at], wanted[rank][at], step > 0)
+                rows[rank][at] = _make_cell(schedule, state[rank, at], expected[rank][at], step > 0)
             elif rows[rank][at].changed:
                 rows[rank][at] = rows[rank][at]._replace(changed=False)
         yield Frame(step, moves, [row.copy() for row in rows])
@@ -225,27 +225,32 @@ def _expected_cells(schedule: Schedule) -> list[list[Ints | None]]:
     reduction is complete when every rank is in it (input cell -1: any), and all else is in passing
     (None)."""
     everything = np.array([-1] + [1] * schedule.n) if schedule.row.reduces else None
-    wanted = [[everything] * schedule.width for _ in range(schedule.n)]
+    expected = [[everything] * schedule.width for _ in range(schedule.n)]
     for rank, rows in enumerate(
         expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     ):
         for cell, symbol in zip(
             schedule.output_cells(rank), rows if rows is not None else (), strict=False
         ):
-            wanted[rank][cell] = symbol
-    return wanted
+            expected[rank][cell] = symbol
+    return expected
 
 
-def _make_cell(schedule: Schedule, held: _Held | None, wanted: Ints | None, changed: bool) -> Cell:
-    if held is None:
+def _make_cell(
+    schedule: Schedule, content: _Held | None, expected: Ints | None, changed: bool
+) -> Cell:
+    if content is None:
         return Cell("·", None, 0.0, changed)
-    got = held.symbol if schedule.has_data else np.minimum(held.symbol, 1)
+    got = content.symbol if schedule.has_data else np.minimum(content.symbol, 1)
     share = 0.0
-    if wanted is not None and wanted[0] in (-1, got[0]) and (got[1:] <= wanted[1:]).all():
-        share = float(got[1:].sum() / wanted[1:].sum())
-    text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in held.numbers) or "-"
+    if expected is not None and expected[0] in (-1, got[0]) and (got[1:] <= expected[1:]).all():
+        share = float(got[1:].sum() / expected[1:].sum())
+    text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in content.numbers) or "-"
     return Cell(
-        text if schedule.has_data else f"{got[1:].sum()}/{schedule.n}", held.numbers, share, changed
+        text if schedule.has_data else f"{got[1:].sum()}/{schedule.n}",
+        content.numbers,
+        share,
+        changed,
     )
 
 
@@ -271,55 +276,55 @@ def describe_phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
     """What steps do, in a sentence: those in a row that all add, or all copy, are a phase."""
     if not schedule.has_data:
         return ""
-    found: list[tuple[str, list[Frame]]] = []
+    phases: list[tuple[str, list[Frame]]] = []
     for frame in frames[1:]:
         adding = np.asarray(frame.moves.reduce if frame.moves else False)
         kind = "add" if adding.all() else "add and copy" if adding.any() else "copy"
-        if found and found[-1][0] == kind:
-            found[-1][1].append(frame)
+        if phases and phases[-1][0] == kind:
+            phases[-1][1].append(frame)
         else:
-            found.append((kind, [frame]))
-    told = []
-    for kind, members in found:
+            phases.append((kind, [frame]))
+    phrases = []
+    for kind, members in phases:
         first, last = members[0].step, members[-1].step
         alone, verb = first == last, kind if first != last else kind.replace("add", "adds")
         steps = f"step {first}" if alone else f"steps {first} to {last}"
         verb = verb.replace("copy", "copies") if alone else verb
         note = members[-1].note()
-        told.append(f"{steps} {verb}" + (f", then {note}" if note else ""))
-    return "; ".join(told)
+        phrases.append(f"{steps} {verb}" + (f", then {note}" if note else ""))
+    return "; ".join(phrases)
 
 
 def make_document(
     schedule: Schedule,
     frames: Sequence[Frame],
-    shown: Sequence[Frame],
+    visible: Sequence[Frame],
     rank: int | None,
     width: int,
     about: Sequence[str] = (),
 ) -> Document:
-    """The drawing of the frames ``shown``, what its signs mean, where the last of ``frames`` is
-    among them who ends with what, and what there is to say ``about`` the algorithm."""
+    """The drawing of the ``visible`` frames and what its signs mean; the result of each rank, if
+    the last of ``frames`` is among them; and sentences ``about`` the algorithm."""
     brief: list[Block] = [
-        *draw_frames(schedule, shown, width, rank),
-        *describe_signs(schedule, shown),
+        *draw_frames(schedule, visible, width, rank),
+        *describe_signs(schedule, visible),
     ]
-    if shown[-1].step == frames[-1].step:
+    if visible[-1].step == frames[-1].step:
         brief.append(in_words(find_outcome(schedule, frames[-1]), schedule.n))
     brief += ["", *about] if about else []
     return Document(title=f"{schedule.collective} {schedule.name}", brief=brief)
 
 
 def draw_frames(
-    schedule: Schedule, shown: Sequence[Frame], width: int, rank: int | None = None
+    schedule: Schedule, visible: Sequence[Frame], width: int, rank: int | None = None
 ) -> list[Block]:
     """Frames in ``width`` columns: ranks side by side, joined by arrows, where that fits; else, and
     for a single ``rank``, a table with a line for each rank that takes part in a step."""
     share = (width - MARGIN) // schedule.n
-    widest = max(len(cell.marked) for frame in shown for row in frame.rows for cell in row)
+    widest = max(len(cell.marked) for frame in visible for row in frame.rows for cell in row)
     if rank is None and share >= max(NARROW, widest + 2):
-        return [line for frame in shown for line in _draw_columns(schedule, frame, share)]
-    lines = [line for frame in shown for line in _make_lines(schedule, frame, rank)]
+        return [line for frame in visible for line in _draw_columns(schedule, frame, share)]
+    lines = [line for frame in visible for line in _make_lines(schedule, frame, rank)]
     heads = ("step", "rank", "gets", "sends", "holds")
     columns = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
     needed = [max(map(len, "\n".join(column).split("\n"))) for column in columns]
@@ -333,14 +338,14 @@ def draw_frames(
 
 def _make_lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
     """A frame in a table: what each rank gets, sends and holds."""
-    arrows, found = frame.arrows(), list[Line]()
+    arrows, lines = frame.arrows(), list[Line]()
     most = FEW_SHOWN if rank is None else ALL_SHOWN
     for number in range(schedule.n) if rank is None else [rank]:
         gets = [f"{a.label} from {a.src}" for a in arrows if a.dst == number]
         sends = [f"{a.label} to {a.dst}" for a in arrows if a.src == number and a.dst != number]
         if gets or sends or rank is not None or frame.moves is None:
             (holds,) = _wrap_tokens(_make_tokens(schedule, frame, number, most), 0)
-            first = not found
+            first = not lines
             cells = (
                 frame.label if first else "",
                 str(number),
@@ -348,8 +353,8 @@ def _make_lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line
                 "\n".join(sends),
                 holds,
             )
-            found.append(Line(cells, ruled=first))
-    return found
+            lines.append(Line(cells, ruled=first))
+    return lines
 
 
 def _make_tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SHOWN) -> list[Words]:
@@ -378,52 +383,54 @@ def _make_tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SH
 def _draw_columns(schedule: Schedule, frame: Frame, share: int) -> list[Block]:
     """One step: its arrows between the ranks' lifelines, then what the ranks hold."""
     n = schedule.n
-    found: list[Block] = []
+    blocks: list[Block] = []
     if frame.moves is None:
         heads = "".join(f"{f'rank {rank}':<{share}}" for rank in range(n))
-        found.append(tone_text(f"{'':<{MARGIN}}{heads}".rstrip(), strong=True))
+        blocks.append(tone_text(f"{'':<{MARGIN}}{heads}".rstrip(), strong=True))
     lines = [_draw_lane(lane, n, share) for lane in pack_lanes(frame.arrows())]
     loops = {a.src: a.label for a in frame.arrows() if a.src == a.dst}
     if loops:
-        kept = (f"│ {loops[rank]}" if rank in loops else "│" for rank in range(n))
-        lines.append("".join(f"{_cut_text(words, share - 1):<{share}}" for words in kept).rstrip())
+        verticals = (f"│ {loops[rank]}" if rank in loops else "│" for rank in range(n))
+        lines.append(
+            "".join(f"{_cut_text(label, share - 1):<{share}}" for label in verticals).rstrip()
+        )
     body = [_tone_arrows(line) for line in lines]
     columns = [_wrap_tokens(_make_tokens(schedule, frame, rank), share - 1) for rank in range(n)]
     body += [
         _join_columns(row, share) for row in itertools.zip_longest(*columns, fillvalue=NOTHING)
     ]
     for index, line in enumerate(body):
-        found.append(tone_text(f"{'' if index else frame.label:<{MARGIN}}", strong=True) + line)
+        blocks.append(tone_text(f"{'' if index else frame.label:<{MARGIN}}", strong=True) + line)
     if note := frame.note():
-        found.append(tone_text(f"{'':<{MARGIN}}{note}", "quiet"))
-    return [*found, ""]
+        blocks.append(tone_text(f"{'':<{MARGIN}}{note}", "quiet"))
+    return [*blocks, ""]
 
 
 def _tone_arrows(line: str) -> Words:
     """Arrows in one colour, what they carry strong."""
-    found = NOTHING
-    for place, piece in enumerate(re.split(r"([\d+][\d,>+…-]*)", line)):
-        found += tone_text(piece, "accent", strong=place % 2 == 1)
-    return found
+    text = NOTHING
+    for index, piece in enumerate(re.split(r"([\d+][\d,>+…-]*)", line)):
+        text += tone_text(piece, "accent", strong=index % 2 == 1)
+    return text
 
 
 def _join_columns(row: Sequence[Words], share: int) -> Words:
     """What ranks hold, side by side, nothing behind the last."""
-    found, last = NOTHING, max(place for place, words in enumerate(row) if str(words))
-    for words in row[:last]:
-        found += words + " " * (share - len(str(words)))
-    return found + row[last]
+    text, last = NOTHING, max(index for index, cell in enumerate(row) if str(cell))
+    for cell in row[:last]:
+        text += cell + " " * (share - len(str(cell)))
+    return text + row[last]
 
 
 def _draw_lane(lane: Sequence[Arrow], n: int, share: int) -> str:
     line = list((("│" + " " * (share - 1)) * n).rstrip())
-    for src, dst, words in lane:
+    for src, dst, note in lane:
         way = 1 if dst > src else -1
         for at in range(src * share + way, dst * share, way):
             line[at] = "┼" if line[at] == "│" else "─"
         line[src * share] = "┼" if line[src * share] in "├┤" else "├" if way > 0 else "┤"
         line[dst * share - way] = "▶" if way > 0 else "◀"
-        label = _cut_text(words, share - 4)
+        label = _cut_text(note, share - 4)
         first = (
             min(src, src + way) * share + (share - len(label) + 1) // 2
         )  # between the sender and its neighbour
@@ -439,31 +446,35 @@ def _wrap_tokens(tokens: Sequence[Words], room: int) -> list[Words]:
     """Lines of at most ``room`` columns (0: one line), a new one for a second buffer."""
     lines = [NOTHING]
     for token in tokens:
-        taken = len(str(lines[-1])) + 1 + len(str(token))
-        if room and str(lines[-1]) and (taken > room or token is PARTED):
+        used_width = len(str(lines[-1])) + 1 + len(str(token))
+        if room and str(lines[-1]) and (used_width > room or token is PARTED):
             lines.append(NOTHING)
         lines[-1] += " " if str(lines[-1]) else ""
         lines[-1] += token
     return lines
 
 
-def describe_signs(schedule: Schedule, shown: Sequence[Frame]) -> list[str]:
+def describe_signs(schedule: Schedule, visible: Sequence[Frame]) -> list[str]:
     """What the signs in these frames mean, and what is left undefined."""
-    seen = {cell.text for frame in shown for row in frame.rows for cell in row}
-    labels = "".join(arrow.label for frame in shown for arrow in frame.arrows())
+    texts = {cell.text for frame in visible for row in frame.rows for cell in row}
+    labels = "".join(arrow.label for frame in visible for arrow in frame.arrows())
     if not schedule.has_data:
         return ["arrows carry a token; 3/4: has heard, directly or not, of 3 of 4 ranks; * of all"]
     signs = [
         ("", True, "arrows name cells, the pieces of a buffer, counted from 0"),
         ("+2", "+" in labels, "cell 2 is added"),
         ("2>6", ">" in labels, "cell 2 goes into cell 6"),
-        ("·", "·" in seen, "nothing there yet"),
-        ("-", "-" in seen, "a cell of no numbers"),
+        ("·", "·" in texts, "nothing there yet"),
+        ("-", "-" in texts, "a cell of no numbers"),
         ("|", schedule.row.in_place is None, "input before, output after"),
         ("*", True, "complete: all that belongs there has arrived"),
     ]
-    lines = ["; ".join(f"{sign}: {what}" if sign else what for sign, there, what in signs if there)]
-    if schedule.n > 8 and len(shown) > 2:
+    lines = [
+        "; ".join(
+            f"{sign}: {what}" if sign else what for sign, is_present, what in signs if is_present
+        )
+    ]
+    if schedule.n > 8 and len(visible) > 2:
         lines.append(
             "--step 3 shows one step, --rank 2 what one rank sees, --html FILE draws a page with a"
             " slider"

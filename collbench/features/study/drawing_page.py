@@ -50,13 +50,15 @@ def render_page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str
 
     n, width, last = schedule.n, schedule.width, len(frames) - 1
     longest = max(len(cell.text) for frame in frames for row in frame.rows for cell in row)
-    words = json.dumps([_describe_frame(frame, last) for frame in frames]).replace("<", "\\u003c")
+    frames_json = json.dumps([_describe_frame(frame, last) for frame in frames]).replace(
+        "<", "\\u003c"
+    )
     return load_template("drawing").render(
         title=f"{schedule.collective} {schedule.name}, {n} ranks",
         meaning=schedule.row.meaning,
         about=about,
         drawing=Markup(_draw_figure(schedule, frames)),
-        words=Markup(words),
+        words=Markup(frames_json),
         last=last,
         least=SIDE + 8 + (LETTER * longest + 14) * width,
         version=__version__,
@@ -115,8 +117,8 @@ def _draw_figure(schedule: Schedule, frames: Sequence[Frame]) -> str:
     return drawn
 
 
-def _make_ticks(count: int, words: list[str]) -> dict[str, Any]:
-    return {"tickvals": list(range(count)), "ticktext": words}
+def _make_ticks(count: int, labels: list[str]) -> dict[str, Any]:
+    return {"tickvals": list(range(count)), "ticktext": labels}
 
 
 def _list_heads(schedule: Schedule) -> list[str]:
@@ -217,7 +219,7 @@ def _describe_arrow(arrow: Arrow) -> str:
     if arrow.src == arrow.dst:
         done = f"rank {arrow.src} copies cell {cells}"
         return f"{done} into cell {into}" if into else done
-    place = f" as cell {into}" if into else ""
-    return f"rank {arrow.src} sends cell {cells} to rank {arrow.dst}{place}" + (
+    target = f" as cell {into}" if into else ""
+    return f"rank {arrow.src} sends cell {cells} to rank {arrow.dst}{target}" + (
         ", which adds it" if added else ""
     )

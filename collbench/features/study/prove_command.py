@@ -90,19 +90,19 @@ class _Proof(NamedTuple):
         for wrong in self.faults:
             by_kind.setdefault(wrong.fault.kind, []).append(wrong)
         return [
-            f"  {self.name}: {kind} {_describe_faults(found)}" for kind, found in by_kind.items()
+            f"  {self.name}: {kind} {_describe_faults(wrong)}" for kind, wrong in by_kind.items()
         ]
 
 
-def _describe_faults(found: Sequence[_Wrong]) -> str:
+def _describe_faults(wrong_cells: Sequence[_Wrong]) -> str:
     """For which ranks and roots there are faults, how many, and the first."""
-    roots = sorted({wrong.root for wrong in found if wrong.root is not None})
-    numbers = f"for n = {_format_spans({wrong.n for wrong in found})}"
+    roots = sorted({wrong.root for wrong in wrong_cells if wrong.root is not None})
+    numbers = f"for n = {_format_spans({wrong.n for wrong in wrong_cells})}"
     numbers += f", root {_format_spans(roots)}" if roots else ""
-    first = found[0]
+    first = wrong_cells[0]
     where = f"n={first.n}" + (f" root={first.root}" if roots else "")
-    told = str(first.fault).partition(": ")[2]
-    return f"{numbers}, {format_count(len(found), 'cell')}; first: {where}: {told}"
+    fault = str(first.fault).partition(": ")[2]
+    return f"{numbers}, {format_count(len(wrong_cells), 'cell')}; first: {where}: {fault}"
 
 
 class _Wrong(NamedTuple):
@@ -127,22 +127,24 @@ def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proo
         if reason:
             left_out[n] = reason
             continue
-        known = len(proof.faults)
+        fault_count = len(proof.faults)
         for plan in [variant.schedule(n, r) for r in (roots if rooted else [0])]:
             where = f"n={n}{f' root={plan.root}' if rooted else ''}: "
             proof.faults.extend(
                 _Wrong(n, plan.root if rooted else None, fault)
                 for fault in schedule.prove_schedule(plan)
             )
-            if len(proof.faults) == known:
-                found = schedule.find_hazards(plan)
-                cells += len(found)
-                for step, both in itertools.groupby(found, lambda hazard: hazard.step):
-                    words = ", ".join(f"rank {hazard.rank} cell {hazard.cell}" for hazard in both)
-                    proof.hazards.append(
-                        f"  {plan.name} {where}step {step} reads and writes {words}"
+            if len(proof.faults) == fault_count:
+                hazards = schedule.find_hazards(plan)
+                cells += len(hazards)
+                for step, both in itertools.groupby(hazards, lambda hazard: hazard.step):
+                    cells_text = ", ".join(
+                        f"rank {hazard.rank} cell {hazard.cell}" for hazard in both
                     )
-        if len(proof.faults) == known:
+                    proof.hazards.append(
+                        f"  {plan.name} {where}step {step} reads and writes {cells_text}"
+                    )
+        if len(proof.faults) == fault_count:
             proof.right.append(n)
     if left_out:
         first = min(left_out)
@@ -154,7 +156,7 @@ def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proo
 
 def _parse_ranks(text: str) -> list[int]:
     """``1..33`` or ``2,4,8``, or both together."""
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -162,8 +164,8 @@ def _parse_ranks(text: str) -> list[int]:
             raise UsageError(
                 f"-n: '{part.strip()}' is not a number of ranks up to 4096", "as in 1..33 or 2,4,8"
             )
-        found.update(range(low, high + 1))
-    return sorted(found)
+        ranks.update(range(low, high + 1))
+    return sorted(ranks)
 
 
 def _format_spans(numbers: Iterable[int]) -> str:

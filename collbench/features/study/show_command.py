@@ -64,10 +64,10 @@ def show(
         text = drawing_html.render_page(schedule, frames, about)
         files.save_text(html, text, MARKS["html"], "--html", shared=True)
         return terminal.print_blocks(f"wrote {html}: {steps} steps")
-    shown = frames
+    visible = frames
     if step is not None:
-        shown = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
-    drawn = drawing.make_document(schedule, frames, shown, rank, terminal.screen_width(), about)
+        visible = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
+    drawn = drawing.make_document(schedule, frames, visible, rank, terminal.screen_width(), about)
     terminal.print_blocks(*drawn.brief)
 
 
@@ -87,7 +87,7 @@ def _show_buffers(
     if given is None:
         sent = row.counts(n, 1)[0]
         length = sent if sent > 1 else 2
-        given = [[1 + length * each + i for i in range(length)] for each in range(n)]
+        given = [[1 + length * rank + i for i in range(length)] for rank in range(n)]
     if len(given) != n:
         raise UsageError(f"--values: {len(given)} ranks' numbers for -n {n}", "one list a rank")
     for option, value in (("--rank", rank), ("--root", root)):
@@ -95,6 +95,6 @@ def _show_buffers(
             raise UsageError(f"{option}: there is no rank {value} among {n}", f"0 to {n - 1}")
     if not row.moves_data:
         raise UsageError(f"{row.name} has no buffers", "collbench list names those that have")
-    found = run_collective(row.name, algorithm, on, given, root)
-    table, lines = buffers.describe(row, on, given, found, root, rank)
+    buffers_of_ranks = run_collective(row.name, algorithm, on, given, root)
+    table, lines = buffers.describe(row, on, given, buffers_of_ranks, root, rank)
     terminal.print_blocks(table, *lines)

@@ -52,9 +52,9 @@ def trace(
     from collbench.features.traces.views import trace as view
 
     outputs.check_outputs(output_format, out or [], FORMATS, plotlyjs)
-    judged = judge_trace(reading.read_trace(files, form, from_ops=from_ops))
-    outputs.deliver_document(view.make_document(judged), output_format, out or [], plotlyjs)
-    if judged.disagree or (judged.hang and judged.hang.named):
+    verdict = judge_trace(reading.read_trace(files, form, from_ops=from_ops))
+    outputs.deliver_document(view.make_document(verdict), output_format, out or [], plotlyjs)
+    if verdict.disagree or (verdict.hang and verdict.hang.named):
         raise typer.Exit(Exit.BAD)
-    if judged.disagreements or judged.hang or not (judged.communicates and judged.whole):
+    if verdict.disagreements or verdict.hang or not (verdict.communicates and verdict.whole):
         raise typer.Exit(Exit.NO_VERDICT)

@@ -99,13 +99,13 @@ def _list_groups(step: Step, rank: int) -> dict[str, tuple[int, ...]]:
 
 def _list_calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
     """Operations as calls; computation whose length is known is laid end to end."""
-    clock, made = 0, []
+    clock, calls = 0, []
     for op in ops:
         times: dict[str, Any] = {}
         if op.compute_ns:
             times = {"begins_ns": clock, "ends_ns": clock + op.compute_ns}
             clock += op.compute_ns
-        made.append(
+        calls.append(
             Call(
                 kind=op.kind,
                 group=op.group,
@@ -124,4 +124,4 @@ def _list_calls(ops: tuple[Op, ...]) -> tuple[Call, ...]:
                 **times,
             )
         )
-    return tuple(made)
+    return tuple(calls)

@@ -46,33 +46,33 @@ class Families:
         everyone = tuple(range(max(rank.world for rank in ranks)))
         self.groups: dict[str, list[tuple[int, ...]]] = {WORLD: [everyone]}
         self._names: dict[Group, str] = {}
-        alike: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+        same_words: dict[tuple[str, int, int], list[str]] = defaultdict(list)
         called: dict[int, list[Call]] = defaultdict(list)
-        for place in sorted(calls):
-            called[place.rank].append(calls[place])
+        for call_place in sorted(calls):
+            called[call_place.rank].append(calls[call_place])
         for rank in ranks:
             used = dict.fromkeys(group_of(rank, call) for call in called[rank.rank])
             for nth, group in enumerate(used):
                 if group.name != WORLD and group not in self._names:
-                    words = rank.described.get(group.name, "")
-                    self._add(group, words, alike[words, nth, len(group.members)])
+                    description = rank.described.get(group.name, "")
+                    self._add(group, description, same_words[description, nth, len(group.members)])
 
-    def _add(self, group: Group, words: str, names: list[str]) -> None:
+    def _add(self, group: Group, description: str, names: list[str]) -> None:
         for name in names:
             if all({*group.members}.isdisjoint(other) for other in self.groups[name]):
                 break
         else:
-            name = self._fresh(words or group.name)
+            name = self._fresh(description or group.name)
             names.append(name)
             self.groups[name] = []
         self.groups[name].append(group.members)
         self._names[group] = name
 
-    def _fresh(self, words: str) -> str:
+    def _fresh(self, description: str) -> str:
         """A name that no family has."""
-        name = printable_text(words)[:30].strip() or "group"
+        name = printable_text(description)[:30].strip() or "group"
         more = (f"{name} {k}" for k in range(2, len(self.groups) + 2))
-        return next(each for each in (name, *more) if each not in self.groups)
+        return next(candidate for candidate in (name, *more) if candidate not in self.groups)
 
     def name(self, group: Group) -> str:
         return self._names.get(group, WORLD)
@@ -80,9 +80,9 @@ class Families:
     def members(self, name: str, rank: int) -> tuple[int, ...]:
         return next(group for group in self.groups[name] if rank in group)
 
-    def on(self, kept: Sequence[int]) -> dict[str, Groups]:
-        """The families by the numbers that their ranks get: their places in ``kept``."""
-        number = {rank: place for place, rank in enumerate(kept)}
+    def on(self, ranks: Sequence[int]) -> dict[str, Groups]:
+        """The families, in which a rank's number is its index in ``ranks``."""
+        number = {rank: index for index, rank in enumerate(ranks)}
         return {
             name: tuple(tuple(number[rank] for rank in group) for group in sorted(family))
             for name, family in self.groups.items()
@@ -111,12 +111,12 @@ def complete_programs(
             f"--assume-symmetric: nothing says what missing ranks send in {uneven.words}",
             "the files of all ranks, or --rebalance mean",
         )
-    found = {}
+    completed = {}
     for rank in missing:
         for name in {op.group for op in like if op.communicates}:
             _cover_group(families, name, rank, {*programs, *missing})
-        found[rank] = _move_operations(families, rank, like, 1)
-    return found
+        completed[rank] = _move_operations(families, rank, like, 1)
+    return completed
 
 
 def _move_operations(families: Families, rank: int, ops: Sequence[Op], sign: int) -> list[Op]:
@@ -135,9 +135,9 @@ def _move_operations(families: Families, rank: int, ops: Sequence[Op], sign: int
 def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
     """The first operation that ranks do not both have, whatever they compute between."""
     both = [[op for op in ops if op.kind != "compute"] for ops in (some, others)]
-    for one, other in zip(*both, strict=False):
-        if replace(one, source="") != replace(other, source=""):
-            return f"{one.words}, and {other.words}"
+    for first, other in zip(*both, strict=False):
+        if replace(first, source="") != replace(other, source=""):
+            return f"{first.words}, and {other.words}"
     numbers = [len(ops) for ops in both]
     return "" if numbers[0] == numbers[1] else f"the number of operations, {numbers}"
 
@@ -145,12 +145,12 @@ def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
 def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> None:
     """Adds the group of a family that a missing rank, below which all have theirs, begins."""
     family = families.groups[name]
-    taken = {each for group in family for each in group}
-    if rank in taken:
+    covered = {member for group in family for member in group}
+    if rank in covered:
         return
     like = min(family)
-    moved = tuple(each + rank - min(like) for each in like)
-    if not {*moved} <= inside - taken:
+    moved = tuple(member + rank - min(like) for member in like)
+    if not {*moved} <= inside - covered:
         raise UsageError(
             f"--assume-symmetric: nothing says with whom rank {rank} is in '{name}'",
             "the files of all ranks",

@@ -32,8 +32,8 @@ class Iteration(NamedTuple):
     @property
     def took_ns(self) -> int:
         """What it took on the slowest rank; -1 where that is unknown."""
-        known = all(0 <= begin <= end for begin, end in self.times)
-        return max((end - begin for begin, end in self.times), default=-1) if known else -1
+        is_timed = all(0 <= begin <= end for begin, end in self.times)
+        return max((end - begin for begin, end in self.times), default=-1) if is_timed else -1
 
 
 class Found(NamedTuple):
@@ -53,34 +53,38 @@ class Taken(NamedTuple):
     words: str
 
 
-def take_iteration(trace: Trace, said: str = "") -> Taken:
-    """The iteration that is ``said``: ``3``, or ``3-5`` for these one after the other as one; else
+def take_iteration(trace: Trace, selection: str = "") -> Taken:
+    """The iteration that ``selection`` names (``3``, or ``3-5`` for several joined into one); else
     the one of median time among those of the most common calls. Raises UsageError."""
-    found = _find_marked(trace) or _find_repeated(trace) or _take_whole(trace)
-    number = len(found.iterations)
-    if said:
-        first, last = _parse_numbers(said, number)
-        chosen = _join_iterations(found.iterations[first], found.iterations[last])
-        words = f"iteration {said} is taken, of 0 to {number - 1}"
+    iterations = _find_marked(trace) or _find_repeated(trace) or _take_whole(trace)
+    number = len(iterations.iterations)
+    if selection:
+        first, last = _parse_numbers(selection, number)
+        chosen = _join_iterations(iterations.iterations[first], iterations.iterations[last])
+        description = f"iteration {selection} is taken, of 0 to {number - 1}"
         times: tuple[int, ...] = (chosen.took_ns,)
     else:
-        place, times = _find_typical(trace, found.iterations)
-        chosen = found.iterations[place]
-        words = f"iteration {place} is taken: {len(times)} of {number} have its calls, and it takes"
-        words += " their median time" if max(times) >= 0 else " no time that is known"
+        index, times = _find_typical(trace, iterations.iterations)
+        chosen = iterations.iterations[index]
+        description = (
+            f"iteration {index} is taken: {len(times)} of {number} have its calls, and it takes"
+        )
+        description += " their median time" if max(times) >= 0 else " no time that is known"
     if number == 1:
-        words = "all calls of the trace are taken for one iteration"
-    told = tuple(each for each in times if each >= 0)
-    recorded = Recorded(told, f"{found.meaning}, on the slowest rank") if told else None
-    return Taken(chosen, recorded, f"{words}; {found.how}")
+        description = "all calls of the trace are taken for one iteration"
+    times_known = tuple(time for time in times if time >= 0)
+    recorded = (
+        Recorded(times_known, f"{iterations.meaning}, on the slowest rank") if times_known else None
+    )
+    return Taken(chosen, recorded, f"{description}; {iterations.how}")
 
 
-def _parse_numbers(said: str, number: int) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", said)
+def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", selection)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first or last >= number:
         raise UsageError(
-            f"--iteration {said[:40]}: the trace has {format_count(number, 'iteration')}",
+            f"--iteration {selection[:40]}: the trace has {format_count(number, 'iteration')}",
             f"one of 0 to {number - 1}, or several: 0-{number - 1}",
         )
     return first, last
@@ -102,16 +106,16 @@ def _find_typical(trace: Trace, iterations: Sequence[Iteration]) -> tuple[int, t
     keys = [
         tuple(
             tuple(_call_key(call) for call in rank.calls[slice(*places)] if _is_communicating(call))
-            for rank, places in zip(trace.ranks, each.places, strict=True)
+            for rank, places in zip(trace.ranks, rank_calls.places, strict=True)
         )
-        for each in iterations
+        for rank_calls in iterations
     ]
     common = Counter(key for key in keys if any(key)) or Counter(keys)
     (most, _), *_ = common.most_common(1)
-    alike = [place for place, key in enumerate(keys) if key == most]
-    times = {place: iterations[place].took_ns for place in alike}
-    known = sorted((ns, place) for place, ns in times.items() if ns >= 0)
-    chosen = known[(len(known) - 1) // 2][1] if known else alike[-1]
+    typical = [index for index, key in enumerate(keys) if key == most]
+    times = {index: iterations[index].took_ns for index in typical}
+    timed = sorted((ns, index) for index, ns in times.items() if ns >= 0)
+    chosen = timed[(len(timed) - 1) // 2][1] if timed else typical[-1]
     return chosen, tuple(times.values())
 
 
@@ -137,16 +141,16 @@ def _find_marked(trace: Trace) -> Found | None:
     clocks = [[*accumulate(map(call_time, rank.calls), max)] for rank in trace.ranks]
     timed = all(clock[-1] >= 0 for clock in clocks if clock)
     marks = [rank.steps if timed and rank.steps else rank.marked for rank in trace.ranks]
-    numbers = {len(each): rank.rank for each, rank in zip(marks, trace.ranks, strict=True)}
+    numbers = {len(mark): rank.rank for mark, rank in zip(marks, trace.ranks, strict=True)}
     if len(numbers) > 1:
-        told = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
+        counts = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
         raise UsageError(
-            f"ranks do not have as many marked iterations: {', '.join(told)}",
+            f"ranks do not have as many marked iterations: {', '.join(counts)}",
             "a trace in which all ranks mark each of their iterations",
         )
     every = [
-        _cut_ranks(trace.ranks, timed, clocks, number, each)
-        for number, each in enumerate(zip(*marks, strict=True))
+        _cut_ranks(trace.ranks, timed, clocks, number, marked)
+        for number, marked in enumerate(zip(*marks, strict=True))
     ]
     by_kernels = timed and any(rank.steps and rank.marked for rank in trace.ranks)
     meaning = "from a mark's begin to its end"
@@ -215,9 +219,9 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, rank: RankTrace) -> _Block:
-        talks = [place for place, call in enumerate(rank.calls) if _is_communicating(call)]
+        talks = [index for index, call in enumerate(rank.calls) if _is_communicating(call)]
         return cls(
-            rank.calls, talks, *_find_longest([_call_key(rank.calls[place]) for place in talks])
+            rank.calls, talks, *_find_longest([_call_key(rank.calls[index]) for index in talks])
         )
 
     def places(self, k: int) -> tuple[int, int]:

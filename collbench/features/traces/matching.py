@@ -49,40 +49,49 @@ def join_calls(
         for at in range(*span):
             call = rank.calls[at]
             if call.kind not in LOCAL and not explain_unknown(rank, call):
-                mine = by_group[group_of(rank, call)].setdefault(rank.rank, [])
-                mine.append((Place(rank.rank, at), call))
+                rank_calls = by_group[group_of(rank, call)].setdefault(rank.rank, [])
+                rank_calls.append((Place(rank.rank, at), call))
     outside = [group for group in by_group if not {*group.members} <= inside]
-    left = [call for group in outside for each in by_group.pop(group).values() for _, call in each]
+    outside_calls = [
+        call
+        for group in outside
+        for rank_calls in by_group.pop(group).values()
+        for _, call in rank_calls
+    ]
     _refuse_groups([*by_group])
-    there = {rank.rank for rank in ranks}
+    present_ranks = {rank.rank for rank in ranks}
     trouble: list[str] = []
-    found: dict[Place, Call] = {}
+    matched: dict[Place, Call] = {}
     assumed: dict[str, int] = defaultdict(int)
-    for group, of in by_group.items():
-        present = [rank for rank in group.members if rank in there]
-        for meeting in _join_collectives(group, of, present, trouble):
-            found |= _resolve_calls(meeting, group, uneven, assumed, trouble)
-        found |= _join_messages(group, of, there, trouble)
+    for group, by_rank in by_group.items():
+        present = [rank for rank in group.members if rank in present_ranks]
+        for meeting in _join_collectives(group, by_rank, present, trouble):
+            matched |= _resolve_calls(meeting, group, uneven, assumed, trouble)
+        matched |= _join_messages(group, by_rank, present_ranks, trouble)
     if trouble:
         more = len(trouble) - MOST_TOLD
-        told = [*trouble[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
+        disagreements = [*trouble[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
         raise UsageError(
-            f"ranks disagree: {'; '.join(told)}",
+            f"ranks disagree: {'; '.join(disagreements)}",
             "a trace in which all ranks are recorded over the same iterations, or --ranks",
         )
-    if left:
-        nbytes = sum(call.nbytes for call in left)
-        assumed[f"operations with other ranks are left out, of {format_size(nbytes)}"] = len(left)
-    words = (f"{each} ({format_count(n, 'call')})" for each, n in assumed.items() if n)
-    return Joined(found, tuple(words))
+    if outside_calls:
+        nbytes = sum(call.nbytes for call in outside_calls)
+        assumed[f"operations with other ranks are left out, of {format_size(nbytes)}"] = len(
+            outside_calls
+        )
+    assumptions = (
+        f"{assumption} ({format_count(n, 'call')})" for assumption, n in assumed.items() if n
+    )
+    return Joined(matched, tuple(assumptions))
 
 
 def _refuse_groups(groups: Sequence[Group]) -> None:
     """Raises UsageError where ranks name other members of a group that they share."""
-    of: dict[tuple[str, int], Group] = {}
+    group_of_name: dict[tuple[str, int], Group] = {}
     for group in groups:
         for rank in group.members:
-            other = of.setdefault((group.name, rank), group)
+            other = group_of_name.setdefault((group.name, rank), group)
             if other != group:
                 raise UsageError(
                     f"ranks disagree on the members of group '{group.name[:40]}':"
@@ -100,34 +109,39 @@ Meeting = dict[int, tuple[Place, Call]]  # by rank
 
 def _join_collectives(
     group: Group,
-    of: Mapping[int, Sequence[tuple[Place, Call]]],
+    calls_by_rank: Mapping[int, Sequence[tuple[Place, Call]]],
     present: Sequence[int],
     trouble: list[str],
 ) -> Iterator[Meeting]:
     """What the present members of a group do together, in order, as long as they agree."""
     numbered: dict[int, dict[int, tuple[Place, Call]]] = {}
-    calls = {r: [c for c in of.get(r, ()) if c[1].kind not in POINT_TO_POINT] for r in present}
+    calls = {
+        r: [c for c in calls_by_rank.get(r, ()) if c[1].kind not in POINT_TO_POINT] for r in present
+    }
     numbers = {r: [call.number for _, call in calls[r]] for r in present}
-    known = all(
-        min(each, default=0) >= 0 and len({*each}) == len(each) for each in numbers.values()
+    are_numbered = all(
+        min(rank_numbers, default=0) >= 0 and len({*rank_numbers}) == len(rank_numbers)
+        for rank_numbers in numbers.values()
     )
     for rank in present:
-        keys = numbers[rank] if known else range(len(calls[rank]))
+        keys = numbers[rank] if are_numbered else range(len(calls[rank]))
         numbered[rank] = dict(zip(keys, calls[rank], strict=True))
-    for number in sorted({key for each in numbered.values() for key in each}):
-        there = {rank: each[number] for rank, each in numbered.items() if number in each}
-        there = _even_exchange(there, len(group.members))
-        some, (_, first) = next(iter(there.items()))
+    for number in sorted({key for by_number in numbered.values() for key in by_number}):
+        meeting = {
+            rank: by_number[number] for rank, by_number in numbered.items() if number in by_number
+        }
+        meeting = _even_exchange(meeting, len(group.members))
+        some, (_, first) = next(iter(meeting.items()))
         for rank in present:
-            if rank not in there:
-                other = _describe_call(*there[some])
+            if rank not in meeting:
+                other = _describe_call(*meeting[some])
                 trouble.append(f"{other}, rank {rank}: none{_name_group(group)}")
                 return
-            if _common_key(there[rank][1]) != _common_key(first):
-                pair = f"{_describe_call(*there[some])}, {_describe_call(*there[rank])}"
+            if _common_key(meeting[rank][1]) != _common_key(first):
+                pair = f"{_describe_call(*meeting[some])}, {_describe_call(*meeting[rank])}"
                 trouble.append(f"{pair}{_name_group(group)}")
                 return
-        yield there
+        yield meeting
 
 
 def _even_exchange(meeting: Meeting, n: int) -> Meeting:
@@ -139,10 +153,10 @@ def _even_exchange(meeting: Meeting, n: int) -> Meeting:
     def uneven(call: Call) -> Call:
         if call.kind == "all_to_allv":
             return call
-        each = call.nbytes // DTYPES[call.dtype].size // n
-        return replace(call, kind="all_to_allv", sends=(each,) * n)
+        block = call.nbytes // DTYPES[call.dtype].size // n
+        return replace(call, kind="all_to_allv", sends=(block,) * n)
 
-    return {rank: (place, uneven(call)) for rank, (place, call) in meeting.items()}
+    return {rank: (call_place, uneven(call)) for rank, (call_place, call) in meeting.items()}
 
 
 def _common_key(call: Call) -> tuple[object, ...]:
@@ -152,12 +166,12 @@ def _common_key(call: Call) -> tuple[object, ...]:
     return (call.kind, nbytes, call.dtype) if row.moves_data else (call.kind,)
 
 
-def _describe_call(place: Place, call: Call) -> str:
+def _describe_call(call_place: Place, call: Call) -> str:
     source = f" ({call.source})" if call.source else ""
     to = {"send": f" to member {call.peer}", "recv": f" from member {call.peer}"}.get(call.kind, "")
     root = f" with root {call.root}" if call.root >= 0 else ""
     what = f"{call.kind} of {call.nbytes} B {call.dtype}{to}{root}"
-    return f"rank {place.rank}, call {place.at}{source}: {what}"
+    return f"rank {call_place.rank}, call {call_place.at}{source}: {what}"
 
 
 def _name_group(group: Group) -> str:
@@ -182,10 +196,12 @@ def _resolve_calls(
         odd = f"by {', '.join(sorted(ops))}, roots {', '.join(map(str, sorted(roots)))}"
         trouble.append(f"{_describe_call(*first)}{_name_group(group)}: {odd}")
     op, root = min(ops, default="sum"), min(roots, default=0)
-    found = {place: replace(each, op=op, root=root) for place, each in meeting.values()}
+    resolved = {
+        call_place: replace(original, op=op, root=root) for call_place, original in meeting.values()
+    }
     if row.uneven:
-        found = _resolve_blocks(found, group, uneven, assumed, trouble)
-    return found
+        resolved = _resolve_blocks(resolved, group, uneven, assumed, trouble)
+    return resolved
 
 
 def _resolve_blocks(
@@ -198,23 +214,23 @@ def _resolve_blocks(
     """The calls of an all_to_allv with what each sends to each. Its size is what the busiest rank
     sends or receives. Raises UsageError where that is unknown."""
     n, rows = len(group.members), {}
-    for place, call in calls.items():
+    for call_place, call in calls.items():
         itemsize = DTYPES[call.dtype].size
-        rows[place.rank] = call.sends
+        rows[call_place.rank] = call.sends
         if len(call.sends) != n:
             if not uneven.assume_even:
                 raise UsageError(
-                    f"{_describe_call(place, call)}: the trace does not say how it is divided",
+                    f"{_describe_call(call_place, call)}: the trace does not say how it is divided",
                     "--assume-even takes its blocks for equal, and says so wherever it is shown",
                 )
-            rows[place.rank] = (call.nbytes // itemsize // n,) * n
+            rows[call_place.rank] = (call.nbytes // itemsize // n,) * n
             assumed["all_to_allv whose blocks are unknown have equal ones"] += 1
-    for place, call in calls.items():
-        mine = group.members.index(place.rank)
+    for call_place, call in calls.items():
+        index = group.members.index(call_place.rank)
         for rank, got in zip(group.members, call.receives, strict=False):
-            if call.sends and rank in rows and rows[rank][mine] != got:
-                told = f"{_describe_call(place, call)}, {got} elements from rank {rank}"
-                trouble.append(f"{told}, which sends {rows[rank][mine]}")
+            if call.sends and rank in rows and rows[rank][index] != got:
+                description = f"{_describe_call(call_place, call)}, {got} elements from rank {rank}"
+                trouble.append(f"{description}, which sends {rows[rank][index]}")
     if uneven.rebalanced:
         mean = round(sum(map(sum, rows.values())) / (n * len(rows)))
         rows = dict.fromkeys(rows, (mean,) * n)
@@ -222,41 +238,43 @@ def _resolve_blocks(
     columns = [sum(column) for column in zip(*rows.values(), strict=True)]
     busiest = max(*map(sum, rows.values()), *columns)
     return {
-        place: replace(
-            call, sends=rows[place.rank], nbytes=busiest * DTYPES[call.dtype].size, receives=()
+        call_place: replace(
+            call, sends=rows[call_place.rank], nbytes=busiest * DTYPES[call.dtype].size, receives=()
         )
-        for place, call in calls.items()
+        for call_place, call in calls.items()
     }
 
 
 def _join_messages(
     group: Group,
-    of: Mapping[int, Sequence[tuple[Place, Call]]],
-    there: set[int],
+    calls_by_rank: Mapping[int, Sequence[tuple[Place, Call]]],
+    present_ranks: set[int],
     trouble: list[str],
 ) -> dict[Place, Call]:
     """The messages between members, each of a send and a receive where both ranks are there."""
     ends: dict[tuple[int, int, int], dict[str, list[tuple[Place, Call]]]] = defaultdict(dict)
-    found: dict[Place, Call] = {}
-    for rank, calls in of.items():
-        for place, call in calls:
+    matched: dict[Place, Call] = {}
+    for rank, calls in calls_by_rank.items():
+        for call_place, call in calls:
             if call.kind in POINT_TO_POINT:
                 other = group.members[call.peer]
                 way = (rank, other) if call.kind == "send" else (other, rank)
-                ends[(*way, call.tag)].setdefault(call.kind, []).append((place, call))
-                found[place] = call
+                ends[(*way, call.tag)].setdefault(call.kind, []).append((call_place, call))
+                matched[call_place] = call
     for (source, target, _), both in ends.items():
-        if not {source, target} <= there:
+        if not {source, target} <= present_ranks:
             continue
         sends, receives = (both.get(kind, []) for kind in POINT_TO_POINT)
         for sent, received in zip_longest(sends, receives):
             if not sent or not received:
-                known, alone = (sent, target) if sent else (received, source)
-                trouble.append(f"{_describe_call(*known)}, rank {alone}: none{_name_group(group)}")
+                existing, alone = (sent, target) if sent else (received, source)
+                trouble.append(
+                    f"{_describe_call(*existing)}, rank {alone}: none{_name_group(group)}"
+                )
                 break
             if (sent[1].nbytes, sent[1].dtype) != (received[1].nbytes, received[1].dtype):
                 trouble.append(
                     f"{_describe_call(*sent)}, {_describe_call(*received)}{_name_group(group)}"
                 )
                 break
-    return found
+    return matched

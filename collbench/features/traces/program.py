@@ -46,7 +46,7 @@ class Writer:
         self._holds: list[Hold] = []
         self._loose: list[Hold] = []  # calls that the trace has no wait for
         waits = [(at, call) for at, call in enumerate(rank.calls) if call.kind == "wait"]
-        self._waited = {each for _, call in waits for each in call.after}
+        self._waited = {number for _, call in waits for number in call.after}
         self._all_waited = max((at for at, call in waits if not call.after), default=0)
 
     def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
@@ -62,9 +62,9 @@ class Writer:
             if call.kind == "compute":
                 self._compute(call, phase)
             elif call.kind == "wait":
-                known = tuple(self._ids[each] for each in call.after if each in self._ids)
+                ids = tuple(self._ids[number] for number in call.after if number in self._ids)
                 none = None if call.after else ()  # of those it names, if it names any
-                self._holds.append(Hold(call.ends_ns, known or none, phase))
+                self._holds.append(Hold(call.ends_ns, ids or none, phase))
             elif call.kind not in LOCAL:
                 op = self._talk(at, call, phase)
                 if loose and op is not None:
@@ -85,9 +85,9 @@ class Writer:
     def _tie(self, now: int) -> None:
         """A wait for a series of calls that the trace has no wait for, where all have ended before
         the program went on with anything else: libraries wait so for what they started."""
-        ends = [each.ends for each in self._loose]
+        ends = [loose_call.ends for loose_call in self._loose]
         if ends and min(ends) >= 0 and max(ends) <= now:
-            ops = tuple(op for each in self._loose for op in each.after or ())
+            ops = tuple(op for loose_call in self._loose for op in loose_call.after or ())
             self._holds.append(Hold(max(ends), ops, self._loose[-1].phase))
             self.inferred += len(ops)
             self._loose = []

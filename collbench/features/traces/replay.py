@@ -60,55 +60,56 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """What of it makes another step, as the step's name has it."""
         fields = {"gaps": self.gaps} if self.gaps != "keep" else {}
         fields |= {"ranks": self.ranks, "iteration": self.iteration, "rebalance": self.rebalance}
-        return "".join(f" {name}={said}" for name, said in fields.items() if said)
+        return "".join(f" {name}={value}" for name, value in fields.items() if value)
 
 
 AS_IT_WAS = Asked()
 
 
-def replay_files(paths: Sequence[Path], asked: Asked = AS_IT_WAS) -> Step:
+def replay_files(paths: Sequence[Path], request: Asked = AS_IT_WAS) -> Step:
     """The step that the trace in these files or folders holds. Raises UsageError."""
     from collbench.features.traces.formats import (
         recognise as reading,  # whose formats take time to load
     )
 
-    asked.factor  # noqa: B018 refused before anything is read
-    trace = reading.read_trace(paths, asked.form, from_ops=asked.from_ops)
+    request.factor  # noqa: B018 refused before anything is read
+    trace = reading.read_trace(paths, request.form, from_ops=request.from_ops)
     path = paths[0].resolve()
-    return step_of(trace, asked, f"replay:{(path if len(paths) == 1 else path.parent).name}")
+    return step_of(trace, request, f"replay:{(path if len(paths) == 1 else path.parent).name}")
 
 
-def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step:
+def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> Step:
     """The step that a trace holds. Raises UsageError where it lacks or contradicts what a step
     needs."""
-    factor = asked.factor
-    kept = _select_ranks(trace, asked.ranks)
-    inside = {*kept}
+    factor = request.factor
+    selected = _select_ranks(trace, request.ranks)
+    inside = {*selected}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
-    _refuse_cut(trace, ranks, asked.partial)
-    lost, whole = _describe_lost(ranks, asked.partial)
+    _refuse_cut(trace, ranks, request.partial)
+    lost, is_complete = _describe_lost(ranks, request.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
-    _refuse_missing(trace, kept, asked.assume_symmetric)
-    taken = take_iteration(replace(trace, ranks=ranks), asked.iteration)
-    spans = taken.iteration.places
-    joined = join_calls(ranks, spans, inside, Uneven(asked.assume_even, bool(asked.rebalance)))
-    if not joined.calls:
+    _refuse_missing(trace, selected, request.assume_symmetric)
+    choice = take_iteration(replace(trace, ranks=ranks), request.iteration)
+    spans = choice.iteration.places
+    matches = join_calls(ranks, spans, inside, Uneven(request.assume_even, bool(request.rebalance)))
+    if not matches.calls:
         hint = "ranks that form whole groups, or another --iteration"
-        raise UsageError(f"{name}{asked.words}: nothing is left of the trace", hint)
-    families = Families(ranks, joined.calls)
-    writers = [make_writer(rank, joined.calls, families, factor) for rank in ranks]
+        raise UsageError(f"{name}{request.words}: nothing is left of the trace", hint)
+    families = Families(ranks, matches.calls)
+    writers = [make_writer(rank, matches.calls, families, factor) for rank in ranks]
     written = [
-        each.write(*span) for each, *span in zip(writers, spans, taken.iteration.times, strict=True)
+        writer.write(*span)
+        for writer, *span in zip(writers, spans, choice.iteration.times, strict=True)
     ]
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
-    untold = sum(each.untold for each in writers)
-    assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
+    untold = sum(writer.untold for writer in writers)
+    assumptions = [*trace.assumptions, choice.words, *lost, *matches.assumptions]
     assumptions += [FAKE_GPU] * any(rank.fake for rank in ranks)
-    assumptions += [f"{each.source} is cut at {each.cut}" for each in ranks if each.cut]
-    assumptions += [f"{each.source} is not used: {each.why}" for each in trace.unread]
-    assumptions += _describe_waits(written, sum(each.inferred for each in writers))
-    assumptions += _describe_untold(untold, taken.recorded)
+    assumptions += [f"{rank.source} is cut at {rank.cut}" for rank in ranks if rank.cut]
+    assumptions += [f"{unread.source} is not used: {unread.why}" for unread in trace.unread]
+    assumptions += _describe_waits(written, sum(writer.inferred for writer in writers))
+    assumptions += _describe_untold(untold, choice.recorded)
     if missing := sorted(inside - {*programs}):
         programs |= complete_programs(families, programs, missing)
         assumptions.append(
@@ -116,33 +117,33 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
         )
     if sum(map(len, programs.values())) > MOST_OPS:
         raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
-    as_it_was = factor == 1 and len(kept) == trace.world and whole and not untold
-    made = Step(
-        name=f"{printable_text(name)}{asked.words}",
-        world=len(kept),
-        programs=_merge_programs(programs, kept),
-        groups=families.on(kept),
+    as_it_was = factor == 1 and len(selected) == trace.world and is_complete and not untold
+    step = Step(
+        name=f"{printable_text(name)}{request.words}",
+        world=len(selected),
+        programs=_merge_programs(programs, selected),
+        groups=families.on(selected),
         assumptions=tuple(assumptions),
-        recorded=taken.recorded if as_it_was else None,
+        recorded=choice.recorded if as_it_was else None,
     )
-    refuse_step(made)
-    return made
+    refuse_step(step)
+    return step
 
 
-def _select_ranks(trace: Trace, said: str) -> tuple[int, ...]:
+def _select_ranks(trace: Trace, selection: str) -> tuple[int, ...]:
     """The ranks that are replayed, in order. Raises UsageError."""
     worlds = {rank.world: rank.rank for rank in trace.ranks}
     if len(worlds) > 1:
-        told = [f"rank {rank} of {world}" for world, rank in sorted(worlds.items())]
-        raise UsageError(f"ranks of several jobs: {', '.join(told)}", "the trace of one job")
-    if not said:
+        worlds_text = [f"rank {rank} of {world}" for world, rank in sorted(worlds.items())]
+        raise UsageError(f"ranks of several jobs: {', '.join(worlds_text)}", "the trace of one job")
+    if not selection:
         return tuple(range(trace.world))
-    kept = tuple(sorted(Names().ranks(said, "--ranks")))
-    if kept[-1] >= trace.world:
+    selected = tuple(sorted(Names().ranks(selection, "--ranks")))
+    if selected[-1] >= trace.world:
         raise UsageError(
-            f"--ranks {said[:40]}: there is no rank {kept[-1]}", f"0 to {trace.world - 1}"
+            f"--ranks {selection[:40]}: there is no rank {selected[-1]}", f"0 to {trace.world - 1}"
         )
-    return kept
+    return selected
 
 
 def _refuse_cut(trace: Trace, ranks: Sequence[RankTrace], partial: bool) -> None:
@@ -153,14 +154,14 @@ def _refuse_cut(trace: Trace, ranks: Sequence[RankTrace], partial: bool) -> None
         raise UsageError(f"{cut.source} is cut at {cut.cut}", "--partial replays the rest")
 
 
-def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:
+def _refuse_missing(trace: Trace, selected: Sequence[int], assumed: bool) -> None:
     """Raises UsageError where ranks are missing and nobody says that they do as the others."""
-    there = [rank.rank for rank in trace.ranks]
-    missing = [rank for rank in kept if rank not in {*there}]
+    present = [rank.rank for rank in trace.ranks]
+    missing = [rank for rank in selected if rank not in {*present}]
     if missing and not assumed:
         raise UsageError(
             f"of {format_count(trace.world, 'rank')} the trace lacks {format_ranks(missing)[:200]}",
-            f"the files of all ranks, --ranks {format_ranks(there)[:200]} for what these do among"
+            f"the files of all ranks, --ranks {format_ranks(present)[:200]} for what these do among"
             " themselves, or --assume-symmetric if all ranks do the same",
         )
 
@@ -168,7 +169,7 @@ def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:
 def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
     """What is left out, in words, and whether that is nothing. Raises UsageError where it is too
     much."""
-    lost = [each for rank in ranks for each in rank.lost]
+    lost = [loss for rank in ranks for loss in rank.lost]
     nbytes, calls = 0, 0
     for rank in ranks:
         for at, call in enumerate(rank.calls):
@@ -178,28 +179,28 @@ def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str]
                 lost.append(Lost(f"{where}: {why}", 1, call.nbytes))
                 nbytes, calls = nbytes - call.nbytes, calls - 1
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for each in lost:
-        sums[each.why][0] += each.calls
-        sums[each.why][1] += each.nbytes
-    gone = sum(each.nbytes for each in lost)
-    bare = sum(each.calls for each in lost if not each.nbytes)
+    for loss in lost:
+        sums[loss.why][0] += loss.calls
+        sums[loss.why][1] += loss.nbytes
+    gone = sum(loss.nbytes for loss in lost)
+    bare = sum(loss.calls for loss in lost if not loss.nbytes)
     share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
-    told = [
+    sentences = [
         f"left out: {printable_text(why)}"
         f" ({format_count(n, 'call')}{f', {format_size(b)}' if b else ''})"
         if n
         else printable_text(why)
-        for why, (n, b) in sorted(sums.items(), key=lambda one: -one[1][1])
+        for why, (n, b) in sorted(sums.items(), key=lambda entry: -entry[1][1])
     ]
-    if len(told) > MOST_TOLD:
-        told[MOST_TOLD:] = [f"left out: {len(told) - MOST_TOLD} kinds of calls more"]
+    if len(sentences) > MOST_TOLD:
+        sentences[MOST_TOLD:] = [f"left out: {len(sentences) - MOST_TOLD} kinds of calls more"]
     if share > MOST_LOST and not partial:
         what = "calls" if bare / max(1, bare + calls) == share else "bytes"
         raise UsageError(
-            f"{share:.1%} of the trace's {what} cannot be replayed: {'; '.join(told)}",
+            f"{share:.1%} of the trace's {what} cannot be replayed: {'; '.join(sentences)}",
             "--partial replays the rest",
         )
-    return told, not any(each.calls for each in lost)
+    return sentences, not any(loss.calls for loss in lost)
 
 
 def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
@@ -207,18 +208,20 @@ def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]
     number = 0
     for ops in written:
         waits = {at: op.after for at, op in enumerate(ops) if op.kind == "wait"}
-        waited = {each for after in waits.values() for each in after}
+        waited = {call for after in waits.values() for call in after}
         last = max((at for at, after in waits.items() if not after), default=-1)
         number += sum(
             op.communicates and op.wait == "later" and at not in waited and at > last
             for at, op in enumerate(ops)
         )
-    told = {
+    by_assumption = {
         "the trace has no wait for some operations: they are waited for where nothing else went on"
         " until they ended": inferred,
         "the trace has no wait for some operations: they are waited for at the step's end": number,
     }
-    return [f"{words} ({format_count(n, 'call')})" for words, n in told.items() if n]
+    return [
+        f"{assumption} ({format_count(n, 'call')})" for assumption, n in by_assumption.items() if n
+    ]
 
 
 def _describe_untold(number: int, recorded: Recorded | None) -> list[str]:
@@ -230,11 +233,13 @@ def _describe_untold(number: int, recorded: Recorded | None) -> list[str]:
 
 
 def _merge_programs(
-    programs: Mapping[int, Sequence[Op]], kept: Sequence[int]
+    programs: Mapping[int, Sequence[Op]], selected: Sequence[int]
 ) -> tuple[Program, ...]:
     """Programs by the new numbers of their ranks; of those that differ by their sources only, the
     first."""
-    alike: dict[tuple[Op, ...], list[int]] = defaultdict(list)
-    for number, rank in enumerate(kept):
-        alike[tuple(replace(op, source="") for op in programs[rank])].append(number)
-    return tuple(Program(tuple(of), tuple(programs[kept[of[0]]])) for of in alike.values())
+    by_program: dict[tuple[Op, ...], list[int]] = defaultdict(list)
+    for number, rank in enumerate(selected):
+        by_program[tuple(replace(op, source="") for op in programs[rank])].append(number)
+    return tuple(
+        Program(tuple(ranks), tuple(programs[selected[ranks[0]]])) for ranks in by_program.values()
+    )

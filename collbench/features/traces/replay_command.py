@@ -69,7 +69,7 @@ def replay(
 
     if rebalance not in ("", "mean"):
         raise UsageError(f"--rebalance {rebalance[:40]}: there is no such way", "mean")
-    asked = Asked(
+    request = Asked(
         gaps,
         ranks,
         iteration,
@@ -80,5 +80,5 @@ def replay(
         from_ops,
         form,
     )
-    made = replay_files(files, asked)
-    handle_step(Wanted(made.name, step=made), ngpus=ngpus, source=source, **given)
+    step = replay_files(files, request)
+    handle_step(Wanted(step.name, step=step), ngpus=ngpus, source=source, **given)

@@ -12,14 +12,14 @@ from collbench.features.training.step import Step
 from collbench.suite.toml import TEXT
 
 
-def read_step(said: dict[str, Any], where: str, path: Path) -> Step:
-    """The step of a trace, by the keys that are about it, which are taken from ``said``."""
-    if odd := [key for key in ("name", "layout", "options", "layers") if key in said]:
+def read_step(fields: dict[str, Any], where: str, path: Path) -> Step:
+    """The step of a trace, by the keys that are about it, which are taken from ``fields``."""
+    if odd := [key for key in ("name", "layout", "options", "layers") if key in fields]:
         raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
-    given = said.pop("trace")
-    files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
+    given = fields.pop("trace")
+    files = [TEXT.read(item, "trace") for item in (given if isinstance(given, list) else [given])]
     keys = Asked.__struct_fields__
-    mine = {key: said.pop(key) for key in keys if key in said}
+    options = {key: fields.pop(key) for key in keys if key in fields}
     return replay_files(
-        [path.parent / each for each in files], convert_struct(mine, Asked, where, keys)
+        [path.parent / file for file in files], convert_struct(options, Asked, where, keys)
     )

@@ -61,8 +61,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     @property
     def took_ns(self) -> int:
         """How long its data moved, or computation took; -1 where the trace does not tell."""
-        known = self.begins_ns >= 0 and self.ends_ns >= self.begins_ns
-        return self.ends_ns - self.begins_ns if known else -1
+        is_timed = self.begins_ns >= 0 and self.ends_ns >= self.begins_ns
+        return self.ends_ns - self.begins_ns if is_timed else -1
 
 
 class Lost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -132,5 +132,5 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def world(self) -> int:
         """Ranks of the job, of which not all need be here."""
-        there = [each.world for each in self.ranks]
-        return max([*there, *(each.rank + 1 for each in self.unread)], default=0)
+        worlds = [rank.world for rank in self.ranks]
+        return max([*worlds, *(entry.rank + 1 for entry in self.unread)], default=0)

@@ -99,7 +99,7 @@ Format = Annotated[
 
 
 def handle_step(
-    wanted: Any,
+    request: Any,
     ngpus: Ranks = None,
     scale: Scale = "1",
     group: Group = "",
@@ -129,19 +129,27 @@ def handle_step(
     output_format: Format = "table",
     debug: bool = False,
 ) -> None:
-    """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
+    """Run the step of a ``request``, or count and predict it, for each command of steps."""
     if not (link or source):
         _refuse_without_link(inside, node, tflops * show)
-    wanted = _shape_request(wanted, scale, group, compute, tflops)
+    request = _shape_request(request, scale, group, compute, tflops)
     if show or link or source:
         return _show_counted(
-            wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
+            request, ngpus, (link, inside, source, node, tflops), (output_format, output)
         )
-    if _is_run(wanted):
-        raise UsageError(f"{wanted.name}: the step of a run is counted", "--show, --link or --from")
-    said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
-    policy = _make_policy(iters, max_time, **said)
-    suite = _make_suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
+    if _is_run(request):
+        raise UsageError(
+            f"{request.name}: the step of a run is counted", "--show, --link or --from"
+        )
+    settings = {
+        "warmup": warmup,
+        "check": check,
+        "blame": blame,
+        "timeout": timeout,
+        "inject": inject,
+    }
+    policy = _make_policy(iters, max_time, **settings)
+    suite = _make_suite(request, policy, ngpus, launcher, (backend, algo, env or []))
     _run_suite(suite, launcher, (save, output, tag), budget, dry_run, output_format)
 
 
@@ -187,18 +195,18 @@ def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
             )
 
 
-def _shape_request(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
+def _shape_request(request: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
     from msgspec.structs import replace
 
     from collbench.features.training.step import Compute
     from collbench.suite import grammar
 
     grammar.parse_choice("--compute", compute, get_args(Compute))
-    return replace(wanted, scale=scale, group=group, compute=compute, tflops=tflops)
+    return replace(request, scale=scale, group=group, compute=compute, tflops=tflops)
 
 
 def _show_counted(
-    wanted: Wanted,
+    request: Wanted,
     ngpus: int | None,
     machine: tuple[str, str, str, int | None, float],
     to: tuple[str, Path | None],
@@ -213,23 +221,25 @@ def _show_counted(
     printed, folder = to
     _check_format(printed, folder)
     gc.disable()  # what a large step is made of stays: looking through it takes half of the time
-    (made, taken), at = _find_step(wanted, ngpus), _make_machine(*machine)
+    (step, overlap), at = _find_step(request, ngpus), _make_machine(*machine)
     if folder and (writer := load_entries("writers").get(printed)):
-        return outputs.print_text(writer.write_step(made, folder) + "\n")
-    walk = Walk(made)
-    expected = forecast_step(made, at, walk.actors) if at else None
+        return outputs.print_text(writer.write_step(step, folder) + "\n")
+    walk = Walk(step)
+    expected = forecast_step(step, at, walk.actors) if at else None
     if printed == "csv":
-        return outputs.print_text(files.write_step(made))
+        return outputs.print_text(files.write_step(step))
     outputs.deliver_document(
-        view.make_document(made, count_step(made), walk, at, expected, taken), printed
+        view.make_document(step, count_step(step), walk, at, expected, overlap), printed
     )
 
 
-def _is_run(wanted: Wanted) -> bool:
-    return wanted.step is None and (wanted.name.startswith("@") or wanted.name.endswith(".jsonl"))
+def _is_run(request: Wanted) -> bool:
+    return request.step is None and (
+        request.name.startswith("@") or request.name.endswith(".jsonl")
+    )
 
 
-def _find_step(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
+def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     """The step that is asked for; where that is a run's, with what came of it there."""
     from msgspec.structs import replace
 
@@ -240,22 +250,26 @@ def _find_step(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]
     from collbench.records.origins import select_counting
     from collbench.show.words import list_caveats
 
-    if not _is_run(wanted):
-        return wanted.made(ngpus), None
-    if ngpus or replace(wanted, tflops=0.0) != Wanted(wanted.name):
+    if not _is_run(request):
+        return request.made(ngpus), None
+    if ngpus or replace(request, tflops=0.0) != Wanted(request.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
-        raise UsageError(f"{wanted.name}: a run has its step as it was measured", hint)
-    file = store.read_file(store.find_run(wanted.name))
+        raise UsageError(f"{request.name}: a run has its step as it was measured", hint)
+    file = store.read_file(store.find_run(request.name))
     if len(file.run.suite.subjects) != 1:
-        held = len(file.run.suite.subjects)
-        raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
+        step_count = len(file.run.suite.subjects)
+        raise UsageError(
+            f"run {file.run.id}: it has {step_count} steps", "a run of one step is counted"
+        )
     (step,) = file.run.suite.subjects
-    found = (
-        one for one in find_overlaps(select_counting(file)) if one.whole.case.subject == step.title
+    matching = (
+        overlap
+        for overlap in find_overlaps(select_counting(file))
+        if overlap.whole.case.subject == step.title
     )
     for text in list_caveats(file.run, file.worlds):
         print_message(text)
-    return step, next(found, None)
+    return step, next(matching, None)
 
 
 def _make_machine(
@@ -273,18 +287,18 @@ def _make_machine(
     return Machine(speed, within, node or 1, 1e12 * tflops)
 
 
-def _make_policy(iters: int | None, max_time: str, **said: object) -> Policy:
+def _make_policy(iters: int | None, max_time: str, **settings: object) -> Policy:
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
     if iters and max_time:
         raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
     seconds = grammar.parse_duration(max_time, "--max-time") if max_time else None
-    return Policy(iters=iters, max_seconds=seconds, **said)  # type: ignore[arg-type]
+    return Policy(iters=iters, max_seconds=seconds, **settings)  # type: ignore[arg-type]
 
 
 def _make_suite(
-    wanted: Wanted,
+    request: Wanted,
     policy: Policy,
     ngpus: int | None,
     launcher: str,
@@ -316,16 +330,16 @@ def _make_suite(
     ).settled()
     refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
-    made = wanted.played(ranks, bool(member or ngpus), axes.backends)
-    walk.refuse_deadlock(made)
-    axes = replace(axes, ranks=(made.world,))
-    return Suite(name="workload", axes=axes, policy=policy, subjects=(made,))
+    step = request.played(ranks, bool(member or ngpus), axes.backends)
+    walk.refuse_deadlock(step)
+    axes = replace(axes, ranks=(step.world,))
+    return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))
 
 
 def _run_suite(
     suite: Suite,
     launcher: str,
-    kept: tuple[bool, Path | None, str],
+    saving: tuple[bool, Path | None, str],
     budget: str,
     dry_run: bool,
     printed: str,
@@ -337,7 +351,7 @@ def _run_suite(
     from collbench.run.session import Order
 
     outputs.check_outputs(printed, (), FORMATS)
-    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*kept))
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*saving))
     order = add_budget(order, budget)
     raise typer.Exit(carry_out(order, _make_reporter(printed), dry_run))
 

@@ -35,14 +35,16 @@ def explain_rows(
     """The rows, those of whole steps with the operations that changed. All operations count that
     did for sure where the step or a part of it changed, too; else those that changed by what
     matters."""
-    whole = next(iter(PARTS))
+    total_name = next(iter(PARTS))
     moved = {
-        replace(row.case, collective=whole)
+        replace(row.case, collective=total_name)
         for row in rows
         if row.case.subject and row.verdict in (*CHANGED, "SUSPECT")
     }
-    found = list(rows)
-    steps = [at for at, row in enumerate(rows) if row.case.subject and row.case.collective == whole]
+    explained = list(rows)
+    steps = [
+        at for at, row in enumerate(rows) if row.case.subject and row.case.collective == total_name
+    ]
     for at in steps:
         row, pair = rows[at], pairs[at]
         step = _common_step(step_of(base, row.case), step_of(head, row.case))
@@ -51,8 +53,8 @@ def explain_rows(
             tau = 0.0 if row.case in moved else row.tau
             judge = _by_pairs if in_pairs else _by_launches
             changed = judge(watch, pair.base, pair.head, tau, len(steps))
-            found[at] = replace(row, operations=changed)
-    return found
+            explained[at] = replace(row, operations=changed)
+    return explained
 
 
 def _common_step(base: Step | None, head: Step | None) -> Step | None:
@@ -65,12 +67,16 @@ class _Watch:
 
     def __init__(self, step: Step, case: Case) -> None:
         self.step = step
-        own = list_played(step, 0, case.backend, case.algorithm)
-        number = {one.who: at for at, one in enumerate(own)}
-        self.places = [one.at for one in own]
+        operations = list_played(step, 0, case.backend, case.algorithm)
+        number = {operation.who: at for at, operation in enumerate(operations)}
+        self.places = [operation.at for operation in operations]
         self._met = [
-            [(one.at, number[one.who]) for one in each if one.who in number]
-            for each in (
+            [
+                (operation.at, number[operation.who])
+                for operation in played
+                if operation.who in number
+            ]
+            for played in (
                 list_played(step, rank, case.backend, case.algorithm) for rank in range(step.world)
             )
         ]
@@ -78,14 +84,16 @@ class _Watch:
     def took(self, row: Row) -> Floats:
         """Logarithms of what each operation took in a launch; nothing where none was watched."""
         every = row.record.operations
-        count = min((len(one.ends_ns) for seen in every for one in seen), default=0)
+        count = min(
+            (len(record.ends_ns) for rank_records in every for record in rank_records), default=0
+        )
         if not count or len(every) != self.step.world:
             return np.array([])
         took = np.full((count, len(self.places)), np.inf)
-        for rank, seen in enumerate(every):
+        for rank, records in enumerate(every):
             program = self.step.program(rank)
             for k in range(count):
-                spans = under_way(program, seen, k)
+                spans = under_way(program, records, k)
                 for at, number in self._met[rank]:
                     begin, end = spans[at]
                     took[k, number] = min(took[k, number], end - begin)
@@ -108,11 +116,11 @@ def _by_pairs(
     )
     if not len(second[0]):
         return flagged
-    before = {one.at: one.delta for one in flagged}
+    before = {change.at: change.delta for change in flagged}
     numbers = [watch.places.index(at) for at in before]
     level = paired.bonferroni_level(len(before) * steps)
     again = _find_changed(watch, second, numbers, tau, level, True, in_pairs=True)
-    return [one for one in again if one.delta * before[one.at] > 0]
+    return [change for change in again if change.delta * before[change.at] > 0]
 
 
 def _by_launches(
@@ -131,10 +139,14 @@ def _by_launches(
 
 def _launch_tables(watch: _Watch, base: CaseRows, head: CaseRows, stage: int) -> tuple[Floats, ...]:
     """Tables of both sides: a line for each launch of a stage that both sides have."""
-    places = [place for place in common_places(base, head) if place[0] == stage]
-    both = [[watch.took(side.launches[place]) for side in (base, head)] for place in places]
-    kept = [each for each in both if all(map(len, each))]
-    return _make_table([each[0] for each in kept]), _make_table([each[1] for each in kept])
+    places = [launch_key for launch_key in common_places(base, head) if launch_key[0] == stage]
+    both = [
+        [watch.took(side.launches[launch_key]) for side in (base, head)] for launch_key in places
+    ]
+    usable = [tables for tables in both if all(map(len, tables))]
+    return _make_table([tables[0] for tables in usable]), _make_table(
+        [tables[1] for tables in usable]
+    )
 
 
 def _make_table(lines: Sequence[Floats]) -> Floats:
@@ -159,7 +171,7 @@ def _find_changed(
 ) -> list[Compared]:
     """Those of the operations whose change is not zero at ``level`` and at least ``tau``, what
     matters most first."""
-    found = []
+    changes = []
     for number in numbers:
         before, after = (side[:, number] for side in both)
         shift = (
@@ -175,5 +187,5 @@ def _find_changed(
         base, head = (math.exp(float(np.median(side))) for side in (before, after))
         about = {"at": at, "kind": op.kind, "nbytes": op.nbytes, "of": op.source or op.phase}
         figures = {"base": base, "head": head, "delta": delta, "lo": lo, "hi": hi, "level": level}
-        found.append(Compared(**about, **figures, confirmed=confirmed))  # type: ignore[arg-type]
-    return sorted(found, key=lambda one: -abs(one.head - one.base))
+        changes.append(Compared(**about, **figures, confirmed=confirmed))  # type: ignore[arg-type]
+    return sorted(changes, key=lambda change: -abs(change.head - change.base))

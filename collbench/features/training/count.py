@@ -58,30 +58,33 @@ class _Sum(NamedTuple):
     nbytes: int = 0
     sent: float = 0.0
 
-    def plus(self, number: int, op: Op, members: int, place: int) -> _Sum:
+    def plus(self, number: int, op: Op, members: int, index: int) -> _Sum:
         ops, nbytes = self.ops + number, self.nbytes + number * op.nbytes
-        return _Sum(members, ops, nbytes, self.sent + number * op.sent(members, place))
+        return _Sum(members, ops, nbytes, self.sent + number * op.sent(members, index))
 
 
 def count_step(step: Step) -> Count:
     """The counts of a step."""
-    of: list[tuple[int, dict[_Key, _Sum]]] = [
+    program_sums: list[tuple[int, dict[_Key, _Sum]]] = [
         (len(program.ranks), _sum_program(step, program)) for program in step.programs
     ]
-    keys = dict.fromkeys(key for _, sums in of for key in sums)
+    keys = dict.fromkeys(key for _, sums in program_sums for key in sums)
     parts = []
     for key in keys:
-        each = [(ranks, sums[key]) for ranks, sums in of if key in sums]
-        most = max((one for _, one in each), key=lambda one: (one.sent, one.ops))
-        total = sum(ranks * one.sent for ranks, one in each)
+        present = [(ranks, sums[key]) for ranks, sums in program_sums if key in sums]
+        most = max(
+            (rank_sum for _, rank_sum in present),
+            key=lambda rank_sum: (rank_sum.sent, rank_sum.ops),
+        )
+        total = sum(ranks * rank_sum.sent for ranks, rank_sum in present)
         parts.append(Part(*key, *most, total))
-    sent = [sum(one.sent for one in sums.values()) for _, sums in of]
+    sent = [sum(item.sent for item in sums.values()) for _, sums in program_sums]
     holds: Counter[str] = Counter()
     for program in step.programs:
         holds |= Counter(program.holds)
     return Count(
         parts=tuple(parts),
-        ops=max((sum(one.ops for one in sums.values()) for _, sums in of), default=0),
+        ops=max((sum(item.ops for item in sums.values()) for _, sums in program_sums), default=0),
         sent=max(sent, default=0.0),
         total=sum(part.total for part in parts),
         flops=max((sum(op.flops for op in program.ops) for program in step.programs), default=0.0),
@@ -92,19 +95,21 @@ def count_step(step: Step) -> Count:
 
 def _sum_program(step: Step, program: Program) -> dict[_Key, _Sum]:
     """The sums of a program, for the first of its ranks."""
-    found: dict[_Key, _Sum] = {}
-    of: dict[tuple[object, ...], tuple[Op, int]] = {}  # the first of those alike, and how many
+    sums: dict[_Key, _Sum] = {}
+    by_shape: dict[
+        tuple[object, ...], tuple[Op, int]
+    ] = {}  # the first of those alike, and how many
     for op in program.ops if program.ranks else ():
-        alike = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
-        first, number = of.get(alike, (op, 0))
-        of[alike] = first, number + 1
-    for op, number in of.values():
+        shape = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
+        first, number = by_shape.get(shape, (op, 0))
+        by_shape[shape] = first, number + 1
+    for op, number in by_shape.values():
         if op.communicates:
             members = step.members(op.group, program.ranks[0])
-            place = members.index(program.ranks[0])
+            index = members.index(program.ranks[0])
             key = _Key(op.phase, op.group, op.kind, op.dtype)
-            found[key] = found.get(key, _Sum()).plus(number, op, len(members), place)
-    return found
+            sums[key] = sums.get(key, _Sum()).plus(number, op, len(members), index)
+    return sums
 
 
 class Machine(NamedTuple):
@@ -119,8 +124,8 @@ class Machine(NamedTuple):
     def seconds(self, op: Op, members: tuple[int, ...]) -> float:
         """What an operation takes at least: the bounds of ``core.collectives`` on this network."""
         if op.kind == "compute":
-            counted = op.flops / self.flops if self.flops else 0.0
-            return op.compute_ns / 1e9 or counted
+            computed = op.flops / self.flops if self.flops else 0.0
+            return op.compute_ns / 1e9 or computed
         network, n = self._network(members), len(members)
         if op.kind in POINT_TO_POINT:
             return network.link.alpha + op.nbytes * network.link.beta
@@ -157,7 +162,7 @@ class Forecast(NamedTuple):
 
 def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
     """What a step would take; ``actors`` as in Walk. Raises UsageError where it would never end."""
-    known: dict[tuple[object, ...], float] = {}
+    seconds_of: dict[tuple[object, ...], float] = {}
 
     def silent(op: Op, members: tuple[int, ...]) -> float:
         return machine.seconds(op, members) if op.kind == "compute" else 0.0
@@ -165,23 +170,23 @@ def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) ->
     def idle(op: Op, members: tuple[int, ...]) -> float:
         if op.kind == "compute":
             return 0.0
-        alike = op.kind, op.nbytes, op.dtype, op.sends, id(members)  # of actors, who stay
-        if alike not in known:
-            known[alike] = machine.seconds(op, members)
-        return known[alike]
+        shape = op.kind, op.nbytes, op.dtype, op.sends, id(members)  # of actors, who stay
+        if shape not in seconds_of:
+            seconds_of[shape] = machine.seconds(op, members)
+        return seconds_of[shape]
 
     def both(op: Op, members: tuple[int, ...]) -> float:
         return silent(op, members) + idle(op, members)
 
-    whole = Walk(step, both, actors)
+    walk = Walk(step, both, actors)
     phases: dict[tuple[str, str], float] = {}
-    for actor in range(len(whole.ops)):
-        for key, seconds in _list_busy(whole, actor):
+    for actor in range(len(walk.ops)):
+        for key, seconds in _list_busy(walk, actor):
             phases[key] = max(phases.get(key, 0.0), seconds)
     computation, communication = (
-        Walk(step, seconds, whole.actors).seconds for seconds in (silent, idle)
+        Walk(step, seconds, walk.actors).seconds for seconds in (silent, idle)
     )
-    return Forecast(whole.seconds, computation, communication, phases)
+    return Forecast(walk.seconds, computation, communication, phases)
 
 
 def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
@@ -190,9 +195,9 @@ def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]
     for op, span in zip(walk.ops[actor], walk.spans[actor], strict=True):
         if op.communicates and span:
             spans.setdefault((op.phase, op.group), []).append(span)
-    for key, each in spans.items():
+    for key, key_spans in spans.items():
         busy, until = 0.0, 0.0
-        for begin, end in sorted(each):
+        for begin, end in sorted(key_spans):
             busy += max(0.0, end - max(begin, until))
             until = max(until, end)
         yield key, busy

@@ -73,21 +73,21 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_struct(text: str, into: type[Struct], option: str, base: Struct | None = None) -> Struct:
     """The struct that ``tp=4,dp=2`` means; what is not said is as in ``base``. Lists are written
     with a slash: ``bucket_cap_mb=1/25``. Raises UsageError with what there is."""
-    known = {field.name: field for field in msgspec.structs.fields(into)}
-    said: dict[str, Any] = {}
+    fields = {field.name: field for field in msgspec.structs.fields(into)}
+    values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
-        if not equals or name not in known:
-            there = f"{', '.join(known)}, each with = and a value" if known else "none here"
+        if not equals or name not in fields:
+            keys = f"{', '.join(fields)}, each with = and a value" if fields else "none here"
             raise UsageError(
-                f"{option}: there is no '{part[:40]}'", suggest_name(name, known) or there
+                f"{option}: there is no '{part[:40]}'", suggest_name(name, fields) or keys
             )
-        listed = str(known[name].type).startswith("tuple")
-        said[name] = value.split("/") if listed else value
+        listed = str(fields[name].type).startswith("tuple")
+        values[name] = value.split("/") if listed else value
     before: Mapping[str, Any] = msgspec.structs.asdict(base) if base is not None else {}
     try:
-        return msgspec.convert({**before, **said}, into, strict=False)
+        return msgspec.convert({**before, **values}, into, strict=False)
     except msgspec.ValidationError as e:
         where = re.search(r"`\$\.(\w+)", str(e))
-        wrong = f"{where[1]}={said.get(where[1], '')}: " if where else ""
+        wrong = f"{where[1]}={values.get(where[1], '')}: " if where else ""
         raise UsageError(f"{option}: {wrong}{str(e).split(' - ')[0].lower()}") from e

@@ -30,36 +30,36 @@ class _Steps:
 
     def parse(self, table: Mapping[str, Any], where: str, path: Path) -> Wanted:
         """A step, whose file or trace, if it is one's own, lies beside the suite's."""
-        said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
+        values = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
         hidden = ("group", "step")
-        keys = [each for each in Wanted.__struct_fields__ if each not in hidden] + ["slice"]
+        keys = [field for field in Wanted.__struct_fields__ if field not in hidden] + ["slice"]
         every = [*keys, *find_entries("step_sources")]
         try:
-            if "step" in said:
+            if "step" in values:
                 raise UsageError("step: there is no such key", f"keys are {', '.join(every)}")
-            step = self._from_source(said, where, path)
-            said |= {"name": step.name} if step else {}
-            wanted = convert_struct(
-                said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}"
+            step = self._from_source(values, where, path)
+            values |= {"name": step.name} if step else {}
+            request = convert_struct(
+                values, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}"
             )
-            if Path(wanted.name).suffix in (".toml", ".csv") and not step:
-                wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
-            wanted = msgspec.structs.replace(wanted, step=step)
-            wanted.made()
+            if Path(request.name).suffix in (".toml", ".csv") and not step:
+                request = msgspec.structs.replace(request, name=str(path.parent / request.name))
+            request = msgspec.structs.replace(request, step=step)
+            request.made()
         except UsageError as e:
             raise UsageError(f"{where}: {e.message}", e.hint) from e
-        return wanted
+        return request
 
-    def _from_source(self, said: dict[str, Any], where: str, path: Path) -> Step | None:
+    def _from_source(self, values: dict[str, Any], where: str, path: Path) -> Step | None:
         """The step by a key that a feature has for it, as ``trace``; None without such a key."""
         for key, read_step in load_entries("step_sources").items():
-            if key in said:
-                step: Step = read_step(said, where, path)
+            if key in values:
+                step: Step = read_step(values, where, path)
                 return step
         return None
 
-    def resolve(self, request: Wanted, ranks: int, told: bool, backends: Sequence[str]) -> Step:
-        step = request.played(ranks, told, backends)
+    def resolve(self, request: Wanted, ranks: int, is_given: bool, backends: Sequence[str]) -> Step:
+        step = request.played(ranks, is_given, backends)
         walk.refuse_deadlock(step)
         return step
 

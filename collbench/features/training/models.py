@@ -84,8 +84,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """The same with its first layers only. Raises UsageError where it has fewer."""
         if not 0 < layers <= self.layers:
             raise UsageError(f"{self.name} has {self.layers} layers, not {layers}", "--layers 2")
-        kept = tuple(tensor for tensor in self.tensors if tensor.layer < layers)
-        return msgspec.structs.replace(self, tensors=kept, layers=layers)
+        selected = tuple(tensor for tensor in self.tensors if tensor.layer < layers)
+        return msgspec.structs.replace(self, tensors=selected, layers=layers)
 
 
 def _make_dense(name: str, *shape: int, layer: int = OUTSIDE, extra: float = 0) -> Tensor:

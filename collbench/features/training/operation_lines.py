@@ -33,7 +33,7 @@ HINT = (
     "the smallest step is TOML of world = 2 and [[phase]] with name, repeat and ops = [{"
     ' kind = "all_reduce", count = "8192*4096", wait = "call" }]'
 )
-TYPES = [name for each in DTYPES.values() for name in (each.name, *each.aliases)]
+TYPES = [name for dtype in DTYPES.values() for name in (dtype.name, *dtype.aliases)]
 NUMBER = r"\s*[0-9]{1,19}\s*[kmgtKMGT]?\s*"
 RANKS = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
 
@@ -72,23 +72,25 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_whole(given: int | str, where: str) -> int:
     """The number that is meant: itself, or products and quotients, and sums of these, of whole
     numbers that may end in K, M, G or T (1024-based). Raises UsageError."""
-    said, terms = str(given), [0]
-    if len(said) > 200 or not re.fullmatch(rf"{NUMBER}(?:[-+*/]{NUMBER})*", said):
+    expression, terms = str(given), [0]
+    if len(expression) > 200 or not re.fullmatch(rf"{NUMBER}(?:[-+*/]{NUMBER})*", expression):
         raise UsageError(
-            f"{where}: '{said[:40]}' is not a whole number", '4096, "64K" or "8192*4096"'
+            f"{where}: '{expression[:40]}' is not a whole number", '4096, "64K" or "8192*4096"'
         )
-    for sign, digits, unit in re.findall(r"([-+*/]?)\s*([0-9]+)\s*([kmgtKMGT]?)", said):
+    for sign, digits, unit in re.findall(r"([-+*/]?)\s*([0-9]+)\s*([kmgtKMGT]?)", expression):
         number = int(digits) * UNITS[unit.lower()]
         if sign == "*":
             terms[-1] *= number
         elif sign == "/":
             if not number or terms[-1] % number:
-                raise UsageError(f"{where}: '{said[:40]}' leaves a remainder", "whole numbers")
+                raise UsageError(
+                    f"{where}: '{expression[:40]}' leaves a remainder", "whole numbers"
+                )
             terms[-1] //= number
         else:
             terms.append(-number if sign == "-" else number)
     if not 0 <= sum(terms) < 1 << 62:
-        raise UsageError(f"{where}: '{said[:40]}' is {sum(terms):.3g}", "from 0 to 2^62")
+        raise UsageError(f"{where}: '{expression[:40]}' is {sum(terms):.3g}", "from 0 to 2^62")
     return sum(terms)
 
 
@@ -99,11 +101,11 @@ class Names:
         self.known: dict[str, tuple[int, ...]] = {}
         self.left = MOST_NAMED
 
-    def ranks(self, said: str, where: str) -> tuple[int, ...]:
+    def ranks(self, spelling: str, where: str) -> tuple[int, ...]:
         """``0-3;8``, ``0-14:2``. Raises UsageError."""
-        if said not in self.known:
-            found: list[int] = []
-            for part in re.split("[,;]", said):
+        if spelling not in self.known:
+            listed: list[int] = []
+            for part in re.split("[,;]", spelling):
                 match = RANKS.fullmatch(part.strip())
                 first, last, step = (
                     (int(n) if n else 0 for n in match.groups()) if match else (1, 0, 0)
@@ -111,22 +113,22 @@ class Names:
                 last = last if match and match[2] else first
                 if not match or last < first or last >= MOST_RANKS or (match[3] and not step):
                     raise UsageError(
-                        f"{where}: '{said[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
+                        f"{where}: '{spelling[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
                     )
                 self.left -= (last - first) // (step or 1) + 1
                 if self.left < 0:
                     raise UsageError(
                         f"{where}: ranks are named too often", f"{MOST_NAMED:,} at most"
                     )
-                found += range(first, last + 1, step or 1)
-            if len({*found}) < len(found):
-                raise UsageError(f"{where}: '{said[:40]}' has a rank twice", "each once")
-            self.known[said] = tuple(found)
-        return self.known[said]
+                listed += range(first, last + 1, step or 1)
+            if len({*listed}) < len(listed):
+                raise UsageError(f"{where}: '{spelling[:40]}' has a rank twice", "each once")
+            self.known[spelling] = tuple(listed)
+        return self.known[spelling]
 
-    def groups(self, said: str, where: str) -> Groups:
+    def groups(self, spelling: str, where: str) -> Groups:
         """``0-3;4-7``, of which each part is a group. Raises UsageError."""
-        return tuple(self.ranks(part, where) for part in said.split(";"))
+        return tuple(self.ranks(part, where) for part in spelling.split(";"))
 
 
 class Line(NamedTuple):
@@ -205,7 +207,8 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
         if not str(getattr(row, key)).isprintable():
             raise UsageError(f"{where}, {key}: not all of it can be printed", "letters and digits")
     reduces, rooted = (
-        kind in COLLECTIVES and getattr(COLLECTIVES[kind], each) for each in ("reduces", "rooted")
+        kind in COLLECTIVES and getattr(COLLECTIVES[kind], attribute)
+        for attribute in ("reduces", "rooted")
     )
     gap = round(row.gap_us * 1000)
     op = Op(
@@ -244,60 +247,67 @@ def _find_known(find: Callable[[str], str], word: str, where: str, names: Iterab
 
 
 def build_step(
-    path: Path, bare: Step, names: Names, lines: Sequence[Line], held: Sequence[Held]
+    path: Path, bare: Step, names: Names, lines: Sequence[Line], holds: Sequence[Held]
 ) -> Step:
     """The step with the programs that lines make. Raises UsageError."""
-    where = {each.ranks: f"{path}: #holds" for each in held} | {
+    where = {line.ranks: f"{path}: #holds" for line in holds} | {
         line.ranks: line.where for line in lines
     }
     marks: list[list[str]] = [[] for _ in range(bare.world)]
-    for said in where:
-        ranks = names.ranks(said, f"{where[said]}, ranks") if said else range(bare.world)
+    for ranks_text in where:
+        ranks = (
+            names.ranks(ranks_text, f"{where[ranks_text]}, ranks")
+            if ranks_text
+            else range(bare.world)
+        )
         if max(ranks) >= bare.world:
             raise UsageError(
-                f"{where[said]}, ranks: there is no rank {max(ranks)} of {bare.world}", "world"
+                f"{where[ranks_text]}, ranks: there is no rank {max(ranks)} of {bare.world}",
+                "world",
             )
         for rank in ranks:
-            marks[rank].append(said)
+            marks[rank].append(ranks_text)
     classes: dict[tuple[str, ...], _Class] = {}
     for rank, mark in enumerate(marks):
         classes.setdefault(tuple(mark), _Class([])).ranks.append(rank)
-    of: dict[str, list[_Class]] = {said: [] for said in where}
-    for said_by, each in classes.items():
-        for said in said_by:
-            of[said].append(each)
-    left = MOST_OPS
+    by_ranks: dict[str, list[_Class]] = {text: [] for text in where}
+    for said_by, rank_class in classes.items():
+        for ranks_text in said_by:
+            by_ranks[ranks_text].append(rank_class)
+    room = MOST_OPS
     for line in lines:
-        left -= len(of[line.ranks]) * (2 if line.gap_ns else 1)
-        if left < 0:
+        room -= len(by_ranks[line.ranks]) * (2 if line.gap_ns else 1)
+        if room < 0:
             raise UsageError(
                 f"{line.where}: more than {MOST_OPS:,} operations", "fewer, or less repeat"
             )
-        for each in of[line.ranks]:
-            each.add(line)
-    for one in held:
-        for each in of[one.ranks]:
-            each.holds[one.name] = one.nbytes
+        for rank_class in by_ranks[line.ranks]:
+            rank_class.add(line)
+    for hold in holds:
+        for rank_class in by_ranks[hold.ranks]:
+            rank_class.holds[hold.name] = hold.nbytes
     return _check_step(path, bare, list(classes.values()))
 
 
 def _check_step(path: Path, bare: Step, classes: list[_Class]) -> Step:
     """The step, if it says what can be. Raises UsageError."""
     merged: dict[tuple[tuple[Op, ...], tuple[tuple[str, int], ...]], list[int]] = {}
-    for each in classes:
-        merged.setdefault((tuple(each.ops), tuple(each.holds.items())), []).extend(each.ranks)
+    for rank_class in classes:
+        merged.setdefault((tuple(rank_class.ops), tuple(rank_class.holds.items())), []).extend(
+            rank_class.ranks
+        )
     programs = tuple(
         Program(tuple(sorted(ranks)), ops, dict(holds)) for (ops, holds), ranks in merged.items()
     )
-    made = msgspec.structs.replace(bare, programs=programs)
+    step = msgspec.structs.replace(bare, programs=programs)
     try:
-        refuse_step(made)
+        refuse_step(step)
     except Misplaced as e:
-        found = next(each for each in classes if e.rank in each.ranks)
-        raise UsageError(f"{found.where[e.op]}: {e.message.partition(': ')[2]}", e.hint) from e
+        owner = next(other for other in classes if e.rank in other.ranks)
+        raise UsageError(f"{owner.where[e.op]}: {e.message.partition(': ')[2]}", e.hint) from e
     except UsageError as e:
         raise UsageError(f"{path}: {e.message}", e.hint) from e
-    return made
+    return step
 
 
 def convert_struct(
@@ -313,10 +323,10 @@ def convert_struct(
     try:
         return msgspec.convert(given, into, strict=strict)
     except msgspec.ValidationError as e:
-        message, _, place = str(e).partition(" - at `")
+        message, _, location = str(e).partition(" - at `")
         parts = [
             re.sub(r"(\w+)\[(\d+)\]", _number_place, part)
-            for part in place.strip("$`").split(".")
+            for part in location.strip("$`").split(".")
             if part
         ]
         unknown = re.search("unknown field `(.*?)`", message)
@@ -330,7 +340,7 @@ def convert_struct(
         ) from e
 
 
-def _number_place(found: re.Match[str]) -> str:
+def _number_place(match: re.Match[str]) -> str:
     """phase[0] as [[phase]] 1, ops[2] as op 3."""
-    number = int(found[2]) + 1
-    return {"phase": f"[[phase]] {number}", "ops": f"op {number}"}.get(found[1], found[0])
+    number = int(match[2]) + 1
+    return {"phase": f"[[phase]] {number}", "ops": f"op {number}"}.get(match[1], match[0])

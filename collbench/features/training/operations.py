@@ -56,11 +56,11 @@ class Played(NamedTuple):
     @property
     def meeting(self) -> str:
         """Who meets in it, in the same words on all of them."""
-        words = f"{' '.join(self.site)} {min(self.members)}"
+        label = f"{' '.join(self.site)} {min(self.members)}"
         if self.op.kind not in POINT_TO_POINT:
-            return words
+            return label
         ends = (self.rank, self.op.peer)
-        return f"{words} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
+        return f"{label} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
 
     @property
     def who(self) -> tuple[str, Case, int]:
@@ -73,22 +73,22 @@ def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") 
     do nothing."""
     turns: Counter[object] = Counter()
     tables: dict[tuple[str, str], Iterator[str]] = {}
-    found = []
+    operations = []
     for at, op in enumerate(step.program(rank).ops):
         if not op.communicates:
             continue
         members = step.members(op.group, rank)
         if len(members) == 1:
             continue
-        place = members.index(rank)
+        index = members.index(rank)
         lane = op.group, op.lane
         blocks = tables.setdefault(lane, _list_split_tables(step, *lane, members))
         case = _make_case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
-        one = Played(at, op, case, members, place, 0)
-        whom = (one.meeting, case)
-        found.append(one._replace(turn=turns[whom]))
-        turns[whom] += 1
-    return found
+        operation = Played(at, op, case, members, index, 0)
+        turn_key = (operation.meeting, case)
+        operations.append(operation._replace(turn=turns[turn_key]))
+        turns[turn_key] += 1
+    return operations
 
 
 def _list_split_tables(
@@ -126,23 +126,25 @@ def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "unif
 
 
 def refuse_step_case(
-    step: Step, case: Case, further: Callable[[Case], str] = lambda case: ""
+    step: Step, case: Case, refuse: Callable[[Case], str] = lambda case: ""
 ) -> str:
-    """Why a step cannot be run as ``case`` would have it; else an empty string. ``further`` is
+    """Why a step cannot be run as ``case`` would have it; else an empty string. ``refuse`` is
     asked of each of its operations."""
     info = backend_info(case.backend)
     if info.groups == "none":
         return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
-    asked: set[Case] = set()
+    judged_cases: set[Case] = set()
     for op in _list_communicating(step):
         where = f"{step.name}: {op.kind}"
         if op.kind in POINT_TO_POINT and not info.messages:
             return f"{where}: {case.backend} has no messages from rank to rank"
         for n in {len(group) for group in step.family(op.group)} - {1}:
-            each = _make_case(op, n, case.backend, case.algorithm)
-            if each not in asked and (reason := refusal.refuse_anywhere(each) or further(each)):
+            operation_case = _make_case(op, n, case.backend, case.algorithm)
+            if operation_case not in judged_cases and (
+                reason := refusal.refuse_anywhere(operation_case) or refuse(operation_case)
+            ):
                 return f"{where} of {format_size(op.nbytes)} {op.dtype}: {reason}"
-            asked.add(each)
+            judged_cases.add(operation_case)
     return ""
 
 
@@ -152,12 +154,14 @@ def _list_communicating(step: Step) -> Iterator[Op]:
 
 def list_kinds(step: Step, case: Case) -> list[Case]:
     """One of each kind of operation, among all ranks, for trying whether a library does it."""
-    found = {}
+    cases = {}
     for op in _list_communicating(step):
         if op.kind not in POINT_TO_POINT and any(len(g) > 1 for g in step.family(op.group)):
-            one = _make_case(op, case.n, case.backend, case.algorithm)
-            found[op.kind, op.dtype, op.op] = replace(one, root=min(one.root, 0))
-    return [*found.values()]
+            operation_case = _make_case(op, case.n, case.backend, case.algorithm)
+            cases[op.kind, op.dtype, op.op] = replace(
+                operation_case, root=min(operation_case.root, 0)
+            )
+    return [*cases.values()]
 
 
 def list_dtypes(step: Step) -> list[str]:
@@ -165,13 +169,16 @@ def list_dtypes(step: Step) -> list[str]:
     return sorted({op.dtype for op in _list_communicating(step)})
 
 
-def count_buffer_bytes(step: Step, case: Case, of: Callable[[Case], int]) -> int:
-    """Bytes of all buffers on the rank that needs most: every operation has its own, each ``of``
-    its case."""
+def count_buffer_bytes(step: Step, case: Case, count_bytes: Callable[[Case], int]) -> int:
+    """Bytes of all buffers on the rank that needs most. Every operation has its own buffers, of
+    ``count_bytes(case)`` bytes."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
     return max(
         (
-            sum(of(each.case) for each in list_played(step, rank, case.backend, case.algorithm))
+            sum(
+                count_bytes(operation.case)
+                for operation in list_played(step, rank, case.backend, case.algorithm)
+            )
             for rank in first
         ),
         default=0,
@@ -181,7 +188,10 @@ def count_buffer_bytes(step: Step, case: Case, of: Callable[[Case], int]) -> int
 def list_calls(step: Step, case: Case) -> list[Case]:
     """The operations of the rank that talks most, as cases."""
     every = (
-        [each.case for each in list_played(step, program.ranks[0], case.backend, case.algorithm)]
+        [
+            operation.case
+            for operation in list_played(step, program.ranks[0], case.backend, case.algorithm)
+        ]
         for program in step.programs
         if program.ranks
     )
@@ -214,14 +224,14 @@ class Rounds(NamedTuple):
 def forecast_rounds(policy: Policy, parts: Sequence[float]) -> Rounds:
     """What a resolved policy comes to where each of PARTS takes so many seconds."""
     step, _, communication = parts
-    each = sum(parts)
-    rounds = most_rounds(policy, each)
-    beside = step * (WATCHED + 1 + BLAME_ROUNDS * (1 + BLAMED) * policy.blame)  # 1: data is checked
-    beside += communication * COUNTED
+    round_seconds = sum(parts)
+    rounds = most_rounds(policy, round_seconds)
+    extra = step * (WATCHED + 1 + BLAME_ROUNDS * (1 + BLAMED) * policy.blame)  # 1: data is checked
+    extra += communication * COUNTED
 
     def seconds(number: int) -> float:
-        alone = min(ALONE_SHARE * number * each, communication * (1 + ALONE))
-        return number * each + alone + beside
+        alone = min(ALONE_SHARE * number * round_seconds, communication * (1 + ALONE))
+        return number * round_seconds + alone + extra
 
     fewest = rounds if policy.iters is not None else min(rounds, LEAST)
     return Rounds(rounds, seconds(fewest), seconds(rounds))

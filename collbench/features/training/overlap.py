@@ -38,12 +38,12 @@ class Overlap(NamedTuple):
 def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
     """One for each step of which all parts were measured, in as many rounds; also of
     those that were finished when a run ended."""
-    found: dict[tuple[Case, int], dict[str, Record]] = {}
+    by_case: dict[tuple[Case, int], dict[str, Record]] = {}
     for record in records:
         if record.case.subject and (record.status == "ok" or record.stop == "cut"):
             like = msgspec.structs.replace(record.case, collective=next(iter(PARTS)))
-            found.setdefault((like, record.world), {})[record.case.collective] = record
-    complete = (parts for parts in found.values() if len(parts) == len(PARTS))
+            by_case.setdefault((like, record.world), {})[record.case.collective] = record
+    complete = (parts for parts in by_case.values() if len(parts) == len(PARTS))
     return [
         _make_overlap(*(parts[name] for name in PARTS))
         for parts in complete
@@ -51,16 +51,17 @@ def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
     ]
 
 
-def _make_overlap(whole: Record, computation: Record, communication: Record) -> Overlap:
-    each = [
-        np.asarray(record.times_ns, dtype=float) for record in (whole, computation, communication)
+def _make_overlap(step_record: Record, computation: Record, communication: Record) -> Overlap:
+    times = [
+        np.asarray(record.times_ns, dtype=float)
+        for record in (step_record, computation, communication)
     ]
-    step, comp, comm = each
+    step, comp, comm = times
     exposed = step - comp
     # what is no more than the clock's own noise hides nothing
     talks = stats.median(comm) > 2 * communication.overhead_ns
     return Overlap(
-        whole,
+        step_record,
         computation,
         communication,
         bound_mean(exposed),
@@ -72,10 +73,10 @@ def _make_overlap(whole: Record, computation: Record, communication: Record) -> 
 def bound_mean(values: Floats) -> Shift:
     """Their centre with its interval: of means over so many neighbours as make them independent,
     where there are enough to tell."""
-    apart = max(1, math.ceil(len(values) / max(1.0, stats.count_independent(values))))
-    apart = apart if len(values) >= TELLING else 1
-    kept = len(values) // apart * apart
-    return estimate_shift(values[:kept].reshape(-1, apart).mean(axis=1))
+    block_size = max(1, math.ceil(len(values) / max(1.0, stats.count_independent(values))))
+    block_size = block_size if len(values) >= TELLING else 1
+    usable_count = len(values) // block_size * block_size
+    return estimate_shift(values[:usable_count].reshape(-1, block_size).mean(axis=1))
 
 
 class Phase(NamedTuple):
@@ -111,7 +112,7 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     program = step.program(0)
     if len(program.ops) != len(operations):
         return []
-    count = min((len(one.ends_ns) for one in operations), default=0)
+    count = min((len(operation.ends_ns) for operation in operations), default=0)
     places: dict[tuple[str, str, str], list[int]] = {}
     for at, op in enumerate(program.ops):
         if op.communicates and count:
@@ -119,45 +120,54 @@ def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     spans = [under_way(program, operations, k) for k in range(count)]
     waits = [
         _divide_waiting(
-            [union_spans(each[at] for at in of) for of in places.values()],
+            [union_spans(round_spans[at] for at in indices) for indices in places.values()],
             _waiting_spans(program, operations, k),
         )
-        for k, each in enumerate(spans)
+        for k, round_spans in enumerate(spans)
     ]
-    found = []
-    for number, (key, of) in enumerate(places.items()):
-        ops = [program.ops[at] for at in of]
+    phases = []
+    for number, (key, indices) in enumerate(places.items()):
+        ops = [program.ops[at] for at in indices]
         alone = [
-            stats.median(told) for op in ops if (told := _alone_times(program, operations, op))
+            stats.median(alone_ns)
+            for op in ops
+            if (alone_ns := _alone_times(program, operations, op))
         ]
         members = step.members(key[1], 0)
-        found.append(
+        phases.append(
             Phase(
                 *key,
                 len(ops),
                 sum(op.nbytes for op in ops),
                 sum(op.sent(len(members), members.index(0)) for op in ops),
-                stats.median([spans_length(union_spans(each[at] for at in of)) for each in spans]),
-                stats.median([each[number] for each in waits]),
+                stats.median(
+                    [
+                        spans_length(union_spans(round_spans[at] for at in indices))
+                        for round_spans in spans
+                    ]
+                ),
+                stats.median([round_waits[number] for round_waits in waits]),
                 sum(alone) if len(alone) == len(ops) else None,
             )
         )
-    return found
+    return phases
 
 
 def measure_busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
     """How long operations of each phase and group were under way on rank 0, at least one of them,
     in ns: medians over the steps that were watched."""
     program = step.program(0)
-    count = min((len(one.ends_ns) for one in operations), default=0)
+    count = min((len(operation.ends_ns) for operation in operations), default=0)
     spans = [under_way(program, operations, k) for k in range(count)]
     places: dict[tuple[str, str], list[int]] = {}
     for at, op in enumerate(program.ops):
         if op.communicates and count:
             places.setdefault((op.phase, op.group), []).append(at)
     return {
-        key: stats.median([spans_length(union_spans(each[at] for at in of)) for each in spans])
-        for key, of in places.items()
+        key: stats.median(
+            [spans_length(union_spans(round_spans[at] for at in indices)) for round_spans in spans]
+        )
+        for key, indices in places.items()
     }
 
 
@@ -174,12 +184,12 @@ class Timed(NamedTuple):
     alone: float | None
 
 
-def list_timed(program: Program, seen: Sequence[Operation]) -> list[Timed]:
+def list_timed(program: Program, operation_times: Sequence[Operation]) -> list[Timed]:
     """The operations of rank 0's program that were watched."""
-    count = min((len(one.ends_ns) for one in seen), default=0)
-    waits = [_waiting_spans(program, seen, at) for at in range(count)]
-    found = []
-    for at, (op, times) in enumerate(zip(program.ops, seen, strict=True)):
+    count = min((len(operation.ends_ns) for operation in operation_times), default=0)
+    waits = [_waiting_spans(program, operation_times, at) for at in range(count)]
+    timed = []
+    for at, (op, times) in enumerate(zip(program.ops, operation_times, strict=True)):
         if not op.communicates or not count or not all(times.ends_ns):
             continue
         spans = [*zip(times.begins_ns, times.ends_ns, strict=True)]
@@ -188,8 +198,8 @@ def list_timed(program: Program, seen: Sequence[Operation]) -> list[Timed]:
             for span, wait in zip(spans, waits, strict=True)
         ]
         took = [end - begin for begin, end in spans]
-        alone = _alone_times(program, seen, op)
-        found.append(
+        alone = _alone_times(program, operation_times, op)
+        timed.append(
             Timed(
                 at,
                 op,
@@ -199,7 +209,7 @@ def list_timed(program: Program, seen: Sequence[Operation]) -> list[Timed]:
                 stats.median(alone) if alone else None,
             )
         )
-    return found
+    return timed
 
 
 class Blamed(NamedTuple):
@@ -211,14 +221,16 @@ class Blamed(NamedTuple):
     less: Shift
 
 
-def list_blamed(program: Program, seen: Sequence[Operation]) -> list[Blamed]:
+def list_blamed(program: Program, operation_times: Sequence[Operation]) -> list[Blamed]:
     """The operations that were left out of steps in turns, that which costs most first."""
-    found = [
-        Blamed(at, op, bound_mean(np.subtract(each.with_ns, each.without_ns, dtype=float)))
-        for at, (op, each) in enumerate(zip(program.ops, seen, strict=True))
-        if each.without_ns
+    blamed = [
+        Blamed(
+            at, op, bound_mean(np.subtract(operation.with_ns, operation.without_ns, dtype=float))
+        )
+        for at, (op, operation) in enumerate(zip(program.ops, operation_times, strict=True))
+        if operation.without_ns
     ]
-    return sorted(found, key=lambda one: -one.less.estimate)
+    return sorted(blamed, key=lambda blamed: -blamed.less.estimate)
 
 
 Spans = list[tuple[int, int]]  # apart from each other, in order
@@ -238,16 +250,16 @@ def under_way(program: Program, operations: Sequence[Operation], k: int) -> list
     """When each operation was under way in a step: from its begin, or from the end of the one
     before it in its lane of its group and of those that it comes after, which it waits for."""
     ends: dict[tuple[str, str], int] = {}
-    found = []
-    for op, seen in zip(program.ops, operations, strict=True):
-        begin, end = seen.begins_ns[k], seen.ends_ns[k]
+    intervals = []
+    for op, operation in zip(program.ops, operations, strict=True):
+        begin, end = operation.begins_ns[k], operation.ends_ns[k]
         if op.communicates and op.kind not in POINT_TO_POINT:
             lane = op.group, op.lane
-            before = [ends.get(lane, 0), *(operations[each].ends_ns[k] for each in op.after)]
+            before = [ends.get(lane, 0), *(operations[needed].ends_ns[k] for needed in op.after)]
             begin = min(max(begin, *before), end)
             ends[lane] = max(end, ends.get(lane, 0))
-        found.append((begin, end))
-    return found
+        intervals.append((begin, end))
+    return intervals
 
 
 def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
@@ -256,25 +268,27 @@ def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
     edges = np.unique([edge for spans in every for span in spans for edge in span])
     if len(edges) < 2:
         return [0.0] * len(kinds)
-    there = np.zeros((len(every), len(edges)), dtype=int)
-    for row, spans in zip(there, every, strict=True):
+    active = np.zeros((len(every), len(edges)), dtype=int)
+    for row, spans in zip(active, every, strict=True):
         begins, ends = np.searchsorted(edges, np.reshape(spans, (-1, 2)).T)
         row[begins] += 1
         row[ends] -= 1
-    there = there.cumsum(axis=1)[:, :-1]
-    each, still = there[:-1], there[-1]
-    parts = each * still / np.maximum(1, each.sum(axis=0)) * np.diff(edges)
+    active = active.cumsum(axis=1)[:, :-1]
+    counted_spans, still = active[:-1], active[-1]
+    parts = counted_spans * still / np.maximum(1, counted_spans.sum(axis=0)) * np.diff(edges)
     return [float(part) for part in parts.sum(axis=1)]
 
 
-def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
+def as_alone(step: Step, step_record: Record, computation: Record) -> float | None:
     """What the step takes, in ns, if each operation takes as long as by itself and computation as
     long as without communication, walked in the order and the lanes of its programs; None where
     not all of them were measured by themselves."""
-    if not whole.operations:
+    if not step_record.operations:
         return None
-    program, seen = step.program(0), whole.operations[0]
-    took = {op: _alone_times(program, seen, op) for op in {*program.ops} if op.communicates}
+    program, operation_times = step.program(0), step_record.operations[0]
+    took = {
+        op: _alone_times(program, operation_times, op) for op in {*program.ops} if op.communicates
+    }
     talks = {op for other in step.programs for op in other.ops if op.communicates}
     missing = [
         op
@@ -284,7 +298,7 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
     if missing or not talks:
         return None
     alone = {op: stats.median(times) for op, times in took.items() if times}
-    computed = _computation_times(step, whole.operations, stats.median(computation.times_ns))
+    computed = _computation_times(step, step_record.operations, stats.median(computation.times_ns))
 
     def seconds(op: Op, members: tuple[int, ...]) -> float:
         return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
@@ -293,33 +307,36 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
 
 
 def _computation_times(
-    step: Step, seen: Sequence[Sequence[Operation]], total: float
+    step: Step, rank_times: Sequence[Sequence[Operation]], total: float
 ) -> dict[Op, float]:
     """What each computation of a step takes: parts of what all of a rank's take without
     communication, as they were seen in the whole step."""
     times: dict[Op, list[int]] = {}
     sums = []
-    for rank, of in enumerate(seen):
+    for rank, operation_times in enumerate(rank_times):
         spans = [
-            (op, each.ends_ns[k] - each.begins_ns[k])
-            for op, each in zip(step.program(rank).ops, of, strict=True)
+            (op, operation.ends_ns[k] - operation.begins_ns[k])
+            for op, operation in zip(step.program(rank).ops, operation_times, strict=True)
             if op.kind == "compute"
-            for k in range(len(each.ends_ns))
+            for k in range(len(operation.ends_ns))
         ]
-        sums.append(sum(ns for _, ns in spans) / max(1, min(len(each.ends_ns) for each in of)))
+        sums.append(
+            sum(ns for _, ns in spans)
+            / max(1, min(len(operation.ends_ns) for operation in operation_times))
+        )
         for op, ns in spans:
             times.setdefault(op, []).append(ns)
     share = total / max([*sums, 1.0])
-    return {op: share * stats.median(each) for op, each in times.items()}
+    return {op: share * stats.median(durations) for op, durations in times.items()}
 
 
 def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:
     """Times of the like of an operation by itself."""
     return next(
         (
-            seen.alone_ns
-            for other, seen in zip(program.ops, operations, strict=True)
-            if seen.alone_ns and other.words == op.words
+            operation.alone_ns
+            for other, operation in zip(program.ops, operations, strict=True)
+            if operation.alone_ns and other.words == op.words
         ),
         (),
     )
@@ -327,13 +344,13 @@ def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> S
 
 def union_spans(spans: Iterable[tuple[int, int]]) -> Spans:
     """Spans that may overlap, as what at least one of them covers."""
-    found: Spans = []
+    merged: Spans = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         elif end > begin:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def spans_length(spans: Spans) -> int:
@@ -347,5 +364,5 @@ def common_length(some: Spans, others: Spans) -> int:
 
 def step_of(file: RunFile, case: Case) -> Step | None:
     """The step that a case of a run is of, as the run has it."""
-    found = file.run.suite.subject_finder(case)
-    return found if isinstance(found, Step) else None
+    subject = file.run.suite.subject_finder(case)
+    return subject if isinstance(subject, Step) else None

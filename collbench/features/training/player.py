@@ -56,8 +56,8 @@ class _Later:
 
     def make(self, after: Sequence[Any], submit: Callable[[], Any]) -> None:
         try:
-            for each in after:
-                each.wait()
+            for work in after:
+                work.wait()
             self._work = submit()
         except BaseException as e:
             self._failed.append(e)
@@ -167,8 +167,8 @@ class Player:
                     started.put(at)
                 continue
             ends[at] = clock()
-            for each in self._waits[at]:
-                ends[each] = ends[each] or ends[at]
+            for operation in self._waits[at]:
+                ends[operation] = ends[operation] or ends[at]
         started.put(None)
         if self._patient:
             watcher.join()
@@ -206,31 +206,31 @@ class Player:
     def _waited(self, lanes: bool) -> list[list[int]]:
         """The operations that the program waits for at each place, and at the end: each where it is
         first. What it leaves to ``lanes`` to wait for is noted."""
-        found: list[list[int]] = []
+        waited: list[list[int]] = []
         ops = self._program.ops
         open_: dict[int, None] = {}
         for at, op in enumerate(ops):
-            mine = [each for each in op.after or open_ if each in open_]
+            awaited = [number for number in op.after or open_ if number in open_]
             leaves = lanes and at in self._calls and self._leaves(at)
             if leaves and op.after and op.kind not in POINT_TO_POINT:
-                found.append([])
-                self._before[at] = mine
+                waited.append([])
+                self._before[at] = awaited
             elif op.kind == "wait" or op.after:
-                found.append(mine)
-                for each in mine:
-                    del open_[each]
+                waited.append(awaited)
+                for number in awaited:
+                    del open_[number]
             else:
-                found.append([])
+                waited.append([])
             if at in self._calls and self._leaves(at):
                 open_[at] = None
-        return [*found, [*open_]]
+        return [*waited, [*open_]]
 
     def _acts(self, part: str, lacking: int | None = None) -> Iterator[tuple[int, Action]]:
         """What is done in a part, but for one operation, with the place of the operation that it is
         of; at last what nobody has waited for is."""
         talks = part != COMPUTATION
         for at, places in enumerate(self._waits):
-            if talks and (waits := [each for each in places if each != lacking]):
+            if talks and (waits := [number for number in places if number != lacking]):
                 yield at, partial(self._wait, waits)
             if part != COMMUNICATION and at in self._computed:
                 yield at, self._computed[at]
@@ -243,7 +243,7 @@ class Player:
 
         def start() -> None:
             if lane:
-                works[at] = lane.hand([works[each] for each in before], call.submit or call.run)
+                works[at] = lane.hand([works[number] for number in before], call.submit or call.run)
                 if not leaves:
                     works[at].wait()
             elif leaves and call.submit:

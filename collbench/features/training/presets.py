@@ -166,15 +166,15 @@ def find_step(
     pattern = PATTERNS[preset.pattern]
     shape = models.find_model(preset.model)
     laid = parse_struct(layout, Layout, "--layout", parse_struct(preset.layout, Layout, "--layout"))
-    told = parse_struct(preset.options, pattern.options, "--options")
-    made = pattern.make(
+    option_values = parse_struct(preset.options, pattern.options, "--options")
+    step = pattern.make(
         shape.cut(layers) if layers else shape,
         laid.on(world) if world else laid,
-        parse_struct(options, pattern.options, "--options", told),
+        parse_struct(options, pattern.options, "--options", option_values),
     )
-    refuse_step(made)
-    words = [made.name, layout, options, f"layers={layers}" if layers else ""]
-    return msgspec.structs.replace(made, name=" ".join(filter(None, words)))
+    refuse_step(step)
+    parts = [step.name, layout, options, f"layers={layers}" if layers else ""]
+    return msgspec.structs.replace(step, name=" ".join(filter(None, parts)))
 
 
 def _find_preset(name: str) -> Preset:
@@ -183,8 +183,8 @@ def _find_preset(name: str) -> Preset:
         return PRESETS[name]
     word, _, rest = name.partition(":")
     if word not in PATTERNS:
-        known = [*PRESETS, *(f"{each}:" for each in PATTERNS)]
-        hint = suggest_name(name, known) or "collbench workload lists them"
+        names = [*PRESETS, *(f"{pattern_name}:" for pattern_name in PATTERNS)]
+        hint = suggest_name(name, names) or "collbench workload lists them"
         raise UsageError(f"there is no workload '{name[:60]}'", hint)
     if not rest:
         raise UsageError(

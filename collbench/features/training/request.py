@@ -42,32 +42,32 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 f"{world} ranks: {self.name} has {self.step.world}",
                 f"leave the number out, or --ranks 0-{world - 1} of a larger trace",
             )
-        found = self.step or presets.find_step(
+        base = self.step or presets.find_step(
             self.name, self.layout, self.options, world, self.layers
         )
-        made = reshape.slice_step(found, self.group) if self.group else found
-        made = reshape.scale_step(made, reshape.parse_share(self.scale))
-        if made is not found:  # which has been looked at
-            refuse_step(made)
-        return made
+        step = reshape.slice_step(base, self.group) if self.group else base
+        step = reshape.scale_step(step, reshape.parse_share(self.scale))
+        if step is not base:  # which has been looked at
+            refuse_step(step)
+        return step
 
-    def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:
-        """The step as it is run by these backends on so many ranks; where nobody has ``told`` how
-        many and they do not suit it, on its own number."""
+    def played(self, ranks: int, is_given: bool, backends: Sequence[str]) -> Step:
+        """The step as these backends run it on so many ranks; on its own number of ranks, where the
+        user gave none (``is_given``) and the step does not fit the ranks that there are."""
         if self.tflops and self.compute not in reshape.LONG:
             raise UsageError(
                 f"tflops={self.tflops:g} has no effect on compute={self.compute}, which computes",
                 "compute=sleep or spin takes as long as tflops says; else leave tflops out",
             )
-        made = reshape.set_computation(self._on(ranks, told), self.compute, self.tflops)
+        step = reshape.set_computation(self._on(ranks, is_given), self.compute, self.tflops)
         without = [name for name in backends if not backend_info(name).averages]
-        return reshape.replace_averages(made, without[0]) if without else made
+        return reshape.replace_averages(step, without[0]) if without else step
 
-    def _on(self, ranks: int, told: bool) -> Step:
+    def _on(self, ranks: int, is_given: bool) -> Step:
         try:
             alone = self.group or (not self.step and Path(self.name).suffix)
             return self.made(None if alone else ranks)
         except UsageError:
-            if told:
+            if is_given:
                 raise
             return self.made()

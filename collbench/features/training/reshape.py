@@ -22,12 +22,12 @@ LONG = ("sleep", "spin")  # computation that only takes time
 def parse_share(text: str, option: str = "--scale") -> Fraction:
     """The part of every operation that is meant: 1/16, or 0.25. Raises UsageError."""
     try:
-        found = Fraction(text)
+        share = Fraction(text)
     except (ValueError, ZeroDivisionError):
-        found = Fraction(0)
-    if len(text) > 20 or not 0 < found <= 1:
+        share = Fraction(0)
+    if len(text) > 20 or not 0 < share <= 1:
         raise UsageError(f"{option} {text[:40]}: that is not a part of a step", "1/16, 0.25, or 1")
-    return found
+    return share
 
 
 def scale_step(step: Step, by: Fraction) -> Step:
@@ -45,7 +45,7 @@ def scale_step(step: Step, by: Fraction) -> Step:
                 touched=math.ceil(op.touched * by),
                 compute_ns=math.ceil(op.compute_ns * by),
             )
-        itemsize, sends = DTYPES[op.dtype].size, [math.ceil(each * by) for each in op.sends]
+        itemsize, sends = DTYPES[op.dtype].size, [math.ceil(count * by) for count in op.sends]
         into = 1
         if op.kind not in POINT_TO_POINT and COLLECTIVES[op.kind].total and not sends:
             into = math.lcm(*widths[op.group])
@@ -60,25 +60,25 @@ def scale_step(step: Step, by: Fraction) -> Step:
         )
         for program in step.programs
     )
-    told = f"every operation has {by} of its elements, and as much less is computed"
-    return _change_step(step, f"scale={by}", told, programs)
+    assumption = f"every operation has {by} of its elements, and as much less is computed"
+    return _change_step(step, f"scale={by}", assumption, programs)
 
 
 def slice_step(step: Step, name: str) -> Step:
     """What the ranks of the first group of this name do among themselves; operations with others
     are left out. Raises UsageError."""
     if name not in step.groups:
-        there = suggest_name(name, step.groups) or f"one of {', '.join(step.groups)}"
-        raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", there)
-    kept = step.family(name)[0]
-    number = {rank: place for place, rank in enumerate(kept)}
+        hint = suggest_name(name, step.groups) or f"one of {', '.join(step.groups)}"
+        raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", hint)
+    members = step.family(name)[0]
+    number = {rank: index for index, rank in enumerate(members)}
     groups = {
-        each: tuple(
+        other: tuple(
             tuple(number[rank] for rank in group) for group in family if number.keys() >= {*group}
         )
-        for each, family in step.groups.items()
+        for other, family in step.groups.items()
     }
-    groups = {each: family for each, family in groups.items() if family}
+    groups = {other: family for other, family in groups.items() if family}
     dropped = [0, 0.0]
 
     def stays(op: Op) -> bool:
@@ -93,12 +93,14 @@ def slice_step(step: Step, name: str) -> Step:
         if ranks := [number[rank] for rank in program.ranks if rank in number]:
             ops = _keep_operations(program.ops, [stays(op) for op in program.ops])
             programs.append(Program(tuple(ranks), ops, program.holds))
-    told = f"only the ranks of one group of {name}: {dropped[0]} operations with others left out"
+    assumption = (
+        f"only the ranks of one group of {name}: {dropped[0]} operations with others left out"
+    )
     return replace(
         _change_step(
-            step, f"slice={name}", f"{told}, of {format_size(dropped[1])}", tuple(programs)
+            step, f"slice={name}", f"{assumption}, of {format_size(dropped[1])}", tuple(programs)
         ),
-        world=len(kept),
+        world=len(members),
         groups=groups,
     )
 
@@ -107,16 +109,16 @@ def _keep_operations(ops: Sequence[Op], stays: Sequence[bool]) -> tuple[Op, ...]
     """The operations that stay, with what each comes after by its new place. A wait for none of
     those is none."""
     places: dict[int, int] = {}
-    for old, kept in enumerate(stays):
-        if kept:
+    for old, is_kept in enumerate(stays):
+        if is_kept:
             places[old] = len(places)
-    found = []
-    for op, kept in zip(ops, stays, strict=True):
-        if kept:
-            after = tuple(places[each] for each in op.after if each in places)
+    operations = []
+    for op, is_kept in zip(ops, stays, strict=True):
+        if is_kept:
+            after = tuple(places[number] for number in op.after if number in places)
             lost = op.kind == "wait" and op.after and not after
-            found.append(replace(op, after=after, kind="mark" if lost else op.kind))
-    return tuple(found)
+            operations.append(replace(op, after=after, kind="mark" if lost else op.kind))
+    return tuple(operations)
 
 
 def set_computation(step: Step, kind: str, tflops: float) -> Step:
@@ -133,11 +135,11 @@ def set_computation(step: Step, kind: str, tflops: float) -> Step:
     def timed(op: Op) -> Op:
         return replace(op, compute_ns=op.compute_ns or round(op.flops / (1e3 * tflops)))
 
-    made = replace(step, compute=kind, recorded=None if kind == "none" else step.recorded)
+    changed = replace(step, compute=kind, recorded=None if kind == "none" else step.recorded)
     if kind in LONG and tflops:
-        made = _change_each(made, timed)
-    words = f"compute={kind}" + (f"@{tflops:g}" if kind in LONG and tflops else "")
-    return made if kind == "auto" else replace(made, name=f"{step.name} {words}")
+        changed = _change_each(changed, timed)
+    phrase = f"compute={kind}" + (f"@{tflops:g}" if kind in LONG and tflops else "")
+    return changed if kind == "auto" else replace(changed, name=f"{step.name} {phrase}")
 
 
 def replace_averages(step: Step, backend: str) -> Step:
@@ -145,9 +147,11 @@ def replace_averages(step: Step, backend: str) -> Step:
     themselves there."""
     if not any(op.op == "avg" for program in step.programs for op in program.ops):
         return step
-    told = f"averages are sums: {backend} has no avg, and frameworks divide by themselves there"
-    made = _change_each(step, lambda op: replace(op, op="sum") if op.op == "avg" else op)
-    return replace(made, assumptions=(*made.assumptions, told))
+    assumption = (
+        f"averages are sums: {backend} has no avg, and frameworks divide by themselves there"
+    )
+    changed = _change_each(step, lambda op: replace(op, op="sum") if op.op == "avg" else op)
+    return replace(changed, assumptions=(*changed.assumptions, assumption))
 
 
 def _change_each(step: Step, change: Callable[[Op], Op]) -> Step:
@@ -155,11 +159,11 @@ def _change_each(step: Step, change: Callable[[Op], Op]) -> Step:
     return replace(step, programs=programs)
 
 
-def _change_step(step: Step, words: str, told: str, programs: tuple[Program, ...]) -> Step:
+def _change_step(step: Step, phrase: str, assumption: str, programs: tuple[Program, ...]) -> Step:
     return replace(
         step,
-        name=f"{step.name} {words}",
+        name=f"{step.name} {phrase}",
         programs=programs,
-        assumptions=(*step.assumptions, told),
+        assumptions=(*step.assumptions, assumption),
         recorded=None,
     )

@@ -60,60 +60,62 @@ class _StepRunner:
 
         def bytes_of(part: Step) -> tuple[int, int]:
             """A rank's, and those of all ranks that share the room."""
-            own = self.measure_memory(Job(case, 1, "", subject=part), policy) - RANK_BYTES
-            each = room.base + own
-            return each, math.ceil(room.sharers * part.world / subject.world) * each
+            scratch = self.measure_memory(Job(case, 1, "", subject=part), policy) - RANK_BYTES
+            rank_bytes = room.base + scratch
+            return rank_bytes, math.ceil(room.sharers * part.world / subject.world) * rank_bytes
 
-        each, needed = bytes_of(subject)
+        rank_bytes, needed = bytes_of(subject)
         if needed <= room.available:
             return Job(case, 1, "", subject=subject)
         fitting = _find_fitting(subject, lambda part: bytes_of(part)[1] / room.available)
         return Skip(
             case,
-            f"{subject.name}: a rank needs {each >> 20:,} MiB for itself and a buffer for each"
-            f" operation, {format_count(room.sharers, 'rank')} {needed >> 20:,} MiB"
+            f"{subject.name}: a rank needs {rank_bytes >> 20:,} MiB for itself and a buffer for"
+            f" each operation, {format_count(room.sharers, 'rank')} {needed >> 20:,} MiB"
             f" {room.where}, where"
             f" {room.available >> 20:,} MiB are available; {fitting}",
         )
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
         calls = steps.list_calls(job.subject, job.case)
-        own = max((scratch_bytes(each) for each in calls), default=0)
+        scratch = max((scratch_bytes(call_case) for call_case in calls), default=0)
         needs = steps.count_buffer_bytes(
-            job.subject, job.case, lambda each: buffer_bytes(each, policy)
+            job.subject, job.case, lambda call_case: buffer_bytes(call_case, policy)
         )
-        return RANK_BYTES + own + needs + COMPUTING
+        return RANK_BYTES + scratch + needs + COMPUTING
 
     def guess_call(self, job: Job) -> float:
         calls = steps.list_calls(job.subject, job.case)
-        once = sum(collectives.guess_call(each) for each in calls)
+        once = sum(collectives.guess_call(call_case) for call_case in calls)
         once += steps.estimate_computing(job.subject, GUESS_FLOPS, GUESS_COPY)
         return 2 * once * measure_crowding(job.case)  # the whole, and its two parts
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         calls = steps.list_calls(job.subject, job.case)
-        nbytes = sum(buffer_bytes(each, policy) for each in calls)
+        nbytes = sum(buffer_bytes(call_case, policy) for call_case in calls)
         rounds = GUESS_STEP + GUESS_BLAME * policy.blame
         filled = collectives.guess_filling(job.case, nbytes, policy)
         return collectives.GUESS_CASE + rounds * self.guess_call(job) + filled
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> Forecast:
-        seen = steps.forecast_rounds(policy, [record.setup_ns / 1e9 for record in warm])
-        least, most = (format_clock(round(launches * end, -1)) for end in (seen.least, seen.most))
-        some = "up to " * (policy.iters is None and seen.number >= steps.LEAST)
-        parts = [f"{some}{format_count(seen.number, 'round')} of its {self.parts} parts"]
+        rounds = steps.forecast_rounds(policy, [record.setup_ns / 1e9 for record in warm])
+        least, most = (
+            format_clock(round(launches * end, -1)) for end in (rounds.least, rounds.most)
+        )
+        some = "up to " * (policy.iters is None and rounds.number >= steps.LEAST)
+        parts = [f"{some}{format_count(rounds.number, 'round')} of its {self.parts} parts"]
         parts += ["rounds without an operation"] * policy.blame
-        of = " min" * (launches * seen.most < 3600)
-        of += f" in {format_count(launches, 'launch')}" if launches > 1 else ""
+        unit = " min" * (launches * rounds.most < 3600)
+        unit += f" in {format_count(launches, 'launch')}" if launches > 1 else ""
         less = "without --blame" if policy.blame else "with a smaller --scale"
-        less += f" or -n {steps.FEWEST}" * (seen.number > steps.FEWEST)
+        less += f" or -n {steps.FEWEST}" * (rounds.number > steps.FEWEST)
         takes = f"{least} to {most}" if least != most else f"about {most}"
         return Forecast(
-            launches * seen.least,
-            launches * seen.most,
+            launches * rounds.least,
+            launches * rounds.most,
             f"a step takes {format_duration(warm[0].setup_ns)}: {', '.join(parts)} and each"
             " operation by"
-            f" itself take {takes}{of}",
+            f" itself take {takes}{unit}",
             f"{less} it takes less",
         )
 
@@ -125,16 +127,16 @@ class _StepRunner:
 
 def _find_fitting(step: Step, share: Callable[[Step], float]) -> str:
     """Which parts of a step would fit, of what takes that share of the room."""
-    found = []
+    remedies = []
     for power in range(max(1, math.ceil(math.log2(share(step)))), MOST_SCALED):
         if share(reshape.scale_step(step, Fraction(1, 1 << power))) <= 1:
-            found.append(f"--scale 1/{1 << power}")
+            remedies.append(f"--scale 1/{1 << power}")
             break
     slices = {name: reshape.slice_step(step, name) for name in step.groups}
     fits = [name for name, part in slices.items() if share(part) <= 1]
     if fits:
-        found.append(f"--slice {max(fits, key=lambda name: slices[name].world)}")
-    return f"{' or '.join(found)} would fit" if found else "fewer ranks may fit"
+        remedies.append(f"--slice {max(fits, key=lambda name: slices[name].world)}")
+    return f"{' or '.join(remedies)} would fit" if remedies else "fewer ranks may fit"
 
 
 RUNNER = _StepRunner()

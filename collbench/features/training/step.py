@@ -76,14 +76,14 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
         peer = {"send": f" to member {self.peer}", "recv": f" from member {self.peer}"}
         return f"{self.kind} of {self.nbytes} B {self.dtype}{where}{peer.get(self.kind, '')}"
 
-    def sent(self, n: int, place: int = 0) -> float:
+    def sent(self, n: int, index: int = 0) -> float:
         """Bytes that a rank has to send at least, among ``n`` members; their mean over members
         where they differ."""
         if self.kind in POINT_TO_POINT:
             return self.nbytes * (self.kind == "send")
         if self.sends:
             itemsize = DTYPES[self.dtype].size
-            return (sum(self.sends) - self.sends[place]) * itemsize
+            return (sum(self.sends) - self.sends[index]) * itemsize
         row = COLLECTIVES[self.kind]
         return self.nbytes * row.traffic(n) / n if n > 1 and row.moves_data else 0.0
 
@@ -122,8 +122,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     def title(self) -> str:
         """Its name, with a digest of what it does: two steps of one title are the same."""
         bare = msgspec.structs.replace(self, name="", assumptions=(), recorded=None)
-        told = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
-        return f"{printable_text(self.name)[:180]} #{told}"
+        digest = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
+        return f"{printable_text(self.name)[:180]} #{digest}"
 
     def family(self, name: str) -> Groups:
         """The groups of this name."""
@@ -139,7 +139,9 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     def program(self, rank: int) -> Program:
         """What a rank does; nothing where no program is its."""
-        return next((each for each in self.programs if rank in each.ranks), Program((rank,), ()))
+        return next(
+            (program for program in self.programs if rank in program.ranks), Program((rank,), ())
+        )
 
     @property
     def used(self) -> list[str]:
@@ -163,18 +165,18 @@ class Grid(NamedTuple):
         import numpy as np
 
         names = list(self.sizes)
-        of = [len(names) - 1 - names.index(d) for d in dimensions]
+        axes = [len(names) - 1 - names.index(d) for d in dimensions]
         ranks = np.arange(self.world).reshape([self.sizes[name] for name in reversed(names)])
         n = math.prod(self.sizes[d] for d in dimensions)
-        apart = np.moveaxis(ranks, sorted(of), range(-len(of), 0)) if of else ranks
-        return tuple(map(tuple, apart.reshape(-1, n).tolist()))
+        moved = np.moveaxis(ranks, sorted(axes), range(-len(axes), 0)) if axes else ranks
+        return tuple(map(tuple, moved.reshape(-1, n).tolist()))
 
-    def ranks(self, dimension: str, place: int) -> tuple[int, ...]:
+    def ranks(self, dimension: str, index: int) -> tuple[int, ...]:
         """The ranks at one place of a dimension."""
         stride = 1
         for name, size in self.sizes.items():
             if name == dimension:
-                return tuple(r for r in range(self.world) if r // stride % size == place)
+                return tuple(r for r in range(self.world) if r // stride % size == index)
             stride *= size
         raise KeyError(dimension)
 
@@ -185,12 +187,12 @@ ORDER = re.compile(r"order:((?:[a-z]{1,8}\d{1,7}-?)+)/([a-z-]+)")
 def parse_order(text: str, world: int) -> Groups:
     """The groups that ``order:tp2-dp4/tp`` names: a grid with its dimensions, the fastest first,
     and those in which members of a group differ. Raises UsageError."""
-    found = ORDER.fullmatch(text)
-    named = re.findall(r"([a-z]+)(\d+)", found[1]) if found else []
-    grid = Grid({name: int(size) for name, size in named})
-    dimensions = found[2].split("-") if found else []
-    once = len({*dimensions}) == len(dimensions) and len(grid.sizes) == len(named)
-    if not found or grid.world != world or not {*dimensions} <= {*grid.sizes} or not once:
+    match = ORDER.fullmatch(text)
+    sized = re.findall(r"([a-z]+)(\d+)", match[1]) if match else []
+    grid = Grid({name: int(size) for name, size in sized})
+    dimensions = match[2].split("-") if match else []
+    once = len({*dimensions}) == len(dimensions) and len(grid.sizes) == len(sized)
+    if not match or grid.world != world or not {*dimensions} <= {*grid.sizes} or not once:
         raise UsageError(
             f"'{text[:80]}' is not a grid of {world} ranks", "order:tp2-dp4/tp, for example"
         )
@@ -233,21 +235,21 @@ def refuse_step(step: Step) -> None:
     """Raises UsageError for a step that says what cannot be, with the place where it does."""
     _refuse_groups(step)
     places = {name: _place_ranks(step, name) for name in (WORLD, *step.groups)}
-    seen: set[int] = set()
+    listed: set[int] = set()
     for program in step.programs:
-        if twice := seen.intersection(program.ranks):
+        if twice := listed.intersection(program.ranks):
             raise UsageError(f"rank {min(twice)} has two programs", "one program a rank")
-        seen.update(program.ranks)
+        listed.update(program.ranks)
         within = {
-            name: _Within.of([found[rank] for rank in program.ranks if rank in found])
-            for name, found in places.items()
+            name: _Within.of([place_of[rank] for rank in program.ranks if rank in place_of])
+            for name, place_of in places.items()
         }
         for number, op in enumerate(program.ops):
             if trouble := _find_trouble(op, number, within, len(program.ranks)):
                 rank = program.ranks[0]
                 where = f"rank {rank}, op {number} ({op.kind})"
                 raise Misplaced(f"{step.name}: {where}: {trouble}", rank, number)
-    if without := {*range(step.world)} - seen:
+    if without := {*range(step.world)} - listed:
         raise UsageError(f"rank {min(without)} has no program", "an empty one is one, too")
 
 
@@ -267,7 +269,7 @@ class _Within(NamedTuple):
 
     @classmethod
     def of(cls, places: Sequence[_Place]) -> _Within:
-        return cls(len(places), frozenset(places), frozenset(place.n for place in places))
+        return cls(len(places), frozenset(places), frozenset(location.n for location in places))
 
 
 def _place_ranks(step: Step, name: str) -> dict[int, _Place]:
@@ -293,32 +295,32 @@ def _refuse_groups(step: Step) -> None:
 def _find_trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> str:
     """What is wrong with an operation of so many ranks, which are there in the groups of each name;
     else nothing."""
-    for word, what, known in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
-        if word not in known:
+    for word, what, allowed in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
+        if word not in allowed:
             return f"there is no {what} '{word[:40]}'"
-    if any(each >= number for each in op.after):
+    if any(needed >= number for needed in op.after):
         return f"it begins after op {max(op.after)}, which is not before it"
     if not op.communicates or not ranks:
         return ""
-    there = within.get(op.group)
-    if there is None or there.ranks < ranks:
+    group = within.get(op.group)
+    if group is None or group.ranks < ranks:
         return f"there is no group '{op.group[:40]}' that it is in"
     if op.nbytes % DTYPES[op.dtype].size:
         return f"{op.nbytes} B are not a whole number of elements of {op.dtype}"
-    return _find_misplaced(op, there)
+    return _find_misplaced(op, group)
 
 
-def _find_misplaced(op: Op, there: _Within) -> str:
+def _find_misplaced(op: Op, group: _Within) -> str:
     """What is wrong with the members that an operation names."""
-    n = min(there.sizes)
+    n = min(group.sizes)
     if op.kind in POINT_TO_POINT:
         if not 0 <= op.peer < n:
             return f"peer {op.peer} is none of {n} members"
-        itself = any(_Place(op.peer, size) in there.places for size in there.sizes)
+        itself = any(_Place(op.peer, size) in group.places for size in group.sizes)
         return "it is with itself" if itself else ""
     row = COLLECTIVES[op.kind]
     if row.rooted and not 0 <= op.root < n:
         return f"root {op.root} is none of {n} members"
-    if row.uneven and there.sizes != {len(op.sends)}:
-        return f"sends has {len(op.sends)} numbers for {max(there.sizes)} members"
+    if row.uneven and group.sizes != {len(op.sends)}:
+        return f"sends has {len(op.sends)} numbers for {max(group.sizes)} members"
     return ""

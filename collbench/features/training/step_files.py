@@ -61,7 +61,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assumptions: list[str] = []
 
 
-KEYS = [key for each in (_File, _Phase, Row) for key in each.__struct_fields__]
+KEYS = [key for field in (_File, _Phase, Row) for key in field.__struct_fields__]
 
 
 def read_step(path: Path) -> Step:
@@ -80,32 +80,33 @@ def read_step(path: Path) -> Step:
 
 
 def _read_toml(path: Path, document: dict[str, Any]) -> Step:
-    said = convert_struct(document, _File, str(path), KEYS)
+    content = convert_struct(document, _File, str(path), KEYS)
     names = Names()
     groups: dict[str, Groups] = {}
-    for name, given in said.groups.items():
+    for name, given in content.groups.items():
         at = f"{path}: [groups], {name}"
         if not isinstance(given, str):
             groups[name] = tuple(map(tuple, given))
         elif given.startswith("order:"):
-            groups[name] = _known_order(given, said.world, at)
+            groups[name] = _known_order(given, content.world, at)
         else:
             groups[name] = names.groups(given, at)
-    if sum(len(phase.ops) * phase.repeat for phase in said.phase) > MOST_OPS:
+    if sum(len(phase.ops) * phase.repeat for phase in content.phase) > MOST_OPS:
         raise UsageError(f"{path}: more than {MOST_OPS:,} operations", "fewer, or less repeat")
     lines = []
-    for number, phase in enumerate(said.phase, 1):
+    for number, phase in enumerate(content.phase, 1):
         at = f"{path}: [[phase]] {number}"
         once = [
-            line_of(row, phase.ranks, phase.name, f"{at}, op {place}")
-            for place, row in enumerate(phase.ops, 1)
+            line_of(row, phase.ranks, phase.name, f"{at}, op {index}")
+            for index, row in enumerate(phase.ops, 1)
         ]
         lines += once * phase.repeat
-    held = [
-        Held("", name, parse_whole(n, f"{path}: [holds], {name}")) for name, n in said.holds.items()
+    holds = [
+        Held("", name, parse_whole(n, f"{path}: [holds], {name}"))
+        for name, n in content.holds.items()
     ]
-    bare = Step(said.name or path.stem, said.world, (), groups, tuple(said.assumptions))
-    return build_step(path, bare, names, lines, held)
+    bare = Step(content.name or path.stem, content.world, (), groups, tuple(content.assumptions))
+    return build_step(path, bare, names, lines, holds)
 
 
 def _known_order(given: str, world: int, where: str) -> Groups:
@@ -144,12 +145,12 @@ class _Declared(msgspec.Struct):
 
 
 def _read_csv(path: Path, content: str) -> Step:
-    names, said, lines = Names(), _Declared(path.stem), []
+    names, declared, lines = Names(), _Declared(path.stem), []
     columns: list[str] = []
     for number, line in enumerate(content.split("\n"), 1):
         where = f"{path}: line {number}"
         if line.startswith("#"):
-            said.take(line, names, where)
+            declared.take(line, names, where)
         elif line.strip():
             cells = _split_cells(line.rstrip("\r"), where)
             if columns:
@@ -158,14 +159,14 @@ def _read_csv(path: Path, content: str) -> Step:
                 columns = _read_header(cells, where)
     if not columns:
         raise UsageError(f"{path}: there is no header", ",".join(COLUMNS))
-    named = [line.ranks for line in lines] + [each.ranks for each in said.held]
-    ranks = (names.ranks(each, f"{path}: ranks") for each in dict.fromkeys(named))
-    in_groups = (rank for family in said.groups.values() for group in family for rank in group)
-    world = said.world or 1 + max(max(map(max, ranks), default=0), max(in_groups, default=0))
+    rank_texts = [line.ranks for line in lines] + [hold.ranks for hold in declared.held]
+    ranks = (names.ranks(rank_text, f"{path}: ranks") for rank_text in dict.fromkeys(rank_texts))
+    in_groups = (rank for family in declared.groups.values() for group in family for rank in group)
+    world = declared.world or 1 + max(max(map(max, ranks), default=0), max(in_groups, default=0))
     if world > MOST_RANKS:
         raise UsageError(f"{path}: #world {world}", f"{MOST_RANKS:,} at most")
-    bare = Step(said.name, world, (), said.groups, tuple(said.assumptions))
-    return build_step(path, bare, names, lines, said.held)
+    bare = Step(declared.name, world, (), declared.groups, tuple(declared.assumptions))
+    return build_step(path, bare, names, lines, declared.held)
 
 
 def _split_cells(line: str, where: str) -> list[str]:
@@ -191,14 +192,14 @@ def _read_header(cells: list[str], where: str) -> list[str]:
 def _from_cells(columns: list[str], cells: list[str], where: str) -> Line:
     if len(cells) != len(columns):
         raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns", "one for each")
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         FIELDS.get(name, name): re.split("[ ;]+", cell) if name in LISTS else cell
         for name, cell in zip(columns, cells, strict=True)
         if cell
     }
-    if "ranks" not in said or "kind" not in said:
+    if "ranks" not in values or "kind" not in values:
         raise UsageError(f"{where}: there are no ranks, or no op", "0-7,all_reduce,4096,float,tp")
-    row = convert_struct(said, Row, where, KEYS, strict=False)
+    row = convert_struct(values, Row, where, KEYS, strict=False)
     return line_of(row, row.ranks, "", where)
 
 
@@ -220,10 +221,10 @@ def write_step(step: Step) -> str:
     used = [name for name in (*FURTHER, *OURS) if any(row.get(name) for row in rows)]
     writer = csv.DictWriter(out, (*COLUMNS, *used), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    of = iter(rows)
+    row_iterator = iter(rows)
     for program in step.programs:
         ranks = format_ranks(program.ranks, ";")
-        writer.writerows({"ranks": ranks, **next(of)} for _ in program.ops)
+        writer.writerows({"ranks": ranks, **next(row_iterator)} for _ in program.ops)
     return out.getvalue()
 
 
@@ -255,7 +256,7 @@ def _to_cells(op: Op) -> dict[str, str]:
 
 def format_ranks(ranks: Sequence[int], between: str = ",") -> str:
     """Ranks as ``0-3,8-14:2``, in their order."""
-    found = []
+    spans = []
     at = 0
     while at < len(ranks):
         step = ranks[at + 1] - ranks[at] if at + 1 < len(ranks) else 0
@@ -265,6 +266,6 @@ def format_ranks(ranks: Sequence[int], between: str = ",") -> str:
         if end - at < 2:
             end = at
         first, last = ranks[at], ranks[end]
-        found.append(f"{first}" if end == at else f"{first}-{last}{f':{step}' * (step > 1)}")
+        spans.append(f"{first}" if end == at else f"{first}-{last}{f':{step}' * (step > 1)}")
         at = end + 1
-    return between.join(found)
+    return between.join(spans)

@@ -24,18 +24,18 @@ class Carried(NamedTuple):
 def count_traffic(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
     """What links carried for a step: of the counts, that during which least else did; None where
     there is none, or as much came from others."""
-    found = count_step(step)
-    total = known = found.total
-    for part in found.parts:
+    count = count_step(step)
+    total = needed = count.total
+    for part in count.parts:
         other = replaced_collective(library, case.backend, part.kind)
         if other and part.members > 1:
-            known += part.total * (sent_ratio(other, part.kind, part.members) - 1)
+            needed += part.total * (sent_ratio(other, part.kind, part.members) - 1)
     quiet = [
-        (idle, sum(each.bytes.values()) - idle)
-        for each in sent
-        if (idle := sum(each.idle.values())) <= NOISE * total
+        (idle, sum(sent_bytes.bytes.values()) - idle)
+        for sent_bytes in sent
+        if (idle := sum(sent_bytes.idle.values())) <= NOISE * total
     ]
     if not (quiet and total):
         return None
-    _, counted = min(quiet)
-    return Carried(counted, total, known)
+    _, measured = min(quiet)
+    return Carried(measured, total, needed)

@@ -103,9 +103,13 @@ class StepTrial:
     now and then, the outcomes so far."""
 
     def __init__(
-        self, bench: Bench, job: Job, sites: Sites, tell: Callable[[Sequence[CaseOutcome]], object]
+        self,
+        bench: Bench,
+        job: Job,
+        sites: Sites,
+        report: Callable[[Sequence[CaseOutcome]], object],
     ) -> None:
-        self._tell = tell
+        self._tell = report
         self._bench, self._job, self._step = bench, job, job.subject
         self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
         self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
@@ -120,7 +124,7 @@ class StepTrial:
         computation = Computation(
             self._step.compute, backend.device, self._beat, self._control.decide, backend.finish
         )
-        calls = {one.what.at: one.call for one in self._ops}
+        calls = {operation.what.at: operation.call for operation in self._ops}
         patient = job.case.backend != "mpi"  # which calls from one thread alone
         lanes = patient and not backend.stream
         self._player = Player(self._program, calls, computation, self._beat, patient, lanes)
@@ -130,26 +134,31 @@ class StepTrial:
 
     def _prepared(self) -> list[_Ready]:
         """The operations that this rank has with others, with a buffer each."""
-        case, found = self._job.case, []
+        case, prepared = self._job.case, []
         checkers: dict[tuple[object, ...], Checker] = {}
         every = list_played(self._step, self._rank, case.backend, case.algorithm)
         for (name, lane), backend in self._sites.items():
-            mine = [one for one in every if one.site == (name, lane)]
-            slots = allocate_slots(backend, [one.case for one in mine], [0])
-            for one, (buffers,) in zip(mine, slots, strict=True):
-                key = one.case, one.meeting
+            site_operations = [operation for operation in every if operation.site == (name, lane)]
+            slots = allocate_slots(backend, [operation.case for operation in site_operations], [0])
+            for operation, (buffers,) in zip(site_operations, slots, strict=True):
+                key = operation.case, operation.meeting
                 checkers[key] = checkers.get(key) or Checker(
-                    one.case,
-                    self._seed + zlib.crc32(one.meeting.encode()),
-                    _buffer_rank(one),
+                    operation.case,
+                    self._seed + zlib.crc32(operation.meeting.encode()),
+                    _buffer_rank(operation),
                     backend.device,
                     backend.premultiplies,
                     self._beat,
                 )
-                found.append(
-                    _Ready(one, buffers, checkers[key], _prepare_call(one, backend, buffers))
+                prepared.append(
+                    _Ready(
+                        operation,
+                        buffers,
+                        checkers[key],
+                        _prepare_call(operation, backend, buffers),
+                    )
                 )
-        return sorted(found, key=lambda one: one.what.at)
+        return sorted(prepared, key=lambda operation: operation.what.at)
 
     def run(self) -> Steps[Sequence[CaseOutcome]]:
         """The outcome of each part, in the order of PARTS, at rank 0; with a pause before each
@@ -165,11 +174,11 @@ class StepTrial:
         samplers = [self._sampler(self._action(part)) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
         self._enter(Phase.MEASURING)
-        known = _Known(first, warmed, sync.scheme)
-        taken, stop = yield from self._rounds(samplers, sync, known)
+        conditions = _Known(first, warmed, sync.scheme)
+        samples, stop = yield from self._rounds(samplers, sync, conditions)
         if self._common:
             self._common.check()
-        alone = self._alone(sync, taken)
+        alone = self._alone(sync, samples)
         sent = self._sent()
         watched = [self._once_watched(sync) for _ in range(self._watches())]
         everyones = self._gathered(watched, alone)
@@ -183,7 +192,7 @@ class StepTrial:
         overhead = overhead_ns(samplers[0], self._control)
         if self._rank:
             return []
-        return self._parts(taken, _Known(*known[:3], stop, overhead, everyones, sent))
+        return self._parts(samples, _Known(*conditions[:3], stop, overhead, everyones, sent))
 
     def _enter(self, phase: Phase) -> None:
         self._bench.board.enter(self._rank, phase)
@@ -209,80 +218,94 @@ class StepTrial:
         """Rounds that are not counted. Steps that take long enough, or too often find a rank late
         for a window, then begin at a barrier."""
         (rounds,) = self._control.decide([choose_warmup(self._policy, first / 1e9)])
-        taken = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
-        late = [bool(one.late.any()) for one in taken if one is not None]
+        warm_samples = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
+        late = [
+            bool(part_samples.late.any())
+            for part_samples in warm_samples
+            if part_samples is not None
+        ]
         refused = sync.refuse(sum(late) / max(1, len(late)), first)
         (swap,) = self._control.decide([int(refused or first > LONG_NS)])
         if swap and self._policy.sync == "auto":
             sync.scheme = "barrier"
         if not (self._rank or self._bench.in_turns):
-            latest = [int(one.times.sum()) for one in taken[-len(PARTS) :] if one is not None]
+            latest = [
+                int(part_samples.times.sum())
+                for part_samples in warm_samples[-len(PARTS) :]
+                if part_samples is not None
+            ]
             parts = latest or [first, first // 2, first // 2]
             self._tell([MeasuredCase(Timing(stop="cut"), setup=ns) for ns in parts])
         return rounds
 
     def _rounds(
-        self, samplers: Sequence[Sampler], sync: Sync, known: _Known
+        self, samplers: Sequence[Sampler], sync: Sync, conditions: _Known
     ) -> Steps[tuple[list[Samples], Stop]]:
         """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
         are told of now and then, and all in the end, as data is checked after much else."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
-        said = began
+        reported = began
         while not stop:
             yield
             rounds.append(_measure_round(samplers, lots, sync))
             if not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
-                if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
-                    so_far = self._parts(_join_rounds(rounds), known)
+                if (stop or time.perf_counter() - reported > SAY_S) and not self._bench.in_turns:
+                    so_far = self._parts(_join_rounds(rounds), conditions)
                     if all(isinstance(part, MeasuredCase) for part in so_far):
                         self._tell(so_far)  # else it would be taken for what came of it
-                    said = time.perf_counter()
+                    reported = time.perf_counter()
             (stop,) = self._control.decide([stop])
         return _join_rounds(rounds), STOPS[stop]
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
-        kept = [each for each in rounds if not any(one.late.any() for one in each)]
-        policy, number = self._policy, len(kept)
-        wanted = self._job.samples or policy.iters
-        each = max(most_seconds(self._job, policy, LEAST), (wanted or 0) * seconds / len(rounds))
-        if has_lost(seconds, number, len(rounds), MAX_LOST * each):
+        usable = [
+            round_samples
+            for round_samples in rounds
+            if not any(part_samples.late.any() for part_samples in round_samples)
+        ]
+        policy, number = self._policy, len(usable)
+        requested = self._job.samples or policy.iters
+        limit = max(
+            most_seconds(self._job, policy, LEAST), (requested or 0) * seconds / len(rounds)
+        )
+        if has_lost(seconds, number, len(rounds), MAX_LOST * limit):
             return STOPS.index("budget")
-        if len(rounds) > 3 * max(FEWEST, number, wanted or 0):
+        if len(rounds) > 3 * max(FEWEST, number, requested or 0):
             return STOPS.index("max_n")
-        if wanted is not None or not kept:
-            return STOPS.index("fixed") if wanted and number >= wanted else 0
+        if requested is not None or not usable:
+            return STOPS.index("fixed") if requested and number >= requested else 0
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
-        whole, silent, _ = (Samples.joined(part).times for part in zip(*kept, strict=True))
+        step_times, silent, _ = (Samples.joined(part).times for part in zip(*usable, strict=True))
         if number < EVERY or number >= self._look:
             self._look = number + stats.next_block(number)
-            exposed = bound_mean(np.asarray(whole - silent, dtype=float))
-            narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
+            exposed = bound_mean(np.asarray(step_times - silent, dtype=float))
+            narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(step_times))
             least = policy.precision, LEAST, seconds, policy.min_seconds
-            if narrow and stats.is_converged(whole, *least):
+            if narrow and stats.is_converged(step_times, *least):
                 return STOPS.index("converged")
         if number >= policy.max_iters:
             return STOPS.index("max_n")
         spent = seconds * (1 + 0.5 / number) >= most_seconds(self._job, policy, number)
         return STOPS.index("budget") if spent and number >= FEWEST else 0
 
-    def _alone(self, sync: Sync, taken: Sequence[Samples]) -> dict[str, list[int]]:
+    def _alone(self, sync: Sync, step_samples: Sequence[Samples]) -> dict[str, list[int]]:
         """Times of operations by themselves, by what they are: on the slowest rank, at rank 0. All
         ranks take part in each, those that have no such operation by doing nothing. Messages are
         left out, and where there is no time for more, operations are."""
         first: dict[str, Call] = {}
-        for one in self._ops:
-            if one.what.op.kind not in POINT_TO_POINT:
-                first.setdefault(one.what.op.words, one.call)
+        for operation in self._ops:
+            if operation.what.op.kind not in POINT_TO_POINT:
+                first.setdefault(operation.what.op.words, operation.call)
         names = sorted({name for names in self._control.collect([*first]) for name in names})
-        spent, found = 0.0, {}
-        most = ALONE_SHARE * sum(part.times.sum() for part in taken) / 1e9
+        spent, times = 0.0, {}
+        most = ALONE_SHARE * sum(part.times.sum() for part in step_samples) / 1e9
         for name in names:
-            (left,) = self._control.decide([int(spent <= most)])
-            if not left:
+            (is_within,) = self._control.decide([int(spent <= most)])
+            if not is_within:
                 break
             began = time.perf_counter()
             sampler = self._sampler(first[name].run if name in first else do_nothing)
@@ -290,8 +313,8 @@ class StepTrial:
             samples = sampler.take(ALONE, sync)
             spent += time.perf_counter() - began
             if samples is not None:
-                found[name] = samples.times.tolist()
-        return found
+                times[name] = samples.times.tolist()
+        return times
 
     def _sent(self) -> list[Sent]:
         """What left all hosts in the communication of a step, twice; nothing of one so small that
@@ -319,40 +342,49 @@ class StepTrial:
         if stream := self._bench.backend.stream:
             return [*self._player.watched_on(stream)]
         began = clock()
-        seen = self._player.watched()
-        return [[max(0, ns - began) if ns else 0 for ns in each] for each in seen]
+        ends = self._player.watched()
+        return [[max(0, ns - began) if ns else 0 for ns in rank_ends] for rank_ends in ends]
 
-    def _blame(self, seen: list[Operation], sync: Sync) -> None:
+    def _blame(self, operation_times: list[Operation], sync: Sync) -> None:
         """Adds to rank 0's operations what steps take without those that it waits for longest: each
         left out by all that meet in it, in rounds, beside the whole step."""
-        timed = list_timed(self._step.program(0), seen)
-        longest = sorted(timed, key=lambda one: (one.took * (one.hidden - 1), -one.took))[:BLAMED]
+        timed = list_timed(self._step.program(0), operation_times)
+        longest = sorted(timed, key=lambda entry: (entry.took * (entry.hidden - 1), -entry.took))[
+            :BLAMED
+        ]
         case = self._job.case
         first = {
-            one.at: one.who for one in list_played(self._step, 0, case.backend, case.algorithm)
+            operation.at: operation.who
+            for operation in list_played(self._step, 0, case.backend, case.algorithm)
         }
-        mine = {one.what.who: one.what.at for one in self._ops}
-        places = [one.at for one in longest if one.at in first]
-        plays = [self._player.without(mine.get(first[at])) for at in places]
+        index_of = {operation.what.who: operation.what.at for operation in self._ops}
+        places = [entry.at for entry in longest if entry.at in first]
+        plays = [self._player.without(index_of.get(first[at])) for at in places]
         samplers = [self._sampler(play) for play in (self._action(STEP), *plays)]
         lots = np.random.default_rng([self._seed, 2])
         rounds = [_measure_round(samplers, lots, sync) for _ in range(BLAME_ROUNDS)]
-        kept = [each for each in rounds if not any(one.late.any() for one in each)]
-        if self._rank or not kept:
+        usable = [
+            round_samples
+            for round_samples in rounds
+            if not any(part_samples.late.any() for part_samples in round_samples)
+        ]
+        if self._rank or not usable:
             return
-        whole, *without = (Samples.joined(part).times.tolist() for part in zip(*kept, strict=True))
+        step_times, *without = (
+            Samples.joined(part).times.tolist() for part in zip(*usable, strict=True)
+        )
         for at, times in zip(places, without, strict=True):
-            seen[at] = replace(seen[at], with_ns=whole, without_ns=times)
+            operation_times[at] = replace(operation_times[at], with_ns=step_times, without_ns=times)
 
     def _gathered(
         self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
         """By rank, what was seen of each operation of its program; empty but at rank 0."""
         everyone = self._control.collect(watched)
-        found = []
+        operations = []
         for rank, steps in enumerate(everyone):
             ops = self._step.program(rank).ops
-            found.append(
+            operations.append(
                 [
                     Operation(
                         begins_ns=[step[0][at] for step in steps],
@@ -362,27 +394,42 @@ class StepTrial:
                     for at, op in enumerate(ops)
                 ]
             )
-        return found
+        return operations
 
-    def _parts(self, taken: Sequence[Samples], known: _Known) -> Sequence[CaseOutcome]:
+    def _parts(
+        self, samples_by_part: Sequence[Samples], conditions: _Known
+    ) -> Sequence[CaseOutcome]:
         """The outcome of each part."""
-        return [self._outcome(place, samples, known) for place, samples in enumerate(taken)]
+        return [
+            self._outcome(index, samples, conditions)
+            for index, samples in enumerate(samples_by_part)
+        ]
 
-    def _outcome(self, place: int, samples: Samples, known: _Known) -> CaseOutcome:
-        case = self._job.case.siblings[::-1][place]
+    def _outcome(self, index: int, samples: Samples, conditions: _Known) -> CaseOutcome:
+        case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}
         if late.all():
             return fail_without_samples(causes, Sampler.remedy)
-        kept = samples.only(~late)
-        how = known.warmed, True, known.stop, known.scheme, causes, known.overhead
-        measured = Measured(kept, 1, *how, "host", [], None)
+        usable = samples.only(~late)
+        how = (
+            conditions.warmed,
+            True,
+            conditions.stop,
+            conditions.scheme,
+            causes,
+            conditions.overhead,
+        )
+        measured = Measured(usable, 1, *how, "host", [], None)
         timing = select_timing(case, measured, self._common, range(self._control.n), self._policy)
         part = MeasuredCase(timing, wrong=0 if self._policy.check else None)
-        if place:
+        if index:
             return part
         return part._replace(
-            setup=known.first, verified=self._total, operations=known.operations, sent=known.sent
+            setup=conditions.first,
+            verified=self._total,
+            operations=conditions.operations,
+            sent=conditions.sent,
         )
 
     def _check(self, when: str) -> Sequence[CaseOutcome]:
@@ -390,9 +437,9 @@ class StepTrial:
         else nothing. Buffers are filled anew before it."""
         if not self._policy.check:
             return []
-        for one in self._ops:
-            one.checker.poison(one.buffers.written)
-            one.checker.fill_send(one.buffers.send, one.what.turn)
+        for operation in self._ops:
+            operation.checker.poison(operation.buffers.written)
+            operation.checker.fill_send(operation.buffers.send, operation.what.turn)
         self._finish()
         self._control.barrier()
         began = clock()
@@ -400,13 +447,15 @@ class StepTrial:
         self._finish()
         self._took = clock() - began
         wrong, worst = 0, None
-        for one in self._ops:
-            if one.what.op.kind == "send":
+        for operation in self._ops:
+            if operation.what.op.kind == "send":
                 continue
-            checked, bad, where = one.checker.check_recv(one.buffers.recv, one.what.turn)
+            checked, bad, where = operation.checker.check_recv(
+                operation.buffers.recv, operation.what.turn
+            )
             self._checked += checked
             wrong += bad
-            worst = worst or (where and [one.what.at, *where])
+            worst = worst or (where and [operation.what.at, *where])
         everyone = self._control.collect([self._checked, wrong, worst])
         self._total = sum(checked for checked, _, _ in everyone)
         return self._wrong(everyone, when) if any(wrong for _, wrong, _ in everyone) else []
@@ -414,7 +463,7 @@ class StepTrial:
     def _wrong(self, everyone: Sequence[Any], when: str) -> Sequence[CaseOutcome]:
         """The outcomes of a step of which some operation had wrong data: no part of it is timed."""
         total = sum(wrong for _, wrong, _ in everyone)
-        rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
+        rank, worst = next((rank, answer[2]) for rank, answer in enumerate(everyone) if answer[2])
         at, index, *bits = worst
         op = self._step.program(rank).ops[at]
         got, expected = (format_bits(pattern, DTYPES[op.dtype]) for pattern in bits)
@@ -440,8 +489,10 @@ def _measure_round(
     samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync
 ) -> list[Samples]:
     """A sample of each in an order that is drawn, at rank 0."""
-    found = {int(place): samplers[place].take(1, sync) for place in lots.permutation(len(samplers))}
-    return [one for _, one in sorted(found.items()) if one is not None]
+    by_part = {
+        int(index): samplers[index].take(1, sync) for index in lots.permutation(len(samplers))
+    }
+    return [samples for _, samples in sorted(by_part.items()) if samples is not None]
 
 
 def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
@@ -456,18 +507,20 @@ def _list_used(step: Step) -> list[tuple[str, str]]:
     """Groups of more than one rank with the lanes on them, in an order that is the same on all
     ranks."""
     first = [program.ranks[0] for program in step.programs if program.ranks]
-    return sorted({one.site for rank in first for one in list_played(step, rank, "gloo")})
+    return sorted(
+        {operation.site for rank in first for operation in list_played(step, rank, "gloo")}
+    )
 
 
-def _buffer_rank(one: Played) -> int:
+def _buffer_rank(operation: Played) -> int:
     """The rank whose data an operation's buffers hold, in its case: the sender is the first."""
-    if one.op.kind in POINT_TO_POINT:
-        return int(one.op.kind == "recv")
-    return one.rank
+    if operation.op.kind in POINT_TO_POINT:
+        return int(operation.op.kind == "recv")
+    return operation.rank
 
 
-def _prepare_call(one: Played, backend: Backend, buffers: Buffers) -> Call:
-    op = one.op
+def _prepare_call(operation: Played, backend: Backend, buffers: Buffers) -> Call:
+    op = operation.op
     if op.kind in POINT_TO_POINT:
         return backend.message(op.kind == "send", buffers.recv, op.peer, op.tag)
-    return backend.prepare(one.case, buffers.send, buffers.recv)
+    return backend.prepare(operation.case, buffers.send, buffers.recv)

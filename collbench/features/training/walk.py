@@ -32,14 +32,14 @@ class Use(NamedTuple):
 
 
 def list_uses(ops: Sequence[Op]) -> set[Use]:
-    found = set()
+    uses = set()
     for op in ops:
         if op.kind in POINT_TO_POINT:
-            found.add(Use(op.group, (op.peer,)))
+            uses.add(Use(op.group, (op.peer,)))
         elif op.communicates:
             rooted = COLLECTIVES[op.kind].rooted
-            found.add(Use(op.group, (op.root,) if rooted else ()))
-    return found
+            uses.add(Use(op.group, (op.root,) if rooted else ()))
+    return uses
 
 
 class Actors:
@@ -70,14 +70,14 @@ class Actors:
         for number, program in enumerate(self._step.programs):
             for rank in program.ranks:
                 of_program[rank] = number
-        found = [list_uses(program.ops) for program in self._step.programs]
-        colours, known = _number_marks(of_program), 0
-        while len({*colours}) > known:
-            known = len({*colours})
+        uses_by_program = [list_uses(program.ops) for program in self._step.programs]
+        colours, colour_count = _number_marks(of_program), 0
+        while len({*colours}) > colour_count:
+            colour_count = len({*colours})
             marks: list[list[Hashable]] = [[colour] for colour in colours]
-            for use in sorted({use for each in found for use in each}):
+            for use in sorted({use for program_uses in uses_by_program for use in program_uses}):
                 for rank, mark in self._marks(use, colours):
-                    if use in found[of_program[rank]]:
+                    if use in uses_by_program[of_program[rank]]:
                         marks[rank].append(mark)
             colours = _number_marks([tuple(mark) for mark in marks])
         return colours
@@ -184,8 +184,8 @@ class Walk:
     def _here(self, actor: int, at: int, op: Op) -> bool:
         """Do what needs nobody else, unless it waits for what is not done yet."""
         begin = self._clock[actor]
-        for each in op.after:
-            if (span := self.spans[actor][each]) is None:
+        for needed in op.after:
+            if (span := self.spans[actor][needed]) is None:
                 return False
             begin = max(begin, span.end)
         if op.kind == "wait" and not op.after:
@@ -212,10 +212,10 @@ class Walk:
         begin, tails = max(meeting.begin, self._clock[actor]), self._tails[actor]
         tail = tails.get((op.lane, op.group))
         tails[op.lane, op.group] = at
-        for each in op.after if tail is None else (*op.after, tail):
-            if (span := self.spans[actor][each]) is None:
+        for earlier in op.after if tail is None else (*op.after, tail):
+            if (span := self.spans[actor][earlier]) is None:
                 meeting.open += 1
-                self._waiting[actor, each].append(meeting)
+                self._waiting[actor, earlier].append(meeting)
             else:
                 begin = max(begin, span.end)
         meeting.begin = begin
@@ -225,11 +225,11 @@ class Walk:
     def _whom(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
         """What those who meet in an operation call it alike, as a number, and who they are."""
         end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
-        asked = actor, op.group, end
-        if (known := self._known.get(asked)) is None:
+        key = actor, op.group, end
+        if (partner := self._known.get(key)) is None:
             name, needed = self._named(actor, op)
-            known = self._known[asked] = self._names.setdefault(name, len(self._names)), needed
-        return known
+            partner = self._known[key] = self._names.setdefault(name, len(self._names)), needed
+        return partner
 
     def _named(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
         kinds = self.actors.kind
@@ -241,17 +241,17 @@ class Walk:
         way = pair if op.kind == "send" else pair[::-1]
         return (op.group, op.tag, way), frozenset(pair)
 
-    def _agree(self, meeting: _Meeting, actor: int, at: int, mine: Op) -> None:
+    def _agree(self, meeting: _Meeting, actor: int, at: int, own_op: Op) -> None:
         """Raises UsageError where this operation is not what the others there do."""
-        for other, place in meeting.there.items():
-            theirs = self.ops[other][place]
-            same = [(op.nbytes, op.dtype, op.op, op.root) for op in (mine, theirs)]
-            one_way = {mine.kind, theirs.kind} == {*POINT_TO_POINT}
-            if same[0] != same[1] or (mine.kind != theirs.kind and not one_way):
+        for other, partner_at in meeting.there.items():
+            theirs = self.ops[other][partner_at]
+            same = [(op.nbytes, op.dtype, op.op, op.root) for op in (own_op, theirs)]
+            one_way = {own_op.kind, theirs.kind} == {*POINT_TO_POINT}
+            if same[0] != same[1] or (own_op.kind != theirs.kind and not one_way):
                 first = self.actors.first
                 raise UsageError(
-                    f"{self._step.name}: ranks disagree: op {place} of rank {first[other]} is"
-                    f" {theirs.words}, op {at} of rank {first[actor]} is {mine.words}",
+                    f"{self._step.name}: ranks disagree: op {partner_at} of rank {first[other]} is"
+                    f" {theirs.words}, op {at} of rank {first[actor]} is {own_op.words}",
                     "kind, size, datatype, root and reduction are the same on all members",
                 )
             return
@@ -280,19 +280,19 @@ class Walk:
 
     def _circle(self, rank: int) -> str:
         """Who waits for whom, from a rank that does until one of its kind comes again."""
-        told: list[str] = []
-        seen: set[int] = set()
-        while (actor := self.actors.kind[rank]) not in seen:
-            seen.add(actor)
+        sentences: list[str] = []
+        visited: set[int] = set()
+        while (actor := self.actors.kind[rank]) not in visited:
+            visited.add(actor)
             if self._at[actor] == len(self.ops[actor]):
-                return ", ".join([*told, f"which has ended (rank {rank})"])
+                return ", ".join([*sentences, f"which has ended (rank {rank})"])
             at, other = self._late(actor)
             op = self.ops[actor][at]
             members = self.actors.members(op.group, rank)
-            late = next(each for each in members if self.actors.kind[each] == other)
-            told.append(f"rank {rank} waits in op {at} ({op.words}) for rank {late}")
+            late = next(member for member in members if self.actors.kind[member] == other)
+            sentences.append(f"rank {rank} waits in op {at} ({op.words}) for rank {late}")
             rank = late
-        return ", ".join(told)
+        return ", ".join(sentences)
 
     def _late(self, actor: int) -> tuple[int, int]:
         """The operation that an actor stands still for, and an actor that has not come to it."""
@@ -301,7 +301,7 @@ class Walk:
             if missing := sorted(met[at].needed - {*met[at].there}):
                 return at, missing[0]
         at = min(self._undone[actor])  # all are there, and operations of another hold it up
-        return at, next(each for each in sorted(met[at].there) if each != actor)
+        return at, next(partner for partner in sorted(met[at].there) if partner != actor)
 
 
 def refuse_deadlock(step: Step) -> None:

@@ -71,9 +71,9 @@ class Compiled:
         if parts == 1:
             edges = [(edges[0][0], edges[-1][1])]
         for start, stop in edges:
-            whole = stop - start
+            length = stop - start
             cuts = [
-                whole if k == parts else whole * k // parts // grain * grain
+                length if k == parts else length * k // parts // grain * grain
                 for k in (part, part + 1)
             ]
             low, high = (start + cut - origin for cut in cuts)

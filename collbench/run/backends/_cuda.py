@@ -72,9 +72,9 @@ def choose_seat(
     """A GPU for this rank, of those that it sees (all ranks call this together). Where a host has
     more ranks than GPUs and ``sharing`` is allowed they take turns, which NCCL, if ranks are
     ``of_nccl``, must hear of before it is started. Raises CannotRun, on all ranks alike."""
-    mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    version = nccl_version() if mine else (0, 0)
-    uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    version = nccl_version() if gpu_count else (0, 0)
+    uuid = str(torch.cuda.get_device_properties(local_rank % gpu_count).uuid) if gpu_count else ""
     everyone = control.collect([environment.host_name(), uuid, version, *missing_gpu()])
     for host, _, _, reason, hint in everyone:
         if reason:
@@ -109,7 +109,7 @@ def choose_seat(
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
         how += f", NCCL_MAX_CTAS={limit}"
-    return Seat(torch.device("cuda", local_rank % mine), bool(crowded), how)
+    return Seat(torch.device("cuda", local_rank % gpu_count), bool(crowded), how)
 
 
 def settle_stream(device: torch.device, control: Control, pin: bool) -> Cuda:

@@ -89,19 +89,24 @@ def write_tape(
 def write_barrier(rank: int, n: int, most: int) -> Words:
     """The tape of a barrier, on one channel: everyone tells everyone else."""
     peers = [peer for peer in range(n) if peer != rank]
-    told, waits = _encode_pushes(1, peers, most), _encode_waits([(peer, 1) for peer in peers], most)
-    return _assemble_tape(n, 1, [[*told, *waits]])
+    pushes, waits = (
+        _encode_pushes(1, peers, most),
+        _encode_waits([(peer, 1) for peer in peers], most),
+    )
+    return _assemble_tape(n, 1, [[*pushes, *waits]])
 
 
 def _assemble_tape(n: int, span: int, lists: Iterable[Iterable[int]]) -> Words:
     stop = span << LENGTH | Opcode.STOP
-    whole = [np.fromiter(itertools.chain(words, (stop,)), np.int64) for words in lists]
-    ends = np.cumsum([2 + len(whole), *map(len, whole)])
-    return np.concatenate([[line_bytes(n)], ends, *whole])
+    lists_of_words = [
+        np.fromiter(itertools.chain(words_of_list, (stop,)), np.int64) for words_of_list in lists
+    ]
+    ends = np.cumsum([2 + len(lists_of_words), *map(len, lists_of_words)])
+    return np.concatenate([[line_bytes(n)], ends, *lists_of_words])
 
 
-def _encode_instruction(flagged: int, *words: int) -> tuple[int, ...]:
-    return ((1 + len(words)) << LENGTH | flagged, *words)
+def _encode_instruction(flagged: int, *operands: int) -> tuple[int, ...]:
+    return ((1 + len(operands)) << LENGTH | flagged, *operands)
 
 
 def _encode_waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
@@ -138,21 +143,27 @@ class _Writer:
         if not self._compiled.schedule.has_data:
             return
         bank, cell, cells, terms = action
-        named = (Term(rank, bank, cell), *terms)
-        for spots in zip(*(self._spots(term, cells, channel) for term in named), strict=True):
-            places = [(term.rank, spot) for term, spot in zip(named, spots, strict=True)]
+        all_terms = (Term(rank, bank, cell), *terms)
+        for spots in zip(*(self._spots(term, cells, channel) for term in all_terms), strict=True):
+            places = [(term.rank, spot) for term, spot in zip(all_terms, spots, strict=True)]
             if places[1:] != places[:1]:
                 for wide, operands in self._operands(places):
                     yield from _encode_instruction(Opcode.MOVE | wide, *operands)
 
     def _divisions(self, rank: int, channel: int) -> Iterator[int]:
         """What turns a rank's finished sums into means, once nobody reads them any more."""
-        whole = self._compiled.output(rank)
-        if self._case.op not in OPS or not OPS[self._case.op].divides or whole.stop == whole.start:
+        output = self._compiled.output(rank)
+        if (
+            self._case.op not in OPS
+            or not OPS[self._case.op].divides
+            or output.stop == output.start
+        ):
             return
-        own = self._compiled.schedule.output_cells(rank)
+        output_cells = self._compiled.schedule.output_cells(rank)
         yield from _encode_waits((), self._most)
-        for spot in self._spots(Term(rank, Bank.OUTPUT, own.start), len(own), channel):
+        for spot in self._spots(
+            Term(rank, Bank.OUTPUT, output_cells.start), len(output_cells), channel
+        ):
             for wide, operands in self._operands([(rank, spot)]):
                 yield from _encode_instruction(Opcode.DIVIDE | wide, *operands, self._case.n)
 
@@ -167,7 +178,7 @@ class _Writer:
         wide = 0 if any(at % VECTOR for at in past) else length // VECTOR * VECTOR
         for low, high in ((0, wide), (wide, length)):
             if low < high:
-                words = [(high - low) // self._size]
+                operands = [(high - low) // self._size]
                 for rank, spot in places:
-                    words += (rank * ADDRESSES + spot.bank, spot.start + low)
-                yield WIDE * (high == wide), words
+                    operands += (rank * ADDRESSES + spot.bank, spot.start + low)
+                yield WIDE * (high == wide), operands

@@ -187,10 +187,10 @@ def _poll(pairs, peers, line, base, scope: tl.constexpr):
 
 
 @triton.jit
-def _look(used, wanted, words):
+def _look(used, targets, flags):
     """The same of one look, in the interpreter."""
-    seen = tl.atomic_add(words, wanted * 0, mask=used, sem="acquire", scope="sys")
-    return tl.max((used & (seen < wanted)).to(tl.int32), 0)
+    values = tl.atomic_add(flags, targets * 0, mask=used, sem="acquire", scope="sys")
+    return tl.max((used & (values < targets)).to(tl.int32), 0)
 
 
 @triton.jit
@@ -199,8 +199,8 @@ def _awaited(pairs, peers, line, base, lanes: tl.constexpr):
     lane = tl.arange(0, lanes)
     used = lane < peers
     peer = tl.load(pairs + 2 * lane, mask=used, other=0)
-    wanted = tl.load(pairs + 2 * lane + 1, mask=used, other=0) + base
-    return used, wanted, (line + 8 + 8 * peer).to(tl.pointer_type(tl.int64))
+    targets = tl.load(pairs + 2 * lane + 1, mask=used, other=0) + base
+    return used, targets, (line + 8 + 8 * peer).to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
@@ -220,8 +220,8 @@ def _push(ranks, peers, bases, past, value, lanes: tl.constexpr, scope: tl.const
         used = lane < peers
         peer = tl.load(ranks + lane, mask=used, other=0)
         lines = tl.load(bases + peer * _ROW + _LINES, mask=used, other=0)
-        words = (lines + past).to(tl.pointer_type(tl.int64))
-        tl.atomic_xchg(words, peer * 0 + value, mask=used, sem="release", scope="sys")
+        flags = (lines + past).to(tl.pointer_type(tl.int64))
+        tl.atomic_xchg(flags, peer * 0 + value, mask=used, sem="release", scope="sys")
 
 
 @triton.jit
@@ -260,28 +260,28 @@ def _await(
     looks = 0
     began = tl.zeros((), tl.int64)
     behind = tl.full((), 1, tl.int32)
-    left = behind > 0
+    is_missing = behind > 0
     if scope == "none":
         used, awaited, where = _awaited(pairs, peers, line, base, lanes)
-    while left:
+    while is_missing:
         if scope == "none":
             behind = _look(used, awaited, where)
         else:
             behind = _poll(pairs, peers, line, base, scope)
-        left = behind > 0
+        is_missing = behind > 0
         looks += 1
-        if left & (looks % every == 0):
+        if is_missing & (looks % every == 0):
             now = _now(looks, lanes, scope)
             if looks == every:
                 began = now
             others = tl.atomic_add(claim, 0, sem="relaxed", scope="gpu")
-            left = (others == 0) & (now - began < limit)
+            is_missing = (others == 0) & (now - began < limit)
     if behind > 0:  # noqa: SIM102
         if tl.atomic_xchg(claim, 1, sem="relaxed", scope="gpu") == 0:
-            _, wanted, words = _awaited(pairs, peers, line, base, lanes)
+            _, targets, flags = _awaited(pairs, peers, line, base, lanes)
             lane = tl.arange(0, lanes)
-            seen = tl.load(words, mask=lane < peers, other=0, volatile=True)
-            missing = tl.where(lane < peers, wanted - seen, -(1 << 60))
+            values = tl.load(flags, mask=lane < peers, other=0, volatile=True)
+            missing = tl.where(lane < peers, targets - values, -(1 << 60))
             late = tl.argmax(missing, 0)
             tl.store(report + 1, rank)
             tl.store(report + 2, channel)
@@ -441,22 +441,32 @@ def walk(
     head = tl.load(at.to(tl.pointer_type(tl.int32)))
     well = base >= 0
     while well & (head % _WIDE != _STOP):
-        here, opcode, flag, length = at, head % _WIDE, head & _WIDE, head >> _LENGTH
+        position, opcode, flag, length = at, head % _WIDE, head & _WIDE, head >> _LENGTH
         at += length
         head = tl.load(at.to(tl.pointer_type(tl.int32)))
         if opcode == _WAIT:
             if length > 1:
                 peers = length // 2
                 well = _await(
-                    here + 1, peers, line, channel, rank, base, claim, report, limit, lanes, scope
+                    position + 1,
+                    peers,
+                    line,
+                    channel,
+                    rank,
+                    base,
+                    claim,
+                    report,
+                    limit,
+                    lanes,
+                    scope,
                 )
             else:
                 tl.debug_barrier()
         elif opcode == _PUBLISH:
-            value = base + tl.load(here + 1)
-            _push(here + 2, length - 2, bases, past + 8 + 8 * rank, value, lanes, scope)
+            value = base + tl.load(position + 1)
+            _push(position + 2, length - 2, bases, past + 8 + 8 * rank, value, lanes, scope)
         else:
-            instruction = here, opcode, flag, length
+            instruction = position, opcode, flag, length
             _worked(*instruction, bases, combine, kind, wide, work, block, narrow, grain, packed)
     tl.store(line.to(tl.pointer_type(tl.int64)), tl.where(well, base + (head >> _LENGTH), -1))
 

@@ -33,11 +33,11 @@ def share_memory(control: Control, nbytes: int) -> list[Tensor]:
     fd = os.memfd_create("collbench")
     try:
         os.ftruncate(fd, nbytes)
-        mine = _map_memory(fd, nbytes)
+        local_memory = _map_memory(fd, nbytes)
         everyone = control.collect([os.getpid(), fd, nbytes])
         with control.refusing_alike():  # at the end of which all have opened it
             maps = [
-                mine if rank == control.rank else _open_memory(*where)
+                local_memory if rank == control.rank else _open_memory(*where)
                 for rank, where in enumerate(everyone)
             ]
     finally:

@@ -69,12 +69,12 @@ class Predicted(World):
         for plan in plans:
             self._predict(plan, listener.line)
 
-    def _predict(self, plan: Plan, hear: Hear) -> None:
+    def _predict(self, plan: Plan, on_line: Hear) -> None:
         ranks = [
             RankInfo(rank=r, host=socket.gethostname(), pid=0, cpus=[], device="model")
             for r in range(plan.n)
         ]
-        hear(
+        on_line(
             types.World(
                 index=plan.index,
                 backend=plan.backend,
@@ -90,12 +90,12 @@ class Predicted(World):
         model = Model(Network(TEN_GIGABIT))
         for job in plan.jobs:
             try:
-                taken, note = model.seconds(job.case)
+                seconds, note = model.seconds(job.case)
             except CollbenchError as e:
-                hear(Record(case=job.case, status="skipped", note=e.message, world=plan.index))
+                on_line(Record(case=job.case, status="skipped", note=e.message, world=plan.index))
                 continue
-            times = [max(1, round(taken * 1e9))]
-            hear(
+            times = [max(1, round(seconds * 1e9))]
+            on_line(
                 Record(
                     case=job.case, status="predicted", times_ns=times, world=plan.index, note=note
                 )

@@ -87,10 +87,10 @@ def bind_functions(mpi: Any) -> dict[str, Any]:
     launcher's ranks must run beside a call that never returns.
     """
     library = ctypes.CDLL(mpi.__file__)
-    found = {name: library[f"MPI_{name}"] for name, _ in CALLS.values()}
-    for function in found.values():
+    functions = {name: library[f"MPI_{name}"] for name, _ in CALLS.values()}
+    for function in functions.values():
         function.restype = None  # 0.05 us less than a number that somebody looks at
-    return found
+    return functions
 
 
 class Variables:
@@ -105,13 +105,13 @@ class Variables:
         """A number, or the number of a choice; None where there is no such variable."""
         if (index := self._index(name)) is None:
             return None
-        handle, count, found = ctypes.c_void_p(), ctypes.c_int(), (ctypes.c_int * 2)()
+        handle, count, buffer = ctypes.c_void_p(), ctypes.c_int(), (ctypes.c_int * 2)()
         given = ctypes.byref(handle), ctypes.byref(count)
         if self._library.MPI_T_cvar_handle_alloc(index, None, *given) or count.value != 1:
             return None
-        self._library.MPI_T_cvar_read(handle, found)
+        self._library.MPI_T_cvar_read(handle, buffer)
         self._library.MPI_T_cvar_handle_free(ctypes.byref(handle))
-        return found[0]
+        return buffer[0]
 
     def chosen(self, name: str) -> str:
         """What a choice stands at, in the library's word for it; empty where it has none."""
@@ -126,9 +126,11 @@ class Variables:
         number, item = ctypes.c_int(), ctypes.c_int()
         if self._library.MPI_T_enum_get_info(choices, ctypes.byref(number), None, length):
             return ""
-        for place in range(number.value):
+        for choice_index in range(number.value):
             room.value = len(text)
-            self._library.MPI_T_enum_get_item(choices, place, ctypes.byref(item), text, length)
+            self._library.MPI_T_enum_get_item(
+                choices, choice_index, ctypes.byref(item), text, length
+            )
             if item.value == value:
                 return text.value.decode()
         return ""
@@ -205,10 +207,10 @@ class Mpi(Base):
         world = mpi.COMM_WORLD
         self.library = describe_library(mpi.Get_library_version())
         at = self.control or Control(rank, n)
-        place, size = at.members[rank], n * len(at.groups)
-        if (world.rank, world.size) != (place, size):
+        member, size = at.members[rank], n * len(at.groups)
+        if (world.rank, world.size) != (member, size):
             raise CannotRun(
-                f"{self.library} sees rank {world.rank} of {world.size}, the launcher rank {place}"
+                f"{self.library} sees rank {world.rank} of {world.size}, the launcher rank {member}"
                 f" of {size}",
                 "mpi needs the mpirun of the MPI that mpi4py uses; without a launcher collbench"
                 " finds it",
@@ -236,14 +238,14 @@ class Mpi(Base):
                 case, send, recv, self._rank, self._comm, self._room, self._posted, HALFWAY
             )
         name, signature = CALLS[case.collective]
-        words, values = signature.split(), self._values(case, send, recv)
-        given = list(self._given(words, values))
+        parameters, values = signature.split(), self._values(case, send, recv)
+        given = list(self._given(parameters, values))
         start = partial(getattr(self._comm, f"I{name.lower()}"), *given)
         run: Callable[[], object] = partial(getattr(self._comm, name), *given)
         bare = None
         if name in self._functions and _count_elements(case, max(case.counts)) <= MOST:
             run, bare = (
-                partial(self._functions[name], *self._arguments(words, some))
+                partial(self._functions[name], *self._arguments(parameters, some))
                 for some in (values, self._nothing(values))
             )
         if (
@@ -264,8 +266,8 @@ class Mpi(Base):
         """What was asked for, of the case prepared last: MPI does not say what it runs."""
         if self._variables is None or not self._prepared:
             return None
-        asked = algorithm_asked_for(self._variables, self._prepared)
-        return Choice(algorithm=asked) if asked else None
+        algorithm = algorithm_asked_for(self._variables, self._prepared)
+        return Choice(algorithm=algorithm) if algorithm else None
 
     def _handle(self, requests: list[MPI.Request]) -> _Requests:
         return _Requests(requests, self._mpi.Request.Waitall)
@@ -311,19 +313,23 @@ class Mpi(Base):
             "comm": self._mpi.COMM_SELF,
         }
 
-    def _given(self, words: Sequence[str], values: Values) -> Iterator[Any]:
+    def _given(self, parameters: Sequence[str], values: Values) -> Iterator[Any]:
         """What mpi4py's method takes."""
-        for word in words:
+        for word in parameters:
             value = values[word]
             if isinstance(value, Tensor):
-                uneven = [values[beside] for beside in (_UNEVEN[word],) if beside in words]
+                uneven = [
+                    values[alternative]
+                    for alternative in (_UNEVEN[word],)
+                    if alternative in parameters
+                ]
                 yield [_view_bytes(value), *uneven, values["type"]]
             elif word in _PASSED:
                 yield value
 
-    def _arguments(self, words: Sequence[str], values: Values) -> Iterator[Any]:
+    def _arguments(self, parameters: Sequence[str], values: Values) -> Iterator[Any]:
         """What C's function takes. Handles are ints in MPICH, elsewhere addresses."""
-        for word in words:
+        for word in parameters:
             value = values[word]
             if isinstance(value, list):
                 yield from (_make_array(value), _make_array([0, *accumulate(value[:-1])]))
@@ -407,5 +413,5 @@ def _initialise_mpi() -> Any:
 def describe_library(version: str) -> str:
     """Name and version out of what MPI_Get_library_version returns."""
     first = version.splitlines()[0].strip("\0 ")
-    found = re.match(r"(.+?)(?: Version)?[\s:]+v?(\d[\w.]*)", first)
-    return f"{found[1]} {found[2]}" if found else first
+    match = re.match(r"(.+?)(?: Version)?[\s:]+v?(\d[\w.]*)", first)
+    return f"{match[1]} {match[2]}" if match else first

@@ -100,7 +100,7 @@ class SharedMemory(Base):
         compiled = Compiled(case, HALFWAY, waits=True)
         script = _Script(compiled, case, self._rank, self._banks(compiled, case, send, recv))
         program, finish, span = tuple(script.lines()), script.finish, script.span
-        counters, patience, mine = self._counters, self._patience, self._rank * LINE
+        counters, patience, own_line = self._counters, self._patience, self._rank * LINE
 
         def run() -> None:
             base = self._base
@@ -111,7 +111,7 @@ class SharedMemory(Base):
                 for function, arguments in operations:
                     function(*arguments)
                 if publish:
-                    counters[mine] = base + publish
+                    counters[own_line] = base + publish
             for function, arguments in finish:
                 function(*arguments)
             self._base = base + span
@@ -127,8 +127,8 @@ class SharedMemory(Base):
         scratch = self._room(room * len(extra))
         banks = []
         for rank in range(case.n):
-            own = zip((Bank.INPUT, Bank.OUTPUT), starts[rank], strict=True)
-            banks.append({bank: self._buffers[rank][start:] for bank, start in own})
+            spans = zip((Bank.INPUT, Bank.OUTPUT), starts[rank], strict=True)
+            banks.append({bank: self._buffers[rank][start:] for bank, start in spans})
             banks[rank] |= {bank: scratch[rank][room * k :] for k, bank in enumerate(extra)}
         return banks
 
@@ -161,12 +161,12 @@ class _Script:
         cell = compiled.row_bytes // compiled.schedule.width
         self._slices = max(1, min(compiled.row_bytes // SLICE_BYTES, cell // PIECE_BYTES))
         self.span = self._slices * compiled.program.progress + 1
-        whole = compiled.output(rank)
+        output = compiled.output(rank)
         self.finish = tuple(
             finish_mean(
                 self._arithmetic,
                 case.op,
-                banks[rank][Bank.OUTPUT][whole.start : whole.stop],
+                banks[rank][Bank.OUTPUT][output.start : output.stop],
                 case.n,
             )
         )
@@ -183,7 +183,7 @@ class _Script:
                 leaving = bool(waits) and not actions
                 if (publish == 1 and part) or (leaving and part < self._slices - 1):
                     continue
-                held = tuple(
+                waits_for = tuple(
                     (peer * LINE, done + progress)
                     for peer, progress in waits
                     if progress > 1 or not part
@@ -191,8 +191,8 @@ class _Script:
                 operations = tuple(
                     operation for action in actions for operation in self._operations(action, part)
                 )
-                if held or operations or publish:
-                    yield held, operations, publish and done + publish
+                if waits_for or operations or publish:
+                    yield waits_for, operations, publish and done + publish
 
     def _operations(self, action: Action, part: int) -> Iterator[Operation]:
         if not self._has_data:

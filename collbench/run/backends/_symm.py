@@ -75,9 +75,9 @@ class Symmetric(Base):
         if divides and case.dtype == "bfloat16" and self.interpreted:
             return "Triton's interpreter cuts means off where GPUs round them to bfloat16"
         if case.row.reduces and case.dtype == "f8e4m3" and self.stream:
-            here = torch.cuda.get_device_capability(self.device)
-            if here < ROUNDS_FLOAT8:
-                return f"Triton has no f8e4m3 on compute capability {here[0]}.{here[1]}"
+            capability = torch.cuda.get_device_capability(self.device)
+            if capability < ROUNDS_FLOAT8:
+                return f"Triton has no f8e4m3 on compute capability {capability[0]}.{capability[1]}"
         return ""
 
     def copies_first(self, case: Case) -> bool:
@@ -153,16 +153,16 @@ class Symmetric(Base):
         return (self._virtual if virtual else self._symmetric), most
 
     def _virtual(self, nbytes: int) -> Reach:
-        whole = torch.empty(self._n * nbytes, dtype=torch.uint8, device=self.device)
-        return Reach(whole, [whole.data_ptr() + rank * nbytes for rank in range(self._n)])
+        memory = torch.empty(self._n * nbytes, dtype=torch.uint8, device=self.device)
+        return Reach(memory, [memory.data_ptr() + rank * nbytes for rank in range(self._n)])
 
     def _symmetric(self, nbytes: int) -> Reach:
-        mine, handle = _cuda.map_symmetric(
+        local_memory, handle = _cuda.map_symmetric(
             self._control, nbytes, self.device, dist.group.WORLD, multicast=False
         )
         pointers = list(handle.buffer_ptrs)
-        past = mine.data_ptr() - pointers[self._rank]
-        return Reach(mine, [pointer + past for pointer in pointers], handle)
+        past = local_memory.data_ptr() - pointers[self._rank]
+        return Reach(local_memory, [pointer + past for pointer in pointers], handle)
 
     def allocate(self, nbytes: int) -> Tensor:
         self._buffers = self._scratch = (
@@ -196,14 +196,14 @@ class Symmetric(Base):
         room = _whole_pages(compiled.row_bytes)
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         bases = self._bases(pairs, extra, room)
-        alike = case, (bases % VECTOR).tobytes()
-        if fresh := alike not in self._tapes:
+        tape_key = case, (bases % VECTOR).tobytes()
+        if fresh := tape_key not in self._tapes:
             parts = _instructions.count_channels(compiled, self._most)
-            words = _instructions.write_tape(
+            tape = _instructions.write_tape(
                 case, compiled, self._ranks, parts, bases, self._walker.peers_at_once()
             )
-            self._tapes[alike] = self._on_device(words), parts
-        launch = self._launch(case, *self._tapes[alike], bases, compiles=fresh)
+            self._tapes[tape_key] = self._on_device(tape), parts
+        launch = self._launch(case, *self._tapes[tape_key], bases, compiles=fresh)
         return Call(launch, None, compiled.name)
 
     def _bases(
@@ -228,7 +228,7 @@ class Symmetric(Base):
     def _launch(
         self,
         case: Case,
-        words: Tensor,
+        tape: Tensor,
         parts: int,
         bases: _instructions.Words,
         compiles: bool = True,
@@ -237,7 +237,7 @@ class Symmetric(Base):
         returns, as none may wait in a kernel for one that does, or all raise CannotRun."""
         patience = INTERPRETED_PATIENCE if self.interpreted else PATIENCE
         first, chosen = self._ranks.start, self._walker.kernel_options(case, self.policy.virtual)
-        given = words, self._on_device(bases), self._claim, self._report, first, patience
+        given = tape, self._on_device(bases), self._claim, self._report, first, patience
         if compiles:
             with self._control.refusing_alike():
                 self._compile(given, chosen)
@@ -255,8 +255,8 @@ class Symmetric(Base):
                 "install gcc if it is missing; collbench doctor says what else is",
             ) from e
 
-    def _on_device(self, words: _instructions.Words) -> Tensor:
-        return torch.from_numpy(words).to(self.device)
+    def _on_device(self, array: _instructions.Words) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def align(self) -> None:
         self._meet()
@@ -266,9 +266,9 @@ class Symmetric(Base):
         if self.stream:
             self.stream.drain()
         if self._said[0]:
-            _, rank, channel, peer, wanted, seen = self._said.tolist()
+            _, rank, channel, peer, awaited, reached = self._said.tolist()
             progress = (  # below: of earlier calls
-                f"progress {wanted} awaited, {max(seen, 0)} seen (channel {channel})"
+                f"progress {awaited} awaited, {max(reached, 0)} seen (channel {channel})"
             )
             raise RuntimeError(f"rank {rank} waited in vain for rank {peer}: {progress}")
 

@@ -104,13 +104,13 @@ def refuse(case: Case) -> str:
     name, ways = case.backend, WAYS[case.backend]
     way = ways.get((case.collective, case.in_place))
     if way is None:
-        known = dict.fromkeys(collective for collective, _ in ways)
-        if case.collective in known:
+        collectives = dict.fromkeys(collective for collective, _ in ways)
+        if case.collective in collectives:
             return f"{name} reads what in place is overwritten (--place out)"
-        return f"{name} has no {case.collective}, only {', '.join(known)}"
+        return f"{name} has no {case.collective}, only {', '.join(collectives)}"
     numbers = ", ".join(map(str, way.worlds)) or "2 or more"
-    block, whole = (pick(case.counts) * case.type.size for pick in (min, max))
-    lane = math.gcd(whole, LANE)  # threads move what divides the whole buffer
+    block, nbytes = (pick(case.counts) * case.type.size for pick in (min, max))
+    lane = math.gcd(nbytes, LANE)  # threads move what divides the whole buffer
     reasons = {
         "is one algorithm of torch's; reference algorithms run on symm": (
             case.algorithm != "native"

@@ -179,15 +179,19 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     says that the backend is for such devices, else on the CPU, as for gloo. Raises CannotRun where
     it is for neither."""
     able = dist.Backend.backend_capability.get(name.lower(), ["cpu"])
-    there = torch.accelerator.is_available() and name != "gloo"
-    found = torch.accelerator.current_accelerator() if there else None
-    if found is not None and found.type in able:
-        return torch.device(found.type, local_rank % torch.accelerator.device_count())
+    has_accelerator = torch.accelerator.is_available() and name != "gloo"
+    accelerator = torch.accelerator.current_accelerator() if has_accelerator else None
+    if accelerator is not None and accelerator.type in able:
+        return torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
     if "cpu" in able:
         return torch.device("cpu")
-    here = f"the accelerator here is {found.type}" if found else "torch finds no accelerator here"
+    situation = (
+        f"the accelerator here is {accelerator.type}"
+        if accelerator
+        else "torch finds no accelerator here"
+    )
     raise CannotRun(
-        f"backend {name} is for tensors on {' or '.join(able)}, and {here}",
+        f"backend {name} is for tensors on {' or '.join(able)}, and {situation}",
         "a torch build and a driver for them, or --backend gloo, which runs on CPUs",
     )
 
@@ -313,8 +317,8 @@ class TorchDistributed(Base):
 
     def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:
         way = dist.isend if sends else dist.irecv
-        whom = self._at.globally(peer)
-        start: Callable[[], Any] = partial(way, buffer, whom, group=self._at.group, tag=tag)
+        global_peer = self._at.globally(peer)
+        start: Callable[[], Any] = partial(way, buffer, global_peer, group=self._at.group, tag=tag)
         return Call(lambda: start().wait(), start)
 
     def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
@@ -353,8 +357,10 @@ class TorchDistributed(Base):
     def close(self) -> None:
         if self._registered:
             self._registered.release()
-        own = self._at.group if hasattr(self, "_at") else None  # none, where it did not open
-        for group in filter(None, (own, self._everyone)):
+        group_opened = (
+            self._at.group if hasattr(self, "_at") else None
+        )  # none, where it did not open
+        for group in filter(None, (group_opened, self._everyone)):
             dist.destroy_process_group(group)
         if self._listener:
             self._listener.close()

@@ -76,8 +76,8 @@ def _post_singly(messages: Messages, group: Any, near: Collection[int]) -> Post:
     sends = [
         (peer in near, partial(group.send, [tensor], peer, 0)) for tensor, peer in messages.sends
     ]
-    early = [start for beside, start in sends if beside]
-    starts = (*early, *recvs, *(start for beside, start in sends if not beside))
+    early = [start for is_extra, start in sends if is_extra]
+    starts = (*early, *recvs, *(start for is_extra, start in sends if not is_extra))
 
     def post() -> list[Any]:
         works = [start() for start in starts]
@@ -196,15 +196,15 @@ class _Wire:
         values: list[list[Tensor]] = [[] for _ in places]
         for term in terms:
             spots = self._compiled.spots(term, cells, part, parts)
-            for place, spot, mine in zip(places, spots, values, strict=True):
+            for location, spot, operands in zip(places, spots, values, strict=True):
                 if term.rank == self._rank:
-                    mine.append(self._at(spot))
+                    operands.append(self._at(spot))
                     continue
-                apart = len(terms) > 1 and self._has_data
-                landing = (part, len(messages.recvs)), place.stop - place.start
-                mine.append(self._room.get(*landing) if apart else self._at(place))
-                if self._travels(place):
-                    messages.recvs.append((mine[-1], self._peers[term.rank]))
+                is_apart = len(terms) > 1 and self._has_data
+                landing = (part, len(messages.recvs)), location.stop - location.start
+                operands.append(self._room.get(*landing) if is_apart else self._at(location))
+                if self._travels(location):
+                    messages.recvs.append((operands[-1], self._peers[term.rank]))
         if self._has_data:
-            for place, mine in zip(places, values, strict=True):
-                messages.local.extend(fold_values(self._arithmetic, self._at(place), mine))
+            for location, operands in zip(places, values, strict=True):
+                messages.local.extend(fold_values(self._arithmetic, self._at(location), operands))

@@ -132,19 +132,19 @@ class Board:
         rank 0 sets the deadline ``ahead_ns`` from now. Late is who saw the deadline only when it
         had passed.
         """
-        words, clock = self.words, time.perf_counter_ns
-        mine = (rank + 1) * _WORDS + 3
-        round_ = words[mine] + 1
+        board_words, clock = self.words, time.perf_counter_ns
+        own_word = (rank + 1) * _WORDS + 3
+        round_ = board_words[own_word] + 1
         if rank == 0:
-            words[mine] = round_
+            board_words[own_word] = round_
             for line in range(2 * _WORDS + 3, (self.n + 1) * _WORDS, _WORDS):
-                while words[line] < round_:
+                while board_words[line] < round_:
                     pass
-            deadline = words[0] = clock() + ahead_ns
+            deadline = board_words[0] = clock() + ahead_ns
         else:
-            previous = words[0]
-            words[mine] = round_
-            while (deadline := words[0]) == previous:
+            previous = board_words[0]
+            board_words[own_word] = round_
+            while (deadline := board_words[0]) == previous:
                 pass
         late = clock() >= deadline
         while clock() < deadline:
@@ -159,21 +159,21 @@ class Board:
         Each trip has a number that is never used again. Who gives up writes the last one of all, so
         that the other does not wait.
         """
-        words, clock = self.words, time.perf_counter_ns
-        mine = (rank + 1) * _WORDS + (4 if asks else 5)
+        board_words, clock = self.words, time.perf_counter_ns
+        own_word = (rank + 1) * _WORDS + (4 if asks else 5)
         theirs = (peer + 1) * _WORDS + (5 if asks else 4)
-        first, marks = words[mine] + 1, []
+        first, marks = board_words[own_word] + 1, []
         end = first + pieces * trips
         for trip in range(first, end + 1):
             if asks:
-                words[mine] = trip
+                board_words[own_word] = trip
             for _ in repeat(None, LOOKS):
-                if (seen := words[theirs]) >= trip:
+                if (current := board_words[theirs]) >= trip:
                     break
-            if seen != trip:
-                words[mine] = end
+            if current != trip:
+                board_words[own_word] = end
                 break
-            words[mine] = trip
+            board_words[own_word] = trip
             if (trip - first) % trips == 0:  # not the first, which waits for the other to come
                 marks.append(clock())
         return [(after - before) // trips for before, after in pairwise(marks)]

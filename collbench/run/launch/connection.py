@@ -177,8 +177,8 @@ class Connection:
         """The ranks that are stopped on this host, else those that rank 0 has lost (Host.lost),
         which it has ``limit`` seconds to say; else that rank 0 is. "" too where nobody can say:
         rank 0 has ended, or another thread waits for it on others' behalf."""
-        if words := self.stopped():
-            return words
+        if ending := self.stopped():
+            return ending
         if not self._lock.acquire(timeout=limit):
             return ""
         try:

@@ -65,10 +65,10 @@ def slurm_local(variables: Variables) -> int:
     for part in _first_value(variables, "SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE").split(
         ","
     ):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None or int(found[2] or 1) > HOSTS_MAX:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None or int(match[2] or 1) > HOSTS_MAX:
             return 0
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     node = variables.get("SLURM_NODEID", "" if len(set(counts)) > 1 else "0")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 0
 
@@ -205,26 +205,27 @@ STARTING = ("local", "ray")  # launchers by which a command starts ranks itself
 NAMES = ("auto", "local", *dict.fromkeys(launcher.name for launcher in LAUNCHERS))
 
 
-def detect_variables(wanted: str = "auto", variables: Variables = os.environ) -> Membership | None:
+def detect_variables(
+    launcher: str = "auto", variables: Variables = os.environ
+) -> Membership | None:
     """The launcher this process was started by, or None when it should start its own ranks.
 
-    Raises UsageError for a launcher that is ``wanted`` but whose variables are missing, or not
-    numbers.
+    Raises UsageError where the variables of ``launcher`` are missing or are not numbers.
     """
-    if wanted not in NAMES:
-        raise UsageError(f"--launcher: '{wanted}' is not one of {', '.join(NAMES)}")
-    if wanted in STARTING:
+    if launcher not in NAMES:
+        raise UsageError(f"--launcher: '{launcher}' is not one of {', '.join(NAMES)}")
+    if launcher in STARTING:
         return None
-    rows = [row for row in LAUNCHERS if wanted == row.name or (wanted == "auto" and row.found)]
+    rows = [row for row in LAUNCHERS if launcher == row.name or (launcher == "auto" and row.found)]
     for row in rows:
         if all(_first_value(variables, name) for name in (*row.signs, row.rank, row.n)) or _is_pbs(
             row, variables
         ):
             member = _read_member(row, variables)
-            if wanted == "auto" and row.name == "srun" and member.n == 1:
+            if launcher == "auto" and row.name == "srun" and member.n == 1:
                 continue  # one task is an interactive step: it starts ranks of its own
             return member
-    if wanted != "auto":
+    if launcher != "auto":
         lacking = (
             [name for name in (*row.signs, row.rank, row.n) if not _first_value(variables, name)]
             for row in rows
@@ -233,7 +234,7 @@ def detect_variables(wanted: str = "auto", variables: Variables = os.environ) ->
             ", ".join(dict.fromkeys(names)).replace("|", " or ") for names in lacking
         )
         raise UsageError(
-            f"--launcher {wanted}: not set: {'; or '.join(missing)}",
+            f"--launcher {launcher}: not set: {'; or '.join(missing)}",
             "is it what started this process?",
         )
     return None
@@ -280,7 +281,7 @@ def row_of(member: Membership) -> Launcher:
 def strip_variables(variables: Variables) -> dict[str, str]:
     """The variables without those by which a launcher tells its processes apart and lets them meet:
     what such a process starts is none of the launcher's."""
-    own = {
+    variable_names = {
         name
         for row in LAUNCHERS
         for names in (*row.signs, row.rank, row.n, row.local_rank, row.local_n, *row.job)
@@ -290,7 +291,7 @@ def strip_variables(variables: Variables) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if name not in own and not re.match(r"(PMI|PMIX|TORCHELASTIC)_", name)
+        if name not in variable_names and not re.match(r"(PMI|PMIX|TORCHELASTIC)_", name)
     }
 
 
@@ -303,8 +304,8 @@ def place_of_rank0(member: Membership, variables: Variables = os.environ) -> str
 def job_name(member: Membership, variables: Variables = os.environ) -> str:
     """A name all ranks of this launch agree on, no other launch has, and which is no secret; ""
     where there is none."""
-    told = ("COLLBENCH_WORLD",) if "COLLBENCH_WORLD" in variables else ()  # (keeper.py)
-    values = [_first_value(variables, name) for name in told or row_of(member).job]
+    in_keeper = ("COLLBENCH_WORLD",) if "COLLBENCH_WORLD" in variables else ()  # (keeper.py)
+    values = [_first_value(variables, name) for name in in_keeper or row_of(member).job]
     return "-".join(values) if all(values) else ""
 
 
@@ -332,13 +333,13 @@ def list_slurm_hosts(text: str) -> Iterator[str]:
 
 def _split_outside_brackets(text: str) -> list[str]:
     """At commas outside brackets."""
-    words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
-    if ",".join(words) != text:
+    parts = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
+    if ",".join(parts) != text:
         raise UsageError(
             f"'{text[:200]}' is not a list of hosts as Slurm writes it",
             "as in node[01-03,7],login1",
         )
-    return words
+    return parts
 
 
 def _expand_word(word: str) -> Iterator[str]:
@@ -351,13 +352,13 @@ def _expand_numbers(text: str) -> list[str]:
     """``01-03,7`` is 01, 02, 03, 7."""
     numbers: list[str] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         if (
-            found is None
-            or not 0 <= (last := int(found[2] or found[1])) - int(found[1]) < HOSTS_MAX
+            match is None
+            or not 0 <= (last := int(match[2] or match[1])) - int(match[1]) < HOSTS_MAX
         ):
             raise UsageError(
                 f"'[{text[:200]}]' is not a range of hosts as Slurm writes it", "as in [01-03,7]"
             )
-        numbers += [f"{number:0{len(found[1])}}" for number in range(int(found[1]), last + 1)]
+        numbers += [f"{number:0{len(match[1])}}" for number in range(int(match[1]), last + 1)]
     return numbers

@@ -47,9 +47,9 @@ def hold_folder(folder: Path) -> int | None:
     return None
 
 
-def sweep_folders(place: Path) -> None:
+def sweep_folders(parent: Path) -> None:
     """Remove the folders there that this user's processes have left, and nobody holds."""
-    for folder in place.glob(f"{PREFIX}*"):
+    for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is somebody's, or has no locks, or is gone
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

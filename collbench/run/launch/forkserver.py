@@ -45,10 +45,10 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request for n ranks: a whole world, or some that are ``told`` who they are (fresh.py)."""
+    """A request for n ranks: a whole world, or some that learn who they are (fresh.py)."""
 
     n: int
-    told: bool = False
+    fresh: bool = False
 
 
 def leave_process(status: int, unwatched: str = "") -> NoReturn:
@@ -93,11 +93,13 @@ class Parent:
         """Why it is gone, having made so many ranks."""
         code = self.end()
         if code < 0:
-            words = f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
-            return RunBroken(words, "is the machine out of memory? see dmesg")
+            message = (
+                f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
+            )
+            return RunBroken(message, "is the machine out of memory? see dmesg")
         if not born and code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT):
-            words = f"{self.name} says that a process of its was killed before any rank started"
-            return RunBroken(words, "is the machine out of memory? see dmesg")
+            message = f"{self.name} says that a process of its was killed before any rank started"
+            return RunBroken(message, "is the machine out of memory? see dmesg")
         if not born:
             return CannotRun(f"{self.name} did not come up: it ended with {code}", self.hint)
         return RunBroken(f"{self.name} ended with {code}, and with it all ranks")
@@ -138,15 +140,15 @@ class Server:
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
 
-    def _spawn(self, asked: Spawn, board_fd: int) -> None:
-        board, mine = Board(asked.n, board_fd), os.getpid()
-        for rank in range(asked.n):
+    def _spawn(self, request: Spawn, board_fd: int) -> None:
+        board, server_pid = Board(request.n, board_fd), os.getpid()
+        for rank in range(request.n):
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
-                die_with_parent(mine)
+                die_with_parent(server_pid)
                 ours.close()
-                self._become(rank, board, theirs, asked.told)
+                self._become(rank, board, theirs, request.fresh)
             theirs.close()
             self._ranks[pid] = rank
             note = msgspec.json.encode(Note(rank, pid=pid))
@@ -154,7 +156,7 @@ class Server:
             ours.close()
         os.close(board_fd)
 
-    def _become(self, rank: int, board: Board, channel: socket.socket, told: bool) -> None:
+    def _become(self, rank: int, board: Board, channel: socket.socket, is_fresh: bool) -> None:
         """Turn the forked child into a rank; never returns."""
         status = 1
         try:
@@ -164,7 +166,7 @@ class Server:
             from collbench.run.launch import fresh
             from collbench.run.rank import worker
 
-            if told:
+            if is_fresh:
                 stream = channel.makefile("rwb")
                 status = fresh.live_as_rank(Channel(stream, stream))
             else:

@@ -47,13 +47,13 @@ class Told(msgspec.Struct, frozen=True):
 
 def live_as_rank(channel: Channel) -> int:
     """A rank's life, from what it is told first to the status to exit with."""
-    told = msgspec.json.decode(channel.source.readline(), type=Told)
+    instructions = msgspec.json.decode(channel.source.readline(), type=Told)
     try:
-        _take_part(told, channel)
+        _take_part(instructions, channel)
     except Exception as e:
         if not isinstance(e, CollbenchError):
             traceback.print_exc()
-            who = f"rank {told.member.rank} on {environment.host_name()}"
+            who = f"rank {instructions.member.rank} on {environment.host_name()}"
             e = RunBroken(f"{who} raised {type(e).__name__}: {first_line(e)}")
         channel.say(Said(error=Failure.of(e)))
         return 1
@@ -61,9 +61,13 @@ def live_as_rank(channel: Channel) -> int:
     return 0
 
 
-def _take_part(told: Told, channel: Channel) -> None:
+def _take_part(instructions: Told, channel: Channel) -> None:
     os.environ.update(
-        {"COLLBENCH_WORLD": told.world, "COLLBENCH_TOKEN": told.key, "MASTER_ADDR": told.meeting}
+        {
+            "COLLBENCH_WORLD": instructions.world,
+            "COLLBENCH_TOKEN": instructions.key,
+            "MASTER_ADDR": instructions.meeting,
+        }
     )
     os.environ.pop("MASTER_PORT", None)
     listener = Listener(
@@ -73,4 +77,6 @@ def _take_part(told: Told, channel: Channel) -> None:
         hung=lambda error: channel.say(Said(error=Failure.of(error))),
         turn=channel.turn,
     )
-    join.Joined(told.member, MEET_SECONDS).run([told.plan] if told.plan else [], listener)
+    join.Joined(instructions.member, MEET_SECONDS).run(
+        [instructions.plan] if instructions.plan else [], listener
+    )

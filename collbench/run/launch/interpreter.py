@@ -92,7 +92,7 @@ def builds_folder() -> Path:
 
 
 def is_asked_for(
-    variant: Variant, option: str, python: str, own: Mapping[str, str], tree: str
+    variant: Variant, option: str, python: str, variables: Mapping[str, str], tree: str
 ) -> bool:
     """Whether a home's interpreter, "" for this one, variables and tree are what is asked for of a
     side here, where a tree lies among the builds of whoever asks."""
@@ -102,8 +102,10 @@ def is_asked_for(
     def placed(text: str) -> str:
         return text.replace("{tree}", tree)
 
-    asked = find_interpreter(placed(variant.python), option) if python and variant.python else ""
-    return python == asked and own == {name: placed(value) for name, value in variant.env}
+    requested = (
+        find_interpreter(placed(variant.python), option) if python and variant.python else ""
+    )
+    return python == requested and variables == {name: placed(value) for name, value in variant.env}
 
 
 def refuse_absent(tree: str, option: str) -> None:
@@ -119,14 +121,14 @@ def find_interpreter(text: str, option: str) -> str:
     """The executable in ``text``: a path, a virtual environment's folder, or a name on PATH."""
     inside = files.expand_path(text) / "bin" / "python"
     # a Path loses "./"
-    found = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
-    if found is None:
+    program = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
+    if program is None:
         raise UsageError(
             f"{option}: there is no interpreter '{text}'",
             "the path of a python, or of its environment",
         )
     return str(
-        Path(found).absolute()
+        Path(program).absolute()
     )  # never resolved: a virtual environment's python is a link to the system's
 
 
@@ -142,7 +144,7 @@ def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str
             check=False,
             timeout=ASK_SECONDS,
         )
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired) as e:
         raise CannotRun(f"{option}: {python} does not start: {e}", "try it by hand") from e
     except (ValueError, IndexError):
@@ -155,13 +157,13 @@ def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str
         ) from None
     if "cannot be preloaded" in done.stderr:
         raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "is the path right?")
-    if "version" in told:
+    if "version" in answer:
         raise CannotRun(
-            f"{option}: {python} is Python {told['version']}", "collbench needs 3.11 or later"
+            f"{option}: {python} is Python {answer['version']}", "collbench needs 3.11 or later"
         )
-    if missing := told.get("missing"):
+    if missing := answer.get("missing"):
         names = " ".join(missing)
         raise CannotRun(
             f"{option}: {python} has no {', '.join(missing)}", f"{python} -m pip install {names}"
         )
-    return told
+    return answer

@@ -80,14 +80,14 @@ _ANOTHER = "another rank (it or the launcher says why)"
 _SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
 
 
-def detect_launcher(wanted: str = "auto") -> Membership | None:
+def detect_launcher(launcher: str = "auto") -> Membership | None:
     """The launcher this process was started by, or None when it should start its own ranks.
 
-    Raises UsageError where ``wanted`` is not it, CannotRun where processes started together each
-    believe to be alone.
+    Raises UsageError where it was another than ``launcher``, CannotRun where processes that were
+    started together would each be a world of its own.
     """
-    member = environments.detect_variables(wanted)
-    if wanted == "auto" and (member is None or member.n == 1):
+    member = environments.detect_variables(launcher)
+    if launcher == "auto" and (member is None or member.n == 1):
         _refuse_strangers()
     return member
 
@@ -100,10 +100,10 @@ def _refuse_strangers() -> None:
         parent = me.parent()
         if parent is None or parent.name() not in DAEMONS:
             return
-        alike = sum(process.cmdline() == me.cmdline() for process in parent.children())
-        if alike > 1:
+        siblings = sum(process.cmdline() == me.cmdline() for process in parent.children())
+        if siblings > 1:
             raise CannotRun(
-                f"{parent.name()} started {alike} processes like this one on"
+                f"{parent.name()} started {siblings} processes like this one on"
                 f" {environment.host_name()},"
                 " but each believes that it is alone",
                 "is it another MPI's? set RANK, WORLD_SIZE and MASTER_ADDR, or --launcher local for"
@@ -302,13 +302,13 @@ class Joined(World):
             timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
             timer.daemon = True
             timer.start()
-            place = self._place(meeting.connection.hosts)
+            setup = self._place(meeting.connection.hosts)
             store = Store(meeting.connection)
-            control = worker.connect_control(place, store)
-            member = self._member._replace(local_rank=place.local_rank, local_n=place.local_n)
+            control = worker.connect_control(setup, store)
+            member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
             board = shared_board(member, control)
             line = _add_facts(
-                _collect_hosts(control, place, meeting.connection.hosts), listener.hear
+                _collect_hosts(control, setup, meeting.connection.hosts), listener.hear
             )
             agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
             timer.cancel()
@@ -316,14 +316,16 @@ class Joined(World):
                 os.environ.update(plan.env)
                 watchdog = Watchdog(board, member, meeting, plan, listener)
                 watchdog.start()
-                own: worker.Worker | None = None
+                rank_worker: worker.Worker | None = None
                 try:
                     turn = meeting.turned(listener.turn)
-                    own = worker.Worker(place, plan, control, board, line, listener.further, turn)
-                    own.run()
+                    rank_worker = worker.Worker(
+                        setup, plan, control, board, line, listener.further, turn
+                    )
+                    rank_worker.run()
                     self.opened += 1
                 except CollbenchError as e:
-                    if own is None or own.is_open:
+                    if rank_worker is None or rank_worker.is_open:
                         raise
                     listener.unopened(plan, e)  # as all ranks do
                 except Exception as e:
@@ -339,9 +341,9 @@ class Joined(World):
         from collbench.run.rank import worker
 
         rank, n = self._member.rank, self._member.n
-        here = hosts[rank]
-        beside, before = hosts.count(here), hosts[:rank].count(here)
-        return worker.Place(rank, n, before, beside, self._member.launcher)
+        own_host = hosts[rank]
+        local_n, before = hosts.count(own_host), hosts[:rank].count(own_host)
+        return worker.Place(rank, n, before, local_n, self._member.launcher)
 
     def _gave_up(self, hung: Callable[[RunBroken], None]) -> None:
         who = f"rank {self._member.rank} of {self._member.n} on {environment.host_name()}"
@@ -367,26 +369,26 @@ def follow_rank_0(member: Membership, seconds: float) -> Exit:
     listener = Listener(
         lambda line: None, hung=hung, unopened=lambda plan, error: unopened.append(error)
     )
-    joined = Joined(member, seconds)
+    joined_ranks = Joined(member, seconds)
     try:
-        joined.run([], listener)
+        joined_ranks.run([], listener)
     except KeyboardInterrupt:
         os._exit(
             Exit.INTERRUPTED
         )  # libraries under a collective abort when Python takes itself down around them
     broken = any(isinstance(error, RunBroken) for error in unopened)
-    if not broken and (joined.opened or not unopened):
+    if not broken and (joined_ranks.opened or not unopened):
         return Exit.OK
     time.sleep(_WORD_SECONDS)
     return Exit.TIMEOUT if broken else Exit.CANNOT_RUN
 
 
-def _collect_hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:
+def _collect_hosts(control: Control, setup: Place, names: list[str]) -> dict[str, dict[str, Any]]:
     """The facts of each host, as its first rank finds them; nothing where there is but one host."""
     if len(set(names)) == 1:
         return {}
-    found = control.collect(environment.host_facts() if place.local_rank == 0 else None)
-    return {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
+    collected = control.collect(environment.host_facts() if setup.local_rank == 0 else None)
+    return {name: of_host for name, of_host in zip(names, collected, strict=True) if of_host}
 
 
 def describe_hosts(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list[HostInfo]:
@@ -396,13 +398,15 @@ def describe_hosts(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list
         for of_host in facts.values()
     ]
     return [
-        HostInfo(host=name, fingerprint=environment.digest_facts(of_host), differs=apart)
-        for name, of_host, apart in zip(facts, used, environment.find_odd_hosts(used), strict=True)
+        HostInfo(host=name, fingerprint=environment.digest_facts(of_host), differs=differing)
+        for name, of_host, differing in zip(
+            facts, used, environment.find_odd_hosts(used), strict=True
+        )
     ]
 
 
-def _add_facts(facts: Mapping[str, Mapping[str, Any]], hear: Hear) -> Hear:
-    return lambda line: hear(
+def _add_facts(facts: Mapping[str, Mapping[str, Any]], on_line: Hear) -> Hear:
+    return lambda line: on_line(
         msgspec.structs.replace(line, hosts=describe_hosts(facts, line.backend))
         if isinstance(line, types.World)
         else line

@@ -85,14 +85,14 @@ class Keeper:
         try:
             if question.room:
                 return Answer(room=memory.measure_room(*question.room))
-            found = environment.gather_facts()
+            facts = environment.gather_facts()
             if (side := question.side) is not None:
                 self._refuse(side.env, side)
                 settings = self._settings(side.env, side)
                 python = side.python or sys.executable
                 refuse_absent(side.tree, side.option)
-                found |= ask_software(python, settings, side.option)
-            return Answer(described=found)
+                facts |= ask_software(python, settings, side.option)
+            return Answer(described=facts)
         except CollbenchError as e:
             return Answer(error=Failure.of(e))
 
@@ -109,37 +109,37 @@ class Keeper:
             self._ranks[world].kill()
             self._servers.clear()  # whose next note would be this one's end
 
-    def run(self, told: Told, hear: Callable[[str], None]) -> None:
+    def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
         """Start a rank, and have its ``lines`` heard, in another thread: not in one that makes what
         ranks are forked from, which would end with it."""
         try:
-            self._refuse(told.env, told.side)
-            if told.side:
-                self._server(told, told.side)
+            self._refuse(instructions.env, instructions.side)
+            if instructions.side:
+                self._server(instructions, instructions.side)
         except CollbenchError as e:
-            return hear(as_json(Said(lost=e.message)))
+            return on_line(as_json(Said(lost=e.message)))
 
         def pump() -> None:
-            for line in self.lines(told):
-                hear(line)
+            for line in self.lines(instructions):
+                on_line(line)
 
-        threading.Thread(target=pump, daemon=True, name=f"collbench-{told.world}").start()
+        threading.Thread(target=pump, daemon=True, name=f"collbench-{instructions.world}").start()
 
-    def lines(self, told: Told) -> Iterator[str]:
+    def lines(self, instructions: Told) -> Iterator[str]:
         """A rank from its start to its end: ``{"pid": …}``, the lines that it writes, ``{"says":
         …}`` for what it writes to standard error, ``{"stopped": …}`` when it is or no longer is,
         ``{"exit": …}``. A rank that writes ``{"further": …}`` is to be told the next jobs of an
         open plan, one that writes ``{"turn": …}`` when it has its turn."""
         stopped = False
         try:
-            process = self._ranks[told.world] = self._process(told)
+            process = self._ranks[instructions.world] = self._process(instructions)
         except CollbenchError as e:
             yield as_json(Said(lost=e.message))
             return
         with process:
             yield as_json(Said(pid=process.pid))
-            self.tell(told.world, as_json(told))
-            if told.world in self._ended:
+            self.tell(instructions.world, as_json(instructions))
+            if instructions.world in self._ended:
                 process.kill()
             for stream, line in _read_lines(process):
                 if stream is None:
@@ -154,13 +154,13 @@ class Keeper:
                 )
             with suppress(BrokenPipeError):
                 process.stdin.close()  # type: ignore[union-attr]
-            del self._ranks[told.world]
+            del self._ranks[instructions.world]
             yield as_json(Said(exit=process.wait()))
 
-    def _process(self, told: Told) -> subprocess.Popen[bytes] | Forked:
+    def _process(self, instructions: Told) -> subprocess.Popen[bytes] | Forked:
         """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""
-        if told.side:
-            return Forked(self._server(told, told.side))
+        if instructions.side:
+            return Forked(self._server(instructions, instructions.side))
         command = module_command(sys.executable, "collbench.run.launch.keeper")
         pipe = subprocess.PIPE
         return subprocess.Popen(
@@ -168,18 +168,23 @@ class Keeper:
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            env=self._settings(told.env, None),
+            env=self._settings(instructions.env, None),
         )
 
-    def _server(self, told: Told, side: Side) -> ForkServer:
+    def _server(self, instructions: Told, side: Side) -> ForkServer:
         """What forks a side's ranks: as before, unless it is to be renewed or needs another
         environment."""
-        asked, (found, server) = (told.env, side), self._servers.get(side.option, (None, None))
-        if server is None or found != asked:
+        settings, (settings_of_server, server) = (
+            (instructions.env, side),
+            self._servers.get(side.option, (None, None)),
+        )
+        if server is None or settings_of_server != settings:
             if server:
                 server.close()
-            server = ForkServer(self._settings(told.env, side), side.python or sys.executable)
-            self._servers[side.option] = asked, server
+            server = ForkServer(
+                self._settings(instructions.env, side), side.python or sys.executable
+            )
+            self._servers[side.option] = settings, server
         return server
 
     def _refuse(self, env: Mapping[str, str], side: Side | None) -> None:
@@ -212,7 +217,7 @@ class Forked:
     def __init__(self, server: ForkServer) -> None:
         self._server = server
         _, board = Board.create(1)
-        server.spawn(1, board, told=True)
+        server.spawn(1, board, fresh=True)
         os.close(board)
         try:
             note, fds = server.note()

@@ -63,11 +63,11 @@ class Far:
         self._hearing: dict[str, Callable[[str], None]] = {}
         self._answers: SimpleQueue[str] = SimpleQueue()
 
-    def run(self, told: Told, hear: Callable[[str], None]) -> None:
-        self._hearing[told.world] = hear
-        self._send(Errand("run", told.world, as_json(told)))
+    def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
+        self._hearing[instructions.world] = on_line
+        self._send(Errand("run", instructions.world, as_json(instructions)))
         if self._why:
-            hear(as_json(Said(lost=self._why)))
+            on_line(as_json(Said(lost=self._why)))
 
     def tell(self, world: str, text: str) -> None:
         self._send(Errand("tell", world, text))
@@ -86,8 +86,8 @@ class Far:
     def _send(self, errand: Errand) -> None:
         self._send_bytes(msgspec.json.encode(errand))
 
-    def hear(self, said: bytes) -> None:
-        world, _, line = said.decode().partition(" ")
+    def hear(self, message: bytes) -> None:
+        world, _, line = message.decode().partition(" ")
         if not world:
             self._answers.put(line)
         elif world in self._hearing:
@@ -96,8 +96,8 @@ class Far:
     def lose(self, why: str) -> None:
         self._why = why
         self._answers.put("")
-        for hear in list(self._hearing.values()):
-            hear(as_json(Said(lost=why)))
+        for on_line in list(self._hearing.values()):
+            on_line(as_json(Said(lost=why)))
 
 
 class Launched(Places):
@@ -112,26 +112,31 @@ class Launched(Places):
         self._host, self._timeout = meeting.host, timeout
         hosts = meeting.connection.hosts
         self._far = {
-            rank: Far(lambda said, rank=rank: self._host.tell(rank, said), f"rank {rank} on {host}")  # type: ignore[misc]
+            rank: Far(
+                lambda message, rank=rank: self._host.tell(rank, message),  # type: ignore[misc]
+                f"rank {rank} on {host}",
+            )
             for rank, host in enumerate(hosts)
             if rank
         }
         address = meeting.connection.address or rendezvous.chosen_address() or "127.0.0.1"
-        here = Keeper(folder)
+        keeper = Keeper(folder)
         self.seats = [
-            Seat(self._far.get(rank, here), Node(host, address, host, ""), hosts[:rank].count(host))
+            Seat(
+                self._far.get(rank, keeper), Node(host, address, host, ""), hosts[:rank].count(host)
+            )
             for rank, host in enumerate(hosts)
         ]
         self._host.hear = self._hear
 
-    def _hear(self, rank: int, said: bytes | None) -> None:
+    def _hear(self, rank: int, message: bytes | None) -> None:
         if rank not in self._far:
             return  # this process's own, when it ends
-        if said:
-            self._far[rank].hear(said)
-        elif said is None and any(hello.rank == rank for hello in self._host.gone):
+        if message:
+            self._far[rank].hear(message)
+        elif message is None and any(hello.rank == rank for hello in self._host.gone):
             self._far[rank].lose(f"the process that {self.launcher} started there has ended")
-        elif said is None:
+        elif message is None:
             why = f"the process that {self.launcher} started there was interrupted"
             threading.Timer(_GRACE, self._far[rank].lose, [why]).start()
 
@@ -150,8 +155,8 @@ class Launched(Places):
 
     def dismiss(self, code: int) -> None:
         """Tell the others with which code this process ends."""
-        said = msgspec.json.encode(Errand("exit", text=str(int(code))))
-        sent = [self._host.tell(rank, said) for rank in self._far]
+        message = msgspec.json.encode(Errand("exit", text=str(int(code))))
+        sent = [self._host.tell(rank, message) for rank in self._far]
         concurrent.futures.wait(sent, LEAVE_SECONDS)
 
 
@@ -165,8 +170,8 @@ def gather_places(member: Membership, timeout: float | None, folder: Path) -> It
     try:
         yield places
     except BaseException as e:
-        told = Exit.INTERRUPTED if isinstance(e, KeyboardInterrupt) else Exit.FAULT
-        code = getattr(e, "exit_code", getattr(e, "exit", told))
+        default = Exit.INTERRUPTED if isinstance(e, KeyboardInterrupt) else Exit.FAULT
+        code = getattr(e, "exit_code", getattr(e, "exit", default))
         raise
     finally:
         places.dismiss(code)
@@ -179,8 +184,8 @@ def serve_place(member: Membership, timeout: float | None, sides: Sides) -> int:
     connection = join.meet_ranks(member, timeout or join.SECONDS).connection
     with folders.make_private() as folder:
         try:
-            place = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)
-            code = place.until_told()
+            serving = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)
+            code = serving.until_told()
         except KeyboardInterrupt:
             connection.close()
             raise
@@ -198,10 +203,10 @@ class _Serving:
 
     def until_told(self) -> int:
         code = ""
-        while (said := self._connection.told()) is not None:
+        while (message := self._connection.told()) is not None:
             self._heard = time.monotonic()
-            if said:
-                errand = msgspec.json.decode(said, type=Errand)
+            if message:
+                errand = msgspec.json.decode(message, type=Errand)
                 code = errand.text if errand.op == "exit" else ""
                 self._do(errand)
         if not code:
@@ -212,8 +217,8 @@ class _Serving:
         world, keeper = errand.world, self._keeper
         match errand.op:
             case "run":
-                told = msgspec.json.decode(errand.text, type=Told)
-                keeper.run(told, lambda line: self._say(f"{world} {line}"))
+                instructions = msgspec.json.decode(errand.text, type=Told)
+                keeper.run(instructions, lambda line: self._say(f"{world} {line}"))
             case "tell":
                 keeper.tell(world, errand.text)
             case "end":

@@ -85,11 +85,11 @@ class ForkServer(Parent):
         self._up = False
         self.hint = f"{python} -c 'import torch' tells why"
 
-    def spawn(self, n: int, board: int, told: bool = False) -> None:
-        """Have n ranks made, around the board of a descriptor; or, ``told`` who they are, ranks of
+    def spawn(self, n: int, board: int, fresh: bool = False) -> None:
+        """Have n ranks made, around the board of a descriptor; or, if ``fresh``, ranks of
         a world that is here in part (fresh.py)."""
         with suppress(OSError):  # it has ended, as is found when its notes are read
-            socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, told))], [board])
+            socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, fresh))], [board])
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -118,7 +118,7 @@ class FreshRanks(World):
     """A world whose plans get ranks of their own each, and predicted ones none."""
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
-        for place, plan in enumerate(plans):
+        for index, plan in enumerate(plans):
             if backend_info(plan.backend).predicts:
                 _model.Predicted().run([plan], listener)
                 continue
@@ -131,7 +131,7 @@ class FreshRanks(World):
                     listener.lost(plan, e)
                     raise
                 listener.unopened(plan, e)
-            later = plans[place + 1 :]
+            later = plans[index + 1 :]
             if later and all(other.env != plan.env for other in later):
                 self.release(plan.env)
 
@@ -264,13 +264,15 @@ class Watch(RankWatch):
         """Raise what broke the world, as before; of what breaks once all ranks have nothing left
         to measure, tell."""
         if (self.errors or self.deaths) and self._measured():
-            own = {
+            own_errors = {
                 rank: f"raised {error.message}"
                 for rank, error in self.errors.items()
                 if not says_peer_is_gone(error.message)
             }
-            for rank, words in (own | {r: end.words for r, end in self.deaths.items()}).items():
-                print_message(f"{self._who(rank)} {words} while leaving; all had been measured")
+            for rank, message in (
+                own_errors | {r: end.words for r, end in self.deaths.items()}
+            ).items():
+                print_message(f"{self._who(rank)} {message} while leaving; all had been measured")
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
@@ -311,10 +313,12 @@ class Watch(RankWatch):
         if now - self._looked < LOOK_SECONDS or self._has_loaded():
             return
         seconds, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
-        known = {pid: rank for rank, pid in self._processes()}
+        rank_of_pid = {pid: rank for rank, pid in self._processes()}
         if len(self._wardens) < self.plan.processes:  # one may be stopped before it tells of itself
-            known = {pid: rank for rank, pid in self._parent.below()} | known
-        stopped = [(rank, pid) for pid, rank in known.items() if process_state(pid) == "stopped"]
+            rank_of_pid = {pid: rank for rank, pid in self._parent.below()} | rank_of_pid
+        stopped = [
+            (rank, pid) for pid, rank in rank_of_pid.items() if process_state(pid) == "stopped"
+        ]
         self._idle = {pid: self._idle.get(pid, 0.0) + seconds for _, pid in stopped}
         for rank, pid in stopped:
             if self._idle[pid] > self.plan.timeout:
@@ -326,14 +330,14 @@ class Watch(RankWatch):
 
     def _processes(self) -> list[tuple[int, int]]:
         """Ranks and their wardens (rank, pid), as far as they are known and have not ended."""
-        known = [*self._pids.items(), *self._wardens.items()]
-        return [(rank, pid) for rank, pid in known if rank not in self._gone]
+        processes = [*self._pids.items(), *self._wardens.items()]
+        return [(rank, pid) for rank, pid in processes if rank not in self._gone]
 
     def _stopped(self, rank: int, pid: int) -> RunBroken:
-        words = STOPPED.words
+        phrase = STOPPED.words
         if pid != self._pids.get(rank):
-            words = f"cannot go on: its parent process (pid {pid}) {words}"
-        return self.broken(rank, words, self._limit())
+            phrase = f"cannot go on: its parent process (pid {pid}) {phrase}"
+        return self.broken(rank, phrase, self._limit())
 
     def _limit(self) -> str:
         return f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
@@ -420,9 +424,11 @@ class Watch(RankWatch):
         return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
 
     def raised(self) -> CannotRun | RunBroken:
-        own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]
-        if own and not self.deaths and not any(error.traceback for error in own):
-            return own[0].as_error(self._board.job(0))
+        own_errors = [
+            error for error in self.errors.values() if not says_peer_is_gone(error.message)
+        ]
+        if own_errors and not self.deaths and not any(error.traceback for error in own_errors):
+            return own_errors[0].as_error(self._board.job(0))
         rank, error = min(
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
@@ -446,8 +452,8 @@ class Watch(RankWatch):
         missing = [rank for rank in range(n) if rank not in self._pids]
         if born and len(missing) == 1 and not stopped and self._by_mpirun:
             return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)
-        made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
-        return self._stall.broken(made, 0, hint)
+        phrase = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        return self._stall.broken(phrase, 0, hint)
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,

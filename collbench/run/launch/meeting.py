@@ -164,9 +164,11 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
 class Seal:
     """Signs and checks the lines of one connection, in both directions."""
 
-    def __init__(self, key: bytes, nonces: Sequence[str], here: bytes, there: bytes) -> None:
+    def __init__(
+        self, key: bytes, nonces: Sequence[str], own_direction: bytes, other_direction: bytes
+    ) -> None:
         self._key = hmac.digest(key, b"collbench " + " ".join(nonces).encode(), "sha256")
-        self._out, self._in = (here, 0), (there, 0)
+        self._out, self._in = (own_direction, 0), (other_direction, 0)
 
     def line(self, message: msgspec.Struct) -> bytes:
         body = msgspec.json.encode(message)
@@ -448,15 +450,15 @@ class MeetingServer:
 
     async def _until_decided(self, hello: Hello, reader: asyncio.StreamReader) -> None:
         """Nothing is to be read from a rank that waits for the others, unless it goes away."""
-        decided, left = (
+        decided, disconnected = (
             asyncio.ensure_future(self._decided.wait()),
             asyncio.ensure_future(reader.read(1)),
         )
-        await asyncio.wait({decided, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({decided, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not decided.done():
             self._decide(f"{name_hello(hello)} left again before all {self._n} ranks had come")
-        decided.cancel(), left.cancel()
-        await asyncio.gather(decided, left, return_exceptions=True)
+        decided.cancel(), disconnected.cancel()
+        await asyncio.gather(decided, disconnected, return_exceptions=True)
 
     async def _done(self, request: Request) -> Answer:
         keys, values = request.keys, self._values
@@ -521,7 +523,9 @@ def describe_missing(came: Iterable[Hello], n: int, seconds: float, strays: int)
     for hello in sorted(came, key=lambda hello: hello.rank):
         hosts.setdefault(hello.host, []).append(hello.rank)
     present = (
-        "; ".join(f"{_format_ranks(mine)} came from {host}" for host, mine in hosts.items())
+        "; ".join(
+            f"{_format_ranks(host_ranks)} came from {host}" for host, host_ranks in hosts.items()
+        )
         or "nobody came"
     )
     refused = f"; {strays} connections did not belong here" if strays else ""
@@ -532,10 +536,10 @@ def describe_missing(came: Iterable[Hello], n: int, seconds: float, strays: int)
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16])) + (
+    phrase = ", ".join(map(str, ranks[:16])) + (
         f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
     )
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+    return f"rank{'s' * (len(ranks) > 1)} {phrase}"
 
 
 def find_stopped(pids: Mapping[int, int]) -> list[int]:

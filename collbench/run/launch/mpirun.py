@@ -76,12 +76,12 @@ def find_mpirun(python: str = sys.executable) -> str:
     """The mpirun beside an interpreter, else the first on the PATH. Raises CannotRun where there is
     none."""
     places = (str(Path(python).parent), os.environ.get("PATH", os.defpath))
-    found = shutil.which("mpirun", path=os.pathsep.join(places))
-    if found is None:
+    program = shutil.which("mpirun", path=os.pathsep.join(places))
+    if program is None:
         raise CannotRun(
             "--backend mpi needs an mpirun, and none is beside python or on the PATH", _NEEDED
         )
-    return found
+    return program
 
 
 class Mpirun(Parent):
@@ -110,12 +110,12 @@ class Mpirun(Parent):
         """Have n ranks made, around the board of a descriptor that stays open."""
         me = os.getpid()
         # a socket's path may have 107 characters, and TMPDIR may be longer
-        place = f"/proc/{me}/fd/{self._folder}/notes"
-        self._notes.bind(place)
+        notes_path = f"/proc/{me}/fd/{self._folder}/notes"
+        self._notes.bind(notes_path)
         self._alive = n
-        mine = [place, f"/proc/{me}/fd/{board}", "{pid}"]
-        warden = module_command(self._python, "collbench.run.launch.mpirun", *mine)
-        begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), place]
+        arguments = [notes_path, f"/proc/{me}/fd/{board}", "{pid}"]
+        warden = module_command(self._python, "collbench.run.launch.mpirun", *arguments)
+        begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), notes_path]
         started = [self._mpirun, "-n", str(n), *begin, *warden]
         with interrupts.uninterrupted():
             self.process = subprocess.Popen(
@@ -172,14 +172,14 @@ class Mpirun(Parent):
         return [rank for rank in range(n) if self._heard and rank not in self._heard]
 
     def below(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        processes: list[tuple[int, int]] = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with suppress(psutil.Error, StopIteration, ValueError):
                     variables = process.environ()
                     rank = next(variables[name] for name in RANK if name in variables)
-                    found.append((int(rank), process.pid))
-        return found
+                    processes.append((int(rank), process.pid))
+        return processes
 
     def close(self) -> None:
         """End mpirun, if there is one, and with it every rank it still has. A second signal does
@@ -197,7 +197,7 @@ class Mpirun(Parent):
         os.close(self._folder)
 
 
-def _guard_rank(place: str, board: str, mpirun: str) -> None:
+def _guard_rank(notes_path: str, board: str, mpirun: str) -> None:
     """A warden's life: fork the rank, tell of it before it loads torch, and of its end. It ends
     with mpirun, also where that is not its parent."""
     member = environments.detect_variables()
@@ -211,19 +211,19 @@ def _guard_rank(place: str, board: str, mpirun: str) -> None:
     )  # mpirun sends it to the rank too, whose end is yet to be told
     notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        notes.connect(place)
+        notes.connect(notes_path)
     except OSError:
         return  # the launching process is gone
     ours, theirs = socket.socketpair()
-    mine, pid = os.getpid(), os.fork()
+    parent_pid, pid = os.getpid(), os.fork()
     if pid == 0:
-        die_with_parent(mine)
+        die_with_parent(parent_pid)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         notes.close()
         ours.close()
         leave_process(_live_as_rank(member.rank, Board.at(Path(board), member.n), theirs))
-    told = msgspec.json.encode(Note(member.rank, pid=pid))
-    socket.send_fds(notes, [told], [ours.fileno()])
+    note = msgspec.json.encode(Note(member.rank, pid=pid))
+    socket.send_fds(notes, [note], [ours.fileno()])
     ours.close()
     events = select.poll()
     events.register(os.pidfd_open(pid), select.POLLIN)

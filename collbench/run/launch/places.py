@@ -56,8 +56,8 @@ _AT_ONCE = 32  # places that are asked
 class Place(Protocol):
     """Whoever keeps a place, as seen from the process that plans (Keeper is one, if it is here)."""
 
-    def run(self, told: Told, hear: Callable[[str], None]) -> None:
-        """Start a rank, of which ``hear`` gets each line (Said), in any thread."""
+    def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
+        """Start a rank, of which ``on_line`` gets each line (Said), in any thread."""
 
     def tell(self, world: str, text: str) -> None:
         """Tell the rank of a world what it waits for."""
@@ -132,35 +132,35 @@ class Places(FreshRanks):
         seats = self.among(n)
         alone = backend_info(backend).gpu != ""
         sharers = [1 if alone and s.node.gpus else len(_select_beside(s, seats)) for s in seats]
-        asked = [Question(room=(backend, some, policy)) for some in sharers]
-        found = [answer.room for answer in self._answers(seats, asked) if answer.room]
-        return min(found, key=lambda of: of.available // of.sharers)
+        questions = [Question(room=(backend, some, policy)) for some in sharers]
+        rooms = [answer.room for answer in self._answers(seats, questions) if answer.room]
+        return min(rooms, key=lambda room: room.available // room.sharers)
 
     def settled(self, home: Home, name: SideName) -> Home:
         """A side's home, once a place on each host has been found to have it; described as it is
         at rank 0's. Raises CannotRun and UsageError, which name the host."""
         seats = [seat for seat in self.seats if seat.place == 0]
-        found = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
+        answers = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
         git = home.described.get("git")
-        return msgspec.structs.replace(home, described={**found[0].described, "git": git})
+        return msgspec.structs.replace(home, described={**answers[0].described, "git": git})
 
     def _answers(self, seats: Sequence[Seat], questions: Sequence[Question]) -> list[Answer]:
         """What seats answer a question each. Raises CannotRun for an answer that is an error."""
         with ThreadPoolExecutor(min(len(seats), _AT_ONCE)) as pool:
-            found = list(pool.map(lambda seat, asked: seat.at.ask(asked), seats, questions))
-        for seat, answer in zip(seats, found, strict=True):
+            answers = list(pool.map(lambda seat, question: seat.at.ask(question), seats, questions))
+        for seat, answer in zip(seats, answers, strict=True):
             if error := answer.error:
                 raise CannotRun(f"{seat.node.host}: {error.message}", error.hint)
-        return found
+        return answers
 
     @contextmanager
     def started(self, plan: Plan, listener: Listener, side: Side | None = None) -> Iterator[Watch]:
         seats = self.among(plan.n)
-        told = make_instructions(plan, seats, self.launcher, self._passed, side)
-        watch = Watch(plan, seats, listener, told[0].world, self.lost)
+        instructions = make_instructions(plan, seats, self.launcher, self._passed, side)
+        watch = Watch(plan, seats, listener, instructions[0].world, self.lost)
         try:
-            for rank, (seat, each) in enumerate(zip(seats, told, strict=True)):
-                seat.at.run(each, partial(watch.take, rank))
+            for rank, (seat, orders) in enumerate(zip(seats, instructions, strict=True)):
+                seat.at.run(orders, partial(watch.take, rank))
             yield watch
             watch.check(last=True)
             watch.leave_behind()
@@ -204,21 +204,21 @@ def make_instructions(
     of all ranks beside it, so that they can reach each other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
-    found = []
+    instructions = []
     for rank, seat in enumerate(seats):
-        beside = _select_beside(seat, seats)
+        neighbours = _select_beside(seat, seats)
         gpus = ",".join(
             sorted(
-                (other.node.gpus for other in beside if other.node.gpus),
+                (other.node.gpus for other in neighbours if other.node.gpus),
                 key=lambda id: (len(id), id),
             )
         )
-        own = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        env = {**common, **own, **dict(plan.env), **(side.env if side else {})}
-        member = Membership(launcher, rank, plan.n, beside.index(seat), len(beside))
+        device_variables = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        env = {**common, **device_variables, **dict(plan.env), **(side.env if side else {})}
+        member = Membership(launcher, rank, plan.n, neighbours.index(seat), len(neighbours))
         address = seats[0].node.address
-        found.append(Told(member, address, world, key, env, None if rank else plan, side))
-    return found
+        instructions.append(Told(member, address, world, key, env, None if rank else plan, side))
+    return instructions
 
 
 class Watch(RankWatch):
@@ -289,26 +289,26 @@ class Watch(RankWatch):
         return at if self._begun and at < len(self.plan.jobs) else None
 
     def hear(self, rank: int, line: bytes | str) -> Said:
-        said = super().hear(rank, line)
-        if said.line is not None:
+        message = super().hear(rank, line)
+        if message.line is not None:
             self._begun = True
             # the last of a job's records is the first group's
-            self._done += isinstance(said.line, Record) and said.line.case.group == 0
-        elif said.pid is not None:
-            self._pids[rank] = said.pid
-        elif said.says is not None:
-            print_message(said.says)
-        elif said.stopped is not None:
-            (self.stopped.add if said.stopped else self.stopped.discard)(rank)
-        elif said.lost is not None:
+            self._done += isinstance(message.line, Record) and message.line.case.group == 0
+        elif message.pid is not None:
+            self._pids[rank] = message.pid
+        elif message.says is not None:
+            print_message(message.says)
+        elif message.stopped is not None:
+            (self.stopped.add if message.stopped else self.stopped.discard)(rank)
+        elif message.lost is not None:
             self._gone.add(rank)
-            self.deaths[rank] = Death(f"was lost ({said.lost})")
+            self.deaths[rank] = Death(f"was lost ({message.lost})")
             self._since = -self._grace  # nothing more is to be heard, and others may be ended soon
-        elif said.exit is not None:
+        elif message.exit is not None:
             self._gone.add(rank)
-            if said.exit and rank not in self.errors:
-                self.deaths[rank] = Death.by(said.exit, "exited with")
-        return said
+            if message.exit and rank not in self.errors:
+                self.deaths[rank] = Death.by(message.exit, "exited with")
+        return message
 
     def check(self, last: bool = False) -> None:
         """Looks for trouble. Once a rank is done all is measured, and how others end is none any

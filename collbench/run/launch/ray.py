@@ -53,10 +53,12 @@ class Where(msgspec.Struct, frozen=True):
     def connect(self) -> Any:
         """The module ``ray``, connected to the cluster. Raises CannotRun where there is none,
         UsageError for ray://."""
-        named = os.environ.get("RAY_ADDRESS", "auto") if self.address == "auto" else self.address
-        if named.startswith("ray://"):
+        ray_address = (
+            os.environ.get("RAY_ADDRESS", "auto") if self.address == "auto" else self.address
+        )
+        if ray_address.startswith("ray://"):
             raise UsageError(
-                f"--address {named}: records cannot be streamed through Ray Client",
+                f"--address {ray_address}: records cannot be streamed through Ray Client",
                 "run on a machine of the cluster, with --address auto, or by ray job submit",
             )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -72,7 +74,7 @@ class Where(msgspec.Struct, frozen=True):
         if ray.is_initialized():
             return ray
         try:
-            address = canonicalize_bootstrap_address(named) or named
+            address = canonicalize_bootstrap_address(ray_address) or ray_address
             host, _, port = address.rpartition(
                 ":"
             )  # where nobody listens any more, Ray itself would try for minutes
@@ -82,7 +84,7 @@ class Where(msgspec.Struct, frozen=True):
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except (OSError, ValueError, RuntimeError) as e:
             raise CannotRun(
-                f"no Ray cluster at {named}: {first_line(e)}",
+                f"no Ray cluster at {ray_address}: {first_line(e)}",
                 "ray start --head starts one here; --address HOST:PORT names one that this machine"
                 " is part of",
             ) from e
@@ -117,8 +119,8 @@ class RankActor(Keeper):
         answer.described.get("variables", {}).pop("CUDA_VISIBLE_DEVICES", None)
         return as_json(answer)
 
-    def said(self, told: str) -> Iterator[str]:
-        yield from self.lines(msgspec.json.decode(told, type=Told))
+    def said(self, instructions: str) -> Iterator[str]:
+        yield from self.lines(msgspec.json.decode(instructions, type=Told))
 
 
 class Actor:
@@ -127,15 +129,15 @@ class Actor:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
-    def run(self, told: Told, hear: Callable[[str], None]) -> None:
-        stream = self._actor.said.remote(as_json(told))
+    def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
+        stream = self._actor.said.remote(as_json(instructions))
 
         def pump() -> None:
             try:
                 for line in stream:
-                    hear(self._ray.get(line))
+                    on_line(self._ray.get(line))
             except Exception as e:  # also where this process is about to leave Ray
-                hear(as_json(Said(lost=_last_line(e).partition(". ")[0])))
+                on_line(as_json(Said(lost=_last_line(e).partition(". ")[0])))
 
         threading.Thread(target=pump, daemon=True, name="collbench-ray").start()
 
@@ -192,9 +194,9 @@ class Cluster(Places):
         options = {"num_cpus": 1, "num_gpus": int(self._gpus), "max_concurrency": 6}
         make = self._ray.remote(**options)(RankActor)
         at = [PlacementGroupSchedulingStrategy(group, bundle_index) for bundle_index in range(n)]
-        self._actors = [make.options(scheduling_strategy=place).remote() for place in at]
-        said = _collect_answers(self._ray, [actor.node.remote() for actor in self._actors])
-        nodes = [msgspec.json.decode(of, type=Node) for of in said]
+        self._actors = [make.options(scheduling_strategy=strategy).remote() for strategy in at]
+        answers = _collect_answers(self._ray, [actor.node.remote() for actor in self._actors])
+        nodes = [msgspec.json.decode(answer, type=Node) for answer in answers]
         ids = [node.id for node in nodes]
         self.seats = [
             Seat(Actor(self._ray, actor), node, ids[:rank].count(node.id))
@@ -203,11 +205,11 @@ class Cluster(Places):
 
     def _lack(self, bundle: Mapping[str, int]) -> str:
         every, free = self._ray.cluster_resources(), self._ray.available_resources()
-        each = " and ".join(f"{number} {name}" for name, number in bundle.items())
-        there = ", ".join(
+        per_rank = " and ".join(f"{number} {name}" for name, number in bundle.items())
+        available = ", ".join(
             f"{free.get(name, 0):g} of {every.get(name, 0):g} {name}" for name in bundle
         )
-        return f"a rank takes {each}, and free are {there}"
+        return f"a rank takes {per_rank}, and free are {available}"
 
     def among(self, n: int) -> list[Seat]:
         """n of the seats, in the order of ranks: those of a node follow each other."""
@@ -229,8 +231,8 @@ class Cluster(Places):
 def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
     """What actors answer. Raises CannotRun where one cannot be started."""
     try:
-        found: list[str] = ray.get(calls, timeout=MEET_SECONDS)
-        return found
+        answers: list[str] = ray.get(calls, timeout=MEET_SECONDS)
+        return answers
     except ray.exceptions.RayError as e:
         raise CannotRun(
             f"Ray did not start what runs a rank: {_last_line(e)}",

@@ -66,15 +66,15 @@ def agree_on_doors(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
     if host:
         yield _list_doors(member, host), _derive_key(member)
         return
-    mine = chosen_address() if member.rank == 0 else ""
-    found = tell_address(member, mine) if member.launcher.startswith(("mpirun", "flux")) else None
-    if found is None:
+    door = chosen_address() if member.rank == 0 else ""
+    agreed = tell_address(member, door) if member.launcher.startswith(("mpirun", "flux")) else None
+    if agreed is None:
         raise CannotRun(
             f"{member.launcher} started ranks on several hosts and nothing says where they meet",
             "set MASTER_ADDR to rank 0's host for every rank (mpirun -x MASTER_ADDR=host1 …), or"
             " install mpi4py",
         )
-    host, token = found
+    host, token = agreed
     yield _list_doors(member, host, token), (os.environ.get("COLLBENCH_TOKEN") or token).encode()
 
 
@@ -92,8 +92,8 @@ def _private_folder(member: Membership) -> Iterator[Path]:
         opened = folders.hold_folder(folder)
     is_over = member.rank == 0
     try:
-        found = os.fstat(opened)
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        status = os.fstat(opened)
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise CannotRun(
                 f"{folder} is not this user's alone", "remove it, or set TMPDIR to a private folder"
             )
@@ -166,19 +166,19 @@ def own_address(host: str) -> str:
 def chosen_address() -> str:
     """This host's on the interface that GLOO_SOCKET_IFNAME names, else on the first that is up and
     not loopback."""
-    wanted, up = os.environ.get("GLOO_SOCKET_IFNAME", ""), psutil.net_if_stats()
+    interface, up = os.environ.get("GLOO_SOCKET_IFNAME", ""), psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        if name == wanted or (not wanted and name != LOOPBACK and up[name].isup):
-            for known in addresses:
-                if known.family == socket.AF_INET and not known.address.startswith("127."):
-                    return known.address
+        if name == interface or (not interface and name != LOOPBACK and up[name].isup):
+            for address in addresses:
+                if address.family == socket.AF_INET and not address.address.startswith("127."):
+                    return address.address
     return ""
 
 
 def find_interface(address: str) -> str:
     """The one that has this address; loopback for none."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
+        if any(own_address.address.partition("%")[0] == address for own_address in addresses):
             return name
     return LOOPBACK
 
@@ -188,15 +188,15 @@ def tell_address(member: Membership, address: str) -> tuple[str, str] | None:
 
     All ranks must call. ``address`` counts at rank 0, which makes up the token.
     """
-    mine = f"{address} {secrets.token_hex(16)}" if member.rank == 0 else ""
-    told = _by_pmi(mine) if "PMI_FD" in os.environ else _by_mpi(member, mine)
-    if told is None:
+    own_text = f"{address} {secrets.token_hex(16)}" if member.rank == 0 else ""
+    answer = _by_pmi(own_text) if "PMI_FD" in os.environ else _by_mpi(member, own_text)
+    if answer is None:
         return None
-    host, _, token = told.partition(" ")
+    host, _, token = answer.partition(" ")
     return host, token
 
 
-def _by_pmi(mine: str) -> str:
+def _by_pmi(own_text: str) -> str:
     """Raises CannotRun when the launcher does not speak PMI-1, or has ended."""
     try:
         with (
@@ -217,8 +217,8 @@ def _by_pmi(mine: str) -> str:
 
             ask("init pmi_version=1 pmi_subversion=1")
             space = ask("get_my_kvsname")["kvsname"]
-            if mine:
-                ask(f"put kvsname={space} key={_NAME} value={mine.replace(' ', '/')}")
+            if own_text:
+                ask(f"put kvsname={space} key={_NAME} value={own_text.replace(' ', '/')}")
             ask("barrier_in")
             return ask(f"get kvsname={space} key={_NAME}")["value"].replace("/", " ")
     except (OSError, ValueError, KeyError) as e:
@@ -228,7 +228,7 @@ def _by_pmi(mine: str) -> str:
         ) from e
 
 
-def _by_mpi(member: Membership, mine: str) -> str | None:
+def _by_mpi(member: Membership, own_text: str) -> str | None:
     """None without mpi4py. Raises CannotRun when MPI knows of other ranks than the launcher."""
     try:
         import mpi4py
@@ -246,10 +246,10 @@ def _by_mpi(member: Membership, mine: str) -> str | None:
             f" of {member.n}",
             "use the mpirun of mpi4py's MPI, or set MASTER_ADDR to rank 0's host for every rank",
         )
-    told = bytearray(_LINE)
-    told[: len(mine)] = mine.encode()
-    world.Bcast(told, root=0)
-    return told.rstrip(b"\0").decode()
+    buffer = bytearray(_LINE)
+    buffer[: len(own_text)] = own_text.encode()
+    world.Bcast(buffer, root=0)
+    return buffer.rstrip(b"\0").decode()
 
 
 def leave_mpi() -> None:

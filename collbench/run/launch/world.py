@@ -129,8 +129,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         """The error that is being handled."""
         if isinstance(error, CollbenchError):
             return cls(error.message, error.hint, error.exit)
-        words = f"{type(error).__name__}: {first_line(error)}"
-        return cls(words, traceback=traceback.format_exc())
+        message = f"{type(error).__name__}: {first_line(error)}"
+        return cls(message, traceback=traceback.format_exc())
 
     def as_error(self, job: int | None = None) -> CannotRun | RunBroken:
         """The same where it ends a run, at that place in the plan."""
@@ -160,8 +160,8 @@ class Channel(NamedTuple):
     source: Any  # files that bytes are read from, and written to
     sink: Any
 
-    def say(self, said: Said) -> None:
-        self.sink.write(msgspec.json.encode(said) + b"\n")
+    def say(self, message: Said) -> None:
+        self.sink.write(msgspec.json.encode(message) + b"\n")
         self.sink.flush()
 
     def line(self, line: types.World | types.Record) -> None:
@@ -184,12 +184,12 @@ class StallWatch:
         self.beats, self._moved = board.beats(), time.monotonic()
         self._beside: Sequence[float] = ()
 
-    def stalled(self, beside: Sequence[float] = ()) -> float:
+    def stalled(self, other_beats: Sequence[float] = ()) -> float:
         """Seconds since any rank has moved, once they are more than the plan allows; before, 0.
-        What has no line on the board yet moves while ``beside`` changes."""
+        Ranks without a line on the board count as moving while ``other_beats`` changes."""
         latest, now = self._board.beats(), time.monotonic()
-        if latest != self.beats or beside != self._beside:
-            self.beats, self._beside, self._moved = latest, beside, now
+        if latest != self.beats or other_beats != self._beside:
+            self.beats, self._beside, self._moved = latest, other_beats, now
         seconds = now - self._moved
         return seconds if seconds > self._plan.timeout else 0.0
 
@@ -199,7 +199,7 @@ class StallWatch:
 
     def behind(self) -> list[int]:
         places = [self._board.where(rank)[1:] for rank in range(self._board.n)]
-        return [rank for rank, place in enumerate(places) if place < max(places)]
+        return [rank for rank, progress in enumerate(places) if progress < max(places)]
 
     def broken(self, what: str, rank: int, hint: str = "") -> RunBroken:
         """An error that tells ``what`` happened while ``rank`` was doing what it does now."""
@@ -230,8 +230,8 @@ STOPPED = Death("is stopped (SIGSTOP)")
 
 
 def tell_late(who: str, what: str = "did not end") -> None:
-    words = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
-    print_message(f"{who} {words}")
+    message = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
+    print_message(f"{who} {message}")
 
 
 class RankWatch:
@@ -254,21 +254,21 @@ class RankWatch:
         self._over = math.inf
 
     def hear(self, rank: int, line: bytes | str) -> Said:
-        said = msgspec.json.decode(line, type=Said)
-        if said.line is not None:
-            self.listener.hear(said.line)
-        elif said.further:
+        message = msgspec.json.decode(line, type=Said)
+        if message.line is not None:
+            self.listener.hear(message.line)
+        elif message.further:
             self.plan.jobs.extend(more := self.listener.further())
             self.answer(rank, msgspec.json.encode(more))
-        elif said.turn is not None:
-            self.waits_at = said.turn
-        elif said.error is not None:
-            self.errors[rank] = said.error
-        elif said.done:
+        elif message.turn is not None:
+            self.waits_at = message.turn
+        elif message.error is not None:
+            self.errors[rank] = message.error
+        elif message.done:
             self.done.add(rank)
             limit = LEAVE_SECONDS if self.finished else self.plan.timeout
             self._over = min(self._over, time.monotonic() + limit)
-        return said
+        return message
 
     @property
     def waiting(self) -> bool:

@@ -58,12 +58,12 @@ class Cadence(NamedTuple):
         sampler.dirty = sorted(sampler.used)
         if self.make:
             sampler = _settle_sampler(self.make, self.sync, sampler.dirty, control)
-        found = sampler.take(count, self.sync)
-        if found is None:
+        samples = sampler.take(count, self.sync)
+        if samples is None:
             return None
-        kept = ~found.late.astype(bool)
-        kept[:SETTLES] = False
-        return Aside(found.only(kept), sampler.inner if self.make else None)
+        is_kept = ~samples.late.astype(bool)
+        is_kept[:SETTLES] = False
+        return Aside(samples.only(is_kept), sampler.inner if self.make else None)
 
 
 def _settle_sampler(make: Make, sync: Sync, dirty: Sequence[int], control: Control) -> Sampler:
@@ -71,8 +71,8 @@ def _settle_sampler(make: Make, sync: Sync, dirty: Sequence[int], control: Contr
     issued. The slots of ``dirty`` hold what other calls have left."""
     first = make(1)
     first.dirty = dirty
-    seen = first.take(SETTLES, sync)
-    call_ns = 0.0 if seen is None else float(np.median(seen.times))
+    samples = first.take(SETTLES, sync)
+    call_ns = 0.0 if samples is None else float(np.median(samples.times))
     (repeats,) = control.decide([first.repeats(call_ns)])
     sampler = make(repeats)
     sampler.dirty = first.dirty

@@ -101,24 +101,25 @@ def _make_spin(decide: Callable[[list[int]], list[int]]) -> Action:
 def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
     """The library's own, on a backend of its own, with data that is checked, in each group
     another."""
-    own = backend.control or bench.control
+    group_control = backend.control or bench.control
     flag = msgspec.structs.replace(
         case, collective="all_reduce", nbytes=4, dtype="int32", op="sum", root=-1, splits=""
     )
-    (buffers,), (told,) = allocate_slots(backend, [case, flag], [0])
-    seed = bench.policy.seed + zlib.crc32(case.key.encode()) + own.number
+    (buffers,), (flag_buffers,) = allocate_slots(backend, [case, flag], [0])
+    seed = bench.policy.seed + zlib.crc32(case.key.encode()) + group_control.number
     beat = partial(bench.board.beat, bench.rank)
-    checker = Checker(case, seed, own.rank, backend.device, backend.premultiplies, beat)
+    checker = Checker(case, seed, group_control.rank, backend.device, backend.premultiplies, beat)
     checker.poison(buffers.written)
     checker.fill_send(buffers.send, 0)
     call, vote = (
-        backend.prepare(of, each.send, each.recv) for of, each in ((case, buffers), (flag, told))
+        backend.prepare(buffers_case, case_buffers.send, case_buffers.recv)
+        for buffers_case, case_buffers in ((case, buffers), (flag, flag_buffers))
     )
 
     def over(stop: bool) -> bool:
-        told.send.fill_(int(stop))
+        flag_buffers.send.fill_(int(stop))
         vote.run()
-        return int(told.recv.item()) == case.n
+        return int(flag_buffers.recv.item()) == case.n
 
     def wrong() -> str:
         _, bad, where = checker.check_recv(buffers.recv, 0)
@@ -165,9 +166,9 @@ class Behind:
 
     def since(self) -> list[int]:
         """What it took each time since this was last asked; the first belongs to another time."""
-        taken = self._times[1:]
+        times = self._times[1:]
         self._times.clear()
-        return taken[:MOST]
+        return times[:MOST]
 
     def told(self) -> Background:
         return Background(alone_ns=self._alone, during_ns=self.since())
@@ -186,12 +187,12 @@ class Behind:
         """Waits until all ranks' have stopped. Raises what ended the task."""
         assert self._thread is not None, "what rests has gone"
         self._stop.set()
-        seen = -1
+        counted = -1
         while self._thread.is_alive():
             self._thread.join(PAUSE_S)
-            if len(self._times) != seen:
+            if len(self._times) != counted:
                 self._beat()
-                seen = len(self._times)
+                counted = len(self._times)
         sys.setswitchinterval(self._interval)
         if self._failed:
             raise self._failed[0]

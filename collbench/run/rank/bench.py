@@ -49,8 +49,12 @@ class Bench(NamedTuple):
 
     def planted(self) -> Planted | None:
         """The faults that are planted on this rank, if there are any."""
-        mine = [fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank]
-        return Planted(mine, self.policy.seed, self.backend.finish) if mine else None
+        planted_here = [
+            fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank
+        ]
+        return (
+            Planted(planted_here, self.policy.seed, self.backend.finish) if planted_here else None
+        )
 
 
 class Sites:
@@ -65,20 +69,20 @@ class Sites:
     def at(self, family: Groups, lane: str) -> Backend:
         """That of the groups; ranks in none of them have one of their own."""
         inside = {rank for group in family for rank in group}
-        whole = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
-        if (whole, lane) not in self._open:
-            made = backends.find_backend(self._name)
-            made.policy, made.hosts = self._like.policy, self._like.hosts
-            made.control = self._control.divided(whole)
+        groups = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
+        if (groups, lane) not in self._open:
+            backend = backends.find_backend(self._name)
+            backend.policy, backend.hosts = self._like.policy, self._like.hosts
+            backend.control = self._control.divided(groups)
             try:
                 with self._control.refusing_alike():
-                    made.open(made.control.rank, made.control.n, self._local_rank)
+                    backend.open(backend.control.rank, backend.control.n, self._local_rank)
             except CannotRun:
                 with suppress(Exception):  # of a backend that is open in part
-                    made.close()
+                    backend.close()
                 raise
-            self._open[whole, lane] = made
-        return self._open[whole, lane]
+            self._open[groups, lane] = backend
+        return self._open[groups, lane]
 
     def close(self) -> None:
         for backend in self._open.values():

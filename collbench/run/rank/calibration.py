@@ -41,16 +41,16 @@ UNKNOWN = -1.0
 _PARTS = 1_000_000  # of a share, in messages
 
 
-def read_signs(told: np.ndarray, cramped: bool) -> np.ndarray:
+def read_signs(readings: np.ndarray, cramped: bool) -> np.ndarray:
     """What each rank saw by cause, shape (ranks, causes): shares, then ln of ns; UNKNOWN where it
-    does not know. ``told`` are its integers, a row a rank: steal, delay and the work of its other
+    does not know. ``readings`` are integers, a row a rank: steal, delay and the work of its other
     threads in millionths of the block, ns of arithmetic, copy and round trip; negative where not
     known. In a ``cramped`` world any rank's threads may have been on its core.
     """
-    steal, delay, threads = told[:, :3].T / _PARTS
+    steal, delay, threads = readings[:, :3].T / _PARTS
     ours = np.maximum(0.0, threads.sum() if cramped else threads)
     others = np.where(delay < 0, UNKNOWN, np.maximum(0.0, delay - ours))
-    times = np.where(told[:, 3:] > 1, np.log(np.maximum(told[:, 3:], 1)), UNKNOWN)
+    times = np.where(readings[:, 3:] > 1, np.log(np.maximum(readings[:, 3:], 1)), UNKNOWN)
     return np.column_stack([np.where(steal < 0, UNKNOWN, steal), others, times])
 
 
@@ -61,12 +61,15 @@ def find_causes(launch: np.ndarray, case: np.ndarray) -> list[str]:
         return [""] * len(case)
     usual = np.median(launch, axis=0)
     limit = np.maximum(SPREADS * np.quantile(abs(launch - usual), ALIKE, axis=0), LEAST)
-    own = np.median(case, axis=0)
-    usual[:, :SHARES] = np.maximum(usual, own)[:, :SHARES]
+    case_median = np.median(case, axis=0)
+    usual[:, :SHARES] = np.maximum(usual, case_median)[:, :SHARES]
     away = case - usual
     away[..., SHARES:] = abs(away[..., SHARES:])
     beyond = (away > limit) & (case >= 0) & (usual >= 0)
-    return [next((c for c, seen in zip(CAUSES, b, strict=True) if seen), "") for b in beyond.any(1)]
+    return [
+        next((c for c, is_over in zip(CAUSES, b, strict=True) if is_over), "")
+        for b in beyond.any(1)
+    ]
 
 
 class Calibrator:
@@ -90,7 +93,7 @@ class Calibrator:
     def after(self) -> np.ndarray | None:
         """What all ranks tell of the block, at rank 0."""
         wall, *spent = self._read() - self._counts
-        shares = [-1 if math.isnan(each) else int(each / wall * _PARTS) for each in spent]
+        shares = [-1 if math.isnan(share) else int(share / wall * _PARTS) for share in spent]
         return self.control.gather(np.array([*shares, *self._times]))
 
     def _read(self) -> np.ndarray:
@@ -107,8 +110,8 @@ class Calibrator:
         for asks in (True, False) if rank % 2 == 0 else (False, True):
             if n > 2 or asks == (rank == 0):
                 peer = (rank + 1 if asks else rank - 1) % n
-                found = self._board.pingpong(rank, peer, asks, PIECES, TRIPS)
-                took = found if asks else took
+                round_trip = self._board.pingpong(rank, peer, asks, PIECES, TRIPS)
+                took = round_trip if asks else took
         return int(np.median(took)) if took else -1
 
 
@@ -131,21 +134,21 @@ class Blocks:
     def after(self) -> Sequence[int]:
         """All ranks have taken one: the places of those that are now to be replaced, at rank 0. One
         may be found disturbed when more of the launch is known."""
-        told = self._calibrator.after() if self._calibrator else None
-        return [] if told is None else self.judged(told)
+        readings = self._calibrator.after() if self._calibrator else None
+        return [] if readings is None else self.judged(readings)
 
-    def judged(self, told: np.ndarray) -> Sequence[int]:
+    def judged(self, readings: np.ndarray) -> Sequence[int]:
         """The same, by what all ranks tell of the latest block."""
         assert self._calibrator
-        seen, launch = read_signs(told, self._calibrator.cramped), self._calibrator.launch
-        launch.append(seen)
-        self._signs.append(seen)
-        self._times.append(told)
-        found = dict(enumerate(find_causes(np.stack(launch), np.stack(self._signs))))
-        fresh = [place for place in found if found[place] and place not in self._replaced]
+        signs, launch = read_signs(readings, self._calibrator.cramped), self._calibrator.launch
+        launch.append(signs)
+        self._signs.append(signs)
+        self._times.append(readings)
+        causes = dict(enumerate(find_causes(np.stack(launch), np.stack(self._signs))))
+        fresh = [block for block in causes if causes[block] and block not in self._replaced]
         now = fresh[: max(1, self.planned // 2) - len(self._replaced)]
-        self._replaced |= {place: found[place] for place in now}
-        self._left = [found[place] for place in fresh[len(now) :]]
+        self._replaced |= {block: causes[block] for block in now}
+        self._left = [causes[block] for block in fresh[len(now) :]]
         return now
 
     @property
@@ -154,7 +157,14 @@ class Blocks:
         if not self._times:
             return None
         arithmetic, copy, trip = (
-            max((int(np.median(own[own >= 0])) for own in kind if own.max() >= 0), default=0)
+            max(
+                (
+                    int(np.median(readings[readings >= 0]))
+                    for readings in kind
+                    if readings.max() >= 0
+                ),
+                default=0,
+            )
             for kind in np.stack(self._times)[..., 3:].T
         )
         return Calibration(

@@ -56,16 +56,16 @@ class _Laid(NamedTuple):
 
 
 def allocate_slots(
-    backend: Backend, slots: Sequence[Case], held: Sequence[int], unalign: int = 0
+    backend: Backend, slots: Sequence[Case], ranks: Sequence[int], unalign: int = 0
 ) -> list[Slot]:
     """Page-aligned buffers (shifted by ``unalign`` elements) for a case each, in place as views of
     one; contents are undefined."""
-    laid = [[_Laid.of(case, rank, unalign) for rank in held] for case in slots]
-    raw = backend.allocate(sum(sum(one.strides) for slot in laid for one in slot) + PAGE)
+    laid = [[_Laid.of(case, rank, unalign) for rank in ranks] for case in slots]
+    raw = backend.allocate(sum(sum(layout.strides) for slot in laid for layout in slot) + PAGE)
     at = -raw.data_ptr() % PAGE
-    found: list[Slot] = []
+    slots_made: list[Slot] = []
     for slot in laid:
-        found.append([])
+        slots_made.append([])
         for case, placement, lengths, strides in slot:
             kind, views = getattr(torch, case.type.torch), []
             for length, stride in zip(lengths, strides, strict=True):
@@ -77,25 +77,27 @@ def allocate_slots(
                     views[0][o : o + c] for o, c in zip(placement, case.counts, strict=False)
                 )
                 views = [send, recv, *views]
-            found[-1].append(Buffers(views[0], views[1], views[2] if placement else None))
-    return found
+            slots_made[-1].append(Buffers(views[0], views[1], views[2] if placement else None))
+    return slots_made
 
 
 def copy_slots(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
     """What all slots hold, rank by rank; nothing where the device has not twice the room for it, as
     libraries may want some, too."""
     written = [[buffers.written for buffers in slot] for slot in slots]
-    if 2 * sum(each.nbytes for slot in written for each in slot) > room:
+    if 2 * sum(buffer.nbytes for slot in written for buffer in slot) > room:
         return []
     with suppress(torch.cuda.OutOfMemoryError):  # others may have looked at the same room
-        return [[each.clone() for each in slot] for slot in written]
+        return [[tensor.clone() for tensor in slot] for slot in written]
     return []
 
 
 def prepare_call(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
     """A call on the buffers of a slot: this rank's, or all ranks' where they are virtual."""
     if virtual:
-        return backend.prepare_all(case, [each.send for each in slot], [each.recv for each in slot])
+        return backend.prepare_all(
+            case, [buffers.send for buffers in slot], [buffers.recv for buffers in slot]
+        )
     if not slot:  # a rank that is in no group
         return Call(do_nothing, None)
     ((send, recv, _),) = slot
@@ -175,10 +177,10 @@ class Pattern:
     """Has ranks of a group that were told to start together come apart: one of them late, by turns
     (``one-late:50us``), or each by a time drawn anew (``random:100us``)."""
 
-    def __init__(self, arrival: str, own: Control, seed: int) -> None:
+    def __init__(self, arrival: str, group_control: Control, seed: int) -> None:
         self._kind, self._spread = arrivals.parse_arrival(arrival)
-        self._own, self._turn = own, 0
-        self._rng = np.random.default_rng([seed, own.rank])
+        self._own, self._turn = group_control, 0
+        self._rng = np.random.default_rng([seed, group_control.rank])
 
     def tarry(self) -> None:
         self._turn += 1

@@ -93,13 +93,13 @@ class Checker:
             if case.row.reduces
             else 0
         )
-        tables, found = payload.make_tables(case, seed), self.receives or ()
+        tables, pieces = payload.make_tables(case, seed), self.receives or ()
         self._send = self._on(device, tables.send(rank))
         self._expected = {
             ranks: self._on(device, tables.expected(ranks))
-            for ranks in {piece.ranks for piece in found}
+            for ranks in {piece.ranks for piece in pieces}
         }
-        longest = min(WINDOW, max((piece.length for piece in [*self.sends, *found]), default=0))
+        longest = min(WINDOW, max((piece.length for piece in [*self.sends, *pieces]), default=0))
         self._offsets = torch.from_numpy(payload.window_offsets().copy()).to(device)
         self._index = torch.empty(longest, dtype=torch.int32, device=device)
         self._scratch = torch.empty(longest, dtype=self.bits, device=device)
@@ -142,10 +142,10 @@ class Checker:
         return Checked(checked, total, self._first(bad, slot, view))
 
     def _first(self, span: _Span, slot: int, view: torch.Tensor) -> Difference:
-        place = int(self._wrong(span, slot, view).nonzero()[0])
+        offset = int(self._wrong(span, slot, view).nonzero()[0])
         mask = (1 << self.case.type.size * 8) - 1
-        index = span.start + place
-        return Difference(index, int(view[index]) & mask, int(self._scratch[place]) & mask)
+        index = span.start + offset
+        return Difference(index, int(view[index]) & mask, int(self._scratch[offset]) & mask)
 
     def _wrong(self, span: _Span, slot: int, view: torch.Tensor) -> torch.Tensor:
         """Which elements of the span differ by more than the tolerance; leaves the expected ones in
@@ -202,10 +202,10 @@ def _why_blind(checker: Checker, device: torch.device | str) -> str:
     if wrong := checker.check_recv(buffer).wrong:
         return f"{wrong} elements that are right were found wrong"
     flip_bit(buffer)
-    found = checker.check_recv(buffer)
-    if found.first is None:
+    result = checker.check_recv(buffer)
+    if result.first is None:
         return "a flipped bit was not found"
-    return "" if (found.wrong, found.first.at) == (1, 0) else "a flipped bit was found elsewhere"
+    return "" if (result.wrong, result.first.at) == (1, 0) else "a flipped bit was found elsewhere"
 
 
 TABLE = 1 << 16  # numbers, which then repeat
@@ -237,12 +237,12 @@ def fill_floats(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: 
 
 def digest_bits(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
     """A digest of the bits that were received, where the collective defines them."""
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for piece in pieces:
         of_bytes = buffer[piece.start : piece.start + piece.length].view(torch.uint8)
         for at in range(0, len(of_bytes), CHUNK):
-            found.update(of_bytes[at : at + CHUNK].cpu().numpy().data)
-    return found.hexdigest()
+            digest.update(of_bytes[at : at + CHUNK].cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def join_digests(parts: Sequence[str]) -> str:

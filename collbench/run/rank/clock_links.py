@@ -45,9 +45,11 @@ def control_address() -> str:
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if not name:
         return socket.gethostbyname(socket.gethostname())
-    found = {a.family: a.address for a in psutil.net_if_addrs().get(name, ())}
-    if kind := next((kind for kind in (socket.AF_INET, socket.AF_INET6) if kind in found), None):
-        return found[kind]
+    addresses = {a.family: a.address for a in psutil.net_if_addrs().get(name, ())}
+    if kind := next(
+        (kind for kind in (socket.AF_INET, socket.AF_INET6) if kind in addresses), None
+    ):
+        return addresses[kind]
     raise OSError(f"interface {name} has no address")
 
 
@@ -64,9 +66,11 @@ class Links:
         listener, offer, trouble = self._listen(tokens)
         offers: list[Offer | None] = control.collect(offer)
         try:
-            if parent is not None and (place := offers[parent]):
-                self._peers[parent] = socket.create_connection((place[0], place[1]), CONNECT_S)
-                self._peers[parent].sendall(bytes.fromhex(place[2][str(control.rank)]))
+            if parent is not None and (parent_offer := offers[parent]):
+                self._peers[parent] = socket.create_connection(
+                    (parent_offer[0], parent_offer[1]), CONNECT_S
+                )
+                self._peers[parent].sendall(bytes.fromhex(parent_offer[2][str(control.rank)]))
             if listener:
                 self._accept(listener, tokens)
         except OSError as e:
@@ -93,8 +97,8 @@ class Links:
             listener = socket.create_server((at, 0), family=kind, backlog=2 * len(tokens) + 8)
         except OSError as e:
             return None, None, first_line(e)
-        said = {str(child): token.hex() for child, token in tokens.items()}
-        return listener, (at, listener.getsockname()[1], said), ""
+        offered = {str(child): token.hex() for child, token in tokens.items()}
+        return listener, (at, listener.getsockname()[1], offered), ""
 
     def _accept(self, listener: socket.socket, tokens: dict[int, bytes]) -> None:
         """Take the children in. A connection that shows another token is closed; one that says
@@ -102,8 +106,10 @@ class Links:
         until = time.monotonic() + CONNECT_S
         with selectors.DefaultSelector() as ready:
             ready.register(listener, selectors.EVENT_READ)
-            while tokens.keys() - self._peers.keys() and (left := until - time.monotonic()) > 0:
-                for key, _ in ready.select(left):
+            while (
+                tokens.keys() - self._peers.keys() and (time_left := until - time.monotonic()) > 0
+            ):
+                for key, _ in ready.select(time_left):
                     assert isinstance(key.fileobj, socket.socket)
                     if key.fileobj is listener:
                         ready.register(listener.accept()[0], selectors.EVENT_READ)
@@ -118,11 +124,11 @@ class Links:
     def _admit(self, link: socket.socket, tokens: dict[int, bytes]) -> None:
         link.setblocking(False)
         try:
-            said = link.recv(TOKEN_BYTES)
+            received = link.recv(TOKEN_BYTES)
         except OSError:
-            said = b""
+            received = b""
         for child, token in tokens.items():
-            if child not in self._peers and secrets.compare_digest(said, token):
+            if child not in self._peers and secrets.compare_digest(received, token):
                 self._peers[child] = link
                 return
         link.close()
@@ -134,8 +140,8 @@ class Links:
         for _ in range(times):
             before = read()
             link.send(WORD.pack(0))
-            told = _receive_word(link)
-            trips.append((before, told, read()))
+            reading = _receive_word(link)
+            trips.append((before, reading, read()))
         return trips
 
     def serve(self, peer: int, times: int, read: Callable[[], int]) -> None:
@@ -169,13 +175,13 @@ def _receive_word(link: socket.socket) -> int:
     is spun for, except where it comes so late that somebody may need this core for it to come."""
     for _ in range(SPINS):
         try:
-            said = link.recv(WORD.size)
+            received = link.recv(WORD.size)
             break
         except BlockingIOError:
             pass
     else:
         select.select([link], [], [])
-        said = link.recv(WORD.size)
-    if len(said) != WORD.size:
+        received = link.recv(WORD.size)
+    if len(received) != WORD.size:
         raise ConnectionError("Connection closed by peer")
-    return int(WORD.unpack(said)[0])
+    return int(WORD.unpack(received)[0])

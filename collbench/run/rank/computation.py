@@ -90,8 +90,8 @@ class Computation:
         return partial(run_all, parts) if parts else None
 
     def _multiply(self, flops: float) -> None:
-        whole, rest = divmod(flops, self._flops)
-        for _ in range(int(whole)):
+        whole_count, rest = divmod(flops, self._flops)
+        for _ in range(int(whole_count)):
             self._product(self._rows)
             self._beat()
         if rows := round(self._rows * rest / self._flops):
@@ -117,8 +117,8 @@ class Computation:
             self._beat()
 
     def _sleep(self, ns: int) -> None:
-        for left in range(ns, 0, -SLICE_NS):
-            time.sleep(min(left, SLICE_NS) / 1e9)
+        for remaining in range(ns, 0, -SLICE_NS):
+            time.sleep(min(remaining, SLICE_NS) / 1e9)
             self._beat()
 
 

@@ -49,24 +49,24 @@ class Control:
     def divided(self, groups: Groups) -> Control:
         """The control group of this rank's group (of a world's ranks)."""
         number = next(number for number, members in enumerate(groups) if self.rank in members)
-        mine = Control(groups[number].index(self.rank), len(groups[number]))
-        mine.groups, mine.number = groups, number
-        mine._group = mine.joined("gloo")
-        return mine
+        divided_control = Control(groups[number].index(self.rank), len(groups[number]))
+        divided_control.groups, divided_control.number = groups, number
+        divided_control._group = divided_control.joined("gloo")
+        return divided_control
 
     def among(self, groups: Groups) -> Control:
         """The control of this rank's group, like ``divided``, for groups that messages of the
         world's own process group join. ``number`` is the group's, or beyond all groups' where this
         rank is in none."""
         places = {
-            rank: (number, place)
+            rank: (number, index)
             for number, group in enumerate(groups)
-            for place, rank in enumerate(group)
+            for index, rank in enumerate(group)
         }
-        number, place = places.get(self.rank, (len(groups), 0))
-        mine = Control(place, len(groups[0]))
-        mine.groups, mine.number = groups, number
-        return mine
+        number, index = places.get(self.rank, (len(groups), 0))
+        control = Control(index, len(groups[0]))
+        control.groups, control.number = groups, number
+        return control
 
     @property
     def idle(self) -> bool:
@@ -83,10 +83,10 @@ class Control:
         every group."""
         if len(self.groups) == 1:
             return dist.new_group(backend=backend, timeout=LONG)
-        made = [
+        groups_made = [
             dist.new_group(list(members), backend=backend, timeout=LONG) for members in self.groups
         ]
-        return made[self.number]
+        return groups_made[self.number]
 
     def leave(self) -> None:
         """Done with a group's; the world's stays."""
@@ -95,11 +95,11 @@ class Control:
 
     def gather(self, values: np.ndarray) -> np.ndarray | None:
         """All ranks' equally shaped int64 arrays, stacked, at rank 0; None elsewhere."""
-        mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+        tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
         if self.n == 1:
-            return mine.numpy()[None]
-        parts = [torch.empty_like(mine) for _ in range(self.n)] if self.rank == 0 else None
-        dist.gather(mine, parts, dst=self.members[0], group=self._group)
+            return tensor.numpy()[None]
+        parts = [torch.empty_like(tensor) for _ in range(self.n)] if self.rank == 0 else None
+        dist.gather(tensor, parts, dst=self.members[0], group=self._group)
         return np.stack([p.numpy() for p in parts]) if parts else None
 
     def decide(self, values: list[int]) -> list[int]:
@@ -127,15 +127,15 @@ class Control:
     def collect(self, value: Any) -> list[Any]:
         """Every rank's JSON-able value, in rank order, at every rank."""
         payload = msgspec.json.encode(value)
-        told = len(payload).to_bytes(8, "little") + payload
-        everyone = self._everyones(told, SHORT)
+        message = len(payload).to_bytes(8, "little") + payload
+        everyone = self._everyones(message, SHORT)
         lengths = [int.from_bytes(text[:8], "little") for text in everyone]
         if max(lengths) > JSON_LIMIT:
             raise ValueError(
                 f"a control message of {max(lengths)} bytes is over the limit of {JSON_LIMIT}"
             )
         if max(lengths) > SHORT - 8:
-            everyone = self._everyones(told, 8 + max(lengths))
+            everyone = self._everyones(message, 8 + max(lengths))
         return [
             msgspec.json.decode(text[8 : 8 + length])
             for text, length in zip(everyone, lengths, strict=True)
@@ -150,17 +150,17 @@ class Control:
             yield
         except CannotRun as e:
             error = e
-        mine = [error.message, error.hint] if error else None
-        for words in filter(None, self.collect(mine)):
-            raise CannotRun(*words) from error
+        problem = [error.message, error.hint] if error else None
+        for reported in filter(None, self.collect(problem)):
+            raise CannotRun(*reported) from error
 
-    def _everyones(self, told: bytes, size: int) -> list[bytes]:
+    def _everyones(self, message: bytes, size: int) -> list[bytes]:
         """The first ``size`` bytes that each rank has to tell, at every rank."""
-        mine = torch.zeros(size, dtype=torch.uint8)
-        mine[: len(told)] = torch.frombuffer(bytearray(told[:size]), dtype=torch.uint8)
-        parts = [mine] if self.n == 1 else [torch.empty_like(mine) for _ in range(self.n)]
+        buffer = torch.zeros(size, dtype=torch.uint8)
+        buffer[: len(message)] = torch.frombuffer(bytearray(message[:size]), dtype=torch.uint8)
+        parts = [buffer] if self.n == 1 else [torch.empty_like(buffer) for _ in range(self.n)]
         if self.n > 1:
-            dist.all_gather(parts, mine, group=self._group)
+            dist.all_gather(parts, buffer, group=self._group)
         return [part.numpy().tobytes() for part in parts]
 
     def barrier(self) -> None:

@@ -32,21 +32,21 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
     """
     cpus = environment.usable_cpus()
     cores = cpus[: environment.core_count()]
-    here = environment.boot_id() or environment.host_name()
-    everyone = control.collect([here, cores])
+    own_host = environment.boot_id() or environment.host_name()
+    everyone = control.collect([own_host, cores])
     shared = {
-        machine: {c for m, mine in everyone for c in mine if m == machine}
+        machine: {c for m, rank_cores in everyone for c in rank_cores if m == machine}
         for machine, _ in everyone
     }
     counts = Counter(machine for machine, _ in everyone)
-    share = len(cores) // counts[here]
-    if bind and threads <= share and len(shared[here]) == len(cores):
-        at = sum(machine == here for machine, _ in everyone[:rank]) * share
+    share = len(cores) // counts[own_host]
+    if bind and threads <= share and len(shared[own_host]) == len(cores):
+        at = sum(machine == own_host for machine, _ in everyone[:rank]) * share
         os.sched_setaffinity(0, cores[at : at + share])
     ranks = [(counts[machine], len(shared[machine])) for machine in counts]
     return Cores(
-        oversubscribed=any(count > there for count, there in ranks),
-        cramped=any(count * threads > there for count, there in ranks),
+        oversubscribed=any(count > core_count for count, core_count in ranks),
+        cramped=any(count * threads > core_count for count, core_count in ranks),
     )
 
 
@@ -59,17 +59,19 @@ def near_gpu(control: Control, near: Collection[int]) -> None:
     that may use none of the CPUs near their GPU.
     """
     allowed = environment.list_affinity()
-    mine = sorted({*near} & {*allowed})
-    here = environment.boot_id() or environment.host_name()
-    everyone = control.collect([here, allowed, mine])
-    bound = any(machine == here and cpus != allowed for machine, cpus, _ in everyone)
-    if bound or not mine:
+    near_cpus = sorted({*near} & {*allowed})
+    own_host = environment.boot_id() or environment.host_name()
+    everyone = control.collect([own_host, allowed, near_cpus])
+    bound = any(machine == own_host and cpus != allowed for machine, cpus, _ in everyone)
+    if bound or not near_cpus:
         return
-    sharers = [rank for rank, each in enumerate(everyone) if each == [here, allowed, mine]]
-    cores = environment.by_core(mine)
+    sharers = [
+        rank for rank, answer in enumerate(everyone) if answer == [own_host, allowed, near_cpus]
+    ]
+    cores = environment.by_core(near_cpus)
     share = len(cores) // len(sharers)
     if share >= GPU_CORES:
         at = sharers.index(control.rank) * share
-        mine = [cpu for core in cores[at : at + share] for cpu in core]
+        near_cpus = [cpu for core in cores[at : at + share] for cpu in core]
     with suppress(OSError):  # a container may forbid it; the record says where the rank was
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, near_cpus)

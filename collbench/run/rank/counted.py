@@ -47,10 +47,10 @@ def count_sent(
     tell, and again where the first count is not what is needed, so that what comes only once is
     known for that. ``call`` returns when this rank is done."""
     calls = _choose_calls(case) if control.n == case.world else 0  # virtual ranks are one process
-    found: list[Sent] = []
-    while calls and len(found) < MOST_COUNTS and settle_counts(case, found) is None:
-        found.append(count_once(control, watch, call, calls))
-    return found
+    counts: list[Sent] = []
+    while calls and len(counts) < MOST_COUNTS and settle_counts(case, counts) is None:
+        counts.append(count_once(control, watch, call, calls))
+    return counts
 
 
 def count_once(
@@ -68,8 +68,8 @@ def _choose_calls(case: Case) -> int:
     would take long, as smaller sizes tell the same."""
     if case.n < 2 or case.size < case.n * SMALLEST:
         return 0
-    whole = needed_bytes(case)
-    return min(MOST_CALLS, math.ceil(ENOUGH * case.n / whole)) if 0 < whole < LARGE else 0
+    needed = needed_bytes(case)
+    return min(MOST_CALLS, math.ceil(ENOUGH * case.n / needed)) if 0 < needed < LARGE else 0
 
 
 def _count_during(
@@ -102,29 +102,29 @@ def _read_counters(watch: Watch | None) -> Counters:
     root = environment.ROOT
     machine = environment.boot_id() or environment.host_name()
     network = f"{machine} {Path('/proc/self/ns/net').stat().st_ino}"
-    found = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
-    found |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
+    counters = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}
+    counters |= {f"ib {machine} {name}": by for name, by in read_ports(root).items()}
     state = watch.read() if watch else None
     if state and state.nvlink_kib is not None:  # sent and received, and each byte was both
-        found[f"nvlink {machine} {state.index}"] = (state.nvlink_kib << 10) // 2
-    return found
+        counters[f"nvlink {machine} {state.index}"] = (state.nvlink_kib << 10) // 2
+    return counters
 
 
 def read_interfaces(root: Path) -> Counters:
     """Bytes that left by each interface of this process's network, without their headers."""
-    found = {}
+    counters = {}
     for line in (sysfs.read_text(root / "proc/net/dev") or "").splitlines()[2:]:
         name, _, rest = line.rpartition(":")
         numbers = [int(word) for word in rest.split()]
-        found[name.strip()] = numbers[8] - HEADERS * numbers[9]
-    return found
+        counters[name.strip()] = numbers[8] - HEADERS * numbers[9]
+    return counters
 
 
 def read_ports(root: Path) -> Counters:
     """Bytes that left by each InfiniBand or RoCE port as RDMA, with their headers."""
     files = (root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")
-    words = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.read_integer(path) for path in files}
-    return {name: WORD * count for name, count in words.items() if count is not None}
+    counters = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.read_integer(path) for path in files}
+    return {name: WORD * count for name, count in counters.items() if count is not None}
 
 
 def _ask_carries(name: str, root: Path) -> bool:
@@ -135,11 +135,11 @@ def is_counted(name: str, root: Path) -> bool:
     """Whether bytes of this interface are counted by no other: it is loopback, a device's, or one
     end of a pair or child of an interface of another network; not what lies on others that count
     them as well (bridges, bonds, VLANs, tunnels)."""
-    place = root / "sys/class/net" / name
-    if name == "lo" or not place.exists():
+    interface = root / "sys/class/net" / name
+    if name == "lo" or not interface.exists():
         return True
-    kind, above = sysfs.read_integer(place / "type"), any(place.glob("lower_*"))
+    kind, above = sysfs.read_integer(interface / "type"), any(interface.glob("lower_*"))
     if kind == INFINIBAND and read_ports(root):
         return False
-    linked = sysfs.read_integer(place / "iflink") != sysfs.read_integer(place / "ifindex")
-    return (place / "device").exists() or (linked and not above)
+    linked = sysfs.read_integer(interface / "iflink") != sysfs.read_integer(interface / "ifindex")
+    return (interface / "device").exists() or (linked and not above)

@@ -85,8 +85,8 @@ def bracket_offset(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int
     """(time, offset, width) by the ping-pongs (before, told, after): told lies between the other
     two, whatever each way took, so that the offset does between the tightest limits; it is put into
     the middle."""
-    most = min(told - before for before, told, _ in trips)
-    least = max(told - after for _, told, after in trips)
+    most = min(reading - before for before, reading, _ in trips)
+    least = max(reading - after for _, reading, after in trips)
     return (trips[0][0] + trips[-1][2]) // 2, (least + most) // 2, max(1, most - least)
 
 
@@ -122,24 +122,24 @@ def estimate_error(model: Model, points: np.ndarray) -> int:
     return int(np.quantile(off, 0.95, method="higher"))
 
 
-def parent_place(place: int) -> int:
+def parent_place(index: int) -> int:
     """A place's parent in the binomial tree; the root's is -1."""
-    return place - (1 << place.bit_length() >> 1) if place else -1
+    return index - (1 << index.bit_length() >> 1) if index else -1
 
 
 def make_tree(domains: Sequence[str]) -> list[int | None]:
     """Each rank's parent: the first ranks of all domains are one binomial tree, the ranks of a
     domain one each."""
     leaders = [domains.index(name) for name in dict.fromkeys(domains)]
-    found: list[int | None] = []
+    parents: list[int | None] = []
     for rank, domain in enumerate(domains):
         peers = (
             leaders
             if rank in leaders
             else [other for other in range(len(domains)) if domains[other] == domain]
         )
-        found.append(peers[parent_place(peers.index(rank))] if rank else None)
-    return found
+        parents.append(peers[parent_place(peers.index(rank))] if rank else None)
+    return parents
 
 
 class History:
@@ -157,18 +157,22 @@ class History:
         """Take a batch in; ``anew`` forgets those before. Else the last two stay, and what is not
         too old."""
         newest = batch[0, -1, 0]
-        kept = (
+        kept_batches = (
             [] if anew else [old for old in self._batches[:-1] if newest - old[0, -1, 0] < AGE_NS]
         )
-        self._batches = [*kept, *([] if anew else self._batches[-1:]), batch]
-        fitted = np.concatenate([one[:, ::2] for one in self._batches], axis=1)
-        held = np.concatenate([one[:, 1::2] for one in self._batches], axis=1)
+        self._batches = [*kept_batches, *([] if anew else self._batches[-1:]), batch]
+        fitting_trips = np.concatenate(
+            [batch_trips[:, ::2] for batch_trips in self._batches], axis=1
+        )
+        checking_trips = np.concatenate(
+            [batch_trips[:, 1::2] for batch_trips in self._batches], axis=1
+        )
         self.models, errors, hidden = [Model()], [0], [0]
-        for place, up in enumerate(map(parent_place, range(1, len(batch))), 1):
-            edge = fit_model(select_narrower(fitted[place]))
+        for index, up in enumerate(map(parent_place, range(1, len(batch))), 1):
+            edge = fit_model(select_narrower(fitting_trips[index]))
             self.models.append(edge.over(self.models[up]))
-            errors.append(errors[up] + estimate_error(edge, select_narrower(held[place])))
-            hidden.append(hidden[up] + int(fitted[place][:, 2].min()) // 2)
+            errors.append(errors[up] + estimate_error(edge, select_narrower(checking_trips[index])))
+            hidden.append(hidden[up] + int(fitting_trips[index][:, 2].min()) // 2)
         self.error_ns, self.hidden_ns = max(errors), max(hidden)
 
 
@@ -267,7 +271,7 @@ class GlobalClock:
     def converted(self, times: np.ndarray) -> np.ndarray:
         """Rank by rank readings (int64, shape (ranks, samples)) as rank 0's clock would have shown
         them."""
-        origins, offsets, drifts = np.array([self._models[place] for place in self._places]).T[
+        origins, offsets, drifts = np.array([self._models[index] for index in self._places]).T[
             :, :, None
         ]
         return np.asarray(
@@ -284,26 +288,26 @@ class GlobalClock:
             time.sleep(gap_s)
             points[i] = self._pass()
         everyone = self._control.gather(points)
-        told = [0] * (2 + 3 * len(self._leaders))
+        state = [0] * (2 + 3 * len(self._leaders))
         if everyone is not None:
             self._history.add(everyone[self._leaders], anew)
-            told = [
+            state = [
                 self._history.error_ns,
                 self._history.hidden_ns,
                 *(n for m in self._history.models for n in m),
             ]
-        self.error_ns, self.hidden_ns, *flat = self._control.decide(told)
+        self.error_ns, self.hidden_ns, *flat = self._control.decide(state)
         self._models = [Model(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
 
     def _pass(self) -> tuple[int, int, int]:
         """Every edge of the tree measured once, from the root down; this rank's (time, offset to
         its parent, width)."""
-        found = (self._read(), 0, 1)
+        reading = (self._read(), 0, 1)
         if self._up is not None:
-            found = bracket_offset(self._links.ask(self._up, PINGS, self._read))
+            reading = bracket_offset(self._links.ask(self._up, PINGS, self._read))
         for below in self._below:
             self._links.serve(below, PINGS, self._read)
-        return found
+        return reading
 
     def _exchange_ns(self) -> int:
         """How far ahead a start lies: three times what the slowest rank takes to tell and be told,

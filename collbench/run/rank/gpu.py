@@ -138,39 +138,39 @@ def assert_ordered(
     align()  # the first call connects ranks
     stream.drain()
     turns = []
-    for held in (0, 1):
+    for delayed_rank in (0, 1):
         beat()
-        turns.append(_hold_back(stream, align, control, held))
+        turns.append(_hold_back(stream, align, control, delayed_rank))
     everyone = control.collect(turns)
-    for held in (0, 1):
-        held_ns = everyone[held][held][1]
+    for delayed_rank in (0, 1):
+        held_ns = everyone[delayed_rank][delayed_rank][1]
         if held_ns < HELD_NS // 10:
             raise CannotRun(
-                f"rank {held}'s device was held back for {held_ns / 1e3:.0f} us, where"
+                f"rank {delayed_rank}'s device was held back for {held_ns / 1e3:.0f} us, where"
                 f" {HELD_NS // 1_000_000} ms were asked for: whether marks wait for the collective"
                 " is not known",
                 "try again while nothing else uses the device",
             )
-        for rank, (took, _) in enumerate(turn[held] for turn in everyone):
+        for rank, (took, _) in enumerate(turn[delayed_rank] for turn in everyone):
             if took < held_ns // 2:
                 raise CannotRun(
                     f"the end event does not wait for the collective: on rank {rank} it came after"
-                    f" {took / 1e3:.0f} us, while rank {held} was held back for"
+                    f" {took / 1e3:.0f} us, while rank {delayed_rank} was held back for"
                     f" {held_ns / 1e6:.0f} ms",
                     "no time taken here would be right; report it with what collbench doctor says",
                 )
 
 
 def _hold_back(
-    stream: Stream, align: Callable[[], object], control: Control, held: int
+    stream: Stream, align: Callable[[], object], control: Control, delayed_rank: int
 ) -> tuple[int, int]:
-    """What the collective took on this rank, begun before rank ``held`` was held back, and how long
-    this rank was, in ns."""
+    """The time in ns of the collective on this rank, which it began before ``delayed_rank`` was
+    held back, and for how many ns this rank was."""
     start = stream.mark()
     stream.drain()  # a device that wakes up late has not reached it before
     control.barrier()
     before = stream.mark()
-    if control.rank == held:
+    if control.rank == delayed_rank:
         stream.hold(HELD_NS)
     after = stream.mark()
     align()
@@ -454,8 +454,8 @@ def open_watch(device: torch.device) -> Watch | None:
     None without NVML or AMD SMI, or for a GPU it does not know."""
     if device.type != "cuda":
         return None
-    known, kind = (_amd_handle, AmdWatch) if torch.version.hip else (_nvml_handle, NvmlWatch)
-    library, gpu = known(device)
+    find_gpu, kind = (_amd_handle, AmdWatch) if torch.version.hip else (_nvml_handle, NvmlWatch)
+    library, gpu = find_gpu(device)
     about = torch.cuda.get_device_properties(device) if gpu is not None else None
     return kind(library, gpu, device.index or 0, about.name) if about else None
 
@@ -477,9 +477,9 @@ def explain_unwatched(device: torch.device | None = None) -> str:
     if device is None:
         return ""
     pci = pci_address(device)
-    here = f"at {pci}" if pci else f"of which torch {torch.__version__} tells no address"
-    known = pci and amd.find_handle(smi, pci) is not None
-    return "" if known else f"AMD SMI knows no GPU {here}"
+    location = f"at {pci}" if pci else f"of which torch {torch.__version__} tells no address"
+    is_known = pci and amd.find_handle(smi, pci) is not None
+    return "" if is_known else f"AMD SMI knows no GPU {location}"
 
 
 def pci_address(device: torch.device) -> str | None:
@@ -504,14 +504,16 @@ def describe_device(device: torch.device) -> str:
     return f"{device} [{pci.rpartition('.')[0]}] {name}" if pci else f"{device} {name}"
 
 
-def worst_state(seen: GpuState, now: GpuState) -> GpuState:
+def worst_state(earlier: GpuState, now: GpuState) -> GpuState:
     """Lowest clocks, highest temperature and power, all reasons of either; counters as they stood
     last."""
-    lowest = {name: _pick_known(min, seen, now, name) for name in ("sm_mhz", "memory_mhz")}
-    highest = {name: _pick_known(max, seen, now, name) for name in ("celsius", "watts", *COUNTERS)}
-    reasons = tuple(dict.fromkeys((*seen.throttle, *now.throttle)))
+    lowest = {name: _pick_known(min, earlier, now, name) for name in ("sm_mhz", "memory_mhz")}
+    highest = {
+        name: _pick_known(max, earlier, now, name) for name in ("celsius", "watts", *COUNTERS)
+    }
+    reasons = tuple(dict.fromkeys((*earlier.throttle, *now.throttle)))
     return msgspec.structs.replace(
-        now, **lowest, **highest, throttle=reasons, xid=now.xid or seen.xid
+        now, **lowest, **highest, throttle=reasons, xid=now.xid or earlier.xid
     )
 
 
@@ -532,8 +534,8 @@ def merge_by_rank(control: Control, text: str) -> str:
     if len(ranks) == 1:
         return text
     return ", ".join(
-        f"{other} on rank{'s' * (len(of) > 1)} {' '.join(of)}"
-        for other, of in ranks.items()
+        f"{other} on rank{'s' * (len(ranks_of) > 1)} {' '.join(ranks_of)}"
+        for other, ranks_of in ranks.items()
         if other
     )
 
@@ -557,8 +559,8 @@ def _nvml_handle(device: torch.device) -> tuple[Any, Any]:
         return None, None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     part = ask_nvml(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
-    whole = part and ask_nvml(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
-    gpu = whole or ask_nvml(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
+    mig_device = part and ask_nvml(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
+    gpu = mig_device or ask_nvml(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
     if gpu is None:
         ask_nvml(nvml, "Shutdown")
         return None, None
@@ -575,9 +577,9 @@ def _amd_handle(device: torch.device) -> tuple[Any, Any]:
     return smi, amd.find_handle(smi, pci) if pci else None
 
 
-def _pick_known(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:
+def _pick_known(choose: Callable[..., Any], earlier: GpuState, now: GpuState, name: str) -> Any:
     return choose(
-        (v for v in (getattr(seen, name), getattr(now, name)) if v is not None), default=None
+        (v for v in (getattr(earlier, name), getattr(now, name)) if v is not None), default=None
     )
 
 
@@ -586,5 +588,5 @@ def _first_answered(nvml: Any, gpu: Any, choices: Iterable[Fields]) -> Fields:
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) if present else None

@@ -62,8 +62,8 @@ def bare_ns(call: Action, inner: int) -> int:
         while clock() < until:
             pass
         begin = clock()
-        for each in (call,) * inner:
-            each()
+        for repetition in (call,) * inner:
+            repetition()
         took.append((clock() - begin) // inner)
     return int(np.median(took))
 
@@ -171,7 +171,9 @@ class Samples(NamedTuple):
         return self.only(np.zeros(len(self.late), bool))._replace(switches=0 * self.switches)
 
     def only(self, chosen: np.ndarray) -> Samples:
-        starts, ends, device = (of[:, chosen] for of in (self.starts, self.ends, self.device))
+        starts, ends, device = (
+            values[:, chosen] for values in (self.starts, self.ends, self.device)
+        )
         return Samples(starts, ends, self.late[chosen], self.switches, device)
 
 
@@ -408,13 +410,13 @@ class Protocol:
         valid = ~samples.late.astype(bool)
         dropped = int((~valid).sum())
         causes = {sampler.cause: dropped, "throttled": self._throttled}
-        kept = samples.only(valid)
+        usable = samples.only(valid)
         invalid = {cause: number for cause, number in causes.items() if number}
         bare = bare_ns(self._bare, sampler.inner) if self._bare else None
         how = sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead
         return (
             Measured(
-                kept, *how, sampler.timed_by, alone, bare, self._blocks.told, waited, hopeless
+                usable, *how, sampler.timed_by, alone, bare, self._blocks.told, waited, hopeless
             ),
             sampler,
         )
@@ -428,24 +430,24 @@ class Protocol:
         if is_longer_than_case(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
-        begun, done, seen, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
+        begun, done, times, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
         elapsed = 0.0
         while block:
             samples = sampler.take(block, self._sync)
             done += block
             if samples is not None:
-                seen = np.concatenate([seen, self._times(samples)])
+                times = np.concatenate([times, self._times(samples)])
                 late += int(samples.late.sum())
                 elapsed = time.perf_counter() - begun
-                steady = stats.is_steady(seen)
+                steady = stats.is_steady(times)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= longest
                 fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
                 block = max(1, min(10, fits))
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
-        typical = float(np.median(seen[-10:])) if len(seen) else first_ns
-        pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(seen) else first_ns)
+        typical = float(np.median(times[-10:])) if len(times) else first_ns
+        pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(times) else first_ns)
         return done, pace, steady or fixed is not None, late / max(1, done)
 
     def _measure(
@@ -455,8 +457,8 @@ class Protocol:
         for whose GPUs only one block was tried."""
         begun = time.perf_counter()
         hopeless = self._hopeless()
-        taken: list[Samples] = []
-        kept: Samples | None = None  # all of them
+        blocks: list[Samples] = []
+        samples_so_far: Samples | None = None  # all of them
         longest = min(BLOCK_S, self._most_seconds)
         long, between = (TURN_S, WINDOW_NS) if self._in_turns else (longest, 0)
         most = max(1, int(1e9 * long / max(pace.sample + between, 1)))
@@ -476,19 +478,19 @@ class Protocol:
             held_back, disturbed = self._held_back(), self._blocks.after()
             if samples is not None:
                 self._throttled += block * held_back
-                taken.append(samples.none if held_back else samples)
-                for place in disturbed:
-                    self._disturbed += len(taken[place].late)
-                    taken[place] = taken[place].none
-                kept = Samples.joined(taken)
-                elapsed, valid = time.perf_counter() - begun, int(not kept.late.all())
-                left = 0.0 if hopeless and not valid else patience
-                block, stop = self._next_block(kept, elapsed, most, left)
+                blocks.append(samples.none if held_back else samples)
+                for index in disturbed:
+                    self._disturbed += len(blocks[index].late)
+                    blocks[index] = blocks[index].none
+                samples_so_far = Samples.joined(blocks)
+                elapsed, valid = time.perf_counter() - begun, int(not samples_so_far.late.all())
+                time_left = 0.0 if hopeless and not valid else patience
+                block, stop = self._next_block(samples_so_far, elapsed, most, time_left)
             block, stop, valid = self._control.decide([block, stop, valid])
             if block == 0:
                 if self._guard:
                     self._guard.end(bool(valid))
-                return kept, STOPS[stop], bool(valid), hopeless
+                return samples_so_far, STOPS[stop], bool(valid), hopeless
             if held_back and self._guard:
                 self._guard.pause(PAUSE_SHARE * self._most_seconds)
 
@@ -504,13 +506,13 @@ class Protocol:
         return self._guard is not None and any(self._control.collect(self._guard.bad()))
 
     def _next_block(
-        self, kept: Samples, elapsed: float, most: int, patience: float
+        self, samples: Samples, elapsed: float, most: int, patience: float
     ) -> tuple[int, int]:
         """Size of the next block, or 0 and the reason to stop; ``patience`` is how many seconds
         may be lost."""
         policy = self._policy
-        times = self._times(kept)[~kept.late.astype(bool)]
-        n, tried = len(times), len(kept.late) + self._throttled + self._disturbed
+        times = self._times(samples)[~samples.late.astype(bool)]
+        n, tried = len(times), len(samples.late) + self._throttled + self._disturbed
         lost = has_lost(elapsed, n, tried, patience)
         if self.iters is not None:
             missing = self.iters - n
@@ -530,5 +532,5 @@ class Protocol:
         overdue = is_overdue(elapsed, n, tried, MOST_OVER * self._most_seconds)
         if spent or lost or overdue:
             return 0, STOPS.index("budget")
-        left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
-        return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0
+        samples_left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
+        return max(1, min(stats.next_block(tried), most, samples_left, policy.max_iters - tried)), 0

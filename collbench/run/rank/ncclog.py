@@ -59,38 +59,38 @@ _VIA = re.compile(
 def parse_choice(text: str) -> Choice | None:
     """The last choice in a piece of NCCL's log, without the transport; None where it has none. A
     line that is cut is not read."""
-    found = None
+    choice = None
     for line in text.splitlines():
         if match := _TUNED.search(line):
-            said = match.groupdict()
-            channels = int(said["high"]) - int(said["low"]) + 1 if said["high"] else 0
-            found = Choice(
-                algorithm=_match_name(said["algorithm"], ALGORITHMS),
-                protocol=_match_name(said["protocol"], PROTOCOLS),
+            groups = match.groupdict()
+            channels = int(groups["high"]) - int(groups["low"]) + 1 if groups["high"] else 0
+            choice = Choice(
+                algorithm=_match_name(groups["algorithm"], ALGORITHMS),
+                protocol=_match_name(groups["protocol"], PROTOCOLS),
                 channels=channels,
             )
         elif match := _SYMMETRIC.search(line):
-            found = Choice(algorithm="Symmetric", protocol=match[1], channels=int(match[2]))
+            choice = Choice(algorithm="Symmetric", protocol=match[1], channels=int(match[2]))
         elif _COPIED.search(line):
-            found = Choice(algorithm="CopyEngine")
-    return found
+            choice = Choice(algorithm="CopyEngine")
+    return choice
 
 
 def parse_connections(text: str) -> set[str]:
     """Over what connections were made, in a piece of NCCL's log: P2P, SHM, NET/IB, NET/IB/GDRDMA,
     COLLNET/SHARP ..."""
-    found = set()
+    connections = set()
     for kind, name, rest in _VIA.findall(text):
         direct = "/GDRDMA" if "/GDRDMA" in rest else ""
-        found.add(f"{kind}/{name}{direct}" if kind in ("NET", "COLLNET") else kind)
-    return found
+        connections.add(f"{kind}/{name}{direct}" if kind in ("NET", "COLLNET") else kind)
+    return connections
 
 
-def _match_name(said: str, names: tuple[str, ...]) -> str:
+def _match_name(text: str, names: tuple[str, ...]) -> str:
     """NCCL's own spelling in its settings; what is not among ``names``, as it stands."""
-    if said.isdigit():
-        return names[int(said)] if int(said) < len(names) else said
-    return {name.lower(): name for name in names}.get(said.replace("_", "").lower(), said)
+    if text.isdigit():
+        return names[int(text)] if int(text) < len(names) else text
+    return {name.lower(): name for name in names}.get(text.replace("_", "").lower(), text)
 
 
 class Listener:
@@ -113,16 +113,16 @@ class Listener:
         try:
             call()
         finally:
-            said = self._turn(False)
-        self._connections |= parse_connections(said)
-        found = parse_choice(said) or Choice()
-        found = Choice(
-            algorithm=found.algorithm,
-            protocol=found.protocol,
-            channels=found.channels,
-            transport=self._transport(found.algorithm),
+            lines = self._turn(False)
+        self._connections |= parse_connections(lines)
+        choice = parse_choice(lines) or Choice()
+        choice = Choice(
+            algorithm=choice.algorithm,
+            protocol=choice.protocol,
+            channels=choice.channels,
+            transport=self._transport(choice.algorithm),
         )
-        return found if found != Choice() else None
+        return choice if choice != Choice() else None
 
     def _transport(self, algorithm: str) -> str:
         """All that connections were made over so far. With NVLS the GPUs of a node meet in the
@@ -181,14 +181,14 @@ class _Log:
         self.turn(False)
 
     def turn(self, attentive: bool) -> str:
-        said = self._said()
+        text = self._said()
         if not attentive and not self._always:
             self.close()
-            return said
+            return text
         fd = os.memfd_create("nccl-log")  # a new one each time: NCCL may open it late, or never
         subsystems = CONNECTIONS + (",TUNING" if attentive else "")
         self._set(dict(zip(NAMES, ("INFO", subsystems, f"/proc/self/fd/{fd}"), strict=True)), fd)
-        return said
+        return text
 
     def close(self) -> None:
         """Leave the environment as it was."""
@@ -197,11 +197,11 @@ class _Log:
     def _said(self) -> str:
         if self._fd < 0:
             return ""
-        said = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
-        for line in said.splitlines() if self._warns else ():
+        text = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
+        for line in text.splitlines() if self._warns else ():
             if "NCCL WARN" in line:
                 print(plain_line(line), file=sys.stderr)
-        return said
+        return text
 
     def _set(self, values: Mapping[str, str | None], fd: int) -> None:
         """Sets these values in the C library's environment, which is what NCCL reads; os.environ
@@ -228,22 +228,22 @@ def _do_nothing() -> None:
 def _read_settings() -> dict[str, str | None]:
     """What the user has NCCL log, by the environment, else by its configuration files (initEnv in
     NCCL)."""
-    own = Path(os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"))  # noqa: PTH111
-    found: dict[str, str] = {}
-    for path in (Path("/etc/nccl.conf"), own):
+    user_file = Path(os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"))  # noqa: PTH111
+    settings: dict[str, str] = {}
+    for path in (Path("/etc/nccl.conf"), user_file):
         with suppress(OSError):
-            found |= dict(
+            settings |= dict(
                 re.findall(
                     r"^(NCCL_DEBUG\w*)=([^\r\n]*)", path.read_text(errors="replace"), re.MULTILINE
                 )
             )
-    return {name: os.environ.get(name, found.get(name)) for name in NAMES}
+    return {name: os.environ.get(name, settings.get(name)) for name in NAMES}
 
 
 def _expand_path(path: str) -> Path:
     """NCCL_DEBUG_FILE with its %h (host name, without the domain) and %p (process)."""
-    known = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
-    return Path(re.sub(r"%.", lambda match: known.get(match[0], match[0]), path))
+    replacements = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
+    return Path(re.sub(r"%.", lambda match: replacements.get(match[0], match[0]), path))
 
 
 def _find_reset() -> Callable[[], object] | None:
@@ -261,5 +261,5 @@ def find_loaded(name: str) -> Any:
     paths = re.findall(
         r"/\S.*/lib(?:[nr]ccl|torch_cuda|torch_hip)\.so\S*", Path("/proc/self/maps").read_text()
     )
-    found = (getattr(ctypes.CDLL(path), name, None) for path in sorted(set(paths)))
-    return next(filter(None, found), None)
+    functions = (getattr(ctypes.CDLL(path), name, None) for path in sorted(set(paths)))
+    return next(filter(None, functions), None)

@@ -195,11 +195,11 @@ def case_times(
 ) -> np.ndarray:
     """What each sample took these ranks, all unless told: from start to end on the slowest of them;
     where some come late on purpose, from the last one's start to the last one's end."""
-    mine = slice(None) if ranks is None else list(ranks)
-    durations = samples.durations[mine]
+    selected = slice(None) if ranks is None else list(ranks)
+    durations = samples.durations[selected]
     if not case.arrival:
         return np.asarray(durations.max(axis=0))
-    starts = (common.converted(samples.starts) if common else samples.starts)[mine]
+    starts = (common.converted(samples.starts) if common else samples.starts)[selected]
     return np.asarray((starts + durations).max(axis=0) - starts.max(axis=0))
 
 

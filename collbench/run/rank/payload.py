@@ -190,21 +190,26 @@ def _draw_averages(rng: _Random, d: DType, n: int) -> Array:
 def _draw_products(rng: _Random, d: DType, n: int) -> Array:
     if d.kind == "uint":
         return (rng.bits(n, T) | np.uint64(1)).astype(d.name)
-    place, signs, ones = rng.places(n), rng.signs(n, T), np.ones((n, 1), np.int64)
+    positions, signs, ones = rng.places(n), rng.signs(n, T), np.ones((n, 1), np.int64)
     if d.kind == "int":
         reach = d.precision // 3
-        powers = _draw_shares(rng, (place > 0) & (place <= reach), ones, reach, ones)
+        powers = _draw_shares(rng, (positions > 0) & (positions <= reach), ones, reach, ones)
         leader = 1 + rng.below((1 << (d.precision - reach)) - 1, T)
-        return (signs * np.where(place == 0, leader, 1) << powers).astype(d.name)
+        return (signs * np.where(positions == 0, leader, 1) << powers).astype(d.name)
     reach = min(-d.emin, d.emax - 1)
-    own = reach // 3
+    headroom = reach // 3
     powers = _draw_shares(
-        rng, (place > 0) & (place <= reach - own), rng.signs(n, T), reach - own, ones
+        rng,
+        (positions > 0) & (positions <= reach - headroom),
+        rng.signs(n, T),
+        reach - headroom,
+        ones,
     )
     leader = np.ldexp(
-        1.0 + rng.below(half := 1 << (d.precision - 1), T) / half, rng.below(2 * own + 1, T) - own
+        1.0 + rng.below(half := 1 << (d.precision - 1), T) / half,
+        rng.below(2 * headroom + 1, T) - headroom,
     )
-    return signs * np.where(place == 0, leader, np.ldexp(1.0, powers))
+    return signs * np.where(positions == 0, leader, np.ldexp(1.0, powers))
 
 
 def _draw_finite(rng: _Random, d: DType, n: int) -> Array:
@@ -225,8 +230,8 @@ def _draw_finite(rng: _Random, d: DType, n: int) -> Array:
 def _draw_extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
     """Whoever is not worse than the rank at place 0 holds the worst value: one rank decides, and by
     any value."""
-    values, place = _draw_finite(rng, d, n), rng.places(n)
-    decisive = values[place.argmin(0), np.arange(T)]
+    values, positions = _draw_finite(rng, d, n), rng.places(n)
+    decisive = values[positions.argmin(0), np.arange(T)]
     high = (
         decode_bits(_largest_bits(d), d)
         if d.kind == "float"
@@ -234,15 +239,15 @@ def _draw_extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
     )
     low = np.zeros_like(high) if d.kind == "uint" else -high
     return np.where(
-        (place == 0) | worse(values, decisive), values, low if worse is np.less else high
+        (positions == 0) | worse(values, decisive), values, low if worse is np.less else high
     )
 
 
 def _draw_flags(rng: _Random, d: DType, n: int) -> Array:
     """Random bits, each set on at most one rank."""
-    wanted, flags, turn = rng.bits(T), np.zeros((n, T), np.uint64), np.arange(T)
+    chosen_bits, flags, turn = rng.bits(T), np.zeros((n, T), np.uint64), np.arange(T)
     for bit in range(d.size * 8):
-        flags[rng.below(n, T), turn] |= wanted & np.uint64(1 << bit)
+        flags[rng.below(n, T), turn] |= chosen_bits & np.uint64(1 << bit)
     return flags.astype(d.name)
 
 

@@ -178,14 +178,14 @@ class Trial:
         if guard:
             states = self._control.collect(msgspec.to_builtins(guard.state))
         firsts = self._control.gather(np.array([setup]))
-        beside = self._beside_all()
+        background = self._beside_all()
         if measured is None or firsts is None:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
         remedy = sampler.remedy
-        told = control, chose, sent, notes, beside
-        seen = Seen(measured, remedy, states, firsts, submits, summed, *told)
-        return [self._outcome(*group, seen) for group in enumerate(self._own.groups)]
+        more = control, chose, sent, notes, background
+        data = Seen(measured, remedy, states, firsts, submits, summed, *more)
+        return [self._outcome(*group, data) for group in enumerate(self._own.groups)]
 
     def _along(self, work: Steps[T]) -> Steps[T]:
         """``work`` with what there is in the background, once that has been timed alone."""
@@ -220,37 +220,37 @@ class Trial:
         if self._behind:
             self._behind.since()
 
-    def _outcome(self, number: int, ranks: Sequence[int], seen: Seen) -> CaseOutcome:
-        case, measured = self._case, seen.measured
+    def _outcome(self, number: int, ranks: Sequence[int], data: Seen) -> CaseOutcome:
+        case, measured = self._case, data.measured
         gpus = {
-            rank: msgspec.convert(seen.states[rank], GpuState)
+            rank: msgspec.convert(data.states[rank], GpuState)
             for rank in ranks
-            if seen.states[rank]
+            if data.states[rank]
         }
         if not measured.samples.durations.size:
-            return fail_without_samples(measured.invalid, seen.remedy, measured.hopeless, gpus)
-        chose = None if number else seen.chose
-        beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
+            return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
+        chose = None if number else data.chose
+        backgrounds = [data.beside[rank] for rank in ranks if data.beside] + data.beside
         notes = [
-            seen.notes[0],
+            data.notes[0],
             self._unfused(),
             self._calls[0].note,
             without_effect(case.env, case.collective, chose),
-            *seen.notes[1:],
+            *data.notes[1:],
         ]
         return MeasuredCase(
             select_timing(case, measured, self._common, ranks, self._policy),
-            setup=int(seen.firsts[list(ranks)].max()),
+            setup=int(data.firsts[list(ranks)].max()),
             verified=self._totals[number],
             wrong=0 if self._policy.check and case.size else None,
-            digests=seen.bits[number],
-            control=select_control(seen.control, ranks, self._policy.agg_iters),
-            submits=[] if seen.submits is None else seen.submits[ranks[0]].tolist(),
+            digests=data.bits[number],
+            control=select_control(data.control, ranks, self._policy.agg_iters),
+            submits=[] if data.submits is None else data.submits[ranks[0]].tolist(),
             gpus=list(gpus.values()),
             choice=chose,
-            sent=seen.sent,
+            sent=data.sent,
             calibration=measured.calibration,
-            background=next(filter(None, beside), None),
+            background=next(filter(None, backgrounds), None),
             note="; ".join(filter(None, notes)),
         )
 
@@ -347,11 +347,11 @@ class Trial:
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
         pattern = self._case.arrival
-        apart = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else do_nothing
+        tarry = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else do_nothing
 
         def after() -> None:
             self._late()
-            apart()
+            tarry()
 
         if self._clock():
             return Sync("device", self._control, board, backend.align, after=after)
@@ -422,7 +422,7 @@ class Trial:
         they agree."""
         if not self._policy.bitwise or not check.is_rounded(self._case):
             return [[]] * len(self._own.groups)
-        mine = []
+        digests = []
         for _ in range(2):
             self._fill(0)
             places = list(zip(self._bench.held, self._checkers, self._slots[0], strict=True))
@@ -431,15 +431,16 @@ class Trial:
             self._bench.backend.finish()
             self._control.barrier()
             self._finished()
-            mine.append(
+            digests.append(
                 check.join_digests(
                     [check.digest_bits(b.recv, checker.receives or ()) for _, checker, b in places]
                 )
             )
-        everyone = self._control.collect(mine)
-        of = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
+        everyone = self._control.collect(digests)
+        groups_digests = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
         return [
-            list(dict.fromkeys(map(check.join_digests, zip(*told, strict=True)))) for told in of
+            list(dict.fromkeys(map(check.join_digests, zip(*group_digests, strict=True))))
+            for group_digests in groups_digests
         ]
 
     def _again(self) -> None:
@@ -486,31 +487,33 @@ class Trial:
                 first = first or (where and [self._case.members[rank], *where])
         everyone = self._control.collect([self._checked, wrong, first])
         findings = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
-        self._totals = [sum(checked for checked, _, _ in found) for found in findings]
+        self._totals = [
+            sum(checked for checked, _, _ in rank_findings) for rank_findings in findings
+        ]
         return find_wrong_data(self._case, findings, when)
 
     def _check_behind(self) -> Sequence[CaseOutcome]:
         """The outcome of each group if the background's last call left wrong data, else nothing."""
         if not self._case.background:
             return []
-        told = self._control.collect(self._behind.wrong() if self._behind else "")
-        notes = [note for note in told if note]
+        problems = self._control.collect(self._behind.wrong() if self._behind else "")
+        notes = [note for note in problems if note]
         return [WrongData(len(notes), notes[0])] * len(self._own.groups) if notes else []
 
     def _beside_all(self) -> list[Background | None]:
         """How each rank's background fared."""
         if not self._case.background:
             return []
-        mine = msgspec.to_builtins(self._behind.told()) if self._behind else None
-        return msgspec.convert(self._control.collect(mine), list[Background | None])
+        result = msgspec.to_builtins(self._behind.told()) if self._behind else None
+        return msgspec.convert(self._control.collect(result), list[Background | None])
 
     def _check_after(self, sampler: Sampler, fresh: bool) -> Sequence[CaseOutcome]:
         """What timed calls left in their buffers, then what calls leave in fresh ones, unless the
         only timed call had a ``fresh`` one itself."""
         # in place, where a batch used a slot twice, its input was no longer what the check knows
         repeated = sampler.inner > len(sampler.calls)
-        left = sampler.used if not self._grows else set() if repeated else set(sampler.dirty)
-        wrong = self._check(sorted(left), "after timing")
+        repetitions = sampler.used if not self._grows else set() if repeated else set(sampler.dirty)
+        wrong = self._check(sorted(repetitions), "after timing")
         if fresh and sampler.called == 1 and self._policy.check == 1:
             return wrong
         return wrong or self._check_again(sampler)

@@ -79,7 +79,7 @@ class Place(NamedTuple):
     launcher: str
 
 
-def connect_control(place: Place, store: Any) -> Control:
+def connect_control(setup: Place, store: Any) -> Control:
     """Join the control group, on Gloo. ``store`` must live as long as any process group. Gloo's
     thread for this group (none of what is measured) no longer pushes this one off a core they
     share, to spin for a lock that it holds.
@@ -92,27 +92,27 @@ def connect_control(place: Place, store: Any) -> Control:
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)
+    dist.init_process_group("gloo", store=store, rank=setup.rank, world_size=setup.n, timeout=LONG)
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended, or may not be told
             if (thread / "comm").read_text() == "gloo_tcp_loop\n":
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
-    return Control(place.rank, place.n)
+    return Control(setup.rank, setup.n)
 
 
 class Worker:
     def __init__(
         self,
-        place: Place,
+        setup: Place,
         plan: Plan,
         control: Control,
         board: Board,
         emit: Emit,
-        further: Further = list,
+        next_jobs: Further = list,
         turn: Turn = lambda job: None,
     ) -> None:
-        self.place = place
-        self._further, self._turn = further, turn
+        self.place = setup
+        self._further, self._turn = next_jobs, turn
         self._plan = plan
         self._policy = plan.policy
         self._control = control
@@ -150,17 +150,17 @@ class Worker:
 
     def _begin(self, opened: ExitStack) -> None:
         """Open the world and tell of it. What is to be closed goes to ``opened``."""
-        place, plan = self.place, self._plan
+        setup, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
-        self._others = Others(place.rank, self._control.collect)
+        self._others = Others(setup.rank, self._control.collect)
         info = backend_info(plan.backend)
         threads, on_cpus = info.threads or 1, not info.gpu
-        cores = settle_cores(place.rank, self._control, threads, self._policy.pin and on_cpus)
+        cores = settle_cores(setup.rank, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
         opened.callback(self._own.leave)
         opened.callback(self._backend.close)
-        self._open(place)
+        self._open(setup)
         took = clock() - began
         watch, states = self._watch()
         if watch:
@@ -170,10 +170,10 @@ class Worker:
             opened.callback(common.close)
         world = self._describe(cores, took, states, common)
         self._bench = self._benched(world, common, watch)
-        self._sites = Sites(self._backend, plan.backend, place.local_rank, self._control)
+        self._sites = Sites(self._backend, plan.backend, setup.local_rank, self._control)
         opened.callback(self._sites.close)
         self.is_open = True
-        if place.rank == 0:
+        if setup.rank == 0:
             self._emit(world)
 
     def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
@@ -216,8 +216,8 @@ class Worker:
         """Whether the plan is open and rank 0 has been told more, which is then part of it."""
         if not self._plan.open:
             return False
-        told = self._further() if self.place.rank == 0 else []
-        more = msgspec.convert(self._control.broadcast(msgspec.to_builtins(told)), list[Job])
+        jobs = self._further() if self.place.rank == 0 else []
+        more = msgspec.convert(self._control.broadcast(msgspec.to_builtins(jobs)), list[Job])
         self._plan.jobs.extend(more)
         return bool(more)
 
@@ -225,15 +225,19 @@ class Worker:
         """Make the groups that are measured at once; the backend then works within this rank's."""
         rule, hosts = self._plan.groups, self._control.collect(environment.host_name())
         cases = [job.case for job in self._plan.jobs]
-        for each in {rule, *map(backgrounds.group_rule, cases), *(case.groups for case in cases)}:
-            if wrong := groups.describe_misplaced(each, hosts):
+        for group_rule in {
+            rule,
+            *map(backgrounds.group_rule, cases),
+            *(case.groups for case in cases),
+        }:
+            if wrong := groups.describe_misplaced(group_rule, hosts):
                 raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
         if rule:
             self._own = self._backend.control = self._control.divided(
                 groups.list_members(rule, self._plan.n)
             )
-        mine = range(self._own.rank, self._own.rank + 1)
-        self._held = range(self._plan.n) if self._policy.virtual else mine
+        own_rank = range(self._own.rank, self._own.rank + 1)
+        self._held = range(self._plan.n) if self._policy.virtual else own_rank
         self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
     def _place(self, case: Case) -> Bench:
@@ -242,25 +246,25 @@ class Worker:
         if not groups.count_placed_ranks(case.groups):
             self._backend.control = self._own if self._plan.groups else None
             return self._bench
-        own = self._backend.control = self._control.among(
+        group_control = self._backend.control = self._control.among(
             groups.list_members(case.groups, case.world)
         )
-        return self._bench._replace(held=[] if own.idle else [own.rank])
+        return self._bench._replace(held=[] if group_control.idle else [group_control.rank])
 
-    def _open(self, place: Place) -> None:
+    def _open(self, setup: Place) -> None:
         try:
             self._backend.open(
-                self._own.rank, self._plan.n // len(self._own.groups), place.local_rank
+                self._own.rank, self._plan.n // len(self._own.groups), setup.local_rank
             )
-            self._board.beat(place.rank)
+            self._board.beat(setup.rank)
             trouble = None
         except CannotRun as e:
             trouble = [e.message, e.hint]
         everyone = self._control.collect([environment.host_name(), trouble])
-        found = [(rank, *each) for rank, each in enumerate(everyone) if each[1]]
-        if len(found) == len(everyone):
-            raise CannotRun(*found[0][2])
-        for rank, host, (message, hint) in found:
+        failed = [(rank, *answer) for rank, answer in enumerate(everyone) if answer[1]]
+        if len(failed) == len(everyone):
+            raise CannotRun(*failed[0][2])
+        for rank, host, (message, hint) in failed:
             raise RunBroken(f"rank {rank} on {host}, unlike others: {message}", hint)
 
     def _watch(self) -> tuple[gpu.Watch | None, list[GpuState]]:
@@ -288,13 +292,13 @@ class Worker:
         states: list[GpuState],
         common: GlobalClock | None,
     ) -> World:
-        place = self.place
+        setup = self.place
         host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
         cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
-        whole = self._own.members if self._plan.groups else range(self._plan.n)
-        mine = [
+        members = self._own.members if self._plan.groups else range(self._plan.n)
+        rank_info = [
             RankInfo(
-                rank=whole[rank],
+                rank=members[rank],
                 host=host,
                 pid=os.getpid(),
                 cpus=cpus,
@@ -303,17 +307,19 @@ class Worker:
             )
             for rank in self._held
         ]
-        counters = topology.read_counters(environment.ROOT) if place.local_rank == 0 else {}
+        counters = topology.read_counters(environment.ROOT) if setup.local_rank == 0 else {}
         fake = gpu.is_fake(self._backend.device)
-        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters, fake])
-        inits, infos, hosts, counted, fakes = zip(*everyone, strict=True)
+        everyone = self._control.collect(
+            [init_ns, msgspec.to_builtins(rank_info), host, counters, fake]
+        )
+        inits, infos, hosts, host_counters, fakes = zip(*everyone, strict=True)
         ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
         return World(
             index=self._plan.index,
             backend=self._plan.backend,
             n=self._plan.n,
             env=self._plan.env,
-            launcher=place.launcher,
+            launcher=setup.launcher,
             ranks=ranks,
             oversubscribed=cores.oversubscribed,
             cramped=cores.cramped and not backend_info(self._plan.backend).gpu,
@@ -325,7 +331,9 @@ class Worker:
             interpreted=self._backend.interpreted,
             fake=any(fakes),
             gpus=states,
-            counters={name: of for name, of in zip(hosts, counted, strict=True) if of},
+            counters={
+                name: counts for name, counts in zip(hosts, host_counters, strict=True) if counts
+            },
             clock_error_ns=common.error_ns if common else 0,
             clock_hidden_ns=common.hidden_ns if common else 0,
         )
@@ -338,21 +346,21 @@ class Worker:
         the first group's last."""
         self._wait_for_turn()
         jobs = [job, *([job.beside] if job.beside else [])]
-        works = [self._case(each) for each in jobs]
+        works = [self._case(job) for job in jobs]
         outcomes: list[list[Record]] = [[]] * len(jobs)
         spent = [0.0] * len(jobs)
-        left = list(range(len(jobs)))
+        unfinished = list(range(len(jobs)))
         lots = np.random.default_rng([self._policy.seed, self._at])  # the same at all ranks
-        while left:
-            for place in lots.permutation(left):
+        while unfinished:
+            for index in lots.permutation(unfinished):
                 began = time.perf_counter()
                 try:
-                    next(works[place])
+                    next(works[index])
                 except StopIteration as end:
-                    outcomes[place] = end.value
-                    left.remove(place)
-                spent[place] += time.perf_counter() - began
-                if place in left:
+                    outcomes[index] = end.value
+                    unfinished.remove(index)
+                spent[index] += time.perf_counter() - began
+                if index in unfinished:
                     self._wait_for_turn()
         load = self._others.since()  # of all of it: jobs that take turns have no time of their own
         return [
@@ -410,7 +418,7 @@ class Worker:
         """A record of each sibling by its outcome, at rank 0."""
         if self.place.rank:
             return []
-        return [record_of(each, outcomes[each.index], about) for each in case.siblings]
+        return [record_of(sibling, outcomes[sibling.index], about) for sibling in case.siblings]
 
     def _so_far(self, case: Case, about: AboutCase, outcomes: Sequence[CaseOutcome]) -> None:
         """Hand over what there is of a case that is still measured."""
@@ -427,7 +435,7 @@ class Worker:
         runner = runner_of(case)
         if reason := runner.refuse(case, job.subject, refuse):
             return reason
-        tried = (self._probe(each, bench.held) for each in runner.list_probes(job))
+        tried = (self._probe(probe, bench.held) for probe in runner.list_probes(job))
         return next(filter(None, tried), "")
 
     def _why_unverified(self, job: Job) -> str:
@@ -438,8 +446,8 @@ class Worker:
         dtypes = runner_of(job.case).list_dtypes(job)
         for dtype in dtypes:
             if dtype not in self._blind:
-                mine = why_blind(dtype, self._backend.device)
-                reasons = self._control.collect([mine, str(self._backend.device)])
+                why_not = why_blind(dtype, self._backend.device)
+                reasons = self._control.collect([why_not, str(self._backend.device)])
                 self._blind[dtype] = next(
                     (
                         f"{NOT_VERIFIED}rank {rank} misses errors in data on {device}: {why};"
@@ -451,7 +459,7 @@ class Worker:
                 )
         return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
-    def _probe(self, case: Case, held: Sequence[int]) -> str:
+    def _probe(self, case: Case, ranks: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a
         few elements."""
         kind = (
@@ -467,12 +475,12 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                (slot,) = allocate_slots(self._backend, [tiny], held)
+                (slot,) = allocate_slots(self._backend, [tiny], ranks)
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
                 prepare_call(self._backend, tiny, slot, self._policy.virtual).run()
                 self._backend.finish()  # which raises what a call could not
-                trouble = "" if held else None
+                trouble = "" if ranks else None
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
                     raise
@@ -495,13 +503,15 @@ def local_rank(rank: int, board: Board, at: socket.socket) -> int:
     an exit status."""
     stream = at.makefile("rwb")
     channel = Channel(stream, stream)
-    asked = msgspec.json.decode(stream.readline(), type=Asked)
-    n = asked.plan.processes
-    place = Place(rank, n, rank, n, "local")
+    orders = msgspec.json.decode(stream.readline(), type=Asked)
+    n = orders.plan.processes
+    setup = Place(rank, n, rank, n, "local")
     try:
         board.enter(rank, Phase.CONNECTING)
-        control = connect_control(place, dist.FileStore(asked.store, n))  # type: ignore[attr-defined]
-        Worker(place, asked.plan, control, board, channel.line, channel.further, channel.turn).run()
+        control = connect_control(setup, dist.FileStore(orders.store, n))  # type: ignore[attr-defined]
+        Worker(
+            setup, orders.plan, control, board, channel.line, channel.further, channel.turn
+        ).run()
     except BaseException as e:
         channel.say(Said(error=Failure.of(e)))
         return 1

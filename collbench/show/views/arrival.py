@@ -32,21 +32,21 @@ _Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mo
 def make_arrival(view: View) -> Section | None:
     """Cases whose ranks came apart on purpose, and those that take another time in the other
     cadence; None where there are neither."""
-    points = [(one, point) for one in view.series for point in one.points]
-    apart = [_line_apart(*pair) for pair in points if pair[1].case.arrival]
+    points = [(series, point) for series in view.series for point in series.points]
+    delayed = [_line_apart(*pair) for pair in points if pair[1].case.arrival]
     other = [_line_other(*pair) for pair in points if pair[1].first.sensitive]
-    if not (apart or other):
+    if not (delayed or other):
         return None
-    words = []
-    if apart:
-        words.append(
+    sentences = []
+    if delayed:
+        sentences.append(
             "A call cannot end before the last rank has come. What it takes from then on is what"
             " arrival leaves to the library; absorbed is the share of the ranks' spread that it"
             " used for work: 100% where the call ends as soon after the first rank came as it"
             " would have with all ranks there, 0% where it all happens after the last came."
         )
     if other:
-        words.append(
+        sentences.append(
             "A benchmark that aligns ranks starts them within a microsecond, a program's come as"
             " they are. Where the two take different times, a program sees the time as called."
         )
@@ -54,18 +54,18 @@ def make_arrival(view: View) -> Section | None:
     came = (*what, "arrival", "spread", "after the last", "±", "absorbed")
     took = (*what, "as called", "aligned", "factor", "flags")
     tables = [
-        make_table("apart", "Ranks that come apart", came, apart, align="llrlrrrr"),
+        make_table("apart", "Ranks that come apart", came, delayed, align="llrlrrrr"),
         make_table("cadence", "As called and aligned", took, other, align="llrrrrl"),
     ]
-    tables = [one for one in tables if one.lines]
-    return Section(name="arrival", title="Arrival", words=words, tables=tables)
+    tables = [table for table in tables if table.lines]
+    return Section(name="arrival", title="Arrival", words=sentences, tables=tables)
 
 
-def _line_apart(one: Series, point: Point) -> Line:
+def _line_apart(series: Series, point: Point) -> Line:
     spread, absorbed = point.first.skew, point.first.absorbed
     cells = (
         point.case.collective,
-        one.name,
+        series.name,
         format_size(point.size) if point.size else "-",
         point.case.arrival,
         "-" if spread is None else format_duration(spread),
@@ -73,23 +73,23 @@ def _line_apart(one: Series, point: Point) -> Line:
         plus_minus(point),
         "not known" if absorbed is None else f"{absorbed:.0%}",
     )
-    return Line(cells, one.meta)
+    return Line(cells, series.meta)
 
 
-def _line_other(one: Series, point: Point) -> Line:
+def _line_other(series: Series, point: Point) -> Line:
     control = point.first.control or point.median
     natural = point.case.mode == "host"
     called, aligned = (point.median, control) if natural else (control, point.median)
     cells = (
         f"{point.case.collective}, {point.case.mode}",
-        one.name,
+        series.name,
         format_size(point.size) if point.size else "-",
         format_duration(called),
         format_duration(aligned),
         f"{max(called, aligned) / min(called, aligned):.1f}x",
         " ".join(point.flags),
     )
-    return Line(cells, one.meta, "" if natural else "notice")
+    return Line(cells, series.meta, "" if natural else "notice")
 
 
 def make_skew(view: View) -> Section | None:
@@ -108,26 +108,27 @@ def make_skew(view: View) -> Section | None:
     for point in usable:
         case = point.case
         grouped[point.run, case.collective, case.mode, case.backend, case.members].append(point)
-    found = {key: _late_matrix(view, points) for key, points in grouped.items()}
-    tables = [one for one in _late_ranks(view, usable) if one.lines]
-    told = any(table.name == "late" for table in tables)
-    late = {key: cells for key, cells in found.items() if told and cells.max() > SHARE}
-    shown = sorted(late, key=lambda key: -late[key].max())[:MAPS]
-    words = [
+    matrices = {key: _late_matrix(view, points) for key, points in grouped.items()}
+    tables = [table for table in _late_ranks(view, usable) if table.lines]
+    has_late = any(table.name == "late" for table in tables)
+    late = {key: cells for key, cells in matrices.items() if has_late and cells.max() > SHARE}
+    drawn_keys = sorted(late, key=lambda key: -late[key].max())[:MAPS]
+    sentences = [
         (
             "How late each rank started, as a share of the call's time (synchronising collectives"
             " only)."
         ),
-        *left_out(len(shown), len(late), "maps, those with the latest ranks,"),
+        *left_out(len(drawn_keys), len(late), "maps, those with the latest ranks,"),
     ]
     if not tables:
         return None
     return Section(
         name="skew",
         title="Late ranks",
-        words=words,
+        words=sentences,
         figures=[
-            _draw_map(view, place, key, grouped[key], late[key]) for place, key in enumerate(shown)
+            _draw_map(view, index, key, grouped[key], late[key])
+            for index, key in enumerate(drawn_keys)
         ],
         tables=tables,
     )
@@ -162,8 +163,8 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
 
 def _late_shares(view: View, point: Point) -> list[float]:
     """Share of a sample's time by which each rank came after the first."""
-    whole = view.record(point).inner * point.first.times.median
-    return [late / whole for late in point.first.lateness]
+    call_time = view.record(point).inner * point.first.times.median
+    return [late / call_time for late in point.first.lateness]
 
 
 def _list_places(points: Sequence[Point]) -> tuple[list[int], list[int]]:
@@ -181,12 +182,12 @@ def _late_matrix(view: View, points: Sequence[Point]) -> Floats:
     return np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
 
 
-def _draw_map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floats) -> Figure:
+def _draw_map(view: View, index: int, key: _Key, points: Sequence[Point], cells: Floats) -> Figure:
     """Ranks by sizes."""
     run, collective, mode, backend, members = key
     n = len(members)
     sizes, places = _list_places(points)
-    ranks = [members[place] for place in places]
+    ranks = [members[position] for position in places]
     world = view.world(points[0])
     hosts = {info.rank: info.host for info in world.ranks} if world else {}
     many = len(set(hosts.values())) > 1
@@ -195,7 +196,7 @@ def _draw_map(view: View, place: int, key: _Key, points: Sequence[Point], cells:
     ]
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
     title = view.titled(run, f"{collective}, {plain_line(backend)}, {n} ranks, {mode}")
-    words = (
+    caption = (
         f"In the median of the cases of a size, rank {ranks[row]} is the latest: by"
         f" {cells[row, column]:.1%} of the time at {format_size(sizes[column])}."
     )
@@ -209,7 +210,7 @@ def _draw_map(view: View, place: int, key: _Key, points: Sequence[Point], cells:
         least=0.2,
     )
     about = {"collective": collective, "backend": plain_line(backend), "ranks": str(n)}
-    return figures.draw_heatmap(f"skew-{place}", title, words, matrix, about)
+    return figures.draw_heatmap(f"skew-{index}", title, caption, matrix, about)
 
 
 def _list_ranks(
@@ -220,7 +221,7 @@ def _list_ranks(
     for point in usable:
         if (rank := getattr(point.first, what)) is not None:
             by_rank[point.run, view.record(point).world, rank].append(point)
-    of = Counter(
+    totals = Counter(
         (point.run, view.record(point).world, rank)
         for point in usable
         for rank in point.case.members
@@ -241,7 +242,7 @@ def _list_ranks(
             _name_seat(info),
             ", ".join(sorted({point.case.collective for point in points})),
             *([f"{share:.0%}"] if late else []),
-            f"{len(points):,} of {of[run, index, rank]:,}",
+            f"{len(points):,} of {totals[run, index, rank]:,}",
         )
         about = {"backend": plain_line(world.backend), "ranks": str(world.n)}
         lines.append(Line(cells, about, "notice" if late else ""))

@@ -18,19 +18,19 @@ def describe(
     row: Collective,
     backend: str,
     given: Sequence[Sequence[Number]],
-    found: Sequence[Buffers],
+    buffers_of_ranks: Sequence[Buffers],
     root: int,
     only: int | None = None,
 ) -> tuple[Table, list[str]]:
     """The table of ranks, those of ``only`` if given, and lines that explain it."""
     promised = find_promised(row, given, root)
     cells = []
-    for rank, (buffers, result) in enumerate(zip(found, promised, strict=True)):
+    for rank, (buffers, result) in enumerate(zip(buffers_of_ranks, promised, strict=True)):
         if only in (None, rank):
             name = f"{rank} (root)" if row.rooted and rank == root else str(rank)
             after = [_words(buffers.send), *([_words(buffers.recv)] if buffers.recv else [])]
             cells.append((name, _words(given[rank]), *after, _words(result)))
-    shared = all(buffers.recv is None for buffers in found)
+    shared = all(buffers.recv is None for buffers in buffers_of_ranks)
     after_head = ("after",) if shared else ("send after", "receive after")
     table = terminal.make_listing(
         f"{row.name} on {backend}", ("rank", "before", *after_head, "promised"), cells

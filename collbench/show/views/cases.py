@@ -123,11 +123,11 @@ def make_header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) ->
         )
     for name in varying:
         values = list(dict.fromkeys(axis_values(case)[name] for case in cases))
-        words = [v for v in values if v and name != "place"]
-        few = ", ".join(words[:4]) + (" …" if len(words) > 4 else "")
-        cycles = format_count(len(words), "launch" if run.policy.fresh else "cycle")
-        told = {"ranks": f"{few} ranks", "root": f"roots {few}", "cycle": cycles}
-        what.append(told.get(name, few))
+        value_words = [v for v in values if v and name != "place"]
+        few = ", ".join(value_words[:4]) + (" …" if len(value_words) > 4 else "")
+        cycles = format_count(len(value_words), "launch" if run.policy.fresh else "cycle")
+        phrases = {"ranks": f"{few} ranks", "root": f"roots {few}", "cycle": cycles}
+        what.append(phrases.get(name, few))
     policy = run.policy
     crowded = {world.cramped for world in worlds.values()}
     limits = policy.resolved(any(crowded))
@@ -197,7 +197,7 @@ def make_table(
     ruled = 4 * sum(changes) <= len(lines)
     wrong = any(record.wrong for record, _ in outcomes)
     common = common_flags(outcomes)
-    own = [_own_doubts(row, common) if row else [] for _, row in outcomes]
+    doubts_of_rows = [_own_doubts(row, common) if row else [] for _, row in outcomes]
     return Table(
         title=f"{mode}: {constant}" if several else "",
         heads=tuple("launch" if fresh and n == "cycle" else HEADS.get(n, n) for n in names),
@@ -212,21 +212,21 @@ def make_table(
         dropped=tuple(HEADS.get(name, name) for name in DROPPED if not (name == "wrong" and wrong)),
         brief=tuple(
             _shorten_flags(row, doubted, common) if row and record.status not in BAD else ""
-            for (record, row), doubted in zip(outcomes, own, strict=True)
+            for (record, row), doubted in zip(outcomes, doubts_of_rows, strict=True)
         ),
-        key=_explain_letters(flag for doubted in own for flag in doubted),
+        key=_explain_letters(flag for doubted in doubts_of_rows for flag in doubted),
     )
 
 
 BAD = ("wrong", "failed")  # the status of a row that has no time to show
 
 
-def describe_common(told: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
+def describe_common(run: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
     """What most rows have, said once above their table."""
-    crowded = {world.cramped for world in told.worlds.values()}
+    crowded = {world.cramped for world in run.worlds.values()}
     return [
         tone_text(plain_line(text), "quiet")
-        for text in common_lines(outcomes, told.run.policy, crowded)
+        for text in common_lines(outcomes, run.run.policy, crowded)
     ]
 
 
@@ -237,8 +237,8 @@ def _own_doubts(row: Derived, common: Mapping[str, str]) -> list[str]:
 
 def _mark_remark(row: Derived, common: Mapping[str, str]) -> Words:
     """A dim mark where there is a remark; that its interval is wide, that shows."""
-    own = {flag_kind(flag) for flag in list_remarks(row)} - common.keys() - {UNCONVERGED}
-    return tone_text(MARK if own else "", "quiet")
+    remarks = {flag_kind(flag) for flag in list_remarks(row)} - common.keys() - {UNCONVERGED}
+    return tone_text(MARK if remarks else "", "quiet")
 
 
 def _shorten_flags(row: Derived, doubted: Sequence[str], common: Mapping[str, str]) -> Words:
@@ -281,9 +281,9 @@ def _tone_flags(flags: Sequence[str], mark: Words) -> Words:
 ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
 
 
-def list_saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
-    """Saved runs, oldest first, with the name each answers to, none while it is running, and how it
-    ended; of ``of`` in all."""
+def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document:
+    """Saved runs, oldest first: the name by which each is found (none while it is running), and how
+    it ended. ``total`` counts those that are not listed, too."""
     heads = ("name", "id", "tag", "cases", "size", "ended", "arguments")
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
@@ -294,15 +294,24 @@ def list_saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
         rows.append(dict(zip((*heads, "started", FAKE), values, strict=True)))
         tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
         fake = tone_text(", fake GPU" if file.fake else "", "bad")
-        told = str(file.cases), format_size(file.nbytes), tone_text(ended, tone) + fake, arguments
-        cells: list[Cell] = [*names, *told]
+        details = (
+            str(file.cases),
+            format_size(file.nbytes),
+            tone_text(ended, tone) + fake,
+            arguments,
+        )
+        cells: list[Cell] = [*names, *details]
         lines.append(Line(cells, single=True))
-    whole = ("name", "id", "cases", "ended")
-    more = f"{len(files):,} of {of:,} runs; --last {of} shows all" if of > len(files) else ""
-    table = Table(
-        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), whole=whole, note=more
+    kept_columns = ("name", "id", "cases", "ended")
+    more = (
+        f"{len(files):,} of {total:,} runs; --last {total} shows all" if total > len(files) else ""
     )
-    return Document(title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": of})
+    table = Table(
+        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), whole=kept_columns, note=more
+    )
+    return Document(
+        title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": total}
+    )
 
 
 def _describe_end(end: End | None) -> str:
@@ -332,16 +341,16 @@ def describe_plan(
     where that is not known."""
     cycle, run = "launch" if fresh else "cycle", [row for row in rows if not row.skipped]
     cycles = Counter(row.case.cycle for row in rows)
-    alike = len(cycles) > 1 == len({*cycles.values()})
-    listed = [row for row in rows if row.case.cycle == 0] if alike else rows
+    are_alike = len(cycles) > 1 == len({*cycles.values()})
+    listed = [row for row in rows if row.case.cycle == 0] if are_alike else rows
     varying, constant = split_axes([row.case for row in listed]) if rows else ([], "")
-    constant += f"; each of {format_count(len(cycles), cycle)}" * alike
+    constant += f"; each of {format_count(len(cycles), cycle)}" * are_alike
     lines = []
     for row in listed[:MOST_PLANNED]:
         values = word_axes(row.case)
         values["cycle"] = f"{cycle} {row.case.cycle + 1}"
-        words = [values[name] for name in varying if values[name]]
-        label = plain_line(", ".join([*words, row.case.mode]))
+        value_words = [values[name] for name in varying if values[name]]
+        label = plain_line(", ".join([*value_words, row.case.mode]))
         if row.skipped:
             why = tone_text(label) + tone_text(f": {plain_line(row.skipped)}", "notice")
             lines.append(Line((why, format_size(row.case.nbytes), "", "", "", "")))
@@ -363,7 +372,7 @@ def describe_plan(
         tone_text(plain_line(constant), strong=True),
         Table(heads=heads, lines=lines, align="w"),
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
-        *(tone_text(words, "quiet") for words in PLANNED if run),
+        *(tone_text(sentence, "quiet") for sentence in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
         *_may_be_refused([row.case for row in run]),
         *_describe_crowded([row.case for row in run], cores),
@@ -394,126 +403,126 @@ def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
     return [tone_notice(plain_line(text))] if unsure else []
 
 
-def summarise_run(told: Gathered) -> list[Words]:
+def summarise_run(run: Gathered) -> list[Words]:
     """What went wrong, how busy others kept the machine, floor and peak of each collective and
     mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
     cases, what was left out and why, what was verified, and where it is kept."""
-    lines = [tone_text(text, "bad") for text in list_caveats(told.run, told.worlds.values())]
-    counting = [(record, row) for record, row in told.outcomes if not (row and FAKE in row.flags)]
+    lines = [tone_text(text, "bad") for text in list_caveats(run.run, run.worlds.values())]
+    counting = [(record, row) for record, row in run.outcomes if not (row and FAKE in row.flags)]
     lines += [
-        *_describe_trouble(told),
-        *map(tone_notice, filter(None, [describe_busy(told)])),
-        *_describe_best(told, counting),
+        *_describe_trouble(run),
+        *map(tone_notice, filter(None, [describe_busy(run)])),
+        *_describe_best(run, counting),
     ]
-    lines += [*map(tone_notice, _describe_modes(counting)), *_describe_late(told, counting)]
-    lines += describe_arrivals(counting, told.worlds)
-    lines += map(tone_notice, (*explain_flags(told), *list_movements(told.outcomes)))
-    lines += [tone_text(f"note: {line}", "quiet") for line in count_notes(told.outcomes)]
+    lines += [*map(tone_notice, _describe_modes(counting)), *_describe_late(run, counting)]
+    lines += describe_arrivals(counting, run.worlds)
+    lines += map(tone_notice, (*explain_flags(run), *list_movements(run.outcomes)))
+    lines += [tone_text(f"note: {line}", "quiet") for line in count_notes(run.outcomes)]
     lines += [
         tone_text(f"{number} skipped: {reason}", "quiet")
-        for reason, number in count_reasons(told.skips, told.arrived)
+        for reason, number in count_reasons(run.skips, run.arrived)
     ]
-    lines += [*map(tone_notice, describe_dropped(told)), *_describe_verified(told)]
-    return [*lines, *map(tone_text, describe_saved(told))]
+    lines += [*map(tone_notice, describe_dropped(run)), *_describe_verified(run)]
+    return [*lines, *map(tone_text, describe_saved(run))]
 
 
-def describe_saved(told: Gathered) -> list[str]:
+def describe_saved(run: Gathered) -> list[str]:
     """Where a run is kept, by the name that finds it again; of one that ended early how to go
     on."""
-    if told.path is None:
+    if run.path is None:
         return ["not saved"]
-    ours = told.path.parent == store.home_folder() / "runs"
-    lines = [f"saved: {plain_line(told.path.stem if ours else str(told.path))}"]
-    if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
-        name = "@last" if ours else shlex.quote(str(told.path))
-        files = ",".join(algorithm_files.list_words(told.run.command))
+    ours = run.path.parent == store.home_folder() / "runs"
+    lines = [f"saved: {plain_line(run.path.stem if ours else str(run.path))}"]
+    if run.ended and run.ended.exit and len(run.arrived) < len(run.cases):
+        name = "@last" if ours else shlex.quote(str(run.path))
+        files = ",".join(algorithm_files.list_words(run.run.command))
         more = f" --algo {shlex.quote(files)}" if files else ""
         lines.append(plain_line(f"continue with: collbench run --resume {name}{more}"))
     return lines
 
 
-def best_tables(told: Gathered) -> list[Table]:
+def best_tables(run: Gathered) -> list[Table]:
     """The fastest at each size, where there is a choice; a table a mode."""
-    if len({record.case.label for record, _ in told.arrived}) < 2:
+    if len({record.case.label for record, _ in run.arrived}) < 2:
         return []
-    return choice.make_tables(series.make_view([told.file]))
+    return choice.make_tables(series.make_view([run.file]))
 
 
 def tone_notice(text: str) -> Words:
     return tone_text(text, "notice")
 
 
-def describe_busy(told: Gathered) -> str:
-    return describe_run_load(told.run, (record for record, _ in told.arrived), told.ended)
+def describe_busy(run: Gathered) -> str:
+    return describe_run_load(run.run, (record for record, _ in run.arrived), run.ended)
 
 
-def explain_flags(told: Gathered) -> list[str]:
+def explain_flags(run: Gathered) -> list[str]:
     """A line for each doubt that occurred, one for remarks (flags.explain_doubts); what stands
     above the tables not again."""
-    crowded = {world.cramped for world in told.worlds.values()}
-    above = [common_flags(outcomes) for _, outcomes in by_mode(told.outcomes)]
+    crowded = {world.cramped for world in run.worlds.values()}
+    above = [common_flags(outcomes) for _, outcomes in by_mode(run.outcomes)]
     everywhere = set.intersection(*map(set, above)) - {UNCONVERGED} if above else set()
-    return explain_doubts(told.outcomes, told.run.policy, crowded, told.run.command, everywhere)
+    return explain_doubts(run.outcomes, run.run.policy, crowded, run.run.command, everywhere)
 
 
 def _describe_modes(outcomes: Sequence[Outcome]) -> list[str]:
     return two_modes((record.case, row, record.inner) for record, row in outcomes if row)
 
 
-def describe_dropped(told: Gathered) -> list[str]:
+def describe_dropped(run: Gathered) -> list[str]:
     """The cases for which a budget left no time, by name, in at most one line."""
-    cases = [r.case for r, _ in told.arrived if r.note.startswith(NO_TIME_LEFT)]
+    cases = [r.case for r, _ in run.arrived if r.note.startswith(NO_TIME_LEFT)]
     varying, _ = split_axes(cases) if cases else ([], "")
-    named = [name for name in varying if name != "cycle"]
-    words = Counter(
-        " ".join(filter(None, [format_size(case.size), *(word_axes(case)[name] for name in named)]))
+    names = [name for name in varying if name != "cycle"]
+    case_words = Counter(
+        " ".join(filter(None, [format_size(case.size), *(word_axes(case)[name] for name in names)]))
         for case in cases
     )
-    times = [f"{name} (x{number})" if number > 1 else name for name, number in words.items()]
+    times = [f"{name} (x{number})" if number > 1 else name for name, number in case_words.items()]
     return [plain_line(f"dropped: {', '.join(times)}")] if times else []
 
 
-def _describe_trouble(told: Gathered) -> Iterable[Words]:
+def _describe_trouble(run: Gathered) -> Iterable[Words]:
     for status, title in (("wrong", "WRONG DATA"), ("failed", "FAILED")):
-        bad = [record for record, _ in told.outcomes if record.status == status]
+        bad = [record for record, _ in run.outcomes if record.status == status]
         if bad:
             yield tone_text(
-                f"{title} in {len(bad)} of {format_count(len(told.arrived), 'case')}", "bad"
+                f"{title} in {len(bad)} of {format_count(len(run.arrived), 'case')}", "bad"
             )
             yield from (
                 tone_text(f"  {plain_line(tell_story(record))}", "bad") for record in bad[:SHOWN]
             )
         if len(bad) > SHOWN:
             yield tone_text(f"  … and {len(bad) - SHOWN} more", "bad")
-    if told.ended and told.ended.exit and told.ended.note:
+    if run.ended and run.ended.exit and run.ended.note:
         yield tone_text(
-            f"ended early, after {len(told.arrived)} of {format_count(len(told.cases), 'case')}:"
-            f" {plain_line(told.ended.note)}",
+            f"ended early, after {len(run.arrived)} of {format_count(len(run.cases), 'case')}:"
+            f" {plain_line(run.ended.note)}",
             "bad",
         )
 
 
-def _describe_best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _describe_best(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     good = [
         (record.case, row)
         for record, row in outcomes
         if row and record.status in ("ok", "predicted") and not record.case.subject
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
-        mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
-        varying, _ = split_axes([case for case, _ in mine])
-        if len({case.size for case, _ in mine}) == 1:
-            world = told.worlds.get(next(r.world for r, _ in outcomes if r.case == mine[0][0]))
-            asked = told.run.policy.resolved(bool(world and world.cramped)).precision
-            fixed = told.run.policy.iters is not None
-            known = [_only_size(mine, varying, None if fixed else asked)]
+        rows = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
+        varying, _ = split_axes([case for case, _ in rows])
+        if len({case.size for case, _ in rows}) == 1:
+            world = run.worlds.get(next(r.world for r, _ in outcomes if r.case == rows[0][0]))
+            precision = run.run.policy.resolved(bool(world and world.cramped)).precision
+            fixed = run.run.policy.iters is not None
+            phrases = [_only_size(rows, varying, None if fixed else precision)]
         else:
-            known = (
-                [_describe_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
+            phrases = (
+                [_describe_floor(rows, varying)] if single_call(rows[0][0], run.run.policy) else []
             )
-            known += _describe_peak(mine, varying)
-        if known:
-            yield tone_text(plain_line(f"{name}, {mode}: {'; '.join(known)}"))
+            phrases += _describe_peak(rows, varying)
+        if phrases:
+            yield tone_text(plain_line(f"{name}, {mode}: {'; '.join(phrases)}"))
 
 
 Timed = Sequence[tuple[Case, Derived]]
@@ -560,25 +569,27 @@ def _describe_peak(rows: Timed, varying: Sequence[str]) -> list[str]:
 def find_fastest(rows: Timed) -> tuple[Case, Derived] | None:
     """The row of the least time that is known: one without a doubt, unless one with a doubt took
     surely less."""
-    known = [(case, row) for case, row in rows if is_known(row)]
-    if not known:
+    known_rows = [(case, row) for case, row in rows if is_known(row)]
+    if not known_rows:
         return None
-    good = [pair for pair in known if not list_doubts(pair[1])]
+    good = [pair for pair in known_rows if not list_doubts(pair[1])]
     surely = [
-        pair for pair in known if good and pair[1].times.hi < min(row.times.lo for _, row in good)
+        pair
+        for pair in known_rows
+        if good and pair[1].times.hi < min(row.times.lo for _, row in good)
     ]
-    return min(surely or good or known, key=lambda pair: pair[1].times.median)
+    return min(surely or good or known_rows, key=lambda pair: pair[1].times.median)
 
 
 def find_highest(rows: Timed) -> tuple[Case, Derived] | None:
     """The same of the highest bus bandwidth."""
-    known = [(case, row) for case, row in rows if is_known(row)]
-    if not known:
+    known_rows = [(case, row) for case, row in rows if is_known(row)]
+    if not known_rows:
         return None
-    good = [pair for pair in known if not list_doubts(pair[1])]
+    good = [pair for pair in known_rows if not list_doubts(pair[1])]
     most = max((_upper_busbw(row) for _, row in good), default=math.inf)
-    surely = [pair for pair in known if _lower_busbw(pair[1]) > most]
-    return max(surely or good or known, key=lambda pair: pair[1].busbw or 0.0)
+    surely = [pair for pair in known_rows if _lower_busbw(pair[1]) > most]
+    return max(surely or good or known_rows, key=lambda pair: pair[1].busbw or 0.0)
 
 
 def _upper_busbw(row: Derived) -> float:
@@ -602,23 +613,23 @@ def _explain_unknown(rows: Timed) -> str:
 
 def _describe_point(case: Case, varying: Sequence[str]) -> str:
     values = word_axes(case)
-    named = ", ".join(values[name] for name in varying if values[name])
-    return format_size(case.size) + (f" ({named})" if named else "")
+    details = ", ".join(values[name] for name in varying if values[name])
+    return format_size(case.size) + (f" ({details})" if details else "")
 
 
-def _describe_late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _describe_late(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     late = Counter(
         (record.world, row.late_rank)
         for record, row in outcomes
         if row and row.late_rank is not None
     )
     for (index, rank), times in late.most_common():
-        world = told.worlds.get(index)
+        world = run.worlds.get(index)
         host = next((info.host for info in world.ranks if info.rank == rank), "?") if world else "?"
-        of = sum(
-            record.world == index and rank in record.case.members for record, _ in told.arrived
+        case_count = sum(
+            record.world == index and rank in record.case.members for record, _ in run.arrived
         )
-        group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
+        group = f" of {world.n} ({world.backend})" if world and len(run.worlds) > 1 else ""
         where = plain_line(host)
         doubted = any(
             row.late_rank == rank and "late" in map(flag_kind, list_doubts(row))
@@ -626,7 +637,7 @@ def _describe_late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Word
             if row and record.world == index
         )
         yield tone_text(
-            f"late: rank {rank}{group} ({where}) in {times} of {format_count(of, 'row')}",
+            f"late: rank {rank}{group} ({where}) in {times} of {format_count(case_count, 'row')}",
             "notice" if doubted else "quiet",
         )
 
@@ -635,14 +646,14 @@ def describe_arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) 
     """One sentence for each mode in which it matters how ranks come to a call: by how much at most,
     why if that is known, and which of the two times a program sees."""
     for mode, members in by_mode(outcomes):
-        found = [
+        sensitive = [
             (record, row, row.control / row.times.median)
             for record, row in members
             if row and row.sensitive and row.control
         ]
-        if not found:
+        if not sensitive:
             continue
-        record, row, ratio = max(found, key=lambda each: max(each[2], 1 / each[2]))
+        record, row, ratio = max(sensitive, key=lambda item: max(item[2], 1 / item[2]))
         world = worlds.get(record.world)
         first, second = row.times.median, row.control or 0.0
         together, called = (first, second) if mode == "isolated" else (second, first)
@@ -652,7 +663,7 @@ def describe_arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) 
             why = f" (too few cores for {ranks} of {library})"
         hint = "; --mode host measures what a program sees" if mode == "isolated" else ""
         yield tone_text(
-            f"{len(found)} of {format_count(len(members), 'row')} in mode {mode} depend on when"
+            f"{len(sensitive)} of {format_count(len(members), 'row')} in mode {mode} depend on when"
             " ranks"
             f" arrive: {_describe_point(record.case, ['implementation', 'place'])} takes"
             f" {format_duration(called)}"
@@ -662,9 +673,9 @@ def describe_arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) 
         )
 
 
-def _describe_verified(told: Gathered) -> Iterable[Words]:
-    checked = sum(record.checked for record, _ in told.arrived)
-    if checked and not any(record.wrong for record, _ in told.arrived):
+def _describe_verified(run: Gathered) -> Iterable[Words]:
+    checked = sum(record.checked for record, _ in run.arrived)
+    if checked and not any(record.wrong for record, _ in run.arrived):
         yield tone_text(f"{checked:,} elements verified, none wrong")
-    elif not checked and any(record.status == "ok" for record, _ in told.arrived):
+    elif not checked and any(record.status == "ok" for record, _ in run.arrived):
         yield tone_text("data was not verified", "notice")

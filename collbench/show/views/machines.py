@@ -41,26 +41,26 @@ GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
 
 def make_section(view: View) -> Section:
     """Differences first, since they explain others; then the facts of each run, side by side."""
-    shown = list(range(len(view.files)))[:BESIDE]
-    if not shown:
+    runs = list(range(len(view.files)))[:BESIDE]
+    if not runs:
         return Section(name="environment", title="Environment", words=["There is no run."])
-    words = (
+    sentences = (
         [f"The first {BESIDE} of {len(view.files)} runs are shown."]
         if len(view.files) > BESIDE
         else []
     )
-    heads = ("", *(view.labels[run] for run in shown))
-    apart = _difference_lines(view, shown)
-    if len(shown) > 1:
-        words.append(
+    heads = ("", *(view.labels[run] for run in runs))
+    differences = _difference_lines(view, runs)
+    if len(runs) > 1:
+        sentences.append(
             "The runs' machines differ in facts that decide performance: what differs between runs"
             " may be theirs."
-            if apart
+            if differences
             else "The runs' machines are the same in all facts that decide performance."
         )
     facts = []
     for name, ask in FACTS.items():
-        answers = [_ask_safely(ask, view.files[run]) for run in shown]
+        answers = [_ask_safely(ask, view.files[run]) for run in runs]
         if any(answers):
             facts.append(Line((name, *(answer or "unknown" for answer in answers))))
     worlds = [
@@ -69,54 +69,54 @@ def make_section(view: View) -> Section:
             {"backend": plain_line(world.backend), "ranks": str(world.n)},
             "notice" if world.oversubscribed else "",
         )
-        for run in shown
+        for run in runs
         for world in _distinct_worlds(view.files[run])
     ]
-    hosts = _unlike_tables(view, shown)
+    hosts = _unlike_tables(view, runs)
     tables = [
         *hosts,
-        make_table("differences", "What differs", heads, apart, align="l" * len(heads)),
+        make_table("differences", "What differs", heads, differences, align="l" * len(heads)),
         make_table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
-        *_topology_tables(view, shown),
+        *_topology_tables(view, runs),
         make_table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
     ]
     return Section(
         name="environment",
         title="Environment",
-        words=words,
+        words=sentences,
         tables=[t for t in tables if t.lines],
-        folded=not apart and not any(one.lines for one in hosts),
+        folded=not differences and not any(table.lines for table in hosts),
     )
 
 
 def describe_machine(file: RunFile) -> list[str]:
     """A run's GPUs or else its processor, its host and begin, as far as its file tells."""
     return [
-        told
+        answer
         for ask in (_describe_processor, FACTS["host"], _describe_begin)
-        if (told := _ask_safely(ask, file))
+        if (answer := _ask_safely(ask, file))
     ]
 
 
 def _describe_processor(file: RunFile) -> str:
     cpu = _find_commit(file, "cpu") or {}
     cores = format_count(cpu["physical"], "core") if cpu.get("physical") else ""
-    found = describe_cards(_find_commit(file, "gpus") or {}) or [str(cpu.get("model") or ""), cores]
-    return ", ".join(filter(None, found))
+    parts = describe_cards(_find_commit(file, "gpus") or {}) or [str(cpu.get("model") or ""), cores]
+    return ", ".join(filter(None, parts))
 
 
 def _describe_begin(file: RunFile) -> str:
     return f"{datetime.fromisoformat(file.run.started).astimezone(UTC):%d %b %Y %H:%M} UTC"
 
 
-def _topology_tables(view: View, shown: list[int]) -> list[Table]:
+def _topology_tables(view: View, runs: list[int]) -> list[Table]:
     """The paths between GPUs of each machine that has several, once where runs have the same."""
-    found: dict[int, tuple[tuple[str, ...], list[Line]]] = {}
-    for run in shown:
+    topologies: dict[int, tuple[tuple[str, ...], list[Line]]] = {}
+    for run in runs:
         with suppress(*STRANGE):
             found_here = make_matrix(_find_commit(view.files[run], "gpus") or {})
-            if found_here[1] and found_here not in found.values():
-                found[run] = found_here
+            if found_here[1] and found_here not in topologies.values():
+                topologies[run] = found_here
     return [
         make_table(
             f"topology-{run}",
@@ -126,13 +126,13 @@ def _topology_tables(view: View, shown: list[int]) -> list[Table]:
             align="l" * len(heads),
             folded=True,
         )
-        for run, (heads, lines) in found.items()
+        for run, (heads, lines) in topologies.items()
     ]
 
 
 def describe_unlike(view: View) -> list[str]:
     """A sentence for each run on hosts that are not alike."""
-    told = []
+    sentences = []
     for run, file in enumerate(view.files):
         if differs := next(
             (w.hosts[0].differs for w in file.worlds if w.hosts and w.hosts[0].differs), None
@@ -140,21 +140,27 @@ def describe_unlike(view: View) -> list[str]:
             names = ", ".join(plain_line(key) for key in list(differs)[:4]) + (
                 " and others" if len(differs) > 4 else ""
             )
-            told.append(view.titled(run, f"The hosts are not alike, see Environment: {names}."))
-    return told
+            sentences.append(
+                view.titled(run, f"The hosts are not alike, see Environment: {names}.")
+            )
+    return sentences
 
 
-def _unlike_tables(view: View, shown: list[int]) -> list[Table]:
+def _unlike_tables(view: View, runs: list[int]) -> list[Table]:
     """Tables of the facts in which the hosts of a run differ; hosts that are alike share a
     column."""
     tables = []
-    for run in shown:
+    for run in runs:
         hosts = next((w.hosts for w in view.files[run].worlds if w.hosts), [])
-        alike: dict[str, list[HostInfo]] = {}
+        by_difference: dict[str, list[HostInfo]] = {}
         for info in hosts:
-            alike.setdefault(repr(info.differs), []).append(info)
-        kinds = list(alike.values())[:BESIDE]
-        more = f" ({len(alike) - BESIDE} more kinds are not shown)" if len(alike) > BESIDE else ""
+            by_difference.setdefault(repr(info.differs), []).append(info)
+        kinds = list(by_difference.values())[:BESIDE]
+        more = (
+            f" ({len(by_difference) - BESIDE} more kinds are not shown)"
+            if len(by_difference) > BESIDE
+            else ""
+        )
         heads = ("", *(_name_hosts(kind) for kind in kinds))
         lines = [
             Line(
@@ -182,19 +188,19 @@ def _name_hosts(hosts: list[HostInfo]) -> str:
     return ", ".join(plain_line(info.host) for info in hosts[:3]) + more
 
 
-def _difference_lines(view: View, shown: list[int]) -> list[Line]:
+def _difference_lines(view: View, runs: list[int]) -> list[Line]:
     """Every fact in which a run differs from the first, with its value in all."""
-    found: dict[str, dict[int, Any]] = {}
-    backends = set[str]().union(*(view.files[run].backends for run in shown))
-    for run in shown[1:]:
-        for key, here, there in environment.find_differences(
-            view.files[shown[0]].run.environment, view.files[run].run.environment, backends
+    differing: dict[str, dict[int, Any]] = {}
+    backends = set[str]().union(*(view.files[run].backends for run in runs))
+    for run in runs[1:]:
+        for key, first_value, value in environment.find_differences(
+            view.files[runs[0]].run.environment, view.files[run].run.environment, backends
         ):
-            found.setdefault(key, {shown[0]: here})[run] = there
+            differing.setdefault(key, {runs[0]: first_value})[run] = value
     lines = []
-    for key, values in sorted(found.items()):
-        same = values[shown[0]]
-        cells = [values.get(run, same) for run in shown]
+    for key, values in sorted(differing.items()):
+        same = values[runs[0]]
+        cells = [values.get(run, same) for run in runs]
         lines.append(
             Line(
                 (plain_line(key), *("unknown" if v is None else format_fact(v) for v in cells)),
@@ -238,13 +244,13 @@ def _describe_hosts(world: World) -> str:
         hosts.setdefault(plain_line(info.host), []).append(
             cpus if info.device == "cpu" else plain_line(info.gpu or info.device)
         )
-    told = [
+    host_texts = [
         f"{host}: {format_count(len(on), 'rank')}"
         f" ({', '.join(dict.fromkeys(filter(None, on[:8])))})"
         for host, on in hosts.items()
     ]
-    return "; ".join(told[:8]) + (
-        f"; {format_count(len(told) - 8, 'host')} more" if len(told) > 8 else ""
+    return "; ".join(host_texts[:8]) + (
+        f"; {format_count(len(host_texts) - 8, 'host')} more" if len(host_texts) > 8 else ""
     )
 
 
@@ -344,9 +350,11 @@ def _describe_git(file: RunFile) -> str:
 def _describe_policy(file: RunFile) -> str:
     """Fields of the policy that differ from the defaults."""
     plain_policy = msgspec.structs.asdict(Policy())
-    own = msgspec.structs.asdict(file.run.policy)
+    settings = msgspec.structs.asdict(file.run.policy)
     return (
-        " ".join(f"{name}={value}" for name, value in own.items() if value != plain_policy[name])
+        " ".join(
+            f"{name}={value}" for name, value in settings.items() if value != plain_policy[name]
+        )
         or "defaults"
     )
 
@@ -402,7 +410,7 @@ def describe_cards(gpus: Facts) -> list[str]:
 def _describe_card(device: Facts) -> str:
     lanes, most = device.get("pcie_lanes"), device.get("max_pcie_lanes")
     modes = {name: (device.get(name) or [None])[0] for name in ("ecc", "mig")}
-    told = [
+    parts = [
         str(device.get("name")),
         format_size(device["memory"]) if device.get("memory") else "",
         f"PCIe {device['max_pcie']}.0 x{most}" if device.get("max_pcie") and most else "",
@@ -412,8 +420,8 @@ def _describe_card(device: Facts) -> str:
         "MIG on" if modes["mig"] else "",
         "persistence off" if device.get("persistence") == 0 else "",
     ]
-    return plain_line(told[0]) + (
-        f" ({', '.join(rest)})" if (rest := [word for word in told[1:] if word]) else ""
+    return plain_line(parts[0]) + (
+        f" ({', '.join(rest)})" if (rest := [word for word in parts[1:] if word]) else ""
     )
 
 
@@ -439,10 +447,10 @@ def describe_adapters(rdma: Facts) -> list[str]:
 def _describe_port(name: str, port: Facts) -> str:
     state = str(port.get("state") or "").rpartition(" ")[2]  # the kernel writes 4: ACTIVE
     near = f"{port['path']} to GPU {', '.join(map(str, port['gpus']))}" if port.get("path") else ""
-    told = ", ".join(
+    details = ", ".join(
         filter(None, [port.get("rate"), "" if state == "ACTIVE" else state.lower(), near])
     )
-    return plain_line(f"{name} ({told})" if told else name)
+    return plain_line(f"{name} ({details})" if details else name)
 
 
 def make_matrix(gpus: Facts) -> tuple[tuple[str, ...], list[Line]]:

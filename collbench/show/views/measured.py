@@ -62,62 +62,70 @@ PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 def draw_best(view: View) -> list[Figure]:
     """Time against size in each mode, to stand beside the table of what is best at each size there;
     none where a mode takes several figures."""
-    modes = {name_mode(one.winner) for one in find_best(view.points)}
-    found = {
+    modes = {name_mode(best.winner) for best in find_best(view.points)}
+    swept = {
         title: series
         for title, series in _swept_series(view).items()
         if title.partition(", ")[2] in modes
     }
-    if len(found) != len(modes):
+    if len(swept) != len(modes):
         return []
-    drawn = [one for title, series in found.items() for one in _draw_curves(title, series, CURVES)]
-    return [one for one in drawn if one.name.endswith("-time")]
+    drawn = [
+        figure for title, series in swept.items() for figure in _draw_curves(title, series, CURVES)
+    ]
+    return [figure for figure in drawn if figure.name.endswith("-time")]
 
 
 def _swept_series(view: View) -> dict[str, list[Series]]:
     """Series of several sizes, by the title of the figures that they stand in."""
-    found = merge_groups(group_series(one for one in view.series if not one.case.subject))
+    grouped = merge_groups(
+        group_series(series for series in view.series if not series.case.subject)
+    )
     return {
         title: series
-        for title, series in found.items()
-        if len({point.size for one in series for point in one.points}) > 1
+        for title, series in grouped.items()
+        if len({point.size for one_series in series for point in one_series.points}) > 1
     }
 
 
 def _draw_curves(title: str, series: Sequence[Series], most: int) -> list[Figure]:
-    shown = choose_series(series, most)
-    return figures.draw_curves(figure_name(title), title, _describe_peaks(shown), shown)
+    drawn_series = choose_series(series, most)
+    return figures.draw_curves(
+        figure_name(title), title, _describe_peaks(drawn_series), drawn_series
+    )
 
 
 def make_bandwidths(view: View) -> Section:
     """busbw and time against size: a figure each for every collective and mode, or for all
     collectives of a mode where there is one implementation. What has one size, as steps have,
     stands in the table alone."""
-    found = _swept_series(view)
+    swept = _swept_series(view)
     drawn: list[Figure] = []
-    words = figures.describe_thinning(view.series)
+    sentences = figures.describe_thinning(view.series)
     origins = _explain_origins(view.points)
     closing = [
         *summing.describe_traffic(view),
-        *(f"{told}." for told in summing.describe_modes(view)),
+        *(f"{sentence}." for sentence in summing.describe_modes(view)),
     ]
-    most = _share_lines(CURVES, len(found))
-    beside = draw_best(view)
-    for title, series in found.items():
-        words += [
+    most = _share_lines(CURVES, len(swept))
+    best_figures = draw_best(view)
+    for title, series in swept.items():
+        sentences += [
             f"{title}: {line}" for line in left_out(min(most, len(series)), len(series), "lines")
         ]
-        drawn += [one for one in _draw_curves(title, series, most) if one not in beside]
+        drawn += [
+            figure for figure in _draw_curves(title, series, most) if figure not in best_figures
+        ]
     if drawn:
-        hollow = any(list_doubts(point) for one in view.series for point in one.points)
+        hollow = any(list_doubts(point) for series in view.series for point in series.points)
         closing = [*origins, BUSBW, *[HOLLOW] * hollow, *closing]
     else:
-        words = origins or ["Nothing was measured."]
-    points = [(one, point) for one in view.series for point in one.points]
+        sentences = origins or ["Nothing was measured."]
+    points = [(series, point) for series in view.series for point in series.points]
     return Section(
         name="bandwidth",
         title="Bandwidth and time",
-        words=words,
+        words=sentences,
         figures=drawn,
         tables=[_times_table(points, folded=bool(drawn))] if points else [],
         closing=closing,
@@ -125,8 +133,8 @@ def make_bandwidths(view: View) -> Section:
 
 
 def _times_table(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
-    told = [format_optional(point.first, point.case.mode) for _, point in points]
-    names = [name for name in OPTIONAL if any(one[name] for one in told)]
+    optional_values = [format_optional(point.first, point.case.mode) for _, point in points]
+    names = [name for name in OPTIONAL if any(values[name] for values in optional_values)]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
     figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
     return make_table(
@@ -143,94 +151,96 @@ def _times_table(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
 
 def _explain_origins(points: Sequence[Point]) -> list[str]:
     """Sentences on where times come from: medians over samples, or another tool's figures."""
-    words = []
+    sentences = []
     if any(not point.over and not point.predicted for point in points):
-        words.append(
+        sentences.append(
             "Times are medians over samples, each that of its slowest rank; a band is their 95 %"
             " interval."
         )
     kinds = list(dict.fromkeys(point.over for point in points if point.over))
-    return words + (
+    return sentences + (
         [f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else []
     )
 
 
 def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
-    one, point = item
+    series, point = item
     rates = (
         (format_bandwidth(point.algbw), format_bandwidth(point.busbw)) if point.size else ("-", "-")
     )
-    told = format_optional(point.first, point.case.mode)
+    values = format_optional(point.first, point.case.mode)
     cells = (
         point.case.collective,
         point.case.mode,
-        one.name,
+        series.name,
         format_size(point.size) if point.size else "-",
         format_duration(point.median),
         plus_minus(point),
         *rates,
-        *(told[name] for name in names),
+        *(values[name] for name in names),
         " ".join(point.flags),
     )
-    return Line(cells, one.meta)
+    return Line(cells, series.meta)
 
 
 def make_distributions(view: View) -> Section | None:
     """Spread of samples: their cumulative share at a few sizes; None where no case has samples of
     its own."""
-    found = {
+    grouped = {
         key: series
         for key, series in group_series(view.series).items()
-        if any(_has_samples(view, point) for one in series for point in one.points)
+        if any(_has_samples(view, point) for one_series in series for point in one_series.points)
     }
     drawn = [
-        figure for title, series in found.items() for figure in _draw_spread(view, title, series)
+        figure for title, series in grouped.items() for figure in _draw_spread(view, title, series)
     ]
     if not drawn:
         return None
-    known = [point for point in view.points if not point.predicted]
-    short = sum(point.first.times.p95 is None for point in known)
-    words = [
+    measured = [point for point in view.points if not point.predicted]
+    short = sum(point.first.times.p95 is None for point in measured)
+    sentences = [
         "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
         f" libraries. p95 takes {BOUNDING['p95']} samples and p99 {BOUNDING['p99']}: {short:,} of"
-        f" {format_count(len(known), 'case')}"
+        f" {format_count(len(measured), 'case')}"
         " have too few even for p95.",
     ]
     batches = dict.fromkeys(
-        p.case.mode for p in known if _has_samples(view, p) and view.record(p).inner > 1
+        p.case.mode for p in measured if _has_samples(view, p) and view.record(p).inner > 1
     )
     if batches:
-        words.append(
+        sentences.append(
             f"{', '.join(batches)}: a sample may be the mean of several calls, and then its tails"
             " are not those of single calls."
         )
     return Section(
-        name="distribution", title="Distribution", words=words, figures=drawn, folded=True
+        name="distribution", title="Distribution", words=sentences, figures=drawn, folded=True
     )
 
 
 def _draw_spread(view: View, title: str, series: Sequence[Series]) -> list[Figure]:
-    sizes = sorted({point.size for one in series for point in one.points})
+    sizes = sorted({point.size for one_series in series for point in one_series.points})
     picked = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
-    outside = [one for one in series if not one.case.in_place]  # in place, samples spread alike
+    outside = [
+        one_series for one_series in series if not one_series.case.in_place
+    ]  # in place, samples spread alike
     few = _select_fastest(outside or series, max(2, CDFS // len(picked)))
     cases = [
-        (one, point, view.record(point))
+        (one_series, point, view.record(point))
         for at in picked
-        for one in few
-        for point in one.points
+        for one_series in few
+        for point in one_series.points
         if point.size == at and _has_samples(view, point)
     ]
     if not cases:
         return []
     at = " at " + ", ".join(format_size(at) for at in picked) if picked[-1] else ""
-    words = (
+    caption = (
         f"Share of samples that took no longer than a time{at}, for"
         f" {format_count(len(cases), 'case')}."
     )
     return [
         figures.draw_distribution(
-            f"{figure_name(title)}-cdf", f"{title}: how samples spread", words, cases
+            f"{figure_name(title)}-cdf", f"{title}: how samples spread", caption, cases
         )
     ]
 
@@ -238,12 +248,12 @@ def _draw_spread(view: View, title: str, series: Sequence[Series]) -> list[Figur
 def _select_fastest(series: Sequence[Series], most: int) -> list[Series]:
     """Libraries, then those that are the fastest over all their sizes."""
 
-    def merit(one: Series) -> tuple[bool, float]:
-        mean = sum(math.log(point.median or 1.0) for point in one.points) / len(one.points)
-        return one.case.algorithm != "native", mean
+    def merit(series: Series) -> tuple[bool, float]:
+        mean = sum(math.log(point.median or 1.0) for point in series.points) / len(series.points)
+        return series.case.algorithm != "native", mean
 
-    kept = sorted(series, key=merit)[:most]
-    return [one for one in series if one in kept]
+    fastest = sorted(series, key=merit)[:most]
+    return [one_series for one_series in series if one_series in fastest]
 
 
 def make_outliers(view: View) -> Section | None:
@@ -253,32 +263,34 @@ def make_outliers(view: View) -> Section | None:
     severe.sort(key=lambda point: -point.first.times.severe_outliers / point.first.times.samples)
     if not severe:
         return None
-    home = {(point.run, point.case): one for one in view.series for point in one.points}
+    home = {(point.run, point.case): series for series in view.series for point in series.points}
 
     def line(point: Point) -> Line:
-        row, one = point.first, home[point.run, point.case]
+        row, series = point.first, home[point.run, point.case]
         counts = (
             f"{row.times.severe_outliers:,}",
             f"{row.times.samples:,}",
             format_duration(row.times.median),
             f"{row.times.max / row.times.median:.1f}",
         )
-        return Line((point.case.collective, one.name, format_size(point.size), *counts), one.meta)
+        return Line(
+            (point.case.collective, series.name, format_size(point.size), *counts), series.meta
+        )
 
     cases = [
         (home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _has_samples(view, p)
     ][:STRIPS]
-    words = [
+    sentences = [
         f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of"
         f" {format_count(len(view.points), 'case')}. They are counted and kept: no sample is"
         " left out"
         " because of its value."
     ]
-    told = "Time of each sample over its case's median, of the cases with most outliers. "
-    told += "Of long cases, only some of the ordinary samples are drawn."
-    drawn = figures.draw_samples("outliers", "Samples in the order measured", told, cases)
+    caption = "Time of each sample over its case's median, of the cases with most outliers. "
+    caption += "Of long cases, only some of the ordinary samples are drawn."
+    drawn = figures.draw_samples("outliers", "Samples in the order measured", caption, cases)
     heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
-    shown = make_table(
+    table = make_table(
         "outliers",
         "Cases with outliers",
         heads,
@@ -291,9 +303,9 @@ def make_outliers(view: View) -> Section | None:
     return Section(
         name="outliers",
         title="Outliers",
-        words=words,
+        words=sentences,
         figures=[drawn] if cases else [],
-        tables=[shown],
+        tables=[table],
         folded=True,
     )
 
@@ -318,21 +330,23 @@ def make_pairs(view: View) -> Section | None:
                     peaks[pair[::-1]] = peaks[pair]
     if not grouped:
         return None
-    shown = list(grouped.items())[:MATRICES]
-    drawn = [_draw_pairs(view, place, *item) for place, item in enumerate(shown)]
-    words = left_out(len(shown), len(grouped), "matrices")
-    return Section(name="pairs", title="Pairs", words=words, figures=drawn)
+    drawn_pairs = list(grouped.items())[:MATRICES]
+    drawn = [_draw_pairs(view, index, *item) for index, item in enumerate(drawn_pairs)]
+    sentences = left_out(len(drawn_pairs), len(grouped), "matrices")
+    return Section(name="pairs", title="Pairs", words=sentences, figures=drawn)
 
 
 def _draw_pairs(
     view: View,
-    place: int,
+    index: int,
     key: tuple[int, str, str, str],
-    found: dict[tuple[int, int], tuple[int, float]],
+    rate_of_pair: dict[tuple[int, int], tuple[int, float]],
 ) -> Figure:
     run, collective, mode, backend = key
-    ranks = sorted({rank for pair in found for rank in pair})
-    rates = [[found[a, b][1] if (a, b) in found else None for b in ranks] for a in ranks]
+    ranks = sorted({rank for pair in rate_of_pair for rank in pair})
+    rates = [
+        [rate_of_pair[a, b][1] if (a, b) in rate_of_pair else None for b in ranks] for a in ranks
+    ]
     hosts = {info.rank: info.host for world in view.worlds[run].values() for info in world.ranks}
     several = len(set(hosts.values())) > 1
     names = [
@@ -343,10 +357,12 @@ def _draw_pairs(
     matrix = figures.Matrix(
         x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True
     )
-    words = f"busbw of {format_count(len(found), 'pair')} of ranks, each at its largest size."
+    caption = (
+        f"busbw of {format_count(len(rate_of_pair), 'pair')} of ranks, each at its largest size."
+    )
     title = view.titled(run, f"busbw between pairs, {collective}, {plain_line(backend)}, {mode}")
     about = {"collective": collective, "backend": plain_line(backend)}
-    return figures.draw_heatmap(f"pairs-{place}", title, words, matrix, about)
+    return figures.draw_heatmap(f"pairs-{index}", title, caption, matrix, about)
 
 
 def pair_of(record: Record) -> tuple[int, int] | None:
@@ -369,12 +385,14 @@ def _has_samples(view: View, point: Point) -> bool:
 
 def _describe_peaks(series: Sequence[Series]) -> dict[str, str]:
     """The highest busbw and the lowest time of these curves, in words."""
-    points = [(point, one) for one in series for point in one.points if point.size]
+    points = [
+        (point, one_series) for one_series in series for point in one_series.points if point.size
+    ]
     if not points:
         return {}
     least, quick = min(points, key=lambda pair: pair[0].median)
     most, wide = max(points, key=lambda pair: pair[0].busbw or 0.0)
-    words = {
+    captions = {
         "time": (
             f"the lowest is {format_duration(least.median)} at {format_size(least.size)}"
             f" ({quick.name})"
@@ -385,4 +403,4 @@ def _describe_peaks(series: Sequence[Series]) -> dict[str, str]:
         ),
     }
     lines = format_count(len(series), "line")
-    return {name: f"{lines}; {what}." for name, what in words.items()}
+    return {name: f"{lines}; {what}." for name, what in captions.items()}

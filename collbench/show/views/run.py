@@ -63,42 +63,48 @@ def make_summary(view: View) -> Section:
     """What was left out or went wrong, what was verified, each collective's floor and peak, the
     meaning of flags, and what is noted of cases."""
     counts = _count_statuses(view)
-    told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
-    words = []
-    if told or counts["predicted"] or len(view.files) != 1 or not view.points:
-        made = _describe_number(counts["ok"] + counts["wrong"], counts["predicted"], "record")
-        words = [f"{', '.join([made, *told])}, in {format_count(len(view.files), 'run')}."]
-    words[:0] = [
+    other_counts = [
+        f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]
+    ]
+    sentences = []
+    if other_counts or counts["predicted"] or len(view.files) != 1 or not view.points:
+        record_text = _describe_number(
+            counts["ok"] + counts["wrong"], counts["predicted"], "record"
+        )
+        sentences = [
+            f"{', '.join([record_text, *other_counts])}, in {format_count(len(view.files), 'run')}."
+        ]
+    sentences[:0] = [
         view.titled(run, text)
         for run, file in enumerate(view.files)
         for text in list_caveats(file.run, file.worlds)
     ]
-    words += [
+    sentences += [
         _tell_story(view, other.run, other.record) for other in _list_troubles(view)[:TROUBLES]
     ]
     more = len(_list_troubles(view)) - TROUBLES
-    words += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
-    words += [
+    sentences += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
+    sentences += [
         _describe_cut(label, file)
         for label, file in zip(view.labels, view.files, strict=True)
         if _is_cut_short(file)
     ]
     answers = summing.answer_table(view)
     told_by_answers = answers is not None and answers.lines[-1].cells[0] == "data"
-    words += [
+    sentences += [
         *machines.describe_unlike(view),
         *([] if told_by_answers else summing.describe_verified(view)),
     ]
-    words += summing.describe_averages(view)
-    words += summing.describe_crowded(view)
-    words += [f"{told}." for told in summing.busy_runs(view)]
+    sentences += summing.describe_averages(view)
+    sentences += summing.describe_crowded(view)
+    sentences += [f"{sentence}." for sentence in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
     floors, title = summing.list_floors(view), "Floor and peak of each collective"
     peaks = make_table("best-of", title, heads, floors, align="llrrlrrl", common=2)
-    shown = (answers or peaks, summing.flag_table(view), _notes_table(view))
-    tables = [one for one in shown if one.lines]
+    candidates = (answers or peaks, summing.flag_table(view), _notes_table(view))
+    tables = [table for table in candidates if table.lines]
     closing = summing.describe_late(view)
-    return Section(name="summary", title="Summary", words=words, tables=tables, closing=closing)
+    return Section(name="summary", title="Summary", words=sentences, tables=tables, closing=closing)
 
 
 def _notes_table(view: View) -> Table:
@@ -128,49 +134,49 @@ def make_skips(view: View) -> Section | None:
 def left_out(view: View) -> Section | None:
     """Cases that did not run or went wrong, by reason, trouble first; None where there are none."""
     order = {"wrong": 0, "failed": 1, FAKE: 2, INVALID: 2, "skipped": 3}
-    found: dict[tuple[int, str, str], list[Record]] = {}
+    records: dict[tuple[int, str, str], list[Record]] = {}
     for other in view.others:
         reason = EXCLUDED.get(other.why) or plain_line(other.record.note)
         key = other.run, other.why, reason or "no reason given"
-        found.setdefault(key, []).append(other.record)
-    if not found:
+        records.setdefault(key, []).append(other.record)
+    if not records:
         return None
     lines = []
     for (run, status, reason), members in sorted(
-        found.items(), key=lambda item: (order.get(item[0][1], 3), -len(item[1]))
+        records.items(), key=lambda item: (order.get(item[0][1], 3), -len(item[1]))
     ):
         same = [filter_values(record.case) for record in members]
         about = {
             key: value
             for key, value in same[0].items()
-            if all(one.get(key) == value for one in same)
+            if all(fields.get(key) == value for fields in same)
         }
         cells = (status, view.titled(run, reason), _describe_cases(members), f"{len(members):,}")
         lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
     counts = Counter(other.why for other in view.others)
-    words = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
-    shown = make_table(
+    sentences = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
+    table = make_table(
         "reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll"
     )
-    return Section(name="left-out", title="Left out", words=words, tables=[shown])
+    return Section(name="left-out", title="Left out", words=sentences, tables=[table])
 
 
 def make_data(view: View) -> Section:
     """Columns of the data and their meanings."""
-    total, shown = sum(len(file.records) for file in view.files), len(_select_places(view))
-    rows = format_count(shown, "row")
-    words = [
+    total, row_count = sum(len(file.records) for file in view.files), len(_select_places(view))
+    rows = format_count(row_count, "row")
+    sentences = [
         f"{rows}, one for each record: times in nanoseconds, sizes in bytes, bandwidths in 1e9"
         " bytes a second."
     ]
-    if shown < total:
-        words = [
-            f"{shown:,} of {total:,} records, evenly spread: all are too much for a page. The runs'"
-            " files hold them."
+    if row_count < total:
+        sentences = [
+            f"{row_count:,} of {total:,} records, evenly spread: all are too much for a page. The"
+            " runs' files hold them."
         ]
     lines = [Line((name, MEANINGS[name])) for name in NAMES]
     meant = make_table("columns", "Columns", ("column", "meaning"), lines, align="ll")
-    return Section(name="data", title="Data", words=words, tables=[meant], folded=True)
+    return Section(name="data", title="Data", words=sentences, tables=[meant], folded=True)
 
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section | None]], ...] = (
@@ -193,17 +199,17 @@ def make_document(files: Sequence[RunFile], conclusion: Conclusion | None = None
     """A report on ``files``, which may be none; with ``conclusion``, on that first of all."""
     view = rows.make_view(files, conclusion)
     verdict, tone = _conclude_verdict(view)
-    if told := busy.of_files(files):
-        verdict = f"{verdict} {told[0].upper()}{told[1:]}."
+    if load_text := busy.of_files(files):
+        verdict = f"{verdict} {load_text[0].upper()}{load_text[1:]}."
         tone = "notice" if tone == "good" and not conclusion else tone
     makers = load_ordered("sections", SECTIONS).values()
-    found = [section for make in makers if (section := make(view)) is not None]
+    sections = [section for make in makers if (section := make(view)) is not None]
     return Document(
         title=_choose_title(view),
         verdict=verdict,
         weight=tone,
         runs=[_describe_run(view, i) for i in range(len(files))],
-        sections=found,
+        sections=sections,
         data=_flatten_records(view),
     )
 
@@ -258,13 +264,13 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
     if crowded:
-        told = f"{crowded:,} with more ranks than cores, which is not fit for claims"
-        return f"{number}, {data}; {told}.", "notice"
+        remark = f"{crowded:,} with more ranks than cores, which is not fit for claims"
+        return f"{number}, {data}; {remark}.", "notice"
     wide = sum(UNCONVERGED in point.flags for point in points)
-    known = sum(not point.predicted for point in points)
-    told = f"; {wide:,} of {known:,} less precise than asked for" if wide else ""
-    good = verified and 2 * wide <= known
-    return f"{number}, {data}{told}.", "good" if good else "notice"
+    measured_points = sum(not point.predicted for point in points)
+    remark = f"; {wide:,} of {measured_points:,} less precise than asked for" if wide else ""
+    good = verified and 2 * wide <= measured_points
+    return f"{number}, {data}{remark}.", "good" if good else "notice"
 
 
 def _describe_points(view: View) -> str:
@@ -320,24 +326,24 @@ def _describe_cases(members: Sequence[Record]) -> str:
     """What cases have in common, and which sizes they span."""
     cases = [record.case for record in members[:1000]]
     varying, common = split_axes(cases)
-    words = [common]
+    parts = [common]
     for name in varying:
         values = list(dict.fromkeys(axis_values(case)[name] for case in cases))
         values = [
             PLACES.get(value, value) if name == "place" else value for value in values if value
         ]
-        words.append(
+        parts.append(
             f"{name} "
             + ", ".join(values[:6])
             + (f" and {len(values) - 6} more" if len(values) > 6 else "")
         )
     sizes = sorted({case.nbytes for case in cases if case.nbytes})
-    words.append(
+    parts.append(
         format_size(sizes[0]) + (f" to {format_size(sizes[-1])}" if len(sizes) > 1 else "")
         if sizes
         else ""
     )
-    return plain_line("; ".join(word for word in words if word))
+    return plain_line("; ".join(word for word in parts if word))
 
 
 def _choose_title(view: View) -> str:
@@ -368,25 +374,25 @@ def _describe_run(view: View, number: int) -> str:
 def _select_places(view: View) -> list[tuple[int, int]]:
     """Runs and places of the records that DATA bytes hold, evenly spread."""
     places = [
-        (run, place) for run, file in enumerate(view.files) for place in range(len(file.records))
+        (run, index) for run, file in enumerate(view.files) for index in range(len(file.records))
     ]
     sample = thin_points(places, 50)
-    each = len(msgspec.json.encode([_flatten_record(view, *place) for place in sample])) / max(
-        1, len(sample)
-    )
-    return thin_points(places, max(1, int(DATA / each)))
+    row_bytes = len(
+        msgspec.json.encode([_flatten_record(view, *record_place) for record_place in sample])
+    ) / max(1, len(sample))
+    return thin_points(places, max(1, int(DATA / row_bytes)))
 
 
 def _flatten_records(view: View) -> list[dict[str, Any]]:
     """Records as words.flatten_record has them, with texts for tuples, less the columns that none
     of them fills."""
-    found = [_flatten_record(view, run, place) for run, place in _select_places(view)]
-    filled = [name for name in NAMES if any(row[name] not in (None, "") for row in found)]
-    return [{name: row[name] for name in filled} for row in found]
+    flat_rows = [_flatten_record(view, run, index) for run, index in _select_places(view)]
+    filled = [name for name in NAMES if any(row[name] not in (None, "") for row in flat_rows)]
+    return [{name: row[name] for name in filled} for row in flat_rows]
 
 
-def _flatten_record(view: View, run: int, place: int) -> dict[str, Any]:
-    record, row = view.files[run].records[place], view.derived[run][place]
+def _flatten_record(view: View, run: int, index: int) -> dict[str, Any]:
+    record, row = view.files[run].records[index], view.derived[run][index]
     values = {"run": view.labels[run]} | flatten_record(record, row)
     values |= {"env": format_settings(record.case.env), "over": told_over(record)}
     return {name: _plain_value(value) for name, value in values.items()}

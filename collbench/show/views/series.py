@@ -111,7 +111,7 @@ def make_view(files: Sequence[RunFile], conclusion: Conclusion | None = None) ->
     points = [over_launches(launches) for launches in cases.values() if select_fit(launches)]
     labels = _label_runs(files)
     series = _make_series(points, labels)
-    points = [point for one in series for point in one.points]
+    points = [point for one_series in series for point in one_series.points]
     return View(files, labels, worlds, derived, points, series, others, conclusion)
 
 
@@ -129,10 +129,12 @@ def filter_values(case: Case) -> Meta:
 def group_series(series: Iterable[Series]) -> dict[str, list[Series]]:
     """Series by the title of the figure they share: a collective and a mode, and whether a model
     predicted them."""
-    found: dict[str, list[Series]] = {}
-    for one in series:
-        found.setdefault(f"{one.case.collective}, {name_mode(one.points[0])}", []).append(one)
-    return found
+    groups: dict[str, list[Series]] = {}
+    for one_series in series:
+        groups.setdefault(
+            f"{one_series.case.collective}, {name_mode(one_series.points[0])}", []
+        ).append(one_series)
+    return groups
 
 
 def name_mode(point: Point) -> str:
@@ -140,29 +142,29 @@ def name_mode(point: Point) -> str:
     return point.case.mode + (", predicted" if point.predicted else "")
 
 
-def merge_groups(found: dict[str, list[Series]]) -> dict[str, list[Series]]:
+def merge_groups(groups: dict[str, list[Series]]) -> dict[str, list[Series]]:
     """Groups, those of one mode merged into one where there is one implementation and few lines;
     each series is then named after its collective."""
     by_mode: dict[str, list[str]] = {}
-    for title in found:
+    for title in groups:
         by_mode.setdefault(title.partition(", ")[2], []).append(title)
-    joined: dict[str, list[Series]] = {}
+    merged: dict[str, list[Series]] = {}
     for mode, titles in by_mode.items():
-        every = [one for title in titles for one in found[title]]
-        alone = len({one.case.label for one in every}) == 1 and len(every) <= TOGETHER
+        every = [one_series for title in titles for one_series in groups[title]]
+        alone = len({one_series.case.label for one_series in every}) == 1 and len(every) <= TOGETHER
         if not alone or len(titles) == 1:
-            joined |= {title: found[title] for title in titles}
+            merged |= {title: groups[title] for title in titles}
             continue
-        joined[f"all collectives, {mode}"] = [
-            one._replace(name=_rename_series(one)) for one in every
+        merged[f"all collectives, {mode}"] = [
+            one_series._replace(name=_rename_series(one_series)) for one_series in every
         ]
-    return joined
+    return merged
 
 
-def _rename_series(one: Series) -> str:
+def _rename_series(series: Series) -> str:
     """The name with the collective in place of the implementation."""
-    label, words = plain_line(one.case.label), one.name.split(", ")
-    return ", ".join([one.case.collective, *(word for word in words if word != label)])
+    label, parts = plain_line(series.case.label), series.name.split(", ")
+    return ", ".join([series.case.collective, *(word for word in parts if word != label)])
 
 
 def figure_name(title: str) -> str:
@@ -193,9 +195,9 @@ def _make_series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]
     for point in points:
         key = point.run, msgspec.structs.replace(point.case, nbytes=0), point.predicted
         mixed.setdefault(key, []).append(point)
-    found = dict(sorted(mixed.items(), key=lambda item: _order_key(*item[0][:2])))
+    ordered = dict(sorted(mixed.items(), key=lambda item: _order_key(*item[0][:2])))
     sharing: dict[tuple[str, str], list[tuple[int, Case]]] = {}
-    for run, case, _ in found:
+    for run, case, _ in ordered:
         sharing.setdefault((case.collective, case.mode), []).append((run, case))
     varying = {
         where: split_axes(list(dict.fromkeys(case for _, case in members)))[0]
@@ -204,12 +206,14 @@ def _make_series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]
 
     def name(run: int, case: Case) -> str:
         where = case.collective, case.mode
-        several = len({one for one, _ in sharing[where]}) > 1
+        several = len({series for series, _ in sharing[where]}) > 1
         return _name_series(case, varying[where], labels[run] if several else "")
 
     return [
-        Series(run, case, sorted(mine, key=lambda p: p.size), name(run, case), filter_values(case))
-        for (run, case, _), mine in found.items()
+        Series(
+            run, case, sorted(points, key=lambda p: p.size), name(run, case), filter_values(case)
+        )
+        for (run, case, _), points in ordered.items()
     ]
 
 
@@ -232,8 +236,8 @@ def _order_key(run: int, case: Case) -> tuple[Any, ...]:
 def _name_series(case: Case, varying: Sequence[str], label: str) -> str:
     """The implementation, and the values of those other axes along which the group varies."""
     values = word_axes(case)
-    words = [values[name] for name in varying if name != "implementation" and values[name]]
-    return plain_line(", ".join(filter(None, [label, case.label, *words])))
+    details = [values[name] for name in varying if name != "implementation" and values[name]]
+    return plain_line(", ".join(filter(None, [label, case.label, *details])))
 
 
 def plus_minus(point: Point) -> str:
@@ -247,14 +251,16 @@ def choose_series(series: Sequence[Series], most: int) -> list[Series]:
     """At most ``most``, spread evenly over those with at least half as many sizes as any has."""
     if len(series) <= most:
         return list(series)
-    least = max(len(one.points) for one in series) / 2
-    full = [one for one in series if len(one.points) >= least]
-    return [full[place * len(full) // most] for place in range(min(most, len(full)))]
+    least = max(len(one_series.points) for one_series in series) / 2
+    full = [one_series for one_series in series if len(one_series.points) >= least]
+    return [full[index * len(full) // most] for index in range(min(most, len(full)))]
 
 
-def left_out(shown: int, of: int, what: str) -> list[str]:
+def left_out(count: int, total: int, what: str) -> list[str]:
     """The sentence on what is not shown, if anything is not."""
-    return [f"{shown:,} of {of:,} {what} shown; the rest is in the data."] if shown < of else []
+    return (
+        [f"{count:,} of {total:,} {what} shown; the rest is in the data."] if count < total else []
+    )
 
 
 def make_table(
@@ -275,20 +281,21 @@ def make_table(
     those of one value stand in the title."""
     lines = [line(item) if line else item for item in items[:MOST]]
     notes = [note, *left_out(min(len(items), MOST), len(items), what)]
-    same = [at for at in range(common) if len({str(one.cells[at]) for one in lines}) == 1]
-    told = [str(lines[0].cells[at]) for at in same]
-    kept = [at for at in range(len(heads)) if at not in same]
+    same = [at for at in range(common) if len({str(line.cells[at]) for line in lines}) == 1]
+    shared = [str(lines[0].cells[at]) for at in same]
+    columns = [at for at in range(len(heads)) if at not in same]
     if same:
         lines = [
-            msgspec.structs.replace(one, cells=tuple(one.cells[at] for at in kept)) for one in lines
+            msgspec.structs.replace(line, cells=tuple(line.cells[at] for at in columns))
+            for line in lines
         ]
     sides = align.ljust(len(heads), "r")
     return Table(
         name=name,
-        title=": ".join(filter(None, [title, ", ".join(filter(None, told))])),
-        heads=tuple(heads[at] for at in kept),
+        title=": ".join(filter(None, [title, ", ".join(filter(None, shared))])),
+        heads=tuple(heads[at] for at in columns),
         lines=lines,
-        align="".join(sides[at] for at in kept),
+        align="".join(sides[at] for at in columns),
         folded=folded,
         note=" ".join(filter(None, notes)),
     )

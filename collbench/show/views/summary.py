@@ -43,22 +43,22 @@ def list_floors(view: View) -> list[Line]:
         if series[0].case.subject:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
-        points = [(point, one) for one in series for point in one.points]
+        points = [(point, one_series) for one_series in series for point in one_series.points]
         single = [
-            (point, one)
-            for point, one in points
+            (point, series_name)
+            for point, series_name in points
             if single_call(point.case, view.files[point.run].run.policy)
         ]
         smallest = min((point.size for point, _ in single), default=0)
         floor = _describe_best(
-            [(point, one) for point, one in single if point.size == smallest],
+            [(point, series_name) for point, series_name in single if point.size == smallest],
             lambda point: -point.median,
             lambda point: format_duration(point.median),
         )
         peak = _describe_best(
             [
-                (point, one)
-                for point, one in points
+                (point, series_name)
+                for point, series_name in points
                 if point.busbw is not None and math.isfinite(point.busbw)
             ],
             lambda point: point.busbw or 0.0,
@@ -72,10 +72,10 @@ def list_floors(view: View) -> list[Line]:
 def answer_table(view: View) -> Table | None:
     """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
     one mode."""
-    found = list_floors(view)
-    if len(found) != 1:
+    floors = list_floors(view)
+    if len(floors) != 1:
         return None
-    _, _, floor, floor_sure, floor_at, peak, peak_sure, peak_at = map(str, found[0].cells)
+    _, _, floor, floor_sure, floor_at, peak, peak_sure, peak_at = map(str, floors[0].cells)
     lines = [
         Line((name, value, f"{sure}, {at}" if sure else at), weight="notice" if "(" in at else "")
         for name, value, sure, at in (
@@ -84,9 +84,9 @@ def answer_table(view: View) -> Table | None:
         )
         if value != "-"
     ]
-    own = [record for file in view.files if not file.run.imported for record in file.records]
-    if checked := sum(record.checked for record in own):
-        wrong = sum(record.wrong or 0 for record in own)
+    records = [record for file in view.files if not file.run.imported for record in file.records]
+    if checked := sum(record.checked for record in records):
+        wrong = sum(record.wrong or 0 for record in records)
         cells = ("data", f"{wrong:,} wrong", f"of {checked:,} elements that were verified")
         lines.append(Line(cells, weight="bad" if wrong else ""))
     heads = ("", "measured", "at")
@@ -96,7 +96,7 @@ def answer_table(view: View) -> Table | None:
 def _describe_best(
     points: Sequence[tuple[Point, Series]],
     merit: Callable[[Point], float],
-    shown: Callable[[Point], str],
+    format_value: Callable[[Point], str],
     *,
     peak: bool = False,
 ) -> tuple[str, str, str]:
@@ -104,21 +104,31 @@ def _describe_best(
     without a doubt unless one with a doubt is surely better (or, of a ``peak``, the larger)."""
     if not points:
         return "-", "", ""
-    known = [(point, one) for point, one in points if point.predicted or is_known(point)]
-    if not known:
+    known_points = [
+        (point, point_series)
+        for point, point_series in points
+        if point.predicted or is_known(point)
+    ]
+    if not known_points:
         return "not known", "", why_unknown([point for point, _ in points])
-    good = [(point, one) for point, one in known if not _list_doubts(point)]
+    good = [
+        (point, point_series) for point, point_series in known_points if not _list_doubts(point)
+    ]
     surely = []
     if good and not peak:
         least = min(point.lo for point, _ in good)
-        surely = [(point, one) for point, one in known if point.hi < least]
+        surely = [(point, point_series) for point, point_series in known_points if point.hi < least]
     elif good:
         most = max(_rate_at(point, point.bounds[0]) for point, _ in good)
-        surely = [(point, one) for point, one in known if _rate_at(point, point.bounds[1]) > most]
-    point, one = max(surely or good or known, key=lambda pair: merit(pair[0]))
+        surely = [
+            (point, point_series)
+            for point, point_series in known_points
+            if _rate_at(point, point.bounds[1]) > most
+        ]
+    point, point_series = max(surely or good or known_points, key=lambda pair: merit(pair[0]))
     doubted = f" ({', '.join(flags)})" if (flags := _list_doubts(point)) else ""
     sure = "" if is_without_interval(point) else plus_minus(point)
-    return shown(point), sure, f"{_describe_spot(point, one)}{doubted}"
+    return format_value(point), sure, f"{_describe_spot(point, point_series)}{doubted}"
 
 
 def _rate_at(point: Point, time: float) -> float:
@@ -137,23 +147,23 @@ def single_call(case: Case, policy: Policy) -> bool:
     return case.mode in ("isolated", "host") and policy.agg_iters == 1
 
 
-def _describe_spot(point: Point, one: Series) -> str:
-    return f"{format_size(point.size)}, {one.name}" if point.size else one.name
+def _describe_spot(point: Point, series: Series) -> str:
+    return f"{format_size(point.size)}, {series.name}" if point.size else series.name
 
 
 def flag_table(view: View) -> Table:
     """The flags that occurred, doubts first, then most frequent first."""
     flags = Counter(flag_kind(flag) for point in view.points for flag in point.flags)
     doubted = {flag_kind(flag) for point in view.points for flag in list_doubts(point)}
-    known = _fill_limits(view)
+    limits = _fill_limits(view)
     lines = []
     for flag, times in sorted(flags.items(), key=lambda item: (item[0] not in doubted, -item[1])):
-        row = explain_flag(flag, known)
+        row = explain_flag(flag, limits)
         weight: Weight = "notice" if flag in doubted else ""
         lines.append(Line((flag, f"{times:,}", row.meaning, row.remedy), {}, weight))
     heads = ("flag", "cases", "meaning", "what to do")
-    told = ", ".join(f"{line.cells[0]} {line.cells[1]}" for line in lines)
-    title = f"Flags of {format_count(len(view.points), 'case')}: {told}"
+    flags_text = ", ".join(f"{line.cells[0]} {line.cells[1]}" for line in lines)
+    title = f"Flags of {format_count(len(view.points), 'case')}: {flags_text}"
     return make_table("flags", title, heads, lines, align="lrll", folded=True)
 
 
@@ -174,9 +184,9 @@ def busy_runs(view: View) -> list[str]:
     if len(view.files) == 1:  # the headline says it
         return []
     return [
-        view.titled(run, told)
+        view.titled(run, load_text)
         for run, f in enumerate(view.files)
-        if (told := busy.describe_run_load(f.run, f.records, f.end))
+        if (load_text := busy.describe_run_load(f.run, f.records, f.end))
     ]
 
 
@@ -195,25 +205,25 @@ def describe_crowded(view: View) -> list[str]:
 
 
 def describe_late(view: View) -> list[str]:
-    found = Counter(
+    late_counts = Counter(
         (p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None
     )
     return [
         view.titled(run, f"rank {rank} came late in {format_count(times, 'case')}.")
-        for (run, rank), times in found.most_common(3)
+        for (run, rank), times in late_counts.most_common(3)
     ]
 
 
 def describe_verified(view: View) -> list[str]:
     """What collbench verified, and what the logs of other tools report."""
-    own = [record for file in view.files if not file.run.imported for record in file.records]
-    checked = sum(record.checked for record in own)
+    records = [record for file in view.files if not file.run.imported for record in file.records]
+    checked = sum(record.checked for record in records)
     lines = _describe_reported(view) if any(file.run.imported for file in view.files) else []
     if checked:
-        wrong = sum(record.wrong or 0 for record in own)
+        wrong = sum(record.wrong or 0 for record in records)
         result = f"{wrong:,} of them wrong" if wrong else "none wrong"
         return [f"{checked:,} elements were verified, {result}.", *lines]
-    measured_any = any(record.status == "ok" for record in own)
+    measured_any = any(record.status == "ok" for record in records)
     return ["Data was not verified.", *lines] if measured_any else lines
 
 
@@ -256,10 +266,10 @@ def _by_tools(view: View) -> list[str]:
 
 def describe_averages(view: View) -> list[str]:
     """The average bus bandwidths that imported logs end with."""
-    told = ((run, file.run) for run, file in enumerate(view.files) if file.run.imported)
+    imported = ((run, file.run) for run, file in enumerate(view.files) if file.run.imported)
     return [
         view.titled(n, f"{plain_line(r.suite.description)}.")
-        for n, r in told
+        for n, r in imported
         if r.suite.description
     ]
 
@@ -267,12 +277,12 @@ def describe_averages(view: View) -> list[str]:
 def describe_traffic(view: View) -> list[str]:
     """A sentence for each implementation that sends more bytes than busbw assumes, with the
     reason."""
-    found = {
+    moves_of = {
         (p.run, p.case.collective, p.case.label, p.case.n): plain_line(p.first.moves)
         for p in view.points
         if p.first.carried > 1
     }
     return [
         view.titled(run, f"{name} of {label}, {format_count(n, 'rank')}: {moves}.")
-        for (run, name, label, n), moves in found.items()
+        for (run, name, label, n), moves in moves_of.items()
     ]

@@ -722,7 +722,7 @@ def test_no_file_is_ever_overwritten(tmp_path: Path) -> None:
 def test_the_text_begins_with_where_json_is_written(tmp_path: Path) -> None:
     (tmp_path / "o.json").write_text("older")
     document = nccl_json.Document(tmp_path / "o.json")
-    reporter = Several(Text(out := io.StringIO(), beside=lambda: document.written), document)
+    reporter = Several(Text(out := io.StringIO(), get_path=lambda: document.written), document)
     reporter.begin(a_run(), [a_case()], [])
     reporter.record(*measured(a_case()))
     reporter.end(End(exit=0, ended=""), None)

@@ -54,10 +54,10 @@ def ab(
     from collbench.features.compare.comparison import compare_runs
     from collbench.run.launch import folders
 
-    with interrupts, folders.make_private() as folder, ExitStack() as held:
-        asked = partial(_parse_sides, base, head, aa, suite)
-        places = _join_places(launcher, timeout, dry_run, folder, held, asked)
-        sides, rules = asked(), _make_rules(tau, strict, across_machines)
+    with interrupts, folders.make_private() as folder, ExitStack() as stack:
+        parse_sides = partial(_parse_sides, base, head, aa, suite)
+        places = _join_places(launcher, timeout, dry_run, folder, stack, parse_sides)
+        sides, rules = parse_sides(), _make_rules(tau, strict, across_machines)
         _refuse_outputs(tag, output_format, out or [], None if dry_run else output)
         order = Order(
             suite=_make_suite(suite, ranks, max_seconds, timeout, sides, launcher),
@@ -73,7 +73,7 @@ def ab(
         )
         if dry_run:
             return _show_plan(order)
-        order = _build_homes(order, build, rebuild, folder, held, launcher)
+        order = _build_homes(order, build, rebuild, folder, stack, launcher)
         raise typer.Exit(_execute_order(order, rules, out or [], output_format))
 
 
@@ -82,7 +82,7 @@ def _join_places(
     timeout: float | None,
     dry_run: bool,
     folder: Path,
-    held: ExitStack,
+    stack: ExitStack,
     sides: Sides,
 ) -> Places | None:
     """Rank 0's places where a launcher has started this process; another rank keeps one here, and
@@ -93,7 +93,7 @@ def _join_places(
     if member and member.rank:
         raise typer.Exit(0 if dry_run else launched.serve_place(member, timeout, sides))
     gathered = launched.gather_places(member, timeout, folder) if member and not dry_run else None
-    return held.enter_context(gathered) if gathered else None
+    return stack.enter_context(gathered) if gathered else None
 
 
 def _parse_budget(budget: str) -> float | None:
@@ -152,10 +152,10 @@ def _make_suite(
 
 
 def _build_homes(
-    order: Order, build: str, rebuild: bool, folder: Path, held: ExitStack, launcher: str
+    order: Order, build: str, rebuild: bool, folder: Path, stack: ExitStack, launcher: str
 ) -> Order:
     """The order with a home for each side, built where it is a revision, and looked for at all
-    places, which ``held`` gives back."""
+    places, which ``stack`` gives back."""
     from msgspec.structs import replace
 
     from collbench.cli import options
@@ -165,7 +165,7 @@ def _build_homes(
     homes = variants.settle_homes(order.variants, variants.Build(build, rebuild), folder)
     where = options.find_ray_cluster(launcher, "", "")
     places = (
-        held.enter_context(
+        stack.enter_context(
             closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
         )
         if where
@@ -243,21 +243,21 @@ def _show_plan(order: Order) -> None:
 
     for name, side in order.variants.items():
         variants.refuse_unfit(side, f"--{name}")
-    found, skips = match_rows(order.suite, order.variants)
-    expected = forecast_experiment(order, found)
+    rows, skips = match_rows(order.suite, order.variants)
+    expected = forecast_experiment(order, rows)
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
     listed = views.describe_plan(
-        [(row.jobs["base"].case, row.jobs["head"].case) for row in found],
+        [(row.jobs["base"].case, row.jobs["head"].case) for row in rows],
         [(side, skip) for side in SIDES for skip in skips[side]],
         [row.jobs["base"].case for row in expected.dropped],
         expected.reason,
     )
-    cases = [job.case for row in found for job in row.jobs.values()]
+    cases = [job.case for row in rows for job in row.jobs.values()]
     cases += [skip.case for side in SIDES for skip in skips[side]]
     fake = fake_gpus({case.backend for case in cases})
     times = [_describe_time(order, expected)] if expected.kept else []
     terminal.print_blocks(*sides, *listed, *times, *fake)
-    refuse_nothing(found, skips)
+    refuse_nothing(rows, skips)
     if not expected.kept:
         raise plan.nothing_runs([expected.reason])
 
@@ -275,8 +275,8 @@ def _describe_time(order: Order, expected: Forecast) -> str:
         f" {format_clock(expected.seconds)}"
     )
     about += f" (up to {format_clock(most)} if noisy)" if most > expected.seconds else ""
-    further = f", and until {format_clock(budget)} rows without a verdict"
-    return f"{about}; then a second stage for what they flag" + further * (
+    continuation = f", and until {format_clock(budget)} rows without a verdict"
+    return f"{about}; then a second stage for what they flag" + continuation * (
         expected.seconds < budget
     )
 

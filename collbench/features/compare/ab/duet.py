@@ -58,12 +58,12 @@ class Player(NamedTuple):
 Seat = tuple[Player, RankWatch]
 
 
-def fits_at_once(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> bool:
+def fits_at_once(plans: Iterable[Plan], rooms: memory.Rooms, shared: bool = False) -> bool:
     """Whether there is memory for the worlds of all these plans at once; ``shared``: for one that
     has the buffers of all."""
     needed, available, base = 0, math.inf, 0
     for current in plans:
-        room = there(current.backend, current.n, current.policy)
+        room = rooms(current.backend, current.n, current.policy)
         largest = max(
             runner_of(job.case).measure_memory(job, current.policy) for job in current.jobs
         )
@@ -85,8 +85,8 @@ def play_in_turns(players: Sequence[Player], lots: np.random.Generator) -> None:
         while waiting := [watch for _, watch in seats if watch.waiting]:
             earliest = min(watch.waits_at for watch in waiting)
             first = [watch for watch in waiting if watch.waits_at == earliest]
-            for place in lots.permutation(len(first)):
-                first[place].go()
+            for index in lots.permutation(len(first)):
+                first[index].go()
                 _until_they_wait(seats)
         while any(watch.busy() for _, watch in seats):
             _hear_seats(seats)
@@ -96,10 +96,10 @@ def share_ranks(players: Sequence[Player]) -> None:
     """Run both plans, which differ in nothing but their cases, with the ranks of the first: each
     job beside the other's like of it, block by block. Both hear of the world, and of its loss."""
     ours, theirs = players
-    cases = {each for job in theirs.plan.jobs for each in job.case.siblings}
+    cases = {sibling for job in theirs.plan.jobs for sibling in job.case.siblings}
     jobs = [
-        msgspec.structs.replace(job, beside=beside)
-        for job, beside in zip(ours.plan.jobs, theirs.plan.jobs, strict=True)
+        msgspec.structs.replace(job, beside=companion)
+        for job, companion in zip(ours.plan.jobs, theirs.plan.jobs, strict=True)
     ]
 
     def hear(line: World | Record) -> None:

@@ -82,10 +82,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def piloted(self) -> Policy:
         """The policy of the pilot, which spends no more time on a case than a launch will."""
-        asked = self.suite.policy
-        most = asked.max_seconds if asked.max_seconds is not None else PILOT_SECONDS
+        policy = self.suite.policy
+        most = policy.max_seconds if policy.max_seconds is not None else PILOT_SECONDS
         return msgspec.structs.replace(
-            asked, max_seconds=most, min_seconds=min(asked.min_seconds, most / 5)
+            policy, max_seconds=most, min_seconds=min(policy.min_seconds, most / 5)
         )
 
     def launcher(self, name: SideName) -> FreshRanks:
@@ -140,8 +140,8 @@ class _Side:
     def keep_launch(self, index: int, step: Step, together: Together, line: World | Record) -> None:
         """Keep a line of the launch that is world ``index`` of this side."""
         if isinstance(line, World):
-            place = {"index": index, "stage": step.stage, "round": step.round}
-            self.keep(msgspec.structs.replace(line, together=together, **place))
+            position = {"index": index, "stage": step.stage, "round": step.round}
+            self.keep(msgspec.structs.replace(line, together=together, **position))
         else:
             self.keep(msgspec.structs.replace(line, world=index))
 
@@ -164,8 +164,8 @@ class Experiment:
     """Runs an order. ``tell`` hears of every launch and of the case it is at; it is called
     often."""
 
-    def __init__(self, order: Order, tell: Callable[[Step], None]) -> None:
-        self._order, self._tell, self._began = order, tell, time.monotonic()
+    def __init__(self, order: Order, report_step: Callable[[Step], None]) -> None:
+        self._order, self._tell, self._began = order, report_step, time.monotonic()
         self._budget = BUDGET if order.budget is None else order.budget
         self._name = store.new_id(order.suite.name)
         self._all, self._skips = matching.match_rows(order.suite, order.variants, order.places)
@@ -241,12 +241,15 @@ class Experiment:
         suspected: list[Row] = []
         again: list[Row] = []
         while True:
-            judged = {row.key: row for row in self._order.judge(*self.files)}
-            found = {row.key: [judged[key] for key in row.judged if key in judged] for row in rows}
+            row_verdicts = {row.key: row for row in self._order.judge(*self.files)}
+            verdicts = {
+                row.key: [row_verdicts[key] for key in row.judged if key in row_verdicts]
+                for row in rows
+            }
             flagged = [
                 row
                 for row in rows
-                if row not in suspected and any(each.suspected for each in found[row.key])
+                if row not in suspected and any(verdict.suspected for verdict in verdicts[row.key])
             ]
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
@@ -257,25 +260,25 @@ class Experiment:
                 self._rounds(2, flagged, fewest)
                 continue
             others = [row for row in rows if row not in suspected]
-            if not self._go_on(again, others, found, fewest):
+            if not self._go_on(again, others, verdicts, fewest):
                 return
 
     def _go_on(
         self,
         again: Sequence[Row],
         others: Sequence[Row],
-        judged: Mapping[str, Sequence[Judged]],
+        verdicts: Mapping[str, Sequence[Judged]],
         fewest: int,
     ) -> bool:
         """A few rounds more of the rows of the second stage that are worth it, else of the others,
         of which one might yet be flagged. Returns whether there were any."""
         spare = max((self._ledger.seconds([row.key]) for row in others), default=0.0)
-        for stage, some, kept in ((2, again, 0.0), (1, others, fewest * spare)):
+        for stage, some, reserve in ((2, again, 0.0), (1, others, fewest * spare)):
             lacking = {
-                row.key: max((each.lacking for each in judged[row.key]), default=0.0)
+                row.key: max((verdict.lacking for verdict in verdicts[row.key]), default=0.0)
                 for row in some
             }
-            keys = self._ledger.worth(lacking, self._left() - kept)
+            keys = self._ledger.worth(lacking, self._left() - reserve)
             if keys:
                 self._rounds(stage, [row for row in some if row.key in keys], AHEAD, beyond=True)
                 return True
@@ -286,15 +289,15 @@ class Experiment:
         as dropped, with a budget that holds all."""
         spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
         keys = self._ledger.affordable((row.key for row in rows), rounds, self._left())
-        kept = [row for row in rows if row.key in keys]
+        affordable = [row for row in rows if row.key in keys]
         note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
         for row in rows:
             for name, side in self._sides.items():
-                if row not in kept:
+                if row not in affordable:
                     side.keep(Record(case=row.jobs[name].case, status="skipped", note=note))
-        if not kept and not self._done[1]:
+        if not affordable and not self._done[1]:
             raise plan.nothing_runs([note])
-        return kept
+        return affordable
 
     def _left(self) -> float:
         return self._budget - (time.monotonic() - self._began)
@@ -311,40 +314,43 @@ class Experiment:
     def _pilot(self) -> list[Row]:
         """One launch of each side, which settles how many samples a row gets; rows that both sides
         can run."""
-        found: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
+        records: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
         worlds = matching.by_world(self._all, self._order.piloted)
-        for place, (world, members) in enumerate(worlds.items()):
+        for index, (world, members) in enumerate(worlds.items()):
             began = time.monotonic()
             for name in SIDES:
                 (current,) = plan.plan_worlds(
                     [row.jobs[name] for row in members], self._order.piloted
                 )
-                launch = _Launch(self._sides[name], current, partial(self._settle, found[name]))
-                self._launch(launch, Step(0, 0, 1, name, place, len(worlds)))
+                launch = _Launch(self._sides[name], current, partial(self._settle, records[name]))
+                self._launch(launch, Step(0, 0, 1, name, index, len(worlds)))
             both = {
-                row.key: [found[name][row.jobs[name].case] for name in SIDES] for row in members
+                row.key: [records[name][row.jobs[name].case] for name in SIDES] for row in members
             }
-            seconds = {key: sum(record.seconds for record in of) for key, of in both.items()}
-            beside = time.monotonic() - began - sum(seconds.values())  # most of it loads torch
-            self._ledger.note(world, seconds, sum(seconds.values()) + beside / FRESH)
+            seconds = {
+                key: sum(record.seconds for record in case_records)
+                for key, case_records in both.items()
+            }
+            startup = time.monotonic() - began - sum(seconds.values())  # most of it loads torch
+            self._ledger.note(world, seconds, sum(seconds.values()) + startup / FRESH)
         rows = []
         for row in self._all:
-            ran = {name: found[name][row.jobs[name].case] for name in SIDES}
+            ran = {name: records[name][row.jobs[name].case] for name in SIDES}
             if all(record.status in ("ok", "predicted") for record in ran.values()):
                 jobs = matching.fix_counts(row.jobs, list(ran.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
             else:
                 for name, record in ran.items():
                     self._sides[name].keep(msgspec.structs.replace(record, world=-1))
-        outcomes = [record for name in SIDES for record in found[name].values()]
+        outcomes = [record for name in SIDES for record in records[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
             raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])
         return rows
 
-    def _settle(self, known: dict[Case, Record], line: World | Record) -> None:
+    def _settle(self, records: dict[Case, Record], line: World | Record) -> None:
         """Take in what a side's pilot tells."""
         if isinstance(line, Record):
-            known[line.case] = line
+            records[line.case] = line
             late = sum(line.invalid.values()) > LATE * len(line.times_ns)
             if line.sync == "barrier" or late:
                 self._barrier.add(_start_key(line.case))
@@ -367,8 +373,8 @@ class Experiment:
                 return
             if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
                 self._renew()
-            for place, lot in enumerate(self._lots.permutation(len(worlds))):
-                step = Step(stage, at, done + number, "", place, len(worlds))
+            for index, lot in enumerate(self._lots.permutation(len(worlds))):
+                step = Step(stage, at, done + number, "", index, len(worlds))
                 world, members = worlds[lot]
                 self._pair(world, members, step)
             self._done[stage] = at + 1
@@ -408,8 +414,8 @@ class Experiment:
 
     def _in_order(self, world: object, step: Step) -> Sequence[SideName]:
         """Sides as they begin: of two rounds, base does in one that is drawn by lot."""
-        of = [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
-        first = np.random.default_rng(of).integers(2) + step.round
+        seed = [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
+        first = np.random.default_rng(seed).integers(2) + step.round
         return SIDES[:: -1 if first % 2 else 1]
 
     def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
@@ -419,8 +425,8 @@ class Experiment:
             return
         self._tell(step)
         players = [
-            duet.Player(side.name, side.launcher, current, self._listener(side, hear, step))
-            for side, current, hear in launches
+            duet.Player(side.name, side.launcher, current, self._listener(side, hear_outcome, step))
+            for side, current, hear_outcome in launches
         ]
         if together == "world":
             duet.share_ranks(sorted(players, key=lambda player: SIDES.index(player.name)))
@@ -432,8 +438,8 @@ class Experiment:
         or launch by launch ("")."""
         predicted = any(backend_info(current.backend).predicts for current in plans.values())
         base, head = plans.values()
-        alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
-        alone = alike or backend_info(base.backend).gpu  # which hold the buffers of one case
+        both_cases = {job.case for job in base.jobs} & {job.case for job in head.jobs}
+        alone = both_cases or backend_info(base.backend).gpu  # which hold the buffers of one case
         shared = self._order.in_one_world and not alone
         if predicted or not duet.fits_at_once(plans.values(), self._order.room, shared):
             return ""
@@ -456,7 +462,7 @@ class Experiment:
         with duet.blame_side(launch.side.name):
             launch.side.launcher.run([launch.plan], listener)
 
-    def _listener(self, side: _Side, hear: Hear, step: Step) -> Listener:
+    def _listener(self, side: _Side, hear_outcome: Hear, step: Step) -> Listener:
         """Listener to a launch. The case in which it breaks becomes a failed record."""
 
         def lost(plan: Plan, error: RunBroken) -> None:
@@ -467,7 +473,7 @@ class Experiment:
         def tick(case: Case, phase: Phase) -> None:
             self._tell(step._replace(case=case))
 
-        return Listener(hear, tick, lost=lost)
+        return Listener(hear_outcome, tick, lost=lost)
 
 
 def _start_key(case: Case) -> object:

@@ -33,18 +33,18 @@ def forecast_experiment(order: Order, rows: Sequence[Row]) -> Forecast:
     keys = [row.key for row in rows]
     pilot = starting + ledger.seconds(keys)
     starts = math.ceil(rounds / FRESH) * starting
-    kept, reason = list(rows), ""
+    remaining, reason = list(rows), ""
     if order.budget and rows:
-        left = order.budget - pilot - starts
-        affordable = set(ledger.affordable(keys, rounds, left))
-        kept = [row for row in rows if row.key in affordable]
+        time_left = order.budget - pilot - starts
+        affordable = set(ledger.affordable(keys, rounds, time_left))
+        remaining = [row for row in rows if row.key in affordable]
         enough = budget_for(pilot + starts + rounds * ledger.seconds(keys))
         reason = describe_drop(order.budget, rounds, enough)
-    names = [row.key for row in kept]
+    names = [row.key for row in remaining]
     scattered = _expected_costs(order, rows, most=True)
     return Forecast(
-        kept=kept,
-        dropped=[row for row in rows if row not in kept],
+        kept=remaining,
+        dropped=[row for row in rows if row not in remaining],
         reason=reason,
         seconds=pilot + starts + rounds * ledger.seconds(names),
         most=starting + scattered.seconds(keys) + starts + rounds * scattered.seconds(names),

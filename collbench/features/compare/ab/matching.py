@@ -81,10 +81,10 @@ def fix_counts(
 
 
 def match_rows(
-    suite: Suite, variants: Mapping[SideName, Variant], there: Places | None = None
+    suite: Suite, variants: Mapping[SideName, Variant], places: Places | None = None
 ) -> tuple[list[Row], dict[SideName, list[Skip]]]:
-    """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
-    Raises UsageError where rows of a side would be one on the other."""
+    """Rows that both sides may run, on ``places`` if given, else on this machine, and the cases
+    that each side leaves out. Raises UsageError where two rows of a side are one of the other."""
     suite = suite.settled()
     cases, left_out = suite.expand()
     swept, given = (
@@ -103,19 +103,23 @@ def match_rows(
     skips: dict[SideName, list[Skip]] = {name: list(left_out) for name in SIDES}
     policy, find_subject = suite.policy, suite.subject_finder
     for name in SIDES:
-        mine = apply_variant(cases, variants[name])
-        own = variants[name].python or there  # whose torch nobody has asked
-        place = refusal.Place() if own else refusal.this_machine({case.backend for case in mine})
+        side_cases = apply_variant(cases, variants[name])
+        elsewhere = variants[name].python or places  # whose torch nobody has asked
+        machine = (
+            refusal.Place()
+            if elsewhere
+            else refusal.this_machine({case.backend for case in side_cases})
+        )
         reasons = {
             case: _refuse_case(case, find_subject(case))
-            or refusal.refuse_case(case, policy, place)
-            or (there.refuse(case) if there else "")
-            for case in mine
+            or refusal.refuse_case(case, policy, machine)
+            or (places.refuse(case) if places else "")
+            for case in side_cases
         }
-        possible = [case for case in mine if not reasons[case] and not case.is_part]
+        possible = [case for case in side_cases if not reasons[case] and not case.is_part]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
         fitting, no_room = session.fit_to_host(
-            possible, policy, there.room if there else None, find_subject
+            possible, policy, places.room if places else None, find_subject
         )
         skips[name] += no_room
         jobs[name] = {strip_case(job.case, differs): job for job in fitting}
@@ -141,13 +145,15 @@ def _refuse_case(case: Case, subject: Any) -> str:
     return runner_of(case).refuse(case, subject, lambda call: "")
 
 
-def refuse_nothing(found: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:
+def refuse_nothing(rows: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:
     """Raises CannotRun where there is no row that both sides may run, which names the side where
     one alone has the reason."""
-    if not found:
+    if not rows:
         base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
-        own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
-        raise plan.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
+        one_sided = [f"base: {why}" for why in base - head] + [
+            f"head: {why}" for why in head - base
+        ]
+        raise plan.nothing_runs(sorted([*(base & head), *one_sided]) or [ONE_SIDED])
 
 
 def _equalise_buffers(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:
@@ -157,4 +163,4 @@ def _equalise_buffers(key: str, jobs: dict[SideName, Job], differs: Collection[s
         name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
         for name, j in jobs.items()
     }
-    return Row(key, even, [strip_case(each, differs) for each in least.case.siblings])
+    return Row(key, even, [strip_case(sibling, differs) for sibling in least.case.siblings])

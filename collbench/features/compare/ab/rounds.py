@@ -30,8 +30,8 @@ def budget_for(seconds: float) -> str:
     """A --budget that holds what seems to take so long, with a quarter to spare."""
     most = 1.25 * seconds
     step = 10 if most <= 60 else 60 if most <= 1200 else 300
-    whole = max(1, math.ceil(most / step)) * step
-    return f"{whole}s" if whole % 60 else f"{whole // 60}m"
+    duration = max(1, math.ceil(most / step)) * step
+    return f"{duration}s" if duration % 60 else f"{duration // 60}m"
 
 
 class Judged(Protocol):
@@ -76,29 +76,29 @@ class Ledger:
         most: defaultdict[object, float] = defaultdict(float)
         for key, number in pairs.items():
             most[self._worlds[key]] = max(most[self._worlds[key]], number)
-        beside = sum(
+        startup = sum(
             number * sum(self._beside[world]) / len(self._beside[world])
             for world, number in most.items()
         )
-        return beside + sum(number * self._seconds[key] for key, number in pairs.items())
+        return startup + sum(number * self._seconds[key] for key, number in pairs.items())
 
-    def affordable(self, keys: Iterable[str], rounds: int, left: float) -> Sequence[str]:
+    def affordable(self, keys: Iterable[str], rounds: int, time_left: float) -> Sequence[str]:
         """Those of the rows for which so many rounds end in the time that is left: the dearest go
         first."""
-        kept = sorted(keys, key=lambda key: self.seconds([key]))
-        while kept and rounds * self.seconds(kept) >= left:
-            kept.pop()
-        return kept
+        remaining = sorted(keys, key=lambda key: self.seconds([key]))
+        while remaining and rounds * self.seconds(remaining) >= time_left:
+            remaining.pop()
+        return remaining
 
-    def worth(self, lacking: Mapping[str, float], left: float) -> Collection[str]:
+    def worth(self, lacking: Mapping[str, float], time_left: float) -> Collection[str]:
         """Rows to go on with, of those given with the pairs that each lacks: as many as can come to
-        a verdict in the time that is ``left``, cheapest first. A single one may seem to need HOPE
-        times as much. Those that nothing bounds yet are left out."""
+        a verdict in ``time_left`` seconds, cheapest first. A single one may seem to need HOPE times
+        as much. Those that nothing bounds yet are left out."""
         open_ = {key: number for key, number in lacking.items() if 0 < number < math.inf}
         chosen: dict[str, float] = {}
         for key in sorted(open_, key=lambda key: self._cost({key: open_[key]})):
             more = {**chosen, key: open_[key]}
-            if self._cost(more) > left * (1.0 if chosen else HOPE):
+            if self._cost(more) > time_left * (1.0 if chosen else HOPE):
                 break
             chosen = more
-        return chosen if self.seconds(chosen) < left else ()
+        return chosen if self.seconds(chosen) < time_left else ()

@@ -53,14 +53,14 @@ IN_REPOSITORY = re.compile(
 def parse_variant(text: str, option: str) -> Variant:
     """A variant from its words, quoted as in a shell. Raises UsageError."""
     try:
-        words = shlex.split(text)
+        tokens = shlex.split(text)
         text.encode()
     except ValueError as e:
         raise UsageError(f"{option} '{text}': {e}", EXAMPLE) from e
     fields: dict[str, str] = {}
     env: dict[str, str] = {}
     kinds = {"python": "python", "backend": "backend", "algo": "algorithm", "git": "revision"}
-    for word in words:
+    for word in tokens:
         kind, colon, value = word.partition(":")
         if re.match(r"[A-Za-z_]\w*=", word):
             name, _, setting = word.partition("=")
@@ -120,8 +120,8 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
 def refuse_unfit(variant: Variant, option: str) -> None:
     """Raises UsageError for what can be told of a side before anything is built: a revision that
     there is not or that nothing uses, ``{tree}`` without one, an interpreter that there is not."""
-    words = (variant.python, *(value for _, value in variant.env))
-    placed = any("{tree}" in word for word in words)
+    texts = (variant.python, *(value for _, value in variant.env))
+    placed = any("{tree}" in word for word in texts)
     if variant.revision and not placed:
         raise UsageError(
             f"{option}: git:{variant.revision} would be built, but nothing uses it",
@@ -162,18 +162,18 @@ def settle_homes(
 ) -> dict[SideName, Home]:
     """Both sides' homes. Raises UsageError where they come to the same, though not the same was
     asked for."""
-    found = {name: settle_home(side, build, f"--{name}", folder) for name, side in variants.items()}
+    homes = {name: settle_home(side, build, f"--{name}", folder) for name, side in variants.items()}
     base, head = variants["base"], variants["head"]
-    alike = [
-        (found[n].python, found[n].settings, variants[n].backend, variants[n].algorithm)
+    compared = [
+        (homes[n].python, homes[n].settings, variants[n].backend, variants[n].algorithm)
         for n in ("base", "head")
     ]
-    if base != head and alike[0] == alike[1]:
+    if base != head and compared[0] == compared[1]:
         raise UsageError(
             f"--base '{base.text}' and --head '{head.text}' come to the same",
             "nothing would differ between the sides; --aa is for comparing a side with itself",
         )
-    return found
+    return homes
 
 
 def settle_home(variant: Variant, build: Build, option: str, folder: Path) -> Home:
@@ -186,30 +186,32 @@ def settle_home(variant: Variant, build: Build, option: str, folder: Path) -> Ho
         return text.replace("{tree}", str(tree))
 
     python = find_interpreter(placed(variant.python), option) if variant.python else sys.executable
-    own = {name: placed(value) for name, value in variant.env}
-    settings = isolate_settings({**os.environ, **own}, folder)
+    variables = {name: placed(value) for name, value in variant.env}
+    settings = isolate_settings({**os.environ, **variables}, folder)
     described = environment.gather_facts(tree or Path.cwd()) | ask_software(
         python, settings, option
     )
     return Home(
-        python=python, settings=settings, described=described, own=own, tree=str(tree or "")
+        python=python, settings=settings, described=described, own=variables, tree=str(tree or "")
     )
 
 
 def _find_commit(revision: str, option: str) -> tuple[str, str]:
     """The repository here, and the commit that ``revision`` means in it. Raises UsageError."""
-    here = Path.cwd()
+    current = Path.cwd()
     absent = f"{option}: git:{revision} needs a git repository here"
     top = _run_git(
-        ["rev-parse", "--show-toplevel"], here, absent, "go to where it is a revision of"
+        ["rev-parse", "--show-toplevel"], current, absent, "go to where it is a revision of"
     )
-    wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
+    arguments = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
     try:
-        return top, _run_git(wanted, here, f"{option}: there is no revision '{revision}' in {top}")
+        return top, _run_git(
+            arguments, current, f"{option}: there is no revision '{revision}' in {top}"
+        )
     except UsageError as e:
         names = ["for-each-ref", f"--count={NEAR}", "--format=%(refname:short)"]
         refs = _run_git(
-            [*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}"
+            [*names, "refs/heads", "refs/tags", "refs/remotes"], current, f"{option}: {top}"
         )
         raise UsageError(e.message, suggest_name(revision, refs.split()) or FETCH) from None
 
@@ -287,6 +289,6 @@ def _run_git(arguments: Sequence[str], where: Path, trouble: str, hint: str = ""
     except FileNotFoundError:
         raise CannotRun(f"{trouble}: git is not installed") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise UsageError(f"{trouble}{f': {said[-1]}' if said else ''}", hint)
+        complaints = done.stderr.strip().splitlines()
+        raise UsageError(f"{trouble}{f': {complaints[-1]}' if complaints else ''}", hint)
     return done.stdout.strip()

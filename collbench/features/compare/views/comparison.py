@@ -119,23 +119,31 @@ def describe_plan(
         return []
     varying, constant = split_axes(cases)
     modes = {case.mode for case in cases}
-    apart = {
+    differing = {
         name for name in varying for b, h in rows if axis_values(b)[name] != axis_values(h)[name]
     }
-    alike, own = [n for n in varying if n not in apart], [n for n in varying if n in apart]
+    common, differing_names = (
+        [n for n in varying if n not in differing],
+        [n for n in varying if n in differing],
+    )
     lines = [
         Line(
             (
                 format_size(b.nbytes),
-                *(_name_case(b, [name]) for name in alike),
+                *(_name_case(b, [name]) for name in common),
                 *[b.mode] * (len(modes) > 1),
-                *(_name_case(case, own) for case in (b, h) if own),
+                *(_name_case(case, differing_names) for case in (b, h) if differing_names),
             )
         )
         for b, h in rows[:MOST_PLANNED]
     ]
-    heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
-    names = [f"{format_size(case.nbytes)} {_name_case(case, alike)}".strip() for case in dropped]
+    heads = (
+        "size",
+        *common,
+        *["mode"] * (len(modes) > 1),
+        *["base", "head"] * bool(differing_names),
+    )
+    names = [f"{format_size(case.nbytes)} {_name_case(case, common)}".strip() for case in dropped]
     without = f"{format_count(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
     return [
         tone_text(
@@ -143,7 +151,10 @@ def describe_plan(
         ),
         *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
-        *(tone_text(plain_line(words), "notice") for words in _left_out_by_reason(left_out, alike)),
+        *(
+            tone_text(plain_line(sentence), "notice")
+            for sentence in _left_out_by_reason(left_out, common)
+        ),
         *([tone_text(plain_line(without), "notice")] if without else []),
     ]
 
@@ -162,18 +173,21 @@ def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str
             sides.setdefault(key, set()).add(side)
             cases[key] = skip.case
     lines = []
-    for of in dict.fromkeys(" and ".join(sorted(names)) for names in sides.values()):
-        rows = [(cases[key], *key) for key in sides if " and ".join(sorted(sides[key])) == of]
+    for side_name in dict.fromkeys(" and ".join(sorted(names)) for names in sides.values()):
+        rows = [
+            (cases[key], *key) for key in sides if " and ".join(sorted(sides[key])) == side_name
+        ]
         lines += [
-            f"left out of {of}, {format_count(len(names), 'case')}: {reason} ({first_names(names)})"
+            f"left out of {side_name}, {format_count(len(names), 'case')}: {reason}"
+            f" ({first_names(names)})"
             for reason, names in names_by_reason(rows).items()
         ]
     return lines
 
 
 def _name_case(case: Case, names: Sequence[str]) -> str:
-    words = word_axes(case)
-    return plain_line(", ".join(words[name] for name in names if words[name]))
+    axis_words = word_axes(case)
+    return plain_line(", ".join(axis_words[name] for name in names if axis_words[name]))
 
 
 def _describe_sides(comparison: Comparison) -> str:
@@ -185,8 +199,8 @@ def _make_brief(view: Readable, everything: bool, again: str) -> list[Block]:
     """The verdict, what it is about, fingerprint differences, then rows, aggregates, reasons and
     notes."""
     comparison = view.comparison
-    shown = view.rows if everything else _select_loud(view)
-    hidden = Counter(row.verdict for row in view.rows if row not in shown)
+    listed = view.rows if everything else _select_loud(view)
+    hidden = Counter(row.verdict for row in view.rows if row not in listed)
     parts: list[Block] = [
         tone_text(view.headline, view.weight, strong=True),
         tone_text("collbench compare  ", strong=True) + _describe_sides(comparison),
@@ -201,8 +215,8 @@ def _make_brief(view: Readable, everything: bool, again: str) -> list[Block]:
         describe_decided(view),
         *(tone_text(line, "notice") for line in left_out(view, dropped=True)),
     ]
-    if shown:
-        parts += ["", _listed_table(shown), ""]
+    if listed:
+        parts += ["", _listed_table(listed), ""]
     parts += [_name_mean(row) for row in view.means]
     parts += [tone_text(line, "notice") for line in describe_operations(view)]
     parts += list_reasons(view, listed=not hidden)
@@ -217,24 +231,24 @@ def _select_loud(view: Readable) -> list[Shown]:
     folded = ("SAME", *UNDECIDED) if view.comparison.paired else ("SAME",)
     quiet = [row for row in view.rows if row.verdict in folded]
     spare = max(0, ALWAYS - (len(view.rows) - len(quiet)))
-    left = {row.judged.key for row in quiet[spare:] if row.judged}
-    return [row for row in view.rows if row.judged and row.judged.key not in left]
+    quiet_keys = {row.judged.key for row in quiet[spare:] if row.judged}
+    return [row for row in view.rows if row.judged and row.judged.key not in quiet_keys]
 
 
 def _listed_table(rows: Sequence[Shown]) -> Table:
     """The rows on a terminal, sizes below each other."""
     wide = max(len(row.name.size) for row in rows)
-    named = _place_heads(rows)
+    name_heads = _place_heads(rows)
     lines = []
     for row in strip_repeated(rows):
         tone = WEIGHTS[row.judged.verdict] if row.judged else ""
         first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
-        places = (row.name.place,) * len(named)
+        places = (row.name.place,) * len(name_heads)
         lines.append(Line((first, *places, *row.figures, tone_text(row.verdict, tone), row.why)))
     return Table(
-        heads=("size" if wide else "row", *named, *FIGURES, "verdict", "why"),
+        heads=("size" if wide else "row", *name_heads, *FIGURES, "verdict", "why"),
         lines=lines,
-        align="w" + "l" * len(named) + "rrrrlw",
+        align="w" + "l" * len(name_heads) + "rrrrlw",
         quiet=("why",),
         stacked=True,
         note=LEGEND,
@@ -259,9 +273,9 @@ def _make_comment(view: Readable, title: str) -> list[Block]:
     """What a pull request is told: the verdict, what was decided, and rows that have one and are
     not SAME; the others are folded."""
     comparison = view.comparison
-    apart = [f"{name}: {a} → {b}" for name, a, b in list_differences(comparison)]
-    if len(apart) > FACTS:
-        apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
+    facts = [f"{name}: {a} → {b}" for name, a, b in list_differences(comparison)]
+    if len(facts) > FACTS:
+        facts[FACTS:] = [f"{len(facts) - FACTS:,} more differences"]
     why = [
         shorten_text(line, 500)
         for line in (*describe_operations(view), *list_reasons(view))[:NOTES]
@@ -280,7 +294,7 @@ def _make_comment(view: Readable, title: str) -> list[Block]:
         *dropped,
         " · ".join([_describe_sides(comparison), *list_facts(comparison)]),
         *describe_alarms(view),
-        *([Points(apart)] if apart else []),
+        *([Points(facts)] if facts else []),
         *([_rows_table(loud, means[-1:] if rest else means)] if loud else []),
         *([Points(why)] if why else []),
         *([_rows_table(rest, means[:-1] if loud else means, others)] if rest else []),
@@ -292,20 +306,20 @@ def _make_comment(view: Readable, title: str) -> list[Block]:
 
 def _rows_table(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
     """A comment's table; one with a title is folded."""
-    named = _place_heads(rows)
+    name_heads = _place_heads(rows)
 
     def line(row: Shown) -> Line:
         verdict = tone_text(row.verdict, strong=True) + " " if row.verdict else tone_text("")
-        places = (row.name.place,) * len(named)
+        places = (row.name.place,) * len(name_heads)
         return Line((_first_cell(row) or row.row, *places, *row.figures, verdict + row.why))
 
     return Table(
         title=title,
         folded=bool(title),
-        heads=("row", *named, *FIGURES, "verdict"),
+        heads=("row", *name_heads, *FIGURES, "verdict"),
         lines=list(map(line, rows)),
         closing=list(map(line, means)),
-        align="l" + "l" * len(named) + "rrrrl",
+        align="l" + "l" * len(name_heads) + "rrrrl",
         elsewhere="the comparison as HTML or JSON has them all",
     )
 
@@ -326,28 +340,34 @@ def make_section(view: Readable) -> Section:
 def make_method(view: Readable) -> Section:
     """What the verdicts rest on, and why rows have none."""
     comparison = view.comparison
-    words = [
+    sentences = [
         " · ".join(list_facts(comparison)),
         *describe_alarms(view),
         *describe_operations(view),
         *list_reasons(view),
     ]
-    words += [*left_out(view, dropped=False), *comparison.notes]
+    sentences += [*left_out(view, dropped=False), *comparison.notes]
     return Section(
-        name="method", title="How it was measured", words=_make_sentences(words), folded=True
+        name="method", title="How it was measured", words=_make_sentences(sentences), folded=True
     )
 
 
-def _make_sentences(words: Sequence[str]) -> list[str]:
-    return [f"{shorten_text(text, 500)}." for text in words]
+def _make_sentences(sentences: Sequence[str]) -> list[str]:
+    return [f"{shorten_text(text, 500)}." for text in sentences]
 
 
 def _make_tables(view: Readable) -> list[Table]:
     comparison = view.comparison
-    named = _place_heads(view.rows)
+    name_heads = _place_heads(view.rows)
     lines = [
         Line(
-            (_first_cell(row), *[row.name.place] * len(named), row.verdict, row.why, *row.figures),
+            (
+                _first_cell(row),
+                *[row.name.place] * len(name_heads),
+                row.verdict,
+                row.why,
+                *row.figures,
+            ),
             forest.filter_row(comparison, row.judged.case),
             WEIGHTS[row.judged.verdict],
         )
@@ -356,9 +376,10 @@ def _make_tables(view: Readable) -> list[Table]:
     ]
     means = [
         Line(
-            (row.row, row.why, row.change), {"collective": one.collective} if one.collective else {}
+            (row.row, row.why, row.change),
+            {"collective": mean.collective} if mean.collective else {},
         )
-        for row, one in zip(view.means, comparison.aggregates, strict=True)
+        for row, mean in zip(view.means, comparison.aggregates, strict=True)
     ]
     return [
         Table(
@@ -371,9 +392,9 @@ def _make_tables(view: Readable) -> list[Table]:
         Table(
             name="verdicts",
             title="Verdicts",
-            heads=("row", *named, "verdict", "why", *FIGURES),
+            heads=("row", *name_heads, "verdict", "why", *FIGURES),
             lines=lines,
-            align="lll" + "l" * len(named),
+            align="lll" + "l" * len(name_heads),
             note=LEGEND,
         ),
         Table(
@@ -406,7 +427,7 @@ def _plain_values(view: Readable) -> dict[str, Any]:
         "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
         **msgspec.structs.asdict(comparison),
         "undecided": [
-            {"reason": why, "rows": named} for why, named in name_undecided(view).items()
+            {"reason": why, "rows": names} for why, names in name_undecided(view).items()
         ],
         "alarms": view.alarms,
         "differences": [
@@ -425,7 +446,7 @@ def _plain_values(view: Readable) -> dict[str, Any]:
 def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
     """The rows with plain values only, for a table: ``label``, Case's fields, Judged's,
     ``base_median`` and so on."""
-    names, found = _name_rows(view), []
+    names, entries = _name_rows(view), []
     for row in view.comparison.rows:
         fields = {
             "label": names[row.key],
@@ -438,7 +459,7 @@ def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
                 f"{side}_{name}": getattr(values, name, None) for name in Side.__struct_fields__
             }
         del fields["case"], fields["operations"]
-        found.append(
+        entries.append(
             {
                 name: format_settings(v)
                 if name == "env"
@@ -448,7 +469,7 @@ def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
                 for name, v in fields.items()
             }
         )
-    return found
+    return entries
 
 
 def _name_rows(view: Readable) -> dict[str, str]:
@@ -460,8 +481,8 @@ def _junit_cases(view: Readable) -> list[JunitCase]:
     skipped where it was not judged. What else makes the exit code other than 0 is an error of a
     test case called comparison."""
     comparison, names = view.comparison, skipped_names(view.comparison)
-    found = [_junit_case(row, row.judged) for row in view.rows if row.judged]
-    found += [
+    cases = [_junit_case(row, row.judged) for row in view.rows if row.judged]
+    cases += [
         JunitCase(
             group=f"collbench.{row.case.collective}",
             name=row.key,
@@ -472,7 +493,7 @@ def _junit_cases(view: Readable) -> list[JunitCase]:
         for row in comparison.skipped
     ]
     if comparison.exit in (Exit.OK, Exit.BAD):
-        return found
+        return cases
     why = JunitCase(
         group="collbench",
         name="comparison",
@@ -480,23 +501,23 @@ def _junit_cases(view: Readable) -> list[JunitCase]:
         message=plain_line(comparison.reason),
         kind=comparison.exit.name,
     )
-    return [*found, why]
+    return [*cases, why]
 
 
-def _junit_case(row: Shown, judged: Judged) -> JunitCase:
+def _junit_case(row: Shown, verdict: Judged) -> JunitCase:
     figures = f"{row.base} → {row.head}, {row.change}" if row.change != "-" else ""
     figures += f", MDE {row.mde}" if figures and row.mde not in ("", "-") else ""
-    words = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"
-    fails = judged.gates and judged.verdict in ("REGRESSED", "GONE")
-    warned = judged.verdict in WARNED
-    passed: Outcome = "warned" if warned else "passed" if judged.decided else "skipped"
+    summary = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"
+    fails = verdict.gates and verdict.verdict in ("REGRESSED", "GONE")
+    warned = verdict.verdict in WARNED
+    passed: Outcome = "warned" if warned else "passed" if verdict.decided else "skipped"
     return JunitCase(
-        group=f"collbench.{judged.case.collective}",
-        name=judged.key,
+        group=f"collbench.{verdict.case.collective}",
+        name=verdict.key,
         outcome="failed" if fails else passed,
-        message=words,
+        message=summary,
         kind=row.verdict if fails else "",
-        text=words if fails else "",
+        text=summary if fails else "",
         label=row.row,
-        seconds=judged.head.median / 1e9 if judged.head else 0.0,
+        seconds=verdict.head.median / 1e9 if verdict.head else 0.0,
     )

@@ -61,12 +61,12 @@ MATTER = "rgba(128,128,128,0.16)"
 
 def draw_forest(view: Readable) -> Figure | None:
     """The rows with a change, in the order of their verdicts; None where there are none."""
-    known = [row for row in view.rows if row.judged and row.judged.delta is not None]
-    if not known:
+    decided = [row for row in view.rows if row.judged and row.judged.delta is not None]
+    if not decided:
         return None
-    drawn = known[:MOST]
-    worst = max(known, key=lambda row: (row.judged and row.judged.delta) or 0.0)
-    left = f", {len(drawn)} of {len(known):,} rows" if len(drawn) < len(known) else ""
+    drawn = decided[:MOST]
+    worst = max(decided, key=lambda row: (row.judged and row.judged.delta) or 0.0)
+    excerpt = f", {len(drawn)} of {len(decided):,} rows" if len(drawn) < len(decided) else ""
     data = _draw_rows(view.comparison, drawn)
     ends = [x for trace in data for x in trace["x"] if x]
     across = log_axis("head / base - 1 (right: slower)", ends, _format_ratio)
@@ -77,7 +77,7 @@ def draw_forest(view: Readable) -> Figure | None:
     names = {"domain": [0, 1], "range": [0, 1], "visible": False, "fixedrange": True}
     return Figure(
         name="changes",
-        title=f"Change from base to head{left}",
+        title=f"Change from base to head{excerpt}",
         words=(
             "Per row, how much longer head takes than base: the mark is the estimate, the line"
             " through it the interval. A change within the pale whisker could have been missed"
@@ -99,9 +99,11 @@ def draw_forest(view: Readable) -> Figure | None:
 
 def filter_row(comparison: Comparison, case: Case) -> Meta:
     """What a page filters a row by: nothing in which the sides differ."""
-    known = strip_sides(comparison, case).backend
+    has_backend = strip_sides(comparison, case).backend
     return {
-        name: value for name, value in filter_values(case).items() if known or name != "backend"
+        name: value
+        for name, value in filter_values(case).items()
+        if has_backend or name != "backend"
     }
 
 
@@ -139,44 +141,44 @@ def _draw_rows(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
     """Each row's traces, which a reader can narrow the page down to; then a legend."""
     data: list[Trace] = []
     verdicts: dict[str, dict[str, None]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.judged:
             verdict = row.judged.verdict
             kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
-            data += _draw_row(row, row.judged, place, kind, filter_row(comparison, row.judged.case))
+            data += _draw_row(row, row.judged, index, kind, filter_row(comparison, row.judged.case))
             verdicts.setdefault(kind, {})[verdict.lower()] = None
     for look, names in verdicts.items():
         data.append(
             _draw_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True}
         )
-    words = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
-    return [*data, _draw_bar(None, None, None, "open", 1, {}) | words]
+    legend = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
+    return [*data, _draw_bar(None, None, None, "open", 1, {}) | legend]
 
 
-def _draw_row(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
+def _draw_row(row: Shown, verdict: Judged, index: int, kind: str, same: Meta) -> list[Trace]:
     """A row's name and change, whisker, interval and mark."""
-    missed, y = judged.mde or 0.0, place
-    change = " ".join(filter(None, [row.change, format_factor(judged.delta)]))
+    missed, y = verdict.mde or 0.0, index
+    change = " ".join(filter(None, [row.change, format_factor(verdict.delta)]))
     lines = [row.row, f"base {row.base}, head {row.head}", change, f"MDE {row.mde}", row.why]
-    words = {"hovertext": join_hover(lines), "hoverinfo": "text"}
+    hover = {"hovertext": join_hover(lines), "hoverinfo": "text"}
     return [
         _draw_labels(
-            [escape_plotly(shorten_text(row.row, NAME)), escape_plotly(_change_in_short(judged))],
-            place,
+            [escape_plotly(shorten_text(row.row, NAME)), escape_plotly(_change_in_short(verdict))],
+            index,
             same,
         ),
         _draw_bar(_finite_ratio(1 / (1 + missed) - 1), _finite_ratio(missed), y, kind, 1, same)
         | {"opacity": PALE},
-        _draw_bar(_finite_ratio(judged.lo), _finite_ratio(judged.hi), y, kind, 3, same),
-        _draw_mark(_finite_ratio(judged.delta), y, kind, same) | words,
+        _draw_bar(_finite_ratio(verdict.lo), _finite_ratio(verdict.hi), y, kind, 3, same),
+        _draw_mark(_finite_ratio(verdict.delta), y, kind, same) | hover,
     ]
 
 
-def _change_in_short(judged: Judged) -> str:
+def _change_in_short(verdict: Judged) -> str:
     """A change by its estimate: +11.4%, 39x slower, ~ where zero is inside its interval."""
-    if judged.lo is not None and judged.hi is not None and judged.lo <= 0 <= judged.hi:
+    if verdict.lo is not None and verdict.hi is not None and verdict.lo <= 0 <= verdict.hi:
         return "~"
-    return format_factor(judged.delta) or format_signed(judged.delta)
+    return format_factor(verdict.delta) or format_signed(verdict.delta)
 
 
 def format_factor(delta: float | None) -> str:

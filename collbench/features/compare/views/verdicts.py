@@ -110,8 +110,8 @@ class Name(NamedTuple):
     @property
     def text(self) -> str:
         """The name in a sentence."""
-        place = PLACES["in"] if self.place == "in" else ""
-        return shorten_text(" ".join(filter(None, [self.rest, self.size, place])), 120)
+        in_place = PLACES["in"] if self.place == "in" else ""
+        return shorten_text(" ".join(filter(None, [self.rest, self.size, in_place])), 120)
 
 
 class Shown(NamedTuple):
@@ -156,9 +156,9 @@ def list_shown(comparison: Comparison) -> list[Shown]:
     ]
 
 
-def label_cases(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
+def label_cases(comparison: Comparison, selected: Sequence[Case]) -> dict[Case, Name]:
     """Names of cases: what is not common to all of them, and the size."""
-    cases = {case: strip_sides(comparison, case) for case in named}
+    cases = {case: strip_sides(comparison, case) for case in selected}
     lines = [axis_values(case) for case in cases.values()]
     owned = (
         "op",
@@ -171,16 +171,16 @@ def label_cases(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Nam
         if len({line[name] for line in lines} - {"" if name in owned else None}) > 1
     ]
     several = len({case.mode for case in cases.values()}) > 1
-    found = {}
+    names = {}
     for key, case in cases.items():
-        words = word_axes(case)
-        parts = [words[name].rstrip("@") for name in varying if name != "place"]
+        axis_words = word_axes(case)
+        parts = [axis_words[name].rstrip("@") for name in varying if name != "place"]
         parts += [case.collective] * (not case.size and "collective" not in varying)
         parts += [case.mode] * several
-        place = axis_values(case)["place"] if "place" in varying else ""
+        place_name = axis_values(case)["place"] if "place" in varying else ""
         rest = shorten_text(" ".join(filter(None, parts)), 100)
-        found[key] = Name(format_size(case.size) if case.size else "", rest, place)
-    return found
+        names[key] = Name(format_size(case.size) if case.size else "", rest, place_name)
+    return names
 
 
 def strip_sides(comparison: Comparison, case: Case) -> Case:
@@ -202,16 +202,20 @@ def list_facts(comparison: Comparison) -> list[str]:
     first, second = comparison.stages
     design = f"{first}+{second} paired launches" if second else format_count(first, "paired launch")
     cases = [strip_sides(comparison, row.case) for row in comparison.rows]
-    apart = len(comparison.differences)
-    same = format_count(apart, "fingerprint difference") if apart else "fingerprints identical"
+    difference_count = len(comparison.differences)
+    same = (
+        format_count(difference_count, "fingerprint difference")
+        if difference_count
+        else "fingerprints identical"
+    )
     if logs := [run for run in (comparison.base, comparison.head) if run.imported]:
         same = f"{'machines' if logs[1:] else 'one machine'} known from logs only"
-        same += f", {format_count(apart, 'difference')} in them" * bool(apart)
+        same += f", {format_count(difference_count, 'difference')} in them" * bool(difference_count)
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
         *([shorten_text(split_axes(cases)[1].rstrip("@"), 200)] if cases else []),
-        same + ", compared all the same" * (bool(apart) and rules.across_machines),
+        same + ", compared all the same" * (bool(difference_count) and rules.across_machines),
         *([f"τ {format_percent(rules.tau)}"] if rules.tau is not None else []),
         *(["strict"] if rules.strict else []),
     ]
@@ -285,12 +289,12 @@ def make_readable(comparison: Comparison, alarms: Alarms | None = None) -> Reada
     rows = list_shown(comparison)
     deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
     means = []
-    for one in comparison.aggregates:
-        about = shorten_text(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
-        name, delta = deltas.get(one.worst, ("", None))
-        words = f"worst: {name} {format_signed(delta)}" if name else ""
-        label = f"{about} ({format_count(one.rows, 'row')})"
-        means.append(Shown(label, "", "", format_change(one), "", "", words))
+    for mean in comparison.aggregates:
+        about = shorten_text(" ".join(filter(None, ["geomean", mean.collective, mean.sizes])), 60)
+        name, delta = deltas.get(mean.worst, ("", None))
+        worst = f"worst: {name} {format_signed(delta)}" if name else ""
+        label = f"{about} ({format_count(mean.rows, 'row')})"
+        means.append(Shown(label, "", "", format_change(mean), "", "", worst))
     return Readable(comparison, rows, means, alarms)
 
 
@@ -300,10 +304,10 @@ def _describe_verdict(view: Readable) -> str:
         return "; ".join(bad) + (
             "" if view.comparison.exit else "; too unreliable to fail the comparison"
         )
-    found = "confirmed" if view.having("SUSPECT") else "found"
-    changed = [one for row in view.rows if row.judged for one in row.judged.operations]
-    what = "no row" if any(one.delta > 0 for one in changed) else "nothing"
-    return "; ".join([f"{what} {found} slower", *rest])
+    manner = "confirmed" if view.having("SUSPECT") else "found"
+    changed = [operation for row in view.rows if row.judged for operation in row.judged.operations]
+    what = "no row" if any(operation.delta > 0 for operation in changed) else "nothing"
+    return "; ".join([f"{what} {manner} slower", *rest])
 
 
 def _name_rows(view: Readable, *verdicts: Verdict) -> list[str]:
@@ -330,18 +334,18 @@ def describe_decided(view: Readable) -> str:
         for whether in (True, False)
     )
     what = f"{clear.total():,} of {format_count(view.comparison.total, 'row')} decided"
-    words = [
+    sentences = [
         f"{what}: {', '.join(_count_kinds(clear))}" if clear else what,
         *_count_kinds(still_open),
     ]
     mdes = [row.mde or math.inf for row in rows if row.verdict == "INCONCLUSIVE"]
-    known = sorted(mde for mde in mdes if math.isfinite(mde))
-    if known:
-        would = f"only changes above {_format_range(known)} would be detected"
-        words = [f"{w}: {would}" if w.endswith(TOLD["INCONCLUSIVE"]) else w for w in words]
+    detectable = sorted(mde for mde in mdes if math.isfinite(mde))
+    if detectable:
+        would = f"only changes above {_format_range(detectable)} would be detected"
+        sentences = [f"{w}: {would}" if w.endswith(TOLD["INCONCLUSIVE"]) else w for w in sentences]
     if view.comparison.dropped:
-        words.append(f"{view.comparison.dropped:,} dropped for --budget")
-    return "; ".join(words)
+        sentences.append(f"{view.comparison.dropped:,} dropped for --budget")
+    return "; ".join(sentences)
 
 
 def _verdict_kind(row: Judged) -> tuple[int, str]:
@@ -371,14 +375,16 @@ def list_advice(view: Readable) -> list[str]:
         return []
     comparison = view.comparison
     scatter = _format_range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
-    found = _format_range(sorted(math.expm1(_found_by_more(row)) for row in rows))
+    detectable = _format_range(sorted(math.expm1(_found_by_more(row)) for row in rows))
     what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
-    apart = "pairs of launches" if comparison.paired else "launches"
+    launches = "pairs of launches" if comparison.paired else "launches"
     unpinned = not comparison.base.policy.pin
     on_cpu = {"gloo", "mpi"}.issuperset(row.case.backend for row in rows)
     remedies = ["pin ranks (pin = true)"] * unpinned + ["use an idle machine"]
     remedies += ["measure with --backend shm"] * on_cpu
-    return [f"{apart} scatter by {scatter}: {what} would find {found}; {', or '.join(remedies)}"]
+    return [
+        f"{launches} scatter by {scatter}: {what} would find {detectable}; {', or '.join(remedies)}"
+    ]
 
 
 def _found_by_more(row: Judged) -> float:
@@ -393,13 +399,13 @@ def _found_by_more(row: Judged) -> float:
 def name_undecided(view: Readable) -> dict[str, list[str]]:
     """Names of the rows without a verdict, and what one would take, by the reason; reasons that
     differ in figures only are one, told as of the first row."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    names: dict[str, tuple[str, list[str]]] = {}
     for row in view.having(*UNDECIDED):
         if row.judged:
-            told, more = _reason_open(row.judged), row.judged.why.partition("; ")[0]
+            reason, more = _reason_open(row.judged), row.judged.why.partition("; ")[0]
             name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
-            found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
-    return dict(found.values())
+            names.setdefault(re.sub(r"[\d.,]*\d", "", reason), (reason, []))[1].append(name)
+    return dict(names.values())
 
 
 def _reason_open(row: Judged) -> str:
@@ -413,13 +419,13 @@ def _reason_open(row: Judged) -> str:
 def list_reasons(view: Readable, listed: bool = False) -> list[str]:
     """A line for each reason, most frequent first, with the first of its rows; without these where
     all rows are ``listed`` anyway and the reason is one."""
-    found = sorted(name_undecided(view).items(), key=lambda item: -len(item[1]))
-    told = any(TELLS in name for _, names in found for name in names)
-    alone = listed and len(found) == 1 and not told
+    undecided = sorted(name_undecided(view).items(), key=lambda item: -len(item[1]))
+    tells_more = any(TELLS in name for _, names in undecided for name in names)
+    alone = listed and len(undecided) == 1 and not tells_more
     return [
         f"no verdict on {format_count(len(names), 'row')}, {shorten_text(why, 200)}"
         + ("" if alone else f": {first_names(names, LISTED)}")
-        for why, names in found
+        for why, names in undecided
     ] + list_advice(view)
 
 
@@ -430,8 +436,8 @@ def left_out(view: Readable, dropped: bool) -> list[str]:
     rows = [row for row in view.comparison.skipped if row.dropped == dropped]
     by_reason = names_by_reason((row.case, row.reason, names[row.key]) for row in rows)
     return [
-        f"{format_count(len(found), 'row')} {shorten_text(reason, 300)} ({first_names(found)})"
-        for reason, found in by_reason.items()
+        f"{format_count(len(names), 'row')} {shorten_text(reason, 300)} ({first_names(names)})"
+        for reason, names in by_reason.items()
     ]
 
 
@@ -445,8 +451,8 @@ def names_by_reason(rows: Iterable[tuple[Case, str, str]]) -> dict[str, list[str
         reasons.setdefault(general, set()).add(reason)
         names.setdefault(general, []).append(name)
     return {
-        (general if len(reasons[general]) > 1 else reasons[general].pop()): found
-        for general, found in names.items()
+        (general if len(reasons[general]) > 1 else reasons[general].pop()): row_names
+        for general, row_names in names.items()
     }
 
 
@@ -460,10 +466,10 @@ def skipped_names(comparison: Comparison) -> Mapping[str, str]:
 def strip_repeated(rows: Sequence[Shown]) -> list[Shown]:
     """These rows without the reason for no verdict where several have the same: it stands once, in
     ``reasons``."""
-    told = Counter(why for row in rows if (why := _told_below(row)))
+    repeated = Counter(why for row in rows if (why := _told_below(row)))
     return [
         row._replace(why=_explain_verdict(row.judged, ""))
-        if row.judged and told[_told_below(row)] > 1
+        if row.judged and repeated[_told_below(row)] > 1
         else row
         for row in rows
     ]
@@ -481,24 +487,27 @@ def describe_operations(view: Readable) -> list[str]:
     """A line for each step of which single operations changed, with the first of them."""
     lines = []
     for row in view.rows:
-        each = row.judged.operations if row.judged else []
+        operations = row.judged.operations if row.judged else []
         for slower in (True, False):
-            names = [_describe_operation(one) for one in each if (one.delta > 0) == slower]
+            names = [
+                _describe_operation(operation)
+                for operation in operations
+                if (operation.delta > 0) == slower
+            ]
             if names:
                 word = "slower" if slower else "faster"
                 lines.append(f"{word} in {row.row}: {first_names(names, NAMED)}")
     return lines
 
 
-def _describe_operation(one: Compared) -> str:
+def _describe_operation(operation: Compared) -> str:
     """An operation with its change, as in bucket 3 (op 7, all_reduce 25 MiB) +12% [8, 16]."""
-    name = one.of.partition(":")[0]
-    about = f"op {one.at}, {one.kind} {format_size(one.nbytes)}"
-    told = f"{shorten_text(name, 40)} ({about})" if name else about
-    ends = f"[{format_signed(one.lo).rstrip('%')}, {format_signed(one.hi).rstrip('%')}]"
-    return (
-        f"{told} {format_signed(one.delta)} {ends}{'' if one.confirmed else ', not measured again'}"
-    )
+    name = operation.of.partition(":")[0]
+    about = f"op {operation.at}, {operation.kind} {format_size(operation.nbytes)}"
+    label = f"{shorten_text(name, 40)} ({about})" if name else about
+    ends = f"[{format_signed(operation.lo).rstrip('%')}, {format_signed(operation.hi).rstrip('%')}]"
+    doubt = "" if operation.confirmed else ", not measured again"
+    return f"{label} {format_signed(operation.delta)} {ends}{doubt}"
 
 
 def describe_alarms(view: Readable) -> list[str]:

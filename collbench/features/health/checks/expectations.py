@@ -97,19 +97,19 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         n, m, row = self.n, self.nodes, COLLECTIVES[self.collective]
         summed = self.collective in ("all_reduce", "reduce_scatter", "all_gather")
         factor = row.busbw(n)
-        own = (
+        own_factor = (
             {"all_reduce": (n + 1) / n}.get(self.collective, 1.0)
             if self.switch and summed
             else factor
         )
         inside = self.link + (self.nic or 0.0)
-        bound = inside * factor / own
+        bound = inside * factor / own_factor
         if m > 1 and not self.domain and self.nic:
             twice = 2 if self.collective == "all_reduce" and not self.switch else 1
-            each = (
+            nic_share = (
                 self.gpus * (m - 1) / m if self.collective == "all_to_all" else twice * (m - 1) / m
             )
-            bound = min(bound, factor * self.gpus * self.nic / each)
+            bound = min(bound, factor * self.gpus * self.nic / nic_share)
         return bound
 
     @property
@@ -123,13 +123,13 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def at(self, nbytes: int) -> float | None:
         """Between its sizes, on straight lines in logarithms of both; None beyond them, above by
         more than twice."""
-        known = self.sizes
-        if not known[0][0] <= nbytes <= 2 * known[-1][0]:
+        points = self.sizes
+        if not points[0][0] <= nbytes <= 2 * points[-1][0]:
             return None
-        place = bisect.bisect_right([at for at, _ in known], nbytes)
-        if place == len(known):
-            return known[-1][1]
-        (low, slow), (high, fast) = known[place - 1 : place + 1]
+        position = bisect.bisect_right([at for at, _ in points], nbytes)
+        if position == len(points):
+            return points[-1][1]
+        (low, slow), (high, fast) = points[position - 1 : position + 1]
         return slow * math.pow(fast / slow, math.log(nbytes / low) / math.log(high / low))
 
 
@@ -137,25 +137,25 @@ def load_curves(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
     hint = "each [[curve]] is as those that come with collbench; collbench help health shows one"
     try:
-        text, whole = files.read_toml(path, toml.MOST_BYTES)
+        text, document = files.read_toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
-    said = whole.get("curve")
-    if set(whole) != {"curve"} or not isinstance(said, list) or not said:
+    entries = document.get("curve")
+    if set(document) != {"curve"} or not isinstance(entries, list) or not entries:
         raise UsageError(f"{path}: there is no [[curve]], or more than that", hint)
     curves = []
-    for number, one in enumerate(said):
-        own = {"switch": None, **one} if path != FILE and isinstance(one, dict) else one
+    for number, entry in enumerate(entries):
+        completed = {"switch": None, **entry} if path != FILE and isinstance(entry, dict) else entry
         try:
-            curve = msgspec.convert(own, Curve)
+            curve = msgspec.convert(completed, Curve)
         except msgspec.ValidationError as e:
             key = re.search(r"field `(\w+)`|`\$\.(\w+)", str(e))
             where = _locate_key(text, number, (key[1] or key[2]) if key else "")
             raise UsageError(f"{path}: {where}: {first_line(e)}", hint) from e
-        if found := _find_impossible(curve):
-            where = f"{_locate_key(text, number, found[0])}: {curve.name}"
+        if impossible := _find_impossible(curve):
+            where = f"{_locate_key(text, number, impossible[0])}: {curve.name}"
             raise UsageError(
-                f"{path}: {where}: {found[1]}",
+                f"{path}: {where}: {impossible[1]}",
                 "is its unit GB/s, and busbw, not algbw of several GPUs?",
             )
         curves.append(curve)
@@ -167,8 +167,8 @@ def _locate_key(text: str, number: int, key: str) -> str:
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*curve\s*\]\]", line)]
     begin, end = [*heads, *[len(lines)] * (number + 2)][number : number + 2]
-    named = (at for at in range(begin, end) if re.match(rf"\s*[\"']?{key}\b", lines[at]))
-    return f"line {next(named, begin) + 1}" + (f", {key}" if key else "")
+    key_lines = (at for at in range(begin, end) if re.match(rf"\s*[\"']?{key}\b", lines[at]))
+    return f"line {next(key_lines, begin) + 1}" + (f", {key}" if key else "")
 
 
 def _find_impossible(curve: Curve) -> tuple[str, str] | None:
@@ -210,31 +210,33 @@ def check_expectations(
             idle="no GPUs of one kind on every host: nothing is known to set them against"
         )
     today = today or date.today()
-    mine = [
+    relevant = [
         c
         for c in (load_curves() if curves is None else curves)
         if _is_about(c, device, night.hosts) and (c.gpus, c.nodes) in shapes.values()
     ]
-    if not mine:
-        kinds = " or ".join(f"{nodes} x {each}" for each, nodes in sorted(set(shapes.values())))
+    if not relevant:
+        kinds = " or ".join(
+            f"{nodes} x {per_host}" for per_host, nodes in sorted(set(shapes.values()))
+        )
         return Looked(missing=f"no figures are known of {kinds} {device or 'CPU ranks'}")
     chose = {t.record.case.key: t.record.chose for t in reversed(night.records) if t.record.chose}
-    found, looked, seen = [], set[str](), set[int]()
+    findings, checked_keys, used_curves = [], set[str](), set[int]()
     for timing in night.fit:
-        for curve, expected in _select_like(mine, chose, timing, shapes):
-            looked.add(timing.case.key)
-            seen.add(id(curve))
+        for curve, expected in _select_like(relevant, chose, timing, shapes):
+            checked_keys.add(timing.case.key)
+            used_curves.add(id(curve))
             reached = timing.moved / timing.median * timing.case.row.busbw(timing.case.n)
             if reached < curve.share * expected:
-                found.append(_make_finding(timing, curve, reached, expected, today))
-    if not looked:
+                findings.append(_make_finding(timing, curve, reached, expected, today))
+    if not checked_keys:
         return Looked(missing="no row is of a collective and size of which figures are known")
-    old = sum(curve.expires < today for curve in mine)
-    unseen = [c.name for c in mine if c.severity != "hint" and id(c) not in seen]
+    old = sum(curve.expires < today for curve in relevant)
+    unseen = [c.name for c in relevant if c.severity != "hint" and id(c) not in used_curves]
     return Looked(
-        f"{len(looked):,} rows set against {len(mine)} curves"
+        f"{len(checked_keys):,} rows set against {len(relevant)} curves"
         + f", {old} of them expired" * bool(old),
-        found,
+        findings,
         missing=f"no row says anything of {unseen[0]}" if unseen else "",
     )
 
@@ -246,14 +248,14 @@ def _describe_machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
         str(device.get("name"))
         for file in night.files
         for device in (file.run.environment.get("gpus") or {}).get("devices") or []
-    } | {state.name for told in night.records for state in told.record.gpus}
+    } | {state.name for record_row in night.records for state in record_row.record.gpus}
     device = names.pop() if len(names) == 1 else ""
     shapes: dict[int, set[tuple[int, int]]] = {}
     for world in (world for file in night.files for world in file.worlds if world.n > 1):
-        each = Counter(info.host for info in world.ranks)
-        alike = all(bool(info.gpu) == bool(device) for info in world.ranks)
-        if alike and len(set(each.values())) == 1:
-            shapes.setdefault(world.n, set()).add((world.n // len(each), len(each)))
+        rank_counts = Counter(info.host for info in world.ranks)
+        is_uniform = all(bool(info.gpu) == bool(device) for info in world.ranks)
+        if is_uniform and len(set(rank_counts.values())) == 1:
+            shapes.setdefault(world.n, set()).add((world.n // len(rank_counts), len(rank_counts)))
     return device, {n: shape.pop() for n, shape in shapes.items() if len(shape) == 1}
 
 
@@ -274,10 +276,12 @@ def _select_like(
     severity that with the lowest at this size."""
     case, lowest = timing.case, dict[Severity, tuple[Curve, float]]()
     for curve in curves:
-        own = case.algorithm == "native" and (case.backend in ("nccl", "rccl") or not curve.device)
+        is_library = case.algorithm == "native" and (
+            case.backend in ("nccl", "rccl") or not curve.device
+        )
         if (
             curve.collective == case.collective
-            and (case.label == curve.backend if curve.backend else own)
+            and (case.label == curve.backend if curve.backend else is_library)
             and not (case.groups or case.background)
             and shapes.get(case.n) == (curve.gpus, curve.nodes)
             and curve.switch in (None, _in_switch(chose.get(case.key)))
@@ -295,16 +299,17 @@ def _in_switch(chose: Choice | None) -> bool:
 def _make_finding(
     timing: Timing, curve: Curve, reached: float, expected: float, today: date
 ) -> Finding:
-    told = (
+    provenance = (
         f"{curve.source}, noted {curve.day}, {'verified' if curve.verified else 'not verified'},"
         f" {curve.kind}"
     )
-    told += ", EXPIRED" if curve.expires < today else ""
+    provenance += ", EXPIRED" if curve.expires < today else ""
     return Finding(
         check="expectation",
         severity=curve.severity,
         subject=Subject("collective", describe_case(timing.case)),
-        what=f"reaches {reached / expected:.0%} of what is expected of such machines ({told})",
+        what=f"reaches {reached / expected:.0%} of what is expected of such machines"
+        f" ({provenance})",
         advice=(
             "conditions differ between sites; where history begins, it takes over from these"
             " figures"

@@ -95,8 +95,10 @@ class Claim(NamedTuple):
         measured, so that pairs are as independent as launches are.
         """
         rows = (self.left, *self.right)
-        apart = len({timing.case.env for timing in rows}) > 1
-        sides: list[Mapping[Any, float]] = [t.by_cycle if apart else t.medians for t in rows]
+        across_launches = len({timing.case.env for timing in rows}) > 1
+        sides: list[Mapping[Any, float]] = [
+            t.by_cycle if across_launches else t.medians for t in rows
+        ]
         return [
             math.log(sides[0][at] / (self.factor * sum(side[at] for side in sides[1:])))
             for at in sorted(set(sides[0]).intersection(*sides[1:]))
@@ -113,35 +115,35 @@ class Missed(NamedTuple):
 
 def claim_monotony(night: Night) -> list[Claim]:
     """T(n) <= 1.05 T(m), m the smallest size measured from 2n on."""
-    found = []
+    claims = []
     for series in _size_series(night):
         for small in series:
             larger = next((t for t in series if t.case.nbytes >= 2 * small.case.nbytes), None)
-            found += (
+            claims += (
                 [Claim(small, (larger,), MONOTONY, f"{describe_case(larger.case)}")]
                 if larger
                 else []
             )
-    return found
+    return claims
 
 
 def claim_split(night: Night) -> list[Claim]:
     """T(n) <= 1.1 k T(n/k), n/k the largest size measured that divides n."""
-    found = []
+    claims = []
     for series in _size_series(night):
-        for place, whole in enumerate(series):
-            parts = [t for t in series[:place] if whole.case.nbytes % t.case.nbytes == 0]
+        for index, combined in enumerate(series):
+            parts = [t for t in series[:index] if combined.case.nbytes % t.case.nbytes == 0]
             if parts:
-                k = whole.case.nbytes // parts[-1].case.nbytes
-                found.append(
+                k = combined.case.nbytes // parts[-1].case.nbytes
+                claims.append(
                     Claim(
-                        whole,
+                        combined,
                         (parts[-1],),
                         SPLIT * k,
                         f"{k:,} times {describe_case(parts[-1].case)}",
                     )
                 )
-    return found
+    return claims
 
 
 def claim_composition(night: Night) -> list[Claim]:
@@ -149,15 +151,15 @@ def claim_composition(night: Night) -> list[Claim]:
     groups: dict[Case, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
     for timing in _native_rows(night):
         groups[_strip_case(timing.case)][timing.case.collective].append(timing)
-    found = []
+    claims = []
     for members, (name, others) in itertools.product(groups.values(), COMPOSITIONS):
         among = [members.get(other, []) for other in others]
-        for left in members.get(name, ()):
-            if parts := _find_partners(left.case, among):
-                found.append(
-                    Claim(left, parts, COMPOSITION, f"{' then '.join(others)} of the same data")
+        for first in members.get(name, ()):
+            if parts := _find_partners(first.case, among):
+                claims.append(
+                    Claim(first, parts, COMPOSITION, f"{' then '.join(others)} of the same data")
                 )
-    return found
+    return claims
 
 
 def claim_library(night: Night) -> list[Claim]:
@@ -169,13 +171,16 @@ def claim_library(night: Night) -> list[Claim]:
         groups[msgspec.structs.replace(timing.case, algorithm="native", env=free)].append(timing)
     return [
         Claim(
-            own, (other,), LIBRARY, describe_case(other.case) + APART * (other.case.env != case.env)
+            timing,
+            (other,),
+            LIBRARY,
+            describe_case(other.case) + APART * (other.case.env != case.env),
         )
         for case, members in groups.items()
-        for own in members
-        if own.case == case
+        for timing in members
+        if timing.case == case
         for other in members
-        if other is not own
+        if other is not timing
     ]
 
 
@@ -187,13 +192,13 @@ def claim_link(night: Night) -> list[Claim]:
         for t in _native_rows(night)
         if t.case.row.pairwise
     }
-    found = []
+    claims = []
     for timing in _native_rows(night):
         case = timing.case
         probe = probes.get(msgspec.structs.replace(_strip_case(case), collective="sendrecv"))
         if probe and probe is not timing and case.size >= LARGE and case.n > 1:
             bound = case.row.busbw(case.n) * timing.carried * timing.moved / probe.moved
-            found.append(
+            claims.append(
                 Claim(
                     timing,
                     (probe,),
@@ -203,7 +208,7 @@ def claim_link(night: Night) -> list[Claim]:
                     else describe_case(probe.case),
                 )
             )
-    return found
+    return claims
 
 
 def _native_rows(night: Night) -> list[Timing]:
@@ -213,11 +218,11 @@ def _native_rows(night: Night) -> list[Timing]:
 
 def _size_series(night: Night) -> Iterator[list[Timing]]:
     """Rows that differ in size only, in its order."""
-    found: dict[Case, list[Timing]] = defaultdict(list)
+    by_shape: dict[Case, list[Timing]] = defaultdict(list)
     for timing in night.fit:
         if timing.case.nbytes:
-            found[msgspec.structs.replace(timing.case, nbytes=0)].append(timing)
-    for series in found.values():
+            by_shape[msgspec.structs.replace(timing.case, nbytes=0)].append(timing)
+    for series in by_shape.values():
         yield sorted(series, key=lambda timing: timing.case.nbytes)
 
 
@@ -226,17 +231,17 @@ def _strip_case(case: Case) -> Case:
     return msgspec.structs.replace(case, collective="all_reduce", op="none", root=-1)
 
 
-def _find_partners(left: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
-    """A row of each collective, with one root for all that have any, and the reduction of ``left``
+def _find_partners(first: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
+    """A row of each collective, with one root for all that have any, and ``first``'s reduction
     if it has one; () where there are no such rows."""
     roots = sorted({timing.case.root for members in among for timing in members} - {-1}) or [-1]
-    for root in [left.root] if left.root >= 0 else roots:
+    for root in [first.root] if first.root >= 0 else roots:
         fitting = [
             [
                 t
                 for t in members
                 if t.case.root in (-1, root)
-                and (left.op == "none" or t.case.op in ("none", left.op))
+                and (first.op == "none" or t.case.op in ("none", first.op))
             ]
             for members in among
         ]
@@ -253,14 +258,14 @@ def select_testable(claims: Iterable[Claim]) -> list[Claim]:
 def find_missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
     """Claims, of such as are testable, that surely do not hold, the worst first."""
     excesses = [claim.excess for claim in claims]
-    found = [
+    missed = [
         Missed(claim, math.exp(float(np.mean(excess))), p)
         for claim, excess, p in zip(
             claims, excesses, stats.adjust_holm(_moderated_pvalues(excesses)), strict=True
         )
         if p <= alpha
     ]
-    return sorted(found, key=lambda one: -one.ratio)
+    return sorted(missed, key=lambda claim: -claim.ratio)
 
 
 def _moderated_pvalues(samples: Iterable[Sequence[float]]) -> list[float]:
@@ -273,14 +278,14 @@ def _moderated_pvalues(samples: Iterable[Sequence[float]]) -> list[float]:
     """
     from scipy.special import stdtr
 
-    each = [np.asarray(sample) for sample in samples]
-    freedom = np.array([len(sample) - 1 for sample in each], dtype=float)
-    own = np.array([max(float(np.var(sample, ddof=1)), FLOOR**2) for sample in each])
-    prior, shared = _fit_prior(own, freedom)
-    pooled = (prior * shared + freedom * own) / (prior + freedom)
+    arrays = [np.asarray(sample) for sample in samples]
+    freedom = np.array([len(sample) - 1 for sample in arrays], dtype=float)
+    variances = np.array([max(float(np.var(sample, ddof=1)), FLOOR**2) for sample in arrays])
+    prior, shared = _fit_prior(variances, freedom)
+    pooled = (prior * shared + freedom * variances) / (prior + freedom)
     t = [
         float(np.mean(sample)) / math.sqrt(v / len(sample))
-        for sample, v in zip(each, pooled, strict=True)
+        for sample, v in zip(arrays, pooled, strict=True)
     ]
     total = np.minimum(
         prior + freedom, freedom.sum()
@@ -318,21 +323,21 @@ def _trigamma_inverse(value: float) -> float:
     return x
 
 
-def make_finding(check: str, one: Missed, advice: str) -> Finding:
+def make_finding(check: str, missed: Missed, advice: str) -> Finding:
     """What a missed claim comes to: a warning where it is missed grossly, else a hint."""
-    left, right = one.claim.left, one.claim.right
-    expected = sum(timing.median for timing in right) * one.claim.factor
+    left_side, right = missed.claim.left, missed.claim.right
+    expected = sum(timing.median for timing in right) * missed.claim.factor
     allowed = (
         "more than tuning explains"
-        if one.ratio > GROSS
+        if missed.ratio > GROSS
         else f"healthy libraries miss some by up to {GROSS:g}x"
     )
-    shown = Evidence(
-        what=f"{describe_case(left.case)}: median",
-        value=format_duration(left.median),
+    measured = Evidence(
+        what=f"{describe_case(left_side.case)}: median",
+        value=format_duration(left_side.median),
         expected=f"at most {format_duration(expected)}",
-        run=left.run,
-        case=left.case.key,
+        run=left_side.run,
+        case=left_side.case.key,
     )
     others = [
         Evidence(
@@ -345,13 +350,13 @@ def make_finding(check: str, one: Missed, advice: str) -> Finding:
     ]
     return Finding(
         check=check,
-        severity="warning" if one.ratio > GROSS else "hint",
-        subject=Subject("collective", describe_case(left.case)),
+        severity="warning" if missed.ratio > GROSS else "hint",
+        subject=Subject("collective", describe_case(left_side.case)),
         what=(
-            f"takes {one.ratio:.2f} times what it may beside {one.claim.than}, over "
-            f"{format_count(len(one.claim.excess), 'launch')}: {allowed}"
+            f"takes {missed.ratio:.2f} times what it may beside {missed.claim.than}, over "
+            f"{format_count(len(missed.claim.excess), 'launch')}: {allowed}"
         ),
         advice=advice,
-        sure=1 - one.p,
-        evidence=[shown, *others],
+        sure=1 - missed.p,
+        evidence=[measured, *others],
     )

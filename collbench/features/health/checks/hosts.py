@@ -88,16 +88,16 @@ COUNTERS = (
 
 def check_data(night: Night) -> Looked:
     """Every element that came out wrong, by the rank that has the first of each case."""
-    checked = sum(told.record.checked for told in night.records)
-    wrong = [told for told in night.records if told.record.status == "wrong"]
+    checked = sum(entry.record.checked for entry in night.records)
+    wrong = [entry for entry in night.records if entry.record.status == "wrong"]
     if not checked and not wrong:
         return Looked(missing="nothing verified yet")
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
-    for told in wrong:
-        first = told.record.first_wrong
+    for entry in wrong:
+        first = entry.record.first_wrong
         by_subject[
-            locate_rank(told.world, first.rank) if first else Subject("cluster", "unknown rank")
-        ].append(told)
+            locate_rank(entry.world, first.rank) if first else Subject("cluster", "unknown rank")
+        ].append(entry)
     return Looked(
         f"{checked:,} elements of {format_count(len(night.records), 'record')} compared bit for"
         " bit",
@@ -106,23 +106,23 @@ def check_data(night: Night) -> Looked:
 
 
 def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
-    shown = [
+    evidence = [
         make_evidence(
-            told,
+            entry,
             f"element {first.index} at rank {first.rank}{' ' * bool(first.when)}{first.when}",
             first.got,
             first.expected,
         )
-        for told in members[:SHOWN]
-        if (first := told.record.first_wrong)
+        for entry in members[:SHOWN]
+        if (first := entry.record.first_wrong)
     ]
-    total = sum(told.record.wrong or 0 for told in members)
+    total = sum(entry.record.wrong or 0 for entry in members)
     return Finding(
         check="data",
         severity="critical",
         subject=subject,
         sure=1.0,
-        evidence=shown,
+        evidence=evidence,
         what=f"received wrong data: {format_count(total, 'element')} in {_name_cases(members)}",
         advice=(
             "take the host out of service: memory, GPU or link corrupts data. A case with few ranks"
@@ -135,29 +135,29 @@ def check_repeatability(night: Night) -> Looked:
     """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
     launches."""
     by_case: dict[str, list[NightRecord]] = defaultdict(list)
-    for told in night.records:
-        if told.record.bits:
-            by_case[told.record.case.key].append(told)
+    for entry in night.records:
+        if entry.record.bits:
+            by_case[entry.record.case.key].append(entry)
     if not by_case:
         return Looked(
             missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"
         )
     launches = max(map(len, by_case.values()))
-    apart: dict[str, list[NightRecord]] = defaultdict(list)
+    by_label: dict[str, list[NightRecord]] = defaultdict(list)
     for members in by_case.values():
-        if len({digest for told in members for digest in told.record.bits}) > 1:
-            apart[members[0].record.case.label] += members
+        if len({digest for entry in members for digest in entry.record.bits}) > 1:
+            by_label[members[0].record.case.label] += members
     note = (
         f"sums of {format_count(len(by_case), 'case')} by two calls in each of"
         f" {format_count(launches, 'launch')}"
     )
-    return Looked(note, [_find_unlike(label, members) for label, members in apart.items()])
+    return Looked(note, [_find_unlike(label, members) for label, members in by_label.items()])
 
 
 def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
-    cases = dict.fromkeys(msgspec.structs.replace(told.record.case, cycle=0) for told in every)
-    calls = any(len(told.record.bits) > 1 for told in every)
-    chosen = {describe_choice(told.record.chose) for told in every} - {""}
+    cases = dict.fromkeys(msgspec.structs.replace(entry.record.case, cycle=0) for entry in every)
+    calls = any(len(entry.record.bits) > 1 for entry in every)
+    chosen = {describe_choice(entry.record.chose) for entry in every} - {""}
     why = f"; the library chose {list_several(sorted(chosen))}" if len(chosen) > 1 else ""
     return Finding(
         check="repeatability",
@@ -173,19 +173,19 @@ def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
             " repeated. If nothing changes there, suspect memory or links"
         ),
         evidence=[
-            make_evidence(told, "digest", ", ".join(told.record.bits)) for told in every[:SHOWN]
+            make_evidence(entry, "digest", ", ".join(entry.record.bits)) for entry in every[:SHOWN]
         ],
     )
 
 
 def check_completeness(night: Night) -> Looked:
     """Cases that hung, died or raised, and runs that did not come to their end."""
-    failed = [told for told in night.records if told.record.status == "failed"]
-    empty = sum(told.record.note.startswith(NO_SAMPLE) for told in failed)
+    failed = [entry for entry in night.records if entry.record.status == "failed"]
+    empty = sum(entry.record.note.startswith(NO_SAMPLE) for entry in failed)
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
-    for told in failed:
-        if not told.record.note.startswith(NO_SAMPLE):
-            by_subject[_find_accused(told)].append(told)
+    for entry in failed:
+        if not entry.record.note.startswith(NO_SAMPLE):
+            by_subject[_find_accused(entry)].append(entry)
     findings = [
         Finding(
             check="completeness",
@@ -197,8 +197,8 @@ def check_completeness(night: Night) -> Looked:
                 " missing"
             ),
             evidence=[
-                make_evidence(told, "failed", plain_line(told.record.note))
-                for told in members[:SHOWN]
+                make_evidence(entry, "failed", plain_line(entry.record.note))
+                for entry in members[:SHOWN]
             ],
         )
         for subject, members in by_subject.items()
@@ -206,7 +206,9 @@ def check_completeness(night: Night) -> Looked:
     short = [why for file in night.files if (why := _describe_end(file.end, file.run.id))]
     if short and not findings:
         return Looked(missing=list_several(short))
-    skipped = Counter(told.record.note for told in night.records if told.record.status == "skipped")
+    skipped = Counter(
+        entry.record.note for entry in night.records if entry.record.status == "skipped"
+    )
     note = (
         f"{format_count(len(night.records) - skipped.total(), 'case')} of"
         f" {format_count(len(night.files), 'run')} ended"
@@ -219,7 +221,7 @@ def check_completeness(night: Night) -> Looked:
 
 
 def _name_cases(members: Iterable[NightRecord]) -> str:
-    return list_several(dict.fromkeys(describe_case(told.record.case) for told in members))
+    return list_several(dict.fromkeys(describe_case(entry.record.case) for entry in members))
 
 
 def _describe_end(end: Any, name: str) -> str:
@@ -232,11 +234,11 @@ def _describe_end(end: Any, name: str) -> str:
     )
 
 
-def _find_accused(told: NightRecord) -> Subject:
+def _find_accused(entry: NightRecord) -> Subject:
     """The one rank that the note of a failed record names, if it names one."""
-    ranks = set(RANK.findall(told.record.note))
+    ranks = set(RANK.findall(entry.record.note))
     return (
-        locate_rank(told.world, int(ranks.pop()))
+        locate_rank(entry.world, int(ranks.pop()))
         if len(ranks) == 1
         else Subject("cluster", "no one rank alone")
     )
@@ -260,11 +262,11 @@ def check_stragglers(night: Night) -> Looked:
             )
         )
     late = _find_named(
-        telling, "stragglers", lambda told: told.row.late_rank if told.row else None, *LATE
+        telling, "stragglers", lambda entry: entry.row.late_rank if entry.row else None, *LATE
     )
     timed = [t for t in telling if t.row and t.row.t_glob is not None]  # on one clock
     slow = _find_named(
-        timed, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW
+        timed, "stragglers", lambda entry: entry.row.slow_rank if entry.row else None, *SLOW
     )
     return Looked(f"when each rank came: {format_count(len(telling), 'record')}", [*late, *slow])
 
@@ -292,10 +294,10 @@ def _find_named(
 ) -> list[Finding]:
     """The ranks that enough records name: by chance each names one in a thousand."""
     by_rank: dict[Subject, list[NightRecord]] = defaultdict(list)
-    for told in telling:
-        rank = ask(told)
+    for entry in telling:
+        rank = ask(entry)
         if rank is not None:
-            by_rank[locate_rank(told.world, rank)].append(told)
+            by_rank[locate_rank(entry.world, rank)].append(entry)
     return [
         Finding(
             check=check,
@@ -306,13 +308,13 @@ def _find_named(
             sure=_name_certainty(len(members), len(telling)),
             evidence=[
                 make_evidence(
-                    told,
-                    f"median lateness of rank {ask(told)}",
-                    _find_lateness(told, ask(told)),
+                    entry,
+                    f"median lateness of rank {ask(entry)}",
+                    _find_lateness(entry, ask(entry)),
                     "0",
                     "µs",
                 )
-                for told in members[:SHOWN]
+                for entry in members[:SHOWN]
             ],
         )
         for subject, members in by_rank.items()
@@ -326,11 +328,11 @@ def _name_certainty(times: int, among: int) -> float:
     return max(0.0, 1 - (math.e * among / times * 0.001) ** times)
 
 
-def _find_lateness(told: NightRecord, rank: int | None) -> float | str:
-    members = list(told.record.case.members)
-    late = told.row.lateness if told.row else ()
-    place = members.index(rank) if rank in members else len(late)
-    return round(late[place] / 1000, 1) if place < len(late) else "unknown"
+def _find_lateness(entry: NightRecord, rank: int | None) -> float | str:
+    members = list(entry.record.case.members)
+    late = entry.row.lateness if entry.row else ()
+    index = members.index(rank) if rank in members else len(late)
+    return round(late[index] / 1000, 1) if index < len(late) else "unknown"
 
 
 def check_pairs(night: Night) -> Looked:
@@ -340,38 +342,40 @@ def check_pairs(night: Night) -> Looked:
     if not measured:
         return Looked(missing="no run measured pairs of ranks: collbench pairs does")
     few = not any(matrix and uniformity.is_comparable(matrix, {}) for _, matrix in matrices)
-    found = []
+    findings = []
     for file in measured:
         crowded = any(
             world.oversubscribed for world in file.worlds
         )  # then pairs disturb each other
-        found += [
+        findings += [
             msgspec.structs.replace(
-                one, check="pairs", severity="hint" if crowded else one.severity
+                finding, check="pairs", severity="hint" if crowded else finding.severity
             )
-            for one in uniformity.judge_pairs(file)
+            for finding in uniformity.judge_pairs(file)
         ]
     missing = "too few pairs of ranks for one to stand out" if few else ""
     note = f"pairs of {format_count(len(measured), 'run')} held against each other"
-    return Looked(note, found, missing)
+    return Looked(note, findings, missing)
 
 
 def check_gpus(night: Night) -> Looked:
     """Clocks, what held them back, and errors that came while cases ran, of every GPU."""
     states = [
-        (told, rank, state) for told in night.records for rank, state in enumerate(told.record.gpus)
+        (entry, rank, state)
+        for entry in night.records
+        for rank, state in enumerate(entry.record.gpus)
     ]
     if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
         return Looked(idle="no GPU took part")
     if not states:
         return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
     by_gpu: dict[Subject, list[tuple[NightRecord, GpuState]]] = defaultdict(list)
-    for told, rank, state in states:
-        by_gpu[_find_gpu(told, rank, state)].append((told, state))
+    for entry, rank, state in states:
+        by_gpu[_find_gpu(entry, rank, state)].append((entry, state))
     findings = [
-        found
-        for subject, seen in by_gpu.items()
-        for found in (*_find_risen(subject, seen), *_find_held_back(subject, seen))
+        finding
+        for subject, readings in by_gpu.items()
+        for finding in (*_find_risen(subject, readings), *_find_held_back(subject, readings))
     ]
     return Looked(
         f"{format_count(len(by_gpu), 'GPU')} watched in {format_count(len(states), 'reading')}",
@@ -379,13 +383,13 @@ def check_gpus(night: Night) -> Looked:
     )
 
 
-def _find_gpu(told: NightRecord, place: int, state: GpuState) -> Subject:
+def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
     """States stand in the order of ranks, unless some rank's GPU says nothing."""
-    whole = told.world is not None and len(told.record.gpus) == told.world.n
-    members = told.record.case.members
+    covers_world = entry.world is not None and len(entry.record.gpus) == entry.world.n
+    members = entry.record.case.members
     subject = (
-        locate_rank(told.world, members[place] if place < len(members) else place)
-        if whole
+        locate_rank(entry.world, members[index] if index < len(members) else index)
+        if covers_world
         else None
     )
     return (
@@ -395,17 +399,21 @@ def _find_gpu(told: NightRecord, place: int, state: GpuState) -> Subject:
     )
 
 
-def _find_risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> list[Finding]:
-    found = []
+def _find_risen(
+    subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
+) -> list[Finding]:
+    findings = []
     for counter in COUNTERS:
-        values = [(told, value) for told, state in seen if (value := getattr(state, counter.field))]
+        values = [
+            (entry, value) for entry, state in readings if (value := getattr(state, counter.field))
+        ]
         if values:
             total = (
                 f"Xid {values[-1][1]}"
                 if counter.field == "xid"
                 else f"{sum(v for _, v in values):,} {counter.what}"
             )
-            found.append(
+            findings.append(
                 Finding(
                     check="gpus",
                     severity=counter.severity,
@@ -414,29 +422,29 @@ def _find_risen(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) 
                     advice=counter.advice,
                     sure=1.0,
                     evidence=[
-                        make_evidence(told, counter.what, value, "0")
-                        for told, value in values[:SHOWN]
+                        make_evidence(entry, counter.what, value, "0")
+                        for entry, value in values[:SHOWN]
                     ],
                 )
             )
-    return found
+    return findings
 
 
 def _find_held_back(
-    subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]
+    subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
 ) -> list[Finding]:
-    reasons = Counter(reason for _, state in seen for reason in state.throttle)
+    reasons = Counter(reason for _, state in readings for reason in state.throttle)
     if not reasons:
         return []
-    spoils = any(state.is_held_back for _, state in seen)
+    spoils = any(state.is_held_back for _, state in readings)
     severity: Severity = "warning" if spoils else "hint"
-    hot = max((state.celsius for _, state in seen if state.celsius is not None), default=None)
-    shown = [
-        make_evidence(told, "held back by", ", ".join(state.throttle))
-        for told, state in seen
+    hot = max((state.celsius for _, state in readings if state.celsius is not None), default=None)
+    evidence = [
+        make_evidence(entry, "held back by", ", ".join(state.throttle))
+        for entry, state in readings
         if state.throttle
     ]
-    words = list_several(
+    causes = list_several(
         f"{plain_line(reason)} in {times:,} readings" for reason, times in reasons.most_common()
     )
     return [
@@ -445,8 +453,8 @@ def _find_held_back(
             severity=severity,
             subject=subject,
             sure=1.0,
-            evidence=shown[:SHOWN],
-            what=f"was held back: {words}" + (f", at most {hot} °C" if hot is not None else ""),
+            evidence=evidence[:SHOWN],
+            what=f"was held back: {causes}" + (f", at most {hot} °C" if hot is not None else ""),
             advice="look at cooling, power supply and power limits: nvidia-smi -q -d PERFORMANCE",
         )
     ]
@@ -455,29 +463,31 @@ def _find_held_back(
 def _slow_clocks(by_gpu: Mapping[Subject, Sequence[tuple[NightRecord, GpuState]]]) -> list[Finding]:
     """GPUs whose clock stays below 90 % of the median of their kind."""
     clocks = {
-        (subject, seen[0][1].name): statistics.median(known)
-        for subject, seen in by_gpu.items()
-        if (known := [state.sm_mhz for _, state in seen if state.sm_mhz])
+        (subject, readings[0][1].name): statistics.median(clock_rates)
+        for subject, readings in by_gpu.items()
+        if (clock_rates := [state.sm_mhz for _, state in readings if state.sm_mhz])
     }
-    found = []
+    findings = []
     for (subject, name), mhz in clocks.items():
         usual = statistics.median(other for (_, kind), other in clocks.items() if kind == name)
         if mhz < CLOCK * usual:
             run = by_gpu[subject][0][0].file.run.id
-            shown = Evidence(what="median SM clock", value=mhz, expected=usual, unit="MHz", run=run)
-            found.append(
+            evidence = Evidence(
+                what="median SM clock", value=mhz, expected=usual, unit="MHz", run=run
+            )
+            findings.append(
                 Finding(
                     check="gpus",
                     severity="warning",
                     subject=subject,
-                    evidence=[shown],
+                    evidence=[evidence],
                     what=f"runs at {mhz / usual:.0%} of the clock of other {plain_line(name)}",
                     advice=(
                         "compare its clock and power limits with another's: nvidia-smi -q -d CLOCK"
                     ),
                 )
             )
-    return found
+    return findings
 
 
 def check_alike(night: Night) -> Looked:
@@ -485,34 +495,36 @@ def check_alike(night: Night) -> Looked:
     several_hosts = [(file, world) for file in night.files for world in file.worlds if world.hosts]
     if not several_hosts:
         return Looked(idle="one host")
-    found: dict[Subject, Finding] = {}
+    findings: dict[Subject, Finding] = {}
     for file, world in several_hosts:
         usual = Counter(info.fingerprint for info in world.hosts).most_common(1)[0][0]
         model = next(info for info in world.hosts if info.fingerprint == usual)
         for info in world.hosts:
-            apart = [key for key in info.differs if info.differs.get(key) != model.differs.get(key)]
-            if info.fingerprint != usual and apart:
-                shown = [
+            differing = [
+                key for key in info.differs if info.differs.get(key) != model.differs.get(key)
+            ]
+            if info.fingerprint != usual and differing:
+                evidence = [
                     Evidence(
                         what=plain_line(key),
                         value=plain_line(str(info.differs[key])),
                         run=file.run.id,
                         expected=plain_line(str(model.differs.get(key))),
                     )
-                    for key in apart[:SHOWN]
+                    for key in differing[:SHOWN]
                 ]
                 subject = Subject("host", info.host)
-                found.setdefault(
+                findings.setdefault(
                     subject,
                     Finding(
                         check="alike",
                         severity="hint",
                         subject=subject,
-                        evidence=shown,
+                        evidence=evidence,
                         sure=1.0,
-                        what=f"is not like most hosts: {list_several(map(plain_line, apart))}",
+                        what=f"is not like most hosts: {list_several(map(plain_line, differing))}",
                         advice="bring it to the state of the others, or expect its speed to differ",
                     ),
                 )
     hosts = {info.host for _, world in several_hosts for info in world.hosts}
-    return Looked(f"{format_count(len(hosts), 'host')} compared", list(found.values()))
+    return Looked(f"{format_count(len(hosts), 'host')} compared", list(findings.values()))

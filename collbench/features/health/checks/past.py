@@ -57,9 +57,9 @@ def read_known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known
     )
     last = max((night.day for night in tonight.values()), default="")
     series = [
-        one.until(last)
-        for one in book.series(machine)
-        if one.key in tonight and one.nights[0].day <= last
+        series.until(last)
+        for series in book.series(machine)
+        if series.key in tonight and series.nights[0].day <= last
     ]
     return Known(
         series, make_outlook(machine, series, book.anchors(machine, last), taus=taus), taus
@@ -77,55 +77,56 @@ class Candidate(NamedTuple):
     gate: gates.Gate
 
 
-def check_past(known: Known, fresh: Fresh | None, night: Night) -> Looked:
+def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
     """Rows slower than in the last nights, levels that rose and stand, and rows that crept away
     from their anchor."""
     tonight, timings = (
         nights_.nights_of(night.files),
         {case.key: timing for case, timing in night.timings.items()},
     )
-    judged: Counter[str] = Counter()
+    state_counts: Counter[str] = Counter()
     candidates, most = [], 0
-    for series in known.series:
-        own, timing = tonight.get(series.key), timings.get(series.key)
-        if own is None or timing is None or not own.valid:
+    for series in history.series:
+        tonight_point, timing = tonight.get(series.key), timings.get(series.key)
+        if tonight_point is None or timing is None or not tonight_point.valid:
             continue
-        before = nights_.past_values(series, own)
-        gate = gates.gate_night(before, own.value, known.taus[series.key])
-        judged[gate.state] += 1
+        before = nights_.past_values(series, tonight_point)
+        gate = gates.gate_night(before, tonight_point.value, history.taus[series.key])
+        state_counts[gate.state] += 1
         most = max(most, gate.nights)
         if gate.state == "candidate":
-            tau, median = known.taus[series.key], math.exp(own.value)
+            tau, median = history.taus[series.key], math.exp(tonight_point.value)
             candidates.append(Candidate(timing, median, before, tau, gate))
-    if not judged:
+    if not state_counts:
         return Looked(
             missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
         )
     findings = [
         *_confirm_candidates(candidates, fresh),
-        *_find_shifted(known.outlook),
-        *_find_crept(known.outlook, timings),
+        *_find_shifted(history.outlook),
+        *_find_crept(history.outlook, timings),
     ]
-    if judged.total() == judged["learning"]:
+    if state_counts.total() == state_counts["learning"]:
         why = (
             f"needs {LEARNING} earlier nights of a row since its last change; no row has"
             f" {f'more than {most}' if most else 'any'} so far"
         )
         return Looked(missing=why, findings=findings)
-    note = f"{format_count(judged.total(), 'row')} against up to {PAST} nights"
+    note = f"{format_count(state_counts.total(), 'row')} against up to {PAST} nights"
     return Looked(
-        note + f"; {judged['learning']} still learning" * bool(judged["learning"]), findings
+        note + f"; {state_counts['learning']} still learning" * bool(state_counts["learning"]),
+        findings,
     )
 
 
 def _list_taus(files: Sequence[RunFile]) -> dict[str, float]:
     """The largest that any of the runs which have a row asks for, by its key."""
-    found: dict[str, float] = {}
+    taus: dict[str, float] = {}
     for file in files:
         for key, row in gather_case_rows([file], False, lambda _, case: case.key).items():
-            own = file.run.suite.tau(row.case, smallest_change(row, file.run.environment))
-            found[key] = max(own, found.get(key, 0.0))
-    return found
+            tau = file.run.suite.tau(row.case, smallest_change(row, file.run.environment))
+            taus[key] = max(tau, taus.get(key, 0.0))
+    return taus
 
 
 def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Finding]:
@@ -133,45 +134,52 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
     chance."""
     if not candidates or fresh is None:
         return [
-            _find_slower(one, one.gate, "hint", "one night, not measured again (--rerun)")
-            for one in candidates
+            _find_slower(
+                candidate, candidate.gate, "hint", "one night, not measured again (--rerun)"
+            )
+            for candidate in candidates
         ]
-    again = fresh([one.timing.case for one in candidates])
-    found = []
-    for one in candidates:
-        timing = again.timings.get(one.timing.case)
+    again = fresh([candidate.timing.case for candidate in candidates])
+    findings = []
+    for candidate in candidates:
+        timing = again.timings.get(candidate.timing.case)
         telling = len(timing.medians) if timing else 0
         if timing is None or telling < RERUNS:
-            found.append(
+            findings.append(
                 _find_slower(
-                    one, one.gate, "hint", f"measured again, with {telling} launches that count"
+                    candidate,
+                    candidate.gate,
+                    "hint",
+                    f"measured again, with {telling} launches that count",
                 )
             )
             continue
         values = [math.log(median) for median in timing.medians.values()]
-        verdict = gates.confirm_reruns(one.past, values, one.tau)
+        verdict = gates.confirm_reruns(candidate.past, values, candidate.tau)
         if verdict.state == "alarm":
-            found.append(
-                _find_slower(one, verdict, "warning", f"and again in {len(values)} fresh launches")
+            findings.append(
+                _find_slower(
+                    candidate, verdict, "warning", f"and again in {len(values)} fresh launches"
+                )
             )
-    return found
+    return findings
 
 
-def _find_slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
-    usual = math.exp(stats.median(one.past[-PAST:]))
-    shown = Evidence(
-        what=f"{describe_case(one.timing.case)}: median",
-        value=format_duration(one.median),
+def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
+    usual = math.exp(stats.median(candidate.past[-PAST:]))
+    evidence = Evidence(
+        what=f"{describe_case(candidate.timing.case)}: median",
+        value=format_duration(candidate.median),
         expected=format_duration(usual),
-        run=one.timing.run,
-        case=one.timing.case.key,
+        run=candidate.timing.run,
+        case=candidate.timing.case.key,
     )
     return Finding(
         check="history",
         severity="warning" if severity == "warning" else "hint",
-        evidence=[shown],
+        evidence=[evidence],
         since="tonight",
-        subject=Subject("collective", describe_case(one.timing.case)),
+        subject=Subject("collective", describe_case(candidate.timing.case)),
         what=(
             f"takes {gate.delta:.1%} longer than in the last {gate.nights} nights (z {gate.z:.1f}),"
             f" {how}"
@@ -180,10 +188,10 @@ def _find_slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> F
     )
 
 
-def _find_shifted(whole: Outlook) -> list[Finding]:
+def _find_shifted(outlook: Outlook) -> list[Finding]:
     """Levels that rose, on which neighbouring sizes agree, and that did not fall again."""
-    found = []
-    for shift in whole.changed:
+    findings = []
+    for shift in outlook.changed:
         if shift.standing and shift.delta > 0:
             rows = [
                 Evidence(
@@ -197,7 +205,7 @@ def _find_shifted(whole: Outlook) -> list[Finding]:
             kind = "part" if shift.stands[0].case.table.together else "size"
             more = f" and {format_count(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
             cases = describe_case(shift.stands[0].case) + more
-            found.append(
+            findings.append(
                 Finding(
                     check="history",
                     severity="warning",
@@ -209,15 +217,15 @@ def _find_shifted(whole: Outlook) -> list[Finding]:
                     sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
                 )
             )
-    return found
+    return findings
 
 
-def _find_crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
-    found = []
-    for series in whole.series:
-        drift, timing = whole.creeping.get(series.key), timings.get(series.key)
+def _find_crept(outlook: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
+    findings = []
+    for series in outlook.series:
+        drift, timing = outlook.creeping.get(series.key), timings.get(series.key)
         if drift and timing:
-            found.append(
+            findings.append(
                 Finding(
                     check="history",
                     severity="warning",
@@ -234,4 +242,4 @@ def _find_crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
                     ],
                 )
             )
-    return found
+    return findings

@@ -25,35 +25,35 @@ CONGESTED = (
 def check_ports(night: Night) -> Looked:
     """State and rate of the first host's InfiniBand and RoCE ports."""
     environments = [file.run.environment for file in night.files]
-    known = [(file, port) for file in night.files for port in _list_ports(file.run.environment)]
-    if not known:
+    ports = [(file, port) for file in night.files for port in _list_ports(file.run.environment)]
+    if not ports:
         return Looked(
             missing="no InfiniBand or RoCE port is recorded" if environments else "no run"
         )
     findings = {}
-    for file, port in known:
-        alike = [
+    for file, port in ports:
+        rates = [
             _parse_rate(other["rate"])
-            for _, other in known
+            for _, other in ports
             if _port_kind(other) == _port_kind(port)
         ]
         down = "ACTIVE" not in str(port.get("state"))
-        slow = 0 < _parse_rate(port["rate"]) < max(alike)
+        slow = 0 < _parse_rate(port["rate"]) < max(rates)
         if down or slow:
             subject = Subject("link", f"{file.run.environment.get('host')}: {port['name']}")
-            shown = [
+            evidence = [
                 Evidence(
                     what="port",
                     value=f"{port.get('state')}, {port.get('rate')}",
                     run=file.run.id,
-                    expected=f"ACTIVE, {max(alike):g} Gb/s",
+                    expected=f"ACTIVE, {max(rates):g} Gb/s",
                 )
             ]
             findings[subject] = Finding(
                 check="ports",
                 severity="warning" if slow and not down else "hint",
                 subject=subject,
-                evidence=shown,
+                evidence=evidence,
                 what=(
                     "is down"
                     if down
@@ -63,7 +63,7 @@ def check_ports(night: Night) -> Looked:
                 advice="ibstat; look at cable, transceiver and switch port",
             )
     return Looked(
-        f"{format_count(len({port['name'] for _, port in known}), 'port')} of one host",
+        f"{format_count(len({port['name'] for _, port in ports}), 'port')} of one host",
         list(findings.values()),
     )
 
@@ -72,34 +72,34 @@ def check_counters(night: Night) -> Looked:
     """Errors that network ports counted from the first launch's start to the last one's, by host
     and port."""
     files = sorted(night.files, key=lambda file: file.run.started)
-    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    errors: dict[tuple[str, str], list[int]] = defaultdict(list)
     for host, counts in (
         of_host for file in files for world in file.worlds for of_host in world.counters.items()
     ):
         for name, value in counts.items():
-            seen[host, name].append(value)
-    if not seen:
+            errors[host, name].append(value)
+    if not errors:
         return Looked(
             missing="hosts have no network port that counts errors, or these runs do not tell"
         )
-    if max(map(len, seen.values())) < 2:
+    if max(map(len, errors.values())) < 2:
         return Looked(missing="needs a second launch, to see whether error counters rose")
     by_port: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     full = []
-    for (host, name), values in seen.items():
+    for (host, name), values in errors.items():
         port, counter = name.rsplit(" ", 1)
         if rise := _counter_rise(values):
             by_port[host, port][counter] = rise
         elif values[-1] == RDMA_ERRORS.get(counter):
             full.append(_find_full(f"{plain_line(host)}: {plain_line(port)}", counter, values[-1]))
-    found = [
+    findings = [
         _find_counted(": ".join(map(plain_line, port)), rises, files[-1].run.id)
         for port, rises in by_port.items()
     ]
-    hosts = {host for host, _ in seen}
+    hosts = {host for host, _ in errors}
     return Looked(
-        f"{format_count(len(seen), 'counter')} of {format_count(len(hosts), 'host')}",
-        [*found, *full],
+        f"{format_count(len(errors), 'counter')} of {format_count(len(hosts), 'host')}",
+        [*findings, *full],
     )
 
 

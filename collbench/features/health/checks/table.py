@@ -57,19 +57,19 @@ def _hold_claims(
 ) -> Looked:
     """A finding for each claim that surely does not hold; of several claims about a case, for the
     worst alone. What was not tested is no pass."""
-    made = claims(night)
-    every = select_testable(made)
+    claim_list = claims(night)
+    every = select_testable(claim_list)
     shared = f"{LAUNCHES} launches that have all rows of a claim"
     if not every:
-        needs = f"not tested: needs {shared if made else NEEDS[name]}"
+        needs = f"not tested: needs {shared if claim_list else NEEDS[name]}"
         return Looked(missing=night.unfit if not night.fit and night.timings else needs)
-    worst = {one.claim.left.case: one for one in reversed(find_missed(every))}
+    worst = {missed.claim.left.case: missed for missed in reversed(find_missed(every))}
     note = f"{format_count(len(every), 'claim')} over {LAUNCHES} launches or more"
-    left = len(made) - len(every)
-    short = f"{format_count(left, 'claim')} not tested: needs {shared}" * bool(left)
+    untestable = len(claim_list) - len(every)
+    short = f"{format_count(untestable, 'claim')} not tested: needs {shared}" * bool(untestable)
     return Looked(
         "; ".join(filter(None, [note, short, night.unfit])),
-        [make_finding(name, one, advice) for one in reversed(worst.values())],
+        [make_finding(name, missed, advice) for missed in reversed(worst.values())],
     )
 
 
@@ -77,11 +77,11 @@ def _check_link(night: Night) -> Looked:
     """Guidelines between rows of a collective and of sendrecv; hints on one host, where there is
     nothing but memory between ranks, and healthy libraries move it as they like."""
     advice = "it uses links worse than sendrecv: look at channels and algorithm"
-    looked = _hold_claims("link", guidelines.claim_link, advice, night)
+    result = _hold_claims("link", guidelines.claim_link, advice, night)
     if night.wired:
-        return looked
-    return looked._replace(
-        findings=[msgspec.structs.replace(one, severity="hint") for one in looked.findings]
+        return result
+    return result._replace(
+        findings=[msgspec.structs.replace(finding, severity="hint") for finding in result.findings]
     )
 
 
@@ -140,13 +140,14 @@ def judge_night(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict
     table = load_ordered(
         "checks", [(check.name, check) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
     )
-    seen = [(check, check.look(night)) for check in table.values()]
+    results = [(check, check.look(night)) for check in table.values()]
     findings = sorted(
-        (f for _, looked in seen for f in looked.findings), key=lambda f: RANKING.index(f.severity)
+        (f for _, result in results for f in result.findings),
+        key=lambda f: RANKING.index(f.severity),
     )
-    checks = [_make_result(check, looked) for check, looked in seen]
-    lacking = _find_lacking(seen)
-    grave = [one for one in findings if one.severity in GRAVE]
+    checks = [_make_result(check, result) for check, result in results]
+    lacking = _find_lacking(results)
+    grave = [finding for finding in findings if finding.severity in GRAVE]
     state: State = "unhealthy" if grave else "no verdict" if lacking else "healthy"
     return Verdict(
         state=state,
@@ -163,32 +164,32 @@ def judge_night(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict
 
 def describe_injected(files: Iterable[RunFile]) -> str:
     """The faults that were planted in these runs, in the words of --inject."""
-    found = dict.fromkeys(str(getattr(file.run.policy, "inject", "")) for file in files)
-    return ", ".join(filter(None, found))
+    faults = dict.fromkeys(str(getattr(file.run.policy, "inject", "")) for file in files)
+    return ", ".join(filter(None, faults))
 
 
 def _end_time(file: RunFile) -> str:
     return file.end.ended if file.end and file.end.ended else file.run.started
 
 
-def _make_result(check: Check, looked: Looked) -> Checked:
-    if looked.idle and not looked.findings:
-        return Checked(check.name, "not applicable", looked.idle)
-    if looked.missing and not looked.findings:
-        return Checked(check.name, "no data", looked.missing)
-    return Checked(check.name, "found" if looked.findings else "passed", looked.note)
+def _make_result(check: Check, result: Looked) -> Checked:
+    if result.idle and not result.findings:
+        return Checked(check.name, "not applicable", result.idle)
+    if result.missing and not result.findings:
+        return Checked(check.name, "no data", result.missing)
+    return Checked(check.name, "found" if result.findings else "passed", result.note)
 
 
-def _find_lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
+def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
     """What no check saw though a verdict needs it, and the first reason why."""
     met: dict[str, bool] = {}
     why: dict[str, str] = {}
-    for check, looked in seen:
-        blind = bool(looked.missing or looked.idle) and not looked.findings
+    for check, result in results:
+        blind = bool(result.missing or result.idle) and not result.findings
         if check.needed:
             met[check.needed] = met.get(check.needed, False) or not blind
             if blind:
-                why.setdefault(check.needed, looked.missing or looked.idle)
+                why.setdefault(check.needed, result.missing or result.idle)
     return {need: why[need] for need, satisfied in met.items() if not satisfied}
 
 
@@ -207,7 +208,7 @@ def _summarise(
         return plain_line(f"{worst.sentence}{since}{more}")
     if state == "no verdict":
         return plain_line("; ".join(f"{need}: {why}" for need, why in lacking.items()))
-    passed = sum(one.outcome in ("passed", "found") for one in checks)
-    blind = sum(one.outcome == "no data" for one in checks)
+    passed = sum(check.outcome in ("passed", "found") for check in checks)
+    blind = sum(check.outcome == "no data" for check in checks)
     text = f"{format_count(passed, 'check')} passed, {blind:,} had no data"
     return text + (f", {format_count(len(findings), 'hint')}" if findings else "")

@@ -53,15 +53,15 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseline:
     """What the last nights show, of each row those of its last segment. Raises UsageError where
     they are too few."""
-    nights = {one.key: one.segments[-1].valid[-PAST:] for one in series if one.nights}
-    enough = {key: each for key, each in nights.items() if len(each) >= LEARNING}
+    nights = {row.key: row.segments[-1].valid[-PAST:] for row in series if row.nights}
+    enough = {key: values for key, values in nights.items() if len(values) >= LEARNING}
     if not enough:
         most = max(map(len, nights.values()), default=0)
         raise UsageError(
             f"no row has {LEARNING} valid nights, at most {most}",
             "collbench history list shows why",
         )
-    begins = min(each[0].day for each in enough.values())
+    begins = min(values[0].day for values in enough.values())
     return _make_baseline(series, begins, False, reason, commit, enough)
 
 
@@ -69,10 +69,10 @@ def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: 
     """The level that rows have since the night ``begins``. Raises UsageError where none has a valid
     night since."""
     nights = {
-        one.key: [night for night in one.nights if night.day >= begins and night.valid]
-        for one in series
+        row.key: [night for night in row.nights if night.day >= begins and night.valid]
+        for row in series
     }
-    since = {key: each for key, each in nights.items() if each}
+    since = {key: values for key, values in nights.items() if values}
     if not since:
         raise UsageError(
             f"no row has a valid night since {begins}", "collbench history list shows why"
@@ -83,19 +83,19 @@ def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: 
 def _make_baseline(
     series: Sequence[Series],
     begins: str,
-    taken: bool,
+    is_accepted: bool,
     reason: str,
     commit: str,
     nights: dict[str, list[Night]],
 ) -> Baseline:
     rows = {
-        key: Level(math.exp(stats.median([night.value for night in each])), len(each))
-        for key, each in nights.items()
+        key: Level(math.exp(stats.median([night.value for night in values])), len(values))
+        for key, values in nights.items()
     }
     return Baseline(
         machine=series[0].machine,
         begins=begins,
-        accepted=taken,
+        accepted=is_accepted,
         reason=reason,
         commit=commit,
         who=_user_name(),
@@ -121,16 +121,18 @@ def read_baseline(path: Path) -> Baseline:
     """Raises UsageError for what is no baseline, or one without a reason, and CannotRun for what
     cannot be read."""
     try:
-        found = msgspec.json.decode(files.read_bytes(path, 16 << 20), type=Baseline)
+        baseline = msgspec.json.decode(files.read_bytes(path, 16 << 20), type=Baseline)
     except OSError as e:
         raise CannotRun(
             f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
         ) from e
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
         raise UsageError(f"{path}: {e}", "it is not a baseline, or one of another version") from e
-    if not found.reason.strip() or found.schema != SCHEMA:
-        what = "no reason" if found.schema == SCHEMA else f"schema {found.schema}, not {SCHEMA}"
+    if not baseline.reason.strip() or baseline.schema != SCHEMA:
+        what = (
+            "no reason" if baseline.schema == SCHEMA else f"schema {baseline.schema}, not {SCHEMA}"
+        )
         raise UsageError(
             f"{path} has {what}", "collbench history baseline accept --reason TEXT writes one"
         )
-    return found
+    return baseline

@@ -31,11 +31,11 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     from collbench.records import store
 
     files = [store.read_digest(store.find_run(name)) for name in runs]
-    with open_book(history) as kept:
+    with open_book(history) as book:
         for file in files:
-            new, nights = kept.add(file, machine), nights_of([file])
+            new, nights = book.add(file, machine), nights_of([file])
             night = next(iter(nights.values()))
-            launches = max(one.launches for one in nights.values())
+            launches = max(night.launches for night in nights.values())
             what = (
                 f"{format_count(len(nights), 'row')}, {format_count(launches, 'launch')}"
                 if new
@@ -51,11 +51,11 @@ def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = Fa
     from collbench.cli import outputs
     from collbench.features.health.history import view as views
 
-    with _open_existing(history) as kept:
-        name = _choose_machine(kept, machine)
-        others, series = kept.machines(), kept.series(name)
+    with _open_existing(history) as book:
+        name = _choose_machine(book, machine)
+        others, series = book.machines(), book.series(name)
         outputs.deliver_document(
-            views.list_kept(name, others, series, kept.baselines(name), last), "table"
+            views.list_kept(name, others, series, book.baselines(name), last), "table"
         )
 
 
@@ -89,15 +89,15 @@ def trend(
         files.refuse_foreign_file(page, outputs.MARKS["html"], "--html")
     share = grammar.parse_share(tau, "--tau")
     part = _select_part(only, minbytes, maxbytes, backend, ranks)
-    with _open_existing(history) as kept:
-        name = _choose_machine(kept, machine)
-        series = kept.series(name, part)
+    with _open_existing(history) as book:
+        name = _choose_machine(book, machine)
+        series = book.series(name, part)
         if not series:
             raise UsageError(
                 f"no row of {name} is as asked for", "collbench history list shows what there is"
             )
-        found = make_outlook(name, series, kept.anchors(name), share)
-    document = views.make_document(found, everything, terminal.text_width())
+        outlook = make_outlook(name, series, book.anchors(name), share)
+    document = views.make_document(outlook, everything, terminal.text_width())
     if page:
         files.save_text(
             page, html.render_page(document), outputs.MARKS["html"], "--html", shared=True
@@ -121,11 +121,11 @@ def learn(
     """Take the last nights for the level that rows are held against from now on."""
     from collbench.features.health.history import baselines
 
-    with _open_existing(history) as kept:
-        series = kept.series(
-            _choose_machine(kept, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
+    with _open_existing(history) as book:
+        series = book.series(
+            _choose_machine(book, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
         )
-        _keep_baseline(kept, baselines.learn_baseline(series, reason, commit), output)
+        _keep_baseline(book, baselines.learn_baseline(series, reason, commit), output)
 
 
 def accept(
@@ -152,28 +152,26 @@ def accept(
             "--reason is empty", "say why the change is right; it is kept with the level"
         )
     try:
-        asked = since and date.fromisoformat(since).isoformat()
+        day = since and date.fromisoformat(since).isoformat()
     except ValueError as e:
         raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
-    with _open_existing(history) as kept:
-        series = kept.series(
-            _choose_machine(kept, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
+    with _open_existing(history) as book:
+        series = book.series(
+            _choose_machine(book, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
         )
-        last = max((night.day for one in series for night in one.nights), default="")
-        _keep_baseline(
-            kept, baselines.accept_baseline(series, asked or last, reason, commit), output
-        )
+        last = max((night.day for row in series for night in row.nights), default="")
+        _keep_baseline(book, baselines.accept_baseline(series, day or last, reason, commit), output)
 
 
 def load(files: list[Path], history: str = "", debug: bool = False) -> None:
     """Bring reviewed baselines from files into the history."""
     from collbench.features.health.history import baselines, open_book
 
-    found = [baselines.read_baseline(path) for path in files]
-    with open_book(history) as kept:
-        for path, baseline in zip(files, found, strict=True):
+    baselines_read = [baselines.read_baseline(path) for path in files]
+    with open_book(history) as book:
+        for path, baseline in zip(files, baselines_read, strict=True):
             typer.echo(
-                f"{path}: {'kept' if kept.accept(baseline) else 'was there already'};"
+                f"{path}: {'kept' if book.accept(baseline) else 'was there already'};"
                 f" {_summarise_baseline(baseline)}"
             )
 
@@ -190,10 +188,10 @@ def make_group() -> typer.Typer:
         "history baseline accept": accept,
         "history baseline load": load,
     }
-    made = flags.make_app(nights)
-    made.info.help, made.info.no_args_is_help = make_group.__doc__, True
-    made.add_typer(flags.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
-    return made
+    app = flags.make_app(nights)
+    app.info.help, app.info.no_args_is_help = make_group.__doc__, True
+    app.add_typer(flags.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
+    return app
 
 
 def _open_existing(url: str) -> Book:
@@ -202,28 +200,31 @@ def _open_existing(url: str) -> Book:
     return open_book(url, reading=True)
 
 
-def _choose_machine(kept: Book, asked: str) -> str:
+def _choose_machine(book: Book, name: str) -> str:
     """The machine asked for, this one, or the only one. Raises UsageError."""
     from collbench.machine import environment
 
-    known = kept.machines()
-    found = (
-        [asked]
-        if asked
+    machines = book.machines()
+    candidates = (
+        [name]
+        if name
         else [environment.host_name()]
-        if environment.host_name() in known
-        else known
+        if environment.host_name() in machines
+        else machines
     )
-    if not known:
-        raise UsageError(f"no night is kept at {kept.name}", "collbench history add @last")
-    if len(found) != 1 or found[0] not in known:
+    if not machines:
+        raise UsageError(f"no night is kept at {book.name}", "collbench history add @last")
+    if len(candidates) != 1 or candidates[0] not in machines:
         what = (
-            f"no night of {asked} is kept" if asked else f"nights of {len(known)} machines are kept"
+            f"no night of {name} is kept"
+            if name
+            else f"nights of {len(machines)} machines are kept"
         )
         raise UsageError(
-            what, f"--machine is one of {', '.join(known[:9])}{', …' if len(known) > 9 else ''}"
+            what,
+            f"--machine is one of {', '.join(machines[:9])}{', …' if len(machines) > 9 else ''}",
         )
-    return found[0]
+    return candidates[0]
 
 
 def _select_part(
@@ -243,7 +244,7 @@ def _select_part(
     )
 
 
-def _keep_baseline(kept: Book, baseline: Baseline, output: Path | None) -> None:
+def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
     """Writes the file for the repository and keeps its content; never in place of another one."""
     from collbench.core import files
     from collbench.features.health.history import baselines
@@ -262,7 +263,7 @@ def _keep_baseline(kept: Book, baseline: Baseline, output: Path | None) -> None:
             f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
         ) from e
     files.save_text(path, baselines.render_baseline(baseline), shared=True)
-    kept.accept(baseline)
+    book.accept(baseline)
     typer.echo(f"wrote {path}: {_summarise_baseline(baseline)}; commit it")
 
 

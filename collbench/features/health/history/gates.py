@@ -75,13 +75,13 @@ def _judge_value(
     limit: float,
     bad: Literal["candidate", "alarm"],
 ) -> Gate:
-    known = past[-PAST:]
-    if len(known) < LEARNING:
-        off = value - stats.median(known) if known else 0.0
-        return Gate("learning", 0.0, math.expm1(off), len(known))
-    off = value - stats.median(known)
-    z, delta = off / max(1.4826 * stats.mad(known), FLOOR), math.expm1(off)
-    return Gate(bad if z > limit and delta > tau else "quiet", z, delta, len(known))
+    recent = past[-PAST:]
+    if len(recent) < LEARNING:
+        off = value - stats.median(recent) if recent else 0.0
+        return Gate("learning", 0.0, math.expm1(off), len(recent))
+    off = value - stats.median(recent)
+    z, delta = off / max(1.4826 * stats.mad(recent), FLOOR), math.expm1(off)
+    return Gate(bad if z > limit and delta > tau else "quiet", z, delta, len(recent))
 
 
 def find_creep(values: Sequence[float], anchor: float, tau: float) -> Creep:

@@ -44,26 +44,26 @@ def find_changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
     """The changes of level by at least ``tau`` in a series of nights, in order."""
     x = np.asarray(values, dtype=float)
     places = sorted(_find_candidates(x))
-    while found := _measure_changes(x, places):
-        weakest = max(found, key=lambda one: one.p)
+    while changes := _measure_changes(x, places):
+        weakest = max(changes, key=lambda change: change.p)
         if weakest.p < LEVEL:
-            weakest = min(found, key=lambda one: abs(one.delta))
+            weakest = min(changes, key=lambda change: abs(change.delta))
             if abs(weakest.delta) >= tau:
                 break
         places.remove(weakest.place)
-    return found
+    return changes
 
 
 def _find_candidates(x: Floats) -> set[int]:
     """Places of weak changes, looked for in windows that overlap by half or begin at the last one
     found."""
-    found: set[int] = set()
+    candidates: set[int] = set()
     begin = 0
     while len(x) - begin >= 2 * LEAST:
-        here = _find_splits(x[begin : begin + WINDOW])
-        found |= {begin + place for place in here}
-        begin = max(begin + WINDOW // 2, begin + max(here, default=0))
-    return found
+        splits = _find_splits(x[begin : begin + WINDOW])
+        candidates |= {begin + index for index in splits}
+        begin = max(begin + WINDOW // 2, begin + max(splits, default=0))
+    return candidates
 
 
 def _find_splits(x: Floats) -> list[int]:
@@ -71,13 +71,13 @@ def _find_splits(x: Floats) -> list[int]:
     weak changes."""
     if len(x) < 2 * LEAST:
         return []
-    place = _find_farthest(x)
-    if _welch_pvalue(x[:place], x[place:]) >= WEAK:
+    index = _find_farthest(x)
+    if _welch_pvalue(x[:index], x[index:]) >= WEAK:
         return []
     return [
-        *_find_splits(x[:place]),
-        place,
-        *(place + further for further in _find_splits(x[place:])),
+        *_find_splits(x[:index]),
+        index,
+        *(index + offset for offset in _find_splits(x[index:])),
     ]
 
 
@@ -88,12 +88,18 @@ def _find_farthest(x: Floats) -> int:
     sums = (
         np.abs(x[:, None] - x).cumsum(0).cumsum(1)
     )  # over all pairs of the first i+1 and j+1 nights
-    left = np.arange(LEAST, n - LEAST + 1)
-    right = n - left
-    own, rows, whole = sums[left - 1, left - 1], sums[left - 1, -1], sums[-1, -1]
-    within = own / (left * (left - 1)) + (whole - 2 * rows + own) / (right * (right - 1))
-    distance = 2 * (rows - own) / (left * right) - within
-    return int(left[np.argmax(left * right / n * distance)])
+    left_count = np.arange(LEAST, n - LEAST + 1)
+    right = n - left_count
+    left_sums, rows, all_sums = (
+        sums[left_count - 1, left_count - 1],
+        sums[left_count - 1, -1],
+        sums[-1, -1],
+    )
+    within = left_sums / (left_count * (left_count - 1)) + (all_sums - 2 * rows + left_sums) / (
+        right * (right - 1)
+    )
+    distance = 2 * (rows - left_sums) / (left_count * right) - within
+    return int(left_count[np.argmax(left_count * right / n * distance)])
 
 
 def _measure_changes(x: Floats, places: Sequence[int]) -> list[Change]:
@@ -101,20 +107,20 @@ def _measure_changes(x: Floats, places: Sequence[int]) -> list[Change]:
     ends = [0, *places, len(x)]
     return [
         Change(
-            place,
-            math.expm1(float(np.mean(x[place:end]) - np.mean(x[begin:place]))),
-            _welch_pvalue(x[begin:place], x[place:end]),
+            index,
+            math.expm1(float(np.mean(x[index:end]) - np.mean(x[begin:index]))),
+            _welch_pvalue(x[begin:index], x[index:end]),
         )
-        for (begin, place), (_, end) in zip(pairwise(ends), pairwise(ends[1:]), strict=False)
+        for (begin, index), (_, end) in zip(pairwise(ends), pairwise(ends[1:]), strict=False)
     ]
 
 
 def _welch_pvalue(a: Floats, b: Floats) -> float:
     """Two-sided p of Welch's t-test; 0 or 1 where nothing scatters."""
-    apart = float(np.mean(b) - np.mean(a))
+    difference = float(np.mean(b) - np.mean(a))
     squares = np.array([np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)])
     total = float(squares.sum())
     if total <= TINY:
-        return float(apart == 0)
+        return float(difference == 0)
     freedom = total**2 / float(squares**2 @ (1 / np.array([len(a) - 1, len(b) - 1])))
-    return 2 * float(special.stdtr(freedom, -abs(apart) / math.sqrt(total)))
+    return 2 * float(special.stdtr(freedom, -abs(difference) / math.sqrt(total)))

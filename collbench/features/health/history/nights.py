@@ -107,8 +107,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return []
         begins = {0: "first night"}
         begins |= {
-            place: why
-            for place, pair in enumerate(pairwise(self.nights), 1)
+            index: why
+            for index, pair in enumerate(pairwise(self.nights), 1)
             if (why := self._between(*pair))
         }
         ends = [*begins, len(self.nights)]
@@ -140,8 +140,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _changed(self, before: str, after: str) -> str:
         """What the fingerprints differ in, by the first facts."""
         old, new = (self.environments.get(name, {}) for name in (before, after))
-        found = environment.find_differences(old, new, {self.case.backend})
-        return environment.list_facts(found) or f"fingerprint {before} -> {after}"
+        differences = environment.find_differences(old, new, {self.case.backend})
+        return environment.list_facts(differences) or f"fingerprint {before} -> {after}"
 
 
 def machine_name(file: RunFile) -> str:
@@ -158,16 +158,16 @@ def run_facts(file: RunFile) -> dict[str, Any]:
     for world in file.worlds:
         for host in world.hosts:
             hosts.setdefault(world.backend, set()).add(host.fingerprint)
-    told = {backend: sorted(each) for backend, each in sorted(hosts.items())}
-    return file.run.environment | ({HOSTS: told} if told else {})
+    host_lists = {backend: sorted(values) for backend, values in sorted(hosts.items())}
+    return file.run.environment | ({HOSTS: host_lists} if host_lists else {})
 
 
 def run_fingerprint(facts: Mapping[str, Any], backend: str = "") -> str:
     """A run's, by its ``facts``: of what decides rows of ``backend``, or of all."""
-    own = environment.make_fingerprint(facts, {backend} if backend else None)
+    own_digest = environment.make_fingerprint(facts, {backend} if backend else None)
     hosts = facts.get(HOSTS, {})
     hosts = hosts.get(backend) if backend else hosts
-    return environment.digest_facts({"own": own, "hosts": hosts}) if hosts else own
+    return environment.digest_facts({"own": own_digest, "hosts": hosts}) if hosts else own_digest
 
 
 def narrow_fingerprint(name: str, facts: Mapping[str, Any], backend: str) -> str:
@@ -201,21 +201,21 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
             "no history takes it: measure the night without --inject",
         )
     refuse_fake(file, "keep")
-    night, known = night_of(run.started), run_facts(file)
+    night, facts = night_of(run.started), run_facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
     for side in gather_case_rows([file], False, lambda _, case: case.key).values():
         case = side.case
         align = (
             {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
         )  # is in no key
-        made = sorted((side.manner | align).items())
-        manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in made)
+        settings = sorted((side.manner | align).items())
+        manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in settings)
         launches[case] = [
             NightLaunch(
                 run.id,
                 row.launch.world,
                 night,
-                run_fingerprint(known, case.backend),
+                run_fingerprint(facts, case.backend),
                 row.median,
                 row.samples,
                 manner,
@@ -223,22 +223,24 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
             )
             for row in sorted(rows.select_fit(side.rows), key=lambda row: row.launch.world)
         ]
-    return {case: each for case, each in launches.items() if each}
+    return {case: rows for case, rows in launches.items() if rows}
 
 
-def merge_nights(found: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
+def merge_nights(launches: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
     """Nights of one row, in the order given: launches of one day, fingerprint and manner are one
     night's. ``prints`` are fingerprints that take the place of others."""
     together: dict[tuple[str, str, str], list[NightLaunch]] = {}
-    for one in found:
-        launch = one._replace(fingerprint=prints.get(one.fingerprint, one.fingerprint))
+    for original in launches:
+        launch = original._replace(
+            fingerprint=prints.get(original.fingerprint, original.fingerprint)
+        )
         together.setdefault((launch.day, launch.fingerprint, launch.manner), []).append(launch)
-    return [_make_night(each) for each in together.values()]
+    return [_make_night(group) for group in together.values()]
 
 
-def _make_night(found: Sequence[NightLaunch]) -> Night:
-    fit = [launch for launch in found if not launch.unfit]
-    used, first = fit or found, found[0]
+def _make_night(launches: Sequence[NightLaunch]) -> Night:
+    fit = [launch for launch in launches if not launch.unfit]
+    used, first = fit or launches, launches[0]
     return Night(
         day=first.day,
         value=math.log(stats.median([launch.median for launch in used])),
@@ -246,7 +248,7 @@ def _make_night(found: Sequence[NightLaunch]) -> Night:
         samples=sum(launch.samples for launch in used),
         fingerprint=first.fingerprint,
         manner=first.manner,
-        runs=tuple(dict.fromkeys(launch.run for launch in found)),
+        runs=tuple(dict.fromkeys(launch.run for launch in launches)),
         unfit="" if fit else first.unfit,
     )
 
@@ -254,15 +256,15 @@ def _make_night(found: Sequence[NightLaunch]) -> Night:
 def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
     """What runs of one night say, by the key of each row: of one that changed its fingerprint
     meanwhile, the last."""
-    found: dict[str, list[NightLaunch]] = {}
+    launches_by_case: dict[str, list[NightLaunch]] = {}
     for file in files:
-        for case, each in launches_of(file).items():
-            found.setdefault(case.key, []).extend(each)
-    if len(days := {launch.day for each in found.values() for launch in each}) > 1:
+        for case, case_launches in launches_of(file).items():
+            launches_by_case.setdefault(case.key, []).extend(case_launches)
+    if len(days := {launch.day for group in launches_by_case.values() for launch in group}) > 1:
         raise UsageError(
             f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
         )
-    return {key: merge_nights(each)[-1] for key, each in found.items()}
+    return {key: merge_nights(group)[-1] for key, group in launches_by_case.items()}
 
 
 def past_values(series: Series, tonight: Night) -> list[float]:

@@ -39,7 +39,9 @@ class Outlook(NamedTuple):
     @property
     def most_nights(self) -> int:
         """The nights that may be judged of the row that has most."""
-        return max((sum(night.valid for night in one.nights) for one in self.series), default=0)
+        return max(
+            (sum(night.valid for night in series.nights) for series in self.series), default=0
+        )
 
     @property
     def changed(self) -> list[Shift]:
@@ -57,30 +59,30 @@ def make_outlook(
     """``anchors`` are the reviewed levels by key, as of Book.anchors; ``taus`` the smallest changes
     that matter of rows by key, in place of ``tau``. Neighbours need not have the same: of theirs
     the median holds."""
-    own = {one.key: taus.get(one.key, tau) for one in series}
-    tau = min(own.values(), default=tau)
-    found = [
-        one
-        for one in find_shifts(series, tau)
-        if abs(one.delta) >= stats.median([own[row.key] for row in one.rows])
+    taus_by_key = {row.key: taus.get(row.key, tau) for row in series}
+    tau = min(taus_by_key.values(), default=tau)
+    shifts = [
+        shift
+        for shift in find_shifts(series, tau)
+        if abs(shift.delta) >= stats.median([taus_by_key[row.key] for row in shift.rows])
     ]
     explained = {
-        row.key for shift in found if shift.agreed and shift.delta > 0 for row in shift.stands
+        row.key for shift in shifts if shift.agreed and shift.delta > 0 for row in shift.stands
     }
     drifts = {
-        one.key: _find_creep(one, anchors.get(one.key), own[one.key])
-        for one in series
-        if one.key not in explained
+        row.key: _find_creep(row, anchors.get(row.key), taus_by_key[row.key])
+        for row in series
+        if row.key not in explained
     }
-    begun = Counter((part.nights[0].day, part.why) for one in series for part in one.segments[1:])
+    begun = Counter((part.nights[0].day, part.why) for row in series for part in row.segments[1:])
     return Outlook(
         machine=machine,
         tau=tau,
         series=series,
-        shifts=found,
-        days=sorted({night.day for one in series for night in one.nights}),
+        shifts=shifts,
+        days=sorted({night.day for row in series for night in row.nights}),
         beginnings=[Beginning(day, why, rows) for (day, why), rows in sorted(begun.items())],
-        creeping={key: one for key, one in drifts.items() if one.found},
+        creeping={key: drift for key, drift in drifts.items() if drift.found},
     )
 
 

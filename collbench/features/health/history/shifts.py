@@ -64,29 +64,29 @@ def find_shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
     """Every change of level by ``tau``, oldest first. Rows that differ only in size are neighbours
     if no size lies between them, and so is a whole step of training to its computation and to its
     communication; rows without a neighbour agree with nobody."""
-    days = sorted({night.day for one in series for night in one.nights})
+    days = sorted({night.day for row in series for night in row.nights})
     lines: dict[tuple[str, Case], list[Series]] = {}
-    for one in series:
-        lines.setdefault((one.machine, _strip_size(one.case)), []).append(one)
-    found = []
+    for row in series:
+        lines.setdefault((row.machine, _strip_size(row.case)), []).append(row)
+    shifts = []
     for line in lines.values():
         rows = sorted(line, key=_size_order)
-        found += [
+        shifts += [
             _make_shift(chain)
-            for chain in _chain_turns([list(find_turns(one, days, tau)) for one in rows])
+            for chain in _chain_turns([list(find_turns(row, days, tau)) for row in rows])
         ]
-    return sorted(found, key=lambda shift: (shift.day, not shift.agreed))
+    return sorted(shifts, key=lambda shift: (shift.day, not shift.agreed))
 
 
 def _strip_size(case: Case) -> Case:
     """The same for all rows of a line."""
-    of = case.siblings[-1] if case.table.together else case
-    return msgspec.structs.replace(of, nbytes=0, align=1)
+    like = case.siblings[-1] if case.table.together else case
+    return msgspec.structs.replace(like, nbytes=0, align=1)
 
 
-def _size_order(one: Series) -> tuple[int, int]:
+def _size_order(series: Series) -> tuple[int, int]:
     """By size; of rows that are measured together, the leader is between the others."""
-    case = one.case
+    case = series.case
     return (case.index + 1) % len(case.table.rows) if case.table.together else 0, case.nbytes
 
 
@@ -95,10 +95,10 @@ def find_turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn
     for segment in series.segments:
         nights, over = segment.valid, segment is not series.segments[-1]
         values = [night.value for night in nights]
-        found = find_changes(values, tau)
-        ends = [0, *(one.place for one in found), len(values)]
+        changes = find_changes(values, tau)
+        ends = [0, *(change.place for change in changes), len(values)]
         levels = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends) if b > a]
-        for number, change in enumerate(found):
+        for number, change in enumerate(changes):
             day, grown = nights[change.place].day, math.log1p(change.delta)
             undoes = number > 0 and abs(levels[number + 1] - levels[number - 1]) < 0.5 * abs(grown)
             now = [(value - levels[number]) / grown for value in (levels[-1], values[-1])]
@@ -112,19 +112,19 @@ def _chain_turns(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
     open_: list[list[Turn]] = []
     for row in rows:
         extended = []
-        left = list(row)
+        turns = list(row)
         for chain in open_:
             match = min(
-                (turn for turn in left if _turns_agree(chain[-1], turn)),
+                (turn for turn in turns if _turns_agree(chain[-1], turn)),
                 default=None,
                 key=lambda turn: turn.place,
             )
             if match is None:
                 yield chain
             else:
-                left.remove(match)
+                turns.remove(match)
                 extended.append([*chain, match])
-        open_ = [*extended, *([turn] for turn in left)]
+        open_ = [*extended, *([turn] for turn in turns)]
     yield from open_
 
 

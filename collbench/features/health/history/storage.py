@@ -136,9 +136,9 @@ class Book:
     """An open history. Its errors name the database without its password."""
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
-        found = _parse_url(url or os.environ.get("COLLBENCH_HISTORY", ""))
-        self.name = environment.mask_text(found.render_as_string(hide_password=True))
-        file = found.database if found.get_backend_name() == "sqlite" else None
+        address = _parse_url(url or os.environ.get("COLLBENCH_HISTORY", ""))
+        self.name = environment.mask_text(address.render_as_string(hide_password=True))
+        file = address.database if address.get_backend_name() == "sqlite" else None
         if reading and file and not Path(file).exists():
             raise UsageError(
                 f"no night is kept: there is no {file}", "collbench history add @last begins one"
@@ -146,8 +146,8 @@ class Book:
         if file and os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
             hint = "is it a history? PostgreSQL is for one of a fleet: --history postgresql://..."
             raise UsageError(f"{file} is larger than 4 GiB", hint)
-        self._insert = DIALECTS[found.get_backend_name()]
-        self._engine = _make_engine(found, self.name)
+        self._insert = DIALECTS[address.get_backend_name()]
+        self._engine = _make_engine(address, self.name)
         self._writer = self._engine.execution_options(writes=True)
         with self._told():
             self._ready()
@@ -165,8 +165,8 @@ class Book:
         """A run's rows, all or none; False where they were all there. ``machine`` names the place
         it ran, if the names of its hosts do not, since they are others each night. Raises
         UsageError."""
-        found, run, where = launches_of(file), file.run, machine or nights.machine_name(file)
-        if not found:
+        launches, run, where = launches_of(file), file.run, machine or nights.machine_name(file)
+        if not launches:
             raise UsageError(f"{run.id} measured nothing", "history is made of runs with times")
         facts = nights.run_facts(file)
         name = run_fingerprint(facts)
@@ -186,21 +186,21 @@ class Book:
             ],
             ENVIRONMENTS: [{"fingerprint": name, "facts": _encode_text(facts)}],
             CASES: sorted(
-                ({"key": case.key, "spec": _encode_text(case)} for case in found),
+                ({"key": case.key, "spec": _encode_text(case)} for case in launches),
                 key=lambda line: line["key"],
             ),
             ROWS: [
                 {
                     "run": run.id,
                     "key": case.key,
-                    "launch": one.number,
-                    "median": one.median,
-                    "samples": one.samples,
-                    "manner": one.manner,
-                    "unfit": one.unfit,
+                    "launch": number.number,
+                    "median": number.median,
+                    "samples": number.samples,
+                    "manner": number.manner,
+                    "unfit": number.unfit,
                 }
-                for case, each in found.items()
-                for one in each
+                for case, launch in launches.items()
+                for number in launch
             ],
         }
         count = sql.select(sql.func.count()).where(ROWS.c.run == run.id)
@@ -225,9 +225,9 @@ class Book:
             "content": content,
         }
         with self._told(), self._writer.begin() as to:
-            known = to.scalar(sql.select(BASELINES.c.id).where(BASELINES.c.id == line["id"]))
+            existing = to.scalar(sql.select(BASELINES.c.id).where(BASELINES.c.id == line["id"]))
             to.execute(self._insert(BASELINES).on_conflict_do_nothing(), [line])
-            return known is None
+            return existing is None
 
     def machines(self) -> list[str]:
         with self._told(), self._engine.begin() as to:
@@ -235,18 +235,22 @@ class Book:
 
     def baselines(self, machine: str) -> list[Baseline]:
         """Oldest first."""
-        found = sql.select(BASELINES.c.id, BASELINES.c.content).where(
+        query = sql.select(BASELINES.c.id, BASELINES.c.content).where(
             BASELINES.c.machine == machine
         )
         with self._told(), self._engine.begin() as to:
-            lines = to.execute(found.order_by(BASELINES.c.made, BASELINES.c.id)).all()
+            lines = to.execute(query.order_by(BASELINES.c.made, BASELINES.c.id)).all()
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
     def anchors(self, machine: str, last: str = "") -> dict[str, float]:
         """Logarithms by key: of the median in the latest baseline that has the row; of those
         only that begin by the night ``last``, if it is given."""
-        known = [one for one in self.baselines(machine) if not last or one.begins <= last]
-        return {key: math.log(row.median) for one in known for key, row in one.rows.items()}
+        reviewed = [
+            baseline for baseline in self.baselines(machine) if not last or baseline.begins <= last
+        ]
+        return {
+            key: math.log(row.median) for baseline in reviewed for key, row in baseline.rows.items()
+        }
 
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
@@ -267,28 +271,35 @@ class Book:
                 .where(RUNS.c.machine == machine)
                 .order_by(RUNS.c.started, RUNS.c.id, ROWS.c.launch)
             )
-            found: dict[str, list[NightLaunch]] = {key: [] for key in cases}
+            launches: dict[str, list[NightLaunch]] = {key: [] for key in cases}
             for key, *fields in to.execute(chosen):
-                if key in found:
-                    found[key].append(NightLaunch(*fields))
+                if key in launches:
+                    launches[key].append(NightLaunch(*fields))
             facts = to.execute(sql.select(ENVIRONMENTS)).all()
-        known = {
+        environments = {
             name: self._decoded(dict[str, Any], "environments", name, text) for name, text in facts
         }
         prints = {
             backend: {
-                name: narrow_fingerprint(name, facts, backend) for name, facts in known.items()
+                name: narrow_fingerprint(name, facts, backend)
+                for name, facts in environments.items()
             }
             for backend in {case.backend for case in cases.values()}
         }
-        taken = [one for one in self.baselines(machine) if one.accepted]
+        accepted = [baseline for baseline in self.baselines(machine) if baseline.accepted]
         return [
             Series(
                 machine=machine,
                 case=case,
-                nights=merge_nights(found[key], prints[case.backend]),
-                environments={prints[case.backend][name]: facts for name, facts in known.items()},
-                accepted=[(one.begins, one.reason) for one in taken if key in one.rows],
+                nights=merge_nights(launches[key], prints[case.backend]),
+                environments={
+                    prints[case.backend][name]: facts for name, facts in environments.items()
+                },
+                accepted=[
+                    (baseline.begins, baseline.reason)
+                    for baseline in accepted
+                    if key in baseline.rows
+                ],
             )
             for key, case in sorted(
                 cases.items(), key=lambda item: (_line_key(item[1]), item[1].nbytes)
@@ -338,12 +349,12 @@ class Book:
         try:
             yield
         except sql.exc.SQLAlchemyError as e:
-            said = str(getattr(e, "orig", None) or e).strip().partition("\n")[0]
+            complaint = str(getattr(e, "orig", None) or e).strip().partition("\n")[0]
             hint = "does it run, is the address right, and may you write there?"
-            if "locked" in said:
+            if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(
-                f"history at {self.name}: {environment.mask_text(said)}", hint
+                f"history at {self.name}: {environment.mask_text(complaint)}", hint
             ) from None
         finally:
             patience.cancel()

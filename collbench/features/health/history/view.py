@@ -52,14 +52,14 @@ FIGURES, CURVES = 40, 12  # of a page, and of a figure
 
 def label_rows(series: Sequence[Series]) -> dict[str, str]:
     """What to call each row, by its key: in what it differs from the others, and its size."""
-    varying = split_axes([one.case for one in series])[0] if series else []
-    several = len({one.case.mode for one in series}) > 1
-    return {one.key: _label_case(one.case, {"collective", *varying}, several) for one in series}
+    varying = split_axes([row.case for row in series])[0] if series else []
+    several = len({row.case.mode for row in series}) > 1
+    return {row.key: _label_case(row.case, {"collective", *varying}, several) for row in series}
 
 
 def _label_case(case: Case, varying: set[str], several: bool) -> str:
-    words = word_axes(case)
-    parts = [words[name] for name in words if name in varying]
+    axis_words = word_axes(case)
+    parts = [axis_words[name] for name in axis_words if name in varying]
     parts += [case.mode] if several else []
     parts += [format_size(case.size)] if case.size else []
     return plain_line(" ".join(filter(None, parts)))
@@ -101,7 +101,7 @@ def make_headline(outlook: Outlook) -> str:
         f"{faster} faster": faster,
         f"{format_count(crept, 'row')} crept beyond the baseline": crept,
     }
-    if happened := ", ".join(words for words, number in parts.items() if number):
+    if happened := ", ".join(part for part, number in parts.items() if number):
         return happened
     if outlook.most_nights < 2 * LEAST:
         few = f"{format_count(outlook.most_nights, 'night')} of a row that may be judged"
@@ -117,50 +117,51 @@ def find_weight(outlook: Outlook) -> Weight:
 def list_sentences(outlook: Outlook) -> list[tuple[str, Weight]]:
     """A sentence for all that happened, with its colour: what changed first."""
     names = label_rows(outlook.series)
-    found: list[tuple[str, Weight]] = [
+    sentences: list[tuple[str, Weight]] = [
         (describe_shift(shift), "" if not shift.standing else "bad" if shift.delta > 0 else "good")
         for shift in outlook.changed
     ]
-    found += [
+    sentences += [
         (
             (
-                f"{names[key]}: {format_signed(one.delta)} against the baseline, by the last"
-                f" {one.nights}"
+                f"{names[key]}: {format_signed(drift.delta)} against the baseline, by the last"
+                f" {drift.nights}"
                 " nights"
             ),
             "bad",
         )
-        for key, one in outlook.creeping.items()
+        for key, drift in outlook.creeping.items()
     ]
-    found += [
+    sentences += [
         (
             plain_line(
-                f"{one.day}: a new segment of {format_count(one.rows, 'row')} begins: {one.why}"
+                f"{beginning.day}: a new segment of {format_count(beginning.rows, 'row')} begins:"
+                f" {beginning.why}"
             ),
             "notice",
         )
-        for one in outlook.beginnings
+        for beginning in outlook.beginnings
     ]
-    few = sum(not night.valid for one in outlook.series for night in one.nights)
+    few = sum(not night.valid for row in outlook.series for night in row.nights)
     if few:
-        whole = sum(len(one.nights) for one in outlook.series)
+        night_count = sum(len(row.nights) for row in outlook.series)
         reasons = Counter(
-            night.why_not for one in outlook.series for night in one.nights if not night.valid
+            night.why_not for row in outlook.series for night in row.nights if not night.valid
         )
         why = reasons.most_common(1)[0][0]
-        found.append(
+        sentences.append(
             (
-                f"{few:,} of {format_count(whole, 'night')} of rows ignored, most for: {why}",
+                f"{few:,} of {format_count(night_count, 'night')} of rows ignored, most for: {why}",
                 "notice",
             )
         )
-    return found
+    return sentences
 
 
 def _find_remarkable(outlook: Outlook) -> dict[str, Shift | None]:
     """Keys of rows that changed or crept, with the last change of each."""
-    found: dict[str, Shift | None] = dict.fromkeys(outlook.creeping)
-    return found | {row.key: shift for shift in outlook.changed for row in shift.rows}
+    remarkable: dict[str, Shift | None] = dict.fromkeys(outlook.creeping)
+    return remarkable | {row.key: shift for shift in outlook.changed for row in shift.rows}
 
 
 def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]:
@@ -171,7 +172,7 @@ def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]
         tone_text(make_headline(outlook), find_weight(outlook)),
         *(tone_text(text, colour) for text, colour in list_sentences(outlook)),
     ]
-    listed = [one for one in outlook.series if everything or one.key in _find_remarkable(outlook)]
+    listed = [row for row in outlook.series if everything or row.key in _find_remarkable(outlook)]
     if listed:
         blocks += ["", _rows_table(outlook, listed, columns), ""]
     if hidden := len(outlook.series) - len(listed):
@@ -184,31 +185,31 @@ def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]
 
 def _rows_table(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
     names, changed = label_rows(outlook.series), _find_remarkable(outlook)
-    named = min(NAMED, max(map(len, (names[one.key] for one in rows))))
-    drawn = max(8, min(DRAWN, columns - named - FIGURED, max(len(one.nights) for one in rows)))
+    name_width = min(NAMED, max(map(len, (names[row.key] for row in rows))))
+    drawn = max(8, min(DRAWN, columns - name_width - FIGURED, max(len(row.nights) for row in rows)))
     lines = []
-    for one in rows:
-        shift, crept = changed.get(one.key), outlook.creeping.get(one.key)
+    for row in rows:
+        shift, crept = changed.get(row.key), outlook.creeping.get(row.key)
         delta = shift.delta if shift else crept.delta if crept else None
-        latest, valid = one.nights[-1].value, sum(night.valid for night in one.nights)
+        latest, valid = row.nights[-1].value, sum(night.valid for night in row.nights)
         cells = (
-            names[one.key],
-            draw_bars(relative_times(one), drawn),
+            names[row.key],
+            draw_bars(relative_times(row), drawn),
             format_duration(math.exp(latest)),
             format_signed(delta),
             shift.day if shift else "-",
-            f"{valid}/{len(one.nights)}" if valid < len(one.nights) else str(valid),
+            f"{valid}/{len(row.nights)}" if valid < len(row.nights) else str(valid),
         )
         lines.append(Line(cells))
     heads = ("row", "from first to last", "latest", "change", "since", "nights")
-    return Table(heads=heads, lines=lines, align="wl", widths=(named,))
+    return Table(heads=heads, lines=lines, align="wl", widths=(name_width,))
 
 
 def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:
     """A character for each value, the higher the longer the time; of more than ``most``, for the
     medians of as many groups of neighbours."""
     number = min(len(values), most)
-    ends = [len(values) * place // number for place in range(number + 1)]
+    ends = [len(values) * part // number for part in range(number + 1)]
     heights = [median(values[begin:end]) for begin, end in pairwise(ends)]
     low = min(heights)
     step = max(max(heights) - low, RANGE * low) / len(BARS)
@@ -218,8 +219,8 @@ def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:
 def recent_nights(outlook: Outlook, most: int = 30) -> str:
     """A sentence with a bar for each of the last nights: the median of all rows' times."""
     by_day: dict[str, list[float]] = {}
-    for one in outlook.series:
-        for night, value in zip(one.nights, relative_times(one), strict=True):
+    for row in outlook.series:
+        for night, value in zip(row.nights, relative_times(row), strict=True):
             by_day.setdefault(night.day, []).append(value)
     days = sorted(by_day)[-most:]
     if len(days) < 2:
@@ -238,11 +239,11 @@ def list_kept(
     """The last nights of a machine, the levels that were reviewed, and which other machines there
     are."""
     reviewed = [
-        f"{one.begins}: {format_count(len(one.rows), 'row')}"
-        f" {'accepted' if one.accepted else 'learned'}"
-        f" by {one.who} on {one.when[:10]}: {one.reason}"
-        + (f" ({one.commit})" if one.commit else "")
-        for one in baselines
+        f"{level.begins}: {format_count(len(level.rows), 'row')}"
+        f" {'accepted' if level.accepted else 'learned'}"
+        f" by {level.who} on {level.when[:10]}: {level.reason}"
+        + (f" ({level.commit})" if level.commit else "")
+        for level in baselines
     ]
     title = f"collbench history of {machine}"
     blocks: list[Block] = [tone_text(title, strong=True), _nights_table(series, last), *reviewed]
@@ -253,20 +254,20 @@ def list_kept(
 
 def _nights_table(series: Sequence[Series], last: int) -> Table:
     nights: dict[tuple[str, str], list[Night]] = {}
-    for one in series:
-        for night in one.nights:
+    for row in series:
+        for night in row.nights:
             nights.setdefault((night.day, night.fingerprint), []).append(night)
     lines = []
-    for (day, fingerprint), found in sorted(nights.items())[-last:]:
-        launches = [night.launches for night in found]
-        reasons = dict.fromkeys(night.why_not for night in found if not night.valid)
+    for (day, fingerprint), entries in sorted(nights.items())[-last:]:
+        launches = [night.launches for night in entries]
+        reasons = dict.fromkeys(night.why_not for night in entries if not night.valid)
         cells = (
             day,
             fingerprint,
-            ", ".join(dict.fromkeys(run for night in found for run in night.runs)),
-            str(len(found)),
+            ", ".join(dict.fromkeys(run for night in entries for run in night.runs)),
+            str(len(entries)),
             "-".join(map(str, sorted({min(launches), max(launches)}))),
-            str(sum(night.valid for night in found)),
+            str(sum(night.valid for night in entries)),
             "; ".join(reasons),
         )
         lines.append(Line(cells))
@@ -301,44 +302,44 @@ def make_sections(outlook: Outlook) -> list[Section]:
     happened = [Line((plain_line(text),), {}, colour) for text, colour in list_sentences(outlook)]
     table = Table(name="happened", title="What happened", heads=("what",), lines=happened)
     lines: dict[Case, list[Series]] = {}
-    for one in outlook.series:
-        if len(one.nights) > 1:
-            lines.setdefault(msgspec.structs.replace(one.case, nbytes=0), []).append(one)
+    for row in outlook.series:
+        if len(row.nights) > 1:
+            lines.setdefault(msgspec.structs.replace(row.case, nbytes=0), []).append(row)
     changed = _find_remarkable(outlook)
-    order = sorted(lines.values(), key=lambda line: not any(one.key in changed for one in line))
-    left = len(order) - FIGURES
-    note = [f"{left} further lines of rows are in the data."] if left > 0 else []
+    order = sorted(lines.values(), key=lambda line: not any(row.key in changed for row in line))
+    omitted = len(order) - FIGURES
+    note = [f"{omitted} further lines of rows are in the data."] if omitted > 0 else []
     nothing = [] if happened else ["No change, no new segment, no row beyond its baseline."]
     tables = [table] if happened else []
     changes = Section(name="changes", title="Changes", words=nothing, tables=tables)
     if not order:
         return [changes]
-    drawn = [_draw_figure(outlook, place, line) for place, line in enumerate(order[:FIGURES])]
+    drawn = [_draw_figure(outlook, index, line) for index, line in enumerate(order[:FIGURES])]
     nights = Section(name="nights", title="Nights", words=note, figures=drawn, folded=not changed)
     return [changes, nights]
 
 
-def _draw_figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure:
+def _draw_figure(outlook: Outlook, index: int, line: Sequence[Series]) -> Figure:
     """Time over that of the first nights, a curve for each size; dotted where a segment begins,
     dashed where the level changed."""
     changed = _find_remarkable(outlook)
-    shown = sorted(line, key=lambda one: (one.key not in changed, one.case.nbytes))[:CURVES]
-    shown.sort(key=lambda one: one.case.nbytes)
-    name = split_axes([one.case for one in line])[1]
-    shifts = [shift for shift in outlook.changed if shift.rows[0].key in {one.key for one in line}]
+    drawn = sorted(line, key=lambda row: (row.key not in changed, row.case.nbytes))[:CURVES]
+    drawn.sort(key=lambda row: row.case.nbytes)
+    name = split_axes([row.case for row in line])[1]
+    shifts = [shift for shift in outlook.changed if shift.rows[0].key in {row.key for row in line}]
     marks = [_draw_mark(shift.day, "dash", format_signed(shift.delta), 1) for shift in shifts]
-    starts = {part.nights[0].day: part.why for one in line for part in one.segments[1:]}
+    starts = {part.nights[0].day: part.why for row in line for part in row.segments[1:]}
     marks += [_draw_mark(day, "dot", shorten_text(why, 40), 0) for day, why in starts.items()]
-    said = (
+    summary = (
         "; ".join(describe_shift(shift) for shift in shifts)
         or "No change on which neighbouring sizes agree"
     )
-    left = f", {len(shown)} of {len(line)} sizes" if len(shown) < len(line) else ""
+    excerpt = f", {len(drawn)} of {len(line)} sizes" if len(drawn) < len(line) else ""
     return Figure(
-        name=f"line-{place}",
-        title=plain_line(f"{name}, {line[0].case.mode}{left}"),
-        words=f"{said}.",
-        data=[_draw_curve(one, number) for number, one in enumerate(shown)],
+        name=f"line-{index}",
+        title=plain_line(f"{name}, {line[0].case.mode}{excerpt}"),
+        words=f"{summary}.",
+        data=[_draw_curve(row, number) for number, row in enumerate(drawn)],
         layout={
             "xaxis": {"type": "date", "title": {"text": "night"}},
             "hovermode": "closest",
@@ -349,7 +350,7 @@ def _draw_figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure
     )
 
 
-def _draw_curve(one: Series, place: int) -> dict[str, Any]:
+def _draw_curve(row: Series, index: int) -> dict[str, Any]:
     """Nights that may not be judged are hollow."""
     text = [
         join_hover(
@@ -359,17 +360,17 @@ def _draw_curve(one: Series, place: int) -> dict[str, Any]:
                 night.why_not,
             ]
         )
-        for night in one.nights
+        for night in row.nights
     ]
-    marks = [SYMBOLS[place % len(SYMBOLS)] + "-open" * (not night.valid) for night in one.nights]
-    colour = COLOURS[place % len(COLOURS)]
+    marks = [SYMBOLS[index % len(SYMBOLS)] + "-open" * (not night.valid) for night in row.nights]
+    colour = COLOURS[index % len(COLOURS)]
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": escape_plotly(format_size(one.case.size)),
-        "meta": filter_values(one.case),
-        "x": [night.day for night in one.nights],
-        "y": [round_finite(value) for value in relative_times(one)],
+        "name": escape_plotly(format_size(row.case.size)),
+        "meta": filter_values(row.case),
+        "x": [night.day for night in row.nights],
+        "y": [round_finite(value) for value in relative_times(row)],
         "text": text,
         "line": {"color": colour, "width": 2},
         "marker": {"symbol": marks, "size": 6, "color": colour},
@@ -407,9 +408,9 @@ def flatten_outlook(outlook: Outlook) -> dict[str, Any]:
         "tau": outlook.tau,
         "headline": make_headline(outlook),
         "changes": [_flatten_shift(shift) for shift in outlook.shifts],
-        "segments": [one._asdict() for one in outlook.beginnings],
-        "creeping": [{"row": key, **one._asdict()} for key, one in outlook.creeping.items()],
-        "nights": [_flatten_night(one, night) for one in outlook.series for night in one.nights],
+        "segments": [beginning._asdict() for beginning in outlook.beginnings],
+        "creeping": [{"row": key, **drift._asdict()} for key, drift in outlook.creeping.items()],
+        "nights": [_flatten_night(row, night) for row in outlook.series for night in row.nights],
     }
 
 
@@ -424,15 +425,15 @@ def _flatten_shift(shift: Shift) -> Mapping[str, Any]:
     } | rows
 
 
-def _flatten_night(one: Series, night: Night) -> dict[str, Any]:
-    own = {
-        "row": one.key,
-        "collective": one.case.collective,
-        "size": one.case.size,
+def _flatten_night(row: Series, night: Night) -> dict[str, Any]:
+    fields = {
+        "row": row.key,
+        "collective": row.case.collective,
+        "size": row.case.size,
         "night": night.day,
     }
-    said = {
+    details = {
         name: getattr(night, name)
         for name in ("launches", "samples", "fingerprint", "manner", "unfit")
     }
-    return own | {"median": math.exp(night.value), **said, "runs": " ".join(night.runs)}
+    return fields | {"median": math.exp(night.value), **details, "runs": " ".join(night.runs)}

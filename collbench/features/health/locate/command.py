@@ -70,36 +70,38 @@ def locate(
         for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
         return session.refuse_nothing(session.prepare_order(order))
-    found = run_search(order, rules, seconds)
-    if found is None:
+    result = run_search(order, rules, seconds)
+    if result is None:
         return
-    own = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
-    words = [f" {flag} {word}" for flag, word in own.items() if word]
+    given = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
+    selections = [f" {flag} {word}" for flag, word in given.items() if word]
     _show_found(
-        found, output_format, f"collbench pairs --one-way --large {size} --small 0{''.join(words)}"
+        result,
+        output_format,
+        f"collbench pairs --one-way --large {size} --small 0{''.join(selections)}",
     )
-    raise typer.Exit(found.exit)
+    raise typer.Exit(result.exit)
 
 
-def _show_found(found: Found, output_format: str, one_way: str) -> None:
+def _show_found(result: Found, output_format: str, one_way: str) -> None:
     """Prints what was found, and last the command that tells in which direction it is slow."""
     import msgspec
 
     from collbench.suite.faults import describe_planted
 
-    inject = found.file.run.policy.inject
+    inject = result.file.run.policy.inject
     if output_format == "json":
-        whole = {
+        content = {
             "injected": inject,
-            "words": found.words,
-            "located": found.located,
-            "findings": found.findings,
+            "words": result.words,
+            "located": result.located,
+            "findings": result.findings,
         }
-        typer.echo(msgspec.json.encode(whole).decode())
+        typer.echo(msgspec.json.encode(content).decode())
         return
-    advice = [f"{finding.what}: {finding.advice}" for finding in found.findings]
-    further = f"which direction is slow: {one_way}" if advice else ""
-    for line in filter(None, (describe_planted(inject), *advice, found.words, further)):
+    advice = [f"{finding.what}: {finding.advice}" for finding in result.findings]
+    next_step = f"which direction is slow: {one_way}" if advice else ""
+    for line in filter(None, (describe_planted(inject), *advice, result.words, next_step)):
         typer.echo(plain_line(line))
 
 
@@ -122,19 +124,19 @@ class Unit(NamedTuple):
 
 def list_units(world: World) -> list[Unit]:
     """The hosts, each with as many ranks as the one with fewest has."""
-    of: dict[str, list[int]] = defaultdict(list)
+    by_host: dict[str, list[int]] = defaultdict(list)
     for info in sorted(world.ranks, key=lambda info: info.rank):
-        of[info.host].append(info.rank)
-    if len(of) == 1:
-        return [Unit(f"{host}:{rank}", [rank]) for host, ranks in of.items() for rank in ranks]
-    least = min(map(len, of.values()))
-    return [Unit(host, ranks[:least]) for host, ranks in of.items()]
+        by_host[info.host].append(info.rank)
+    if len(by_host) == 1:
+        return [Unit(f"{host}:{rank}", [rank]) for host, ranks in by_host.items() for rank in ranks]
+    least = min(map(len, by_host.values()))
+    return [Unit(host, ranks[:least]) for host, ranks in by_host.items()]
 
 
-def make_rings(group: Group, of: Sequence[Unit]) -> list[tuple[int, ...]]:
+def make_rings(group: Group, units: Sequence[Unit]) -> list[tuple[int, ...]]:
     """Rings of a group of units, one for each place on a host, so that every rank's own link is
     used."""
-    return list(zip(*(of[unit].ranks for unit in group), strict=True))
+    return list(zip(*(units[unit].ranks for unit in group), strict=True))
 
 
 class Searching:
@@ -201,11 +203,11 @@ class Searching:
             replace(
                 self._like,
                 n=size,
-                groups=f"ranks {';'.join(mine)}/{n}",
-                of=len(mine),
+                groups=f"ranks {';'.join(ring)}/{n}",
+                of=len(ring),
                 cycle=self._round,
             )
-            for size, mine in sizes.items()
+            for size, ring in sizes.items()
         ]
 
 
@@ -237,8 +239,8 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
 
     searching = Searching(rules, seconds)
     reporter = make_listener(searching)
-    asked = replace(order, further=searching.further)
-    if session.execute_order(asked, lambda: reporter) == Exit.INTERRUPTED:
+    searching_order = replace(order, further=searching.further)
+    if session.execute_order(searching_order, lambda: reporter) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     if reporter.ended is None:
         return None
@@ -252,8 +254,8 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     kind: Literal["host", "rank"] = "rank" if one_host else "host"
     findings = list(locate.make_findings(located, names, kind, crowded))
     ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
-    words = locate.describe_outcome(located, names, kind, crowded)
-    return Found(located, findings, words, ended, reporter.file)
+    outcome = locate.describe_outcome(located, names, kind, crowded)
+    return Found(located, findings, outcome, ended, reporter.file)
 
 
 def announce_search(order: Order, rules: Rules) -> None:

@@ -203,14 +203,14 @@ def describe_plan(n: int, rules: Rules, noun: str = "hosts") -> str:
             " twice "
             f"(a test each); at most {rules.budget} tests"
         )
-    each = -(-n // _count_groups(n))
-    most = 2 * math.ceil(math.log2(each)) + CONFIRMED - 1
-    left = max(0, rules.budget - 2 * _count_groups(n)) // most
+    group_size = -(-n // _count_groups(n))
+    most = 2 * math.ceil(math.log2(group_size)) + CONFIRMED - 1
+    fault_count = max(0, rules.budget - 2 * _count_groups(n)) // most
     return (
-        f"{n} {noun}: {_count_groups(n)} groups of up to {each}, screened twice (a round and"
+        f"{n} {noun}: {_count_groups(n)} groups of up to {group_size}, screened twice (a round and"
         f" {_count_groups(n)}"
         f" tests each); each fault takes at most {most} tests more, all at once; {rules.budget} are"
-        f" enough for {left} faults or more"
+        f" enough for {fault_count} faults or more"
     )
 
 
@@ -314,12 +314,12 @@ def _narrow_group(state: _State, group: Group) -> Line:
     while len(group) > 1:
         first, second = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]
         for half in (first, second):
-            told = yield _Ask(half, len(half) == 1, within)
-            if state.slow(told.share):
+            answer = yield _Ask(half, len(half) == 1, within)
+            if state.slow(answer.share):
                 if len(half) == 1:
                     return (
                         yield from _confirm_culprit(
-                            state, half, [told.share], within | {told.partner}
+                            state, half, [answer.share], within | {answer.partner}
                         )
                     )
                 group = half
@@ -328,9 +328,9 @@ def _narrow_group(state: _State, group: Group) -> Line:
             state.suspects -= set(half)
         else:
             for link in sorted({(first[-1], second[0]), (second[-1], first[0])}):
-                told = yield _Ask(link)
-                if state.slow(told.share):
-                    return (yield from _confirm_culprit(state, link, [told.share]))
+                answer = yield _Ask(link)
+                if state.slow(answer.share):
+                    return (yield from _confirm_culprit(state, link, [answer.share]))
             return None
     return None
 
@@ -340,11 +340,11 @@ def _confirm_culprit(
 ) -> Line:
     """A host with other partners each time, or a link; None as soon as one test is fine."""
     while len(shares) < CONFIRMED:
-        told = yield _Ask(group, len(group) == 1, had)
-        if not state.slow(told.share):
+        answer = yield _Ask(group, len(group) == 1, had)
+        if not state.slow(answer.share):
             return None
-        shares.append(told.share)
-        had |= {told.partner}
+        shares.append(answer.share)
+        had |= {answer.partner}
     return Culprit(group, float(np.median(shares)), len(shares))
 
 
@@ -354,8 +354,8 @@ def _settle_host(state: _State, host: int, share: float) -> Line:
     culprit = yield from _confirm_culprit(state, (host,), [share])
     if culprit is None:
         state.clear((host,))
-        told = yield _Ask((host,), partner=True)
-        if not state.slow(told.share):
+        answer = yield _Ask((host,), partner=True)
+        if not state.slow(answer.share):
             state.clear((host,))
     return culprit
 
@@ -370,14 +370,14 @@ def _search_together(
         round_: list[tuple[Line, _Ask, Group, int | None]] = []
         later = []
         busy = {host for _, ask in waiting for host in ask.group}
-        taken: set[int] = set()
+        tested: set[int] = set()
         for line, ask in waiting:
-            other = state.partner(ask.group[0], ask.had, busy | taken) if ask.partner else None
-            if (ask.partner and other is None) or taken & set(ask.group):
+            other = state.partner(ask.group[0], ask.had, busy | tested) if ask.partner else None
+            if (ask.partner and other is None) or tested & set(ask.group):
                 later.append((line, ask))
                 continue
             group = ask.group if other is None else (*ask.group, other)
-            taken |= set(group)
+            tested |= set(group)
             round_.append((line, ask, group, other))
         if not round_:
             return  # no host is known to be good, and none can be told from another
@@ -407,7 +407,7 @@ ADVICE = {
 
 
 def make_findings(
-    found: Located,
+    located: Located,
     hosts: Sequence[str],
     kind: Literal["host", "rank"] = "host",
     crowded: bool = False,
@@ -416,7 +416,7 @@ def make_findings(
     ranks. Where they were ``crowded`` (more ranks than cores) tests err together, and nobody can
     say how sure a culprit is.
     """
-    for culprit in found.culprits:
+    for culprit in located.culprits:
         name = " -> ".join(hosts[host] for host in culprit.members)
         alone = len(culprit.members) == 1
         yield Finding(
@@ -428,12 +428,12 @@ def make_findings(
                 f" {culprit.tests} tests"
             ),
             advice=ADVICE[len(culprit.members)],
-            sure=None if crowded else found.sure,
+            sure=None if crowded else located.sure,
             evidence=[
                 Evidence(
                     what="bandwidth of its tests",
-                    value=culprit.share * found.reference,
-                    expected=found.reference,
+                    value=culprit.share * located.reference,
+                    expected=located.reference,
                     unit="GB/s",
                 )
             ],
@@ -441,27 +441,27 @@ def make_findings(
 
 
 def describe_outcome(
-    found: Located,
+    located: Located,
     hosts: Sequence[str],
     kind: Literal["host", "rank"] = "host",
     crowded: bool = False,
 ) -> str:
     """The outcome in a sentence or two."""
-    names = [" -> ".join(hosts[host] for host in culprit.members) for culprit in found.culprits]
+    names = [" -> ".join(hosts[host] for host in culprit.members) for culprit in located.culprits]
     who = f"at fault: {', '.join(names)}" if names else f"no slow {kind} found"
-    cost = f"{found.tests} tests in {found.rounds} rounds"
+    cost = f"{located.tests} tests in {located.rounds} rounds"
     errs = (
-        f"a test takes a good {kind} for slow in at most {found.alpha:.1%} of cases, and a slow one"
-        f" for good in {found.beta:.1%}; so a good {kind} is named with a chance of at most"
-        f" {1 - found.sure:.2%}, and one that is cleared is faulty with {found.missed:.2%}"
+        f"a test takes a good {kind} for slow in at most {located.alpha:.1%} of cases, and a slow"
+        f" one for good in {located.beta:.1%}; so a good {kind} is named with a chance of at most"
+        f" {1 - located.sure:.2%}, and one that is cleared is faulty with {located.missed:.2%}"
     )
     if crowded:
         errs = "confidence unknown: ranks share cores, so tests are not independent"
-    left = [hosts[host] for host in found.open]
+    open_hosts = [hosts[host] for host in located.open]
     unknown = (
-        f"; not ruled out: {', '.join(left[:8])}"
-        f"{f' and {len(left) - 8} more' if len(left) > 8 else ''}"
-        if left
+        f"; not ruled out: {', '.join(open_hosts[:8])}"
+        f"{f' and {len(open_hosts) - 8} more' if len(open_hosts) > 8 else ''}"
+        if open_hosts
         else ""
     )
     return f"{who}; {cost}{unknown}; {errs}"

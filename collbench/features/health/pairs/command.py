@@ -61,9 +61,9 @@ def pairs(
     from collbench.suite.policy import Policy
 
     outputs.check_outputs(output_format, (), FORMATS)
-    known = racks.read_racks(topology) if topology else {}
+    racks_by_host = racks.read_racks(topology) if topology else {}
     if run:
-        raise typer.Exit(_show_recorded(run, known, output_format))
+        raise typer.Exit(_show_recorded(run, racks_by_host, output_format))
     if resume:
         order = _resume_order(resume, launcher)
     else:
@@ -74,7 +74,7 @@ def pairs(
         order = replace(order, **options.read_save_options(save, output, tag))
     if dry_run:
         return _print_plan(order)
-    raise typer.Exit(_measure_pairs(order, known, output_format))
+    raise typer.Exit(_measure_pairs(order, racks_by_host, output_format))
 
 
 def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:

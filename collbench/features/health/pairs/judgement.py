@@ -92,11 +92,11 @@ def blame_ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
     end that receives are two, and so are both ways of a link."""
     if not one_way:
         return {"reaches": blame_ends(rates)}
-    found = blame_ends({(a, ~b): rate for (a, b), rate in rates.items()})
-    links = {(a, ~b): s for (a, b), s in found.links.items() if not {a, b} & set(found.ends)}
+    blame = blame_ends({(a, ~b): rate for (a, b), rate in rates.items()})
+    links = {(a, ~b): s for (a, b), s in blame.links.items() if not {a, b} & set(blame.ends)}
     return {
-        "sends at": Blame({end: s for end, s in found.ends.items() if end >= 0}, {}),
-        "receives at": Blame({~end: s for end, s in found.ends.items() if end < 0}, {}),
+        "sends at": Blame({end: s for end, s in blame.ends.items() if end >= 0}, {}),
+        "receives at": Blame({~end: s for end, s in blame.ends.items() if end < 0}, {}),
         "one way reaches": Blame({}, links),
     }
 
@@ -104,11 +104,14 @@ def blame_ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
 def find_reach(rates: Rates) -> dict[int, float]:
     """What each end reaches with its best partner; of four and more the second best, which no
     chance has made."""
-    found: dict[int, list[float]] = defaultdict(list)
+    by_end: dict[int, list[float]] = defaultdict(list)
     for pair, rate in rates.items():
         for end in pair:
-            found[end].append(rate)
-    return {end: sorted(mine)[-2 if len(mine) > 3 else -1] for end, mine in sorted(found.items())}
+            by_end[end].append(rate)
+    return {
+        end: sorted(end_rates)[-2 if len(end_rates) > 3 else -1]
+        for end, end_rates in sorted(by_end.items())
+    }
 
 
 def _robust_deviation(values: Mapping[_T, float]) -> float:
@@ -134,7 +137,7 @@ def make_matrix(file: RunFile) -> Matrix | None:
     them both ways at once and one way at a time, the latter counts."""
     cases_ = group_rows(make_rows([file]), lambda row: row.case)
     one_way = any(_is_about_pair(case) and case.row.one_way for case in cases_)
-    found: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_size: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
     cases, trouble = dict[Pair, Case](), dict[Pair, str]()
     for case, launches in cases_.items():
         if not _is_about_pair(case) or case.row.one_way != one_way:
@@ -142,19 +145,19 @@ def make_matrix(file: RunFile) -> Matrix | None:
         pair = case.pair if one_way else (min(case.pair), max(case.pair))
         measured = [row for row in select_deciding(launches) if not row.predicted]
         if measured:
-            found[case.size][pair].append(case_time(measured).median)
+            by_size[case.size][pair].append(case_time(measured).median)
             cases[pair] = max(case, cases.get(pair, case), key=lambda case: case.size)
         for record in (cycle.record for row in launches for cycle in row.left_out):
             if record.status in ("wrong", "failed") and not record.note.startswith(NO_SAMPLE):
                 trouble[pair] = f"{record.status}: {record.note}"
-    if not found and not trouble:
+    if not by_size and not trouble:
         return None
-    most, least = max(found, default=0), min(found, default=0)
+    most, least = max(by_size, default=0), min(by_size, default=0)
     rates = {
-        pair: most / median(times) for pair, times in sorted(found[most].items())
+        pair: most / median(times) for pair, times in sorted(by_size[most].items())
     } | dict.fromkeys(trouble, 0.0)
     times = (
-        {pair: median(times) for pair, times in sorted(found[least].items())}
+        {pair: median(times) for pair, times in sorted(by_size[least].items())}
         if least < most
         else {}
     )
@@ -171,76 +174,85 @@ def _is_about_pair(case: Case) -> bool:
     )
 
 
-def class_rates(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
+def class_rates(matrix: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
     """Rates by how far apart the ends are: on one host, in one rack, between racks; without racks
     between hosts."""
     sorted_: dict[str, dict[Pair, float]] = defaultdict(dict)
-    for (a, b), rate in found.rates.items():
-        here, there = found.hosts[a], found.hosts[b]
-        known = here in racks and there in racks
+    for (a, b), rate in matrix.rates.items():
+        host, other = matrix.hosts[a], matrix.hosts[b]
+        racks_known = host in racks and other in racks
         kind = (
             "host"
-            if here == there
+            if host == other
             else "hosts"
-            if not known
+            if not racks_known
             else "rack"
-            if racks[here] == racks[there]
+            if racks[host] == racks[other]
             else "racks"
         )
         sorted_[kind][a, b] = rate
     return {kind: sorted_[kind] for kind in WORDS if kind in sorted_}
 
 
-def is_comparable(found: Matrix, racks: Mapping[str, str]) -> bool:
+def is_comparable(matrix: Matrix, racks: Mapping[str, str]) -> bool:
     """Whether there are enough pairs of one kind, so that it means something if none stands out."""
-    return any(len(rates) >= MIN_PAIRS for rates in class_rates(found, racks).values())
+    return any(len(rates) >= MIN_PAIRS for rates in class_rates(matrix, racks).values())
 
 
 def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:
     """What stands out in a run's pairs. ``racks`` are hosts', where they are known."""
-    found = make_matrix(file)
-    if found is None:
+    matrix = make_matrix(file)
+    if matrix is None:
         return []
-    racks, told = racks or {}, list[Finding]()
-    for kind, rates in class_rates(found, racks).items():
-        for way, blamed in blame_ways(rates, found.one_way).items():
-            ends, hosts = _by_host(blamed.ends, rates, found.hosts)
+    racks, findings = racks or {}, list[Finding]()
+    for kind, rates in class_rates(matrix, racks).items():
+        for way, blamed in blame_ways(rates, matrix.one_way).items():
+            ends, hosts = _by_host(blamed.ends, rates, matrix.hosts)
             links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}
             uplinks: Mapping[tuple[str, str], float] = {}
             if kind == "racks":
-                links, uplinks = _by_rack(links, rates, found.hosts, racks)
-            tell = partial(
-                _make_finding, file, found, f"{way} {{:.0%}} of what others do {WORDS[kind]}"
+                links, uplinks = _by_rack(links, rates, matrix.hosts, racks)
+            add_finding = partial(
+                _make_finding, file, matrix, f"{way} {{:.0%}} of what others do {WORDS[kind]}"
             )
-            told += [tell("host", host, share) for host, share in hosts.items()]
-            told += [tell("rank", _name_rank(found, end), share) for end, share in ends.items()]
-            told += [tell("link", " -> ".join(both), share) for both, share in uplinks.items()]
-            told += [
-                tell("link", " -> ".join(_name_rank(found, end) for end in pair), share, pair)
+            findings += [add_finding("host", host, share) for host, share in hosts.items()]
+            findings += [
+                add_finding("rank", _name_rank(matrix, end), share) for end, share in ends.items()
+            ]
+            findings += [
+                add_finding("link", " -> ".join(both), share) for both, share in uplinks.items()
+            ]
+            findings += [
+                add_finding(
+                    "link", " -> ".join(_name_rank(matrix, end) for end in pair), share, pair
+                )
                 for pair, share in links.items()
             ]
-    return sorted(told, key=lambda finding: finding.evidence[0].value)
+    return sorted(findings, key=lambda finding: finding.evidence[0].value)
 
 
-def _name_rank(found: Matrix, rank: int) -> str:
+def _name_rank(matrix: Matrix, rank: int) -> str:
     """``host`` where it has one rank, else ``host:rank``."""
-    host = found.hosts[rank]
-    return host if found.hosts.count(host) == 1 else f"{host}:{rank}"
+    host = matrix.hosts[rank]
+    return host if matrix.hosts.count(host) == 1 else f"{host}:{rank}"
 
 
 def _by_host(
     ends: Mapping[int, float], rates: Rates, names: Sequence[str]
 ) -> tuple[dict[int, float], dict[str, float]]:
     """Ranks that stand out among those of their host, and hosts of which most do."""
-    there: dict[str, set[int]] = defaultdict(set)
+    ends_of_host: dict[str, set[int]] = defaultdict(set)
     for end in {end for pair in rates for end in pair}:
-        there[names[end]].add(end)
-    slow = {host: [ends[end] for end in mine if end in ends] for host, mine in there.items()}
+        ends_of_host[names[end]].add(end)
+    slow = {
+        host: [ends[end] for end in host_ends if end in ends]
+        for host, host_ends in ends_of_host.items()
+    }
     alone = len(set(names)) == 1  # then ranks are all there is to name
     hosts = (
         {}
         if alone
-        else {h: median(s) for h, s in slow.items() if s and len(s) >= MANY * len(there[h])}
+        else {h: median(s) for h, s in slow.items() if s and len(s) >= MANY * len(ends_of_host[h])}
     )
     return {end: share for end, share in ends.items() if names[end] not in hosts}, hosts
 
@@ -284,15 +296,15 @@ WHICH_WAY = "; collbench pairs --one-way tells which direction is slow"
 
 def _make_finding(
     file: RunFile,
-    found: Matrix,
-    words: str,
+    matrix: Matrix,
+    template: str,
     kind: str,
     name: str,
     share: float,
     pair: Pair | None = None,
 ) -> Finding:
-    what = f"{name} {words.format(share)}"
-    case = found.cases[pair].key if pair in found.cases else ""
+    what = f"{name} {template.format(share)}"
+    case = matrix.cases[pair].key if pair in matrix.cases else ""
     evidence = [
         Evidence(
             what="share of the others' bandwidth",
@@ -302,27 +314,27 @@ def _make_finding(
             case=case,
         )
     ]
-    if pair and pair in found.trouble:
-        what = f"{name}: {found.trouble[pair]}"
+    if pair and pair in matrix.trouble:
+        what = f"{name}: {matrix.trouble[pair]}"
     return Finding(
         check="link uniformity",
         severity="warning",
         subject=Subject(kind, name),  # type: ignore[arg-type]
         what=what,
-        advice=ADVICE[kind] + ("" if found.one_way else WHICH_WAY),
+        advice=ADVICE[kind] + ("" if matrix.one_way else WHICH_WAY),
         evidence=evidence,
     )
 
 
-def summarise_pairs(found: Matrix, racks: Mapping[str, str]) -> list[str]:
+def summarise_pairs(matrix: Matrix, racks: Mapping[str, str]) -> list[str]:
     """What pairs reach by how far apart they are, in words."""
-    lines, of = [], "direction" if found.one_way else "pair"
-    for kind, rates in class_rates(found, racks).items():
+    lines, noun = [], "direction" if matrix.one_way else "pair"
+    for kind, rates in class_rates(matrix, racks).items():
         values = sorted(rates.values())
-        times = [found.times[pair] for pair in rates if pair in found.times]
+        times = [matrix.times[pair] for pair in rates if pair in matrix.times]
         fast = f", {format_duration(median(times))} at the smallest" if times else ""
         lines.append(
-            f"{format_count(len(rates), of)} {WORDS[kind]}: {format_bandwidth(median(values))}"
+            f"{format_count(len(rates), noun)} {WORDS[kind]}: {format_bandwidth(median(values))}"
             " GB/s in the"
             f" median, {format_bandwidth(values[0])} to {format_bandwidth(values[-1])}{fast}"
         )

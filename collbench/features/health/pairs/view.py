@@ -37,18 +37,18 @@ class Pairs(NamedTuple):
 
 def pair_shares(measured: Pairs) -> dict[Pair, tuple[str, float]]:
     """How far apart each pair is, and its share of the median rate of such pairs."""
-    found = {}
+    shares = {}
     for kind, rates in pairs.class_rates(measured.matrix, measured.racks).items():
         middle = median(rates.values())
-        found.update(
+        shares.update(
             {pair: (kind, rate / middle if middle else 1.0) for pair, rate in rates.items()}
         )
-    return found
+    return shares
 
 
 def list_rows(measured: Pairs) -> list[dict[str, Any]]:
     """A pair each, by COLUMNS: GB/s each way, nanoseconds at the smallest size."""
-    found, apart = measured.matrix, pair_shares(measured)
+    matrix, shares = measured.matrix, pair_shares(measured)
     return [
         dict(
             zip(
@@ -56,18 +56,18 @@ def list_rows(measured: Pairs) -> list[dict[str, Any]]:
                 (
                     a,
                     b,
-                    found.hosts[a],
-                    found.hosts[b],
-                    WORDS[apart[a, b][0]],
+                    matrix.hosts[a],
+                    matrix.hosts[b],
+                    WORDS[shares[a, b][0]],
                     rate,
-                    found.times.get((a, b)),
-                    apart[a, b][1],
+                    matrix.times.get((a, b)),
+                    shares[a, b][1],
                     measured.file.run.policy.inject,
                 ),
                 strict=True,
             )
         )
-        for (a, b), rate in found.rates.items()
+        for (a, b), rate in matrix.rates.items()
     ]
 
 
@@ -75,17 +75,19 @@ def list_scores(measured: Pairs) -> list[dict[str, Any]]:
     """The best and the median rate of each host's pairs with other hosts (of each rank's, where all
     are on one host), slowest first."""
     several = len(set(measured.matrix.hosts)) > 1
-    mine: dict[str, list[float]] = defaultdict(list)
+    rates_of_name: dict[str, list[float]] = defaultdict(list)
     for pair, rate in measured.matrix.rates.items():
         names = [measured.matrix.hosts[end] if several else f"rank {end}" for end in pair]
         if not several or names[0] != names[1]:
             if measured.matrix.one_way:
                 names = [f"{names[0]} sends", f"{names[1]} receives"]
             for name in names:
-                mine[name].append(rate)
-    best = {name: sorted(rates)[-2 if len(rates) > 3 else -1] for name, rates in mine.items()}
+                rates_of_name[name].append(rate)
+    best = {
+        name: sorted(rates)[-2 if len(rates) > 3 else -1] for name, rates in rates_of_name.items()
+    }
     usual = median(best.values()) if best else 1.0
-    found = [
+    scores = [
         {
             "name": name,
             "pairs": len(rates),
@@ -93,9 +95,9 @@ def list_scores(measured: Pairs) -> list[dict[str, Any]]:
             "median": median(rates),
             "share": best[name] / usual if usual else 1.0,
         }
-        for name, rates in mine.items()
+        for name, rates in rates_of_name.items()
     ]
-    return sorted(found, key=lambda score: score["best"])
+    return sorted(scores, key=lambda score: score["best"])
 
 
 def make_document(measured: Pairs) -> Document:
@@ -127,31 +129,31 @@ def make_document(measured: Pairs) -> Document:
     )
 
 
-def _square_table(found: Matrix) -> Table:
-    ranks = range(len(found.hosts))
+def _square_table(matrix: Matrix) -> Table:
+    ranks = range(len(matrix.hosts))
     lines = []
     for a in ranks:
-        rates = [found.rates.get((a, b), found.rates.get((b, a))) for b in ranks]
+        rates = [matrix.rates.get((a, b), matrix.rates.get((b, a))) for b in ranks]
         lines.append(
             Line((str(a), *("" if rate is None else format_bandwidth(rate) for rate in rates)))
         )
     heads = ("", *map(str, ranks))
-    way = "from line to column" if found.one_way else "between ranks"
+    way = "from line to column" if matrix.one_way else "between ranks"
     return Table(title=f"busbw {way}, GB/s", heads=heads, lines=lines, split=True)
 
 
 def _worst_table(measured: Pairs) -> Table:
-    apart, hosts = pair_shares(measured), measured.matrix.hosts
+    shares, hosts = pair_shares(measured), measured.matrix.hosts
     to = "->" if measured.matrix.one_way else "-"
-    worst = sorted(measured.matrix.rates, key=lambda pair: apart[pair][1])[:WORST]
+    worst = sorted(measured.matrix.rates, key=lambda pair: shares[pair][1])[:WORST]
     lines = [
         Line(
             (
                 f"{a} {to} {b}",
                 plain_line(f"{hosts[a]} {to} {hosts[b]}"),
-                WORDS[apart[a, b][0]],
+                WORDS[shares[a, b][0]],
                 format_bandwidth(measured.matrix.rates[a, b]),
-                f"{apart[a, b][1]:.0%}",
+                f"{shares[a, b][1]:.0%}",
                 format_duration(measured.matrix.times.get((a, b))),
             )
         )
@@ -187,6 +189,8 @@ def list_verdicts(measured: Pairs) -> list[str]:
             return [f"no verdict: {number}, too few for one to stand out"]
         return ["no pair, rank, host or link stands out"]
     crowded = any(world.oversubscribed for world in measured.file.worlds)
-    words = [f"{one.subject.kind} {one.what}: {one.advice}" for one in measured.findings]
+    sentences = [
+        f"{finding.subject.kind} {finding.what}: {finding.advice}" for finding in measured.findings
+    ]
     caution = "oversubscribed: who stands out may have had less of a core"
-    return [caution, *words] if crowded else words
+    return [caution, *sentences] if crowded else sentences

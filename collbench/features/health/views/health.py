@@ -98,19 +98,21 @@ def make_document(
     these lead into."""
     report = run.make_document(files) if files else None
     proofs = [
-        (place, proof) for place, one in enumerate(verdict.findings) for proof in one.evidence
+        (index, proof)
+        for index, finding in enumerate(verdict.findings)
+        for proof in finding.evidence
     ]
-    shown = [
+    own_sections = [
         _findings_section(verdict),
         _checks_section(verdict, trend),
         *([_evidence_section(proofs, report is not None)] if proofs else []),
     ]
-    shown += history.make_sections(trend) if trend and trend.series else []
+    own_sections += history.make_sections(trend) if trend and trend.series else []
     return Document(
         title=f"Health of {_name_some(verdict.hosts, 3) or 'a cluster'}",
         verdict=_make_sentence(verdict),
         weight=WEIGHTS[verdict.state],
-        sections=[*shown, *(report.sections if report else [])],
+        sections=[*own_sections, *(report.sections if report else [])],
         runs=report.runs if report else [f"run {name}" for name in verdict.runs],
         data=report.data if report else [],
         brief=_make_brief(verdict),
@@ -130,49 +132,51 @@ def _findings_section(verdict: Verdict) -> Section:
     lines = [
         Line(
             (
-                one.severity,
-                one.subject.name,
-                one.check,
-                one.what,
-                one.since,
-                _format_certainty(one),
-                one.advice,
+                finding.severity,
+                finding.subject.name,
+                finding.check,
+                finding.what,
+                finding.since,
+                _format_certainty(finding),
+                finding.advice,
             ),
             {},
-            GRAVITY[one.severity],
-            f"finding-{place}",
-            f"evidence-{place}" if one.evidence else "",
+            GRAVITY[finding.severity],
+            f"finding-{index}",
+            f"evidence-{index}" if finding.evidence else "",
         )
-        for place, one in enumerate(verdict.findings)
+        for index, finding in enumerate(verdict.findings)
     ]
     heads = ("severity", "who", "check", "what", "since", "sure", "what to do")
-    words = [] if lines else ["Nothing was found."]
+    sentences = [] if lines else ["Nothing was found."]
     if verdict.injected:
-        words = [
+        sentences = [
             f"A fault was planted on purpose: {verdict.injected}. This is a test of the alarm.",
-            *words,
+            *sentences,
         ]
-    used = [place for place in range(len(heads)) if any(line.cells[place] for line in lines)]
+    used = [column for column in range(len(heads)) if any(line.cells[column] for line in lines)]
     table = Table(
         name="findings",
         title="Findings",
-        heads=tuple(heads[place] for place in used),
+        heads=tuple(heads[column] for column in used),
         lines=[
-            msgspec.structs.replace(line, cells=[line.cells[place] for place in used])
+            msgspec.structs.replace(line, cells=[line.cells[column] for column in used])
             for line in lines
         ],
-        align="".join("lllllrl"[place] for place in used),
+        align="".join("lllllrl"[column] for column in used),
         note="Hints do not affect the verdict.",
         carded=True,
     )
-    return Section(name="findings", title="Findings", words=words, tables=[table] if lines else [])
+    return Section(
+        name="findings", title="Findings", words=sentences, tables=[table] if lines else []
+    )
 
 
 def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
     nights = history.recent_nights(trend) if trend else ""
     ended = [
-        Line((one.check, one.outcome, one.note), {}, _check_weight(verdict, one))
-        for one in verdict.checks
+        Line((check.check, check.outcome, check.note), {}, _check_weight(verdict, check))
+        for check in verdict.checks
     ]
     tables = (
         [
@@ -199,42 +203,44 @@ def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
             align="l" * len(heads),
         )
         tables = [hosts, *tables]
-    words = [nights] if nights else []
+    sentences = [nights] if nights else []
     return Section(
         name="checks",
         title="Checks",
-        words=words if ended else ["No check was made."],
+        words=sentences if ended else ["No check was made."],
         tables=tables,
     )
 
 
 def _check_weight(verdict: Verdict, check: Checked) -> Weight:
-    graves = {GRAVITY[one.severity] for one in verdict.findings if one.check == check.check}
+    graves = {
+        GRAVITY[finding.severity] for finding in verdict.findings if finding.check == check.check
+    }
     return "bad" if "bad" in graves else OUTCOMES[check.outcome]
 
 
 def make_grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
     """Hosts by checks that apply, of both those with findings first; on the first line what is
     about no host alone."""
-    guilty = {one.check for one in verdict.findings}
+    guilty = {finding.check for finding in verdict.findings}
     checks = sorted(
         (c for c in verdict.checks if c.outcome != "not applicable" or c.check in guilty),
         key=lambda check: check.check not in guilty,
     )
     heads = ("host", *(check.check for check in checks))
     blamed: dict[str, dict[str, list[Severity]]] = {}
-    for one in verdict.findings:
-        for host in host_of(one.subject) or (CLUSTER,):
-            blamed.setdefault(host, {}).setdefault(one.check, []).append(one.severity)
+    for finding in verdict.findings:
+        for host in host_of(finding.subject) or (CLUSTER,):
+            blamed.setdefault(host, {}).setdefault(finding.check, []).append(finding.severity)
     hosts = sorted(
         {*verdict.hosts, *blamed} - {CLUSTER}, key=lambda host: (-len(blamed.get(host, {})), host)
     )
     return heads, [_host_line(host, blamed.get(host, {}), checks) for host in (CLUSTER, *hosts)]
 
 
-def _host_line(host: str, found: dict[str, list[Severity]], checks: Sequence[Checked]) -> Line:
+def _host_line(host: str, by_check: dict[str, list[Severity]], checks: Sequence[Checked]) -> Line:
     ranked: tuple[Severity, ...] = ("critical", "warning", "hint")
-    worst = {check: min(severities, key=ranked.index) for check, severities in found.items()}
+    worst = {check: min(severities, key=ranked.index) for check, severities in by_check.items()}
     cells = [worst.get(check.check) or CELLS[check.outcome] for check in checks]
     weights = {GRAVITY[severity] for severity in worst.values()}
     return Line((host, *cells), {}, "bad" if "bad" in weights else "notice" if weights else "good")
@@ -242,18 +248,18 @@ def _host_line(host: str, found: dict[str, list[Severity]], checks: Sequence[Che
 
 def _evidence_section(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> Section:
     lines = []
-    for number, (place, proof) in enumerate(proofs):
+    for number, (index, proof) in enumerate(proofs):
         value, expected = (
             f"{figure} {proof.unit}".strip() if figure != "" else ""
             for figure in (proof.value, proof.expected)
         )
-        first = number == 0 or proofs[number - 1][0] != place
+        first = number == 0 or proofs[number - 1][0] != index
         lines.append(
             Line(
                 (proof.what, value, expected, proof.run, proof.case),
                 {},
                 "",
-                f"evidence-{place}" if first else "",
+                f"evidence-{index}" if first else "",
                 "bandwidth" if linked and proof.case else "",
             )
         )
@@ -267,36 +273,49 @@ def _evidence_section(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> S
     return Section(name="evidence", title="Evidence", words=[], tables=[table])
 
 
-def _format_certainty(one: Finding) -> str:
+def _format_certainty(finding: Finding) -> str:
     """Never quite: what tests were made for is not all that can go wrong."""
-    return "" if one.sure is None else "> 99.9%" if one.sure > 0.999 else f"{one.sure:.1%}"
+    return (
+        "" if finding.sure is None else "> 99.9%" if finding.sure > 0.999 else f"{finding.sure:.1%}"
+    )
 
 
 def _make_brief(verdict: Verdict) -> list[Block]:
     """What a terminal shows: the verdict, findings in words, what each check saw."""
     about = ", ".join(verdict.hosts[:4])
     more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
-    whom = f"{about}{more}" or "of hosts that no run names"
-    blocks: list[Block] = [tone_text("collbench health  ", strong=True) + whom]
+    hosts = f"{about}{more}" or "of hosts that no run names"
+    blocks: list[Block] = [tone_text("collbench health  ", strong=True) + hosts]
     if verdict.injected:
         blocks.append(tone_text(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
     blocks += [tone_text(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
-    for one in verdict.findings:
-        since = f", since {one.since}" if one.since else ""
-        told = tone_text(f"{one.severity:<10}", GRAVITY[one.severity]) + f"{one.sentence}{since}"
+    for finding in verdict.findings:
+        since = f", since {finding.since}" if finding.since else ""
+        sentence = (
+            tone_text(f"{finding.severity:<10}", GRAVITY[finding.severity])
+            + f"{finding.sentence}{since}"
+        )
         blocks.append(
-            told
+            sentence
             + tone_text(
-                f" (sure: {_format_certainty(one)})" if _format_certainty(one) else "", "quiet"
+                f" (sure: {_format_certainty(finding)})" if _format_certainty(finding) else "",
+                "quiet",
             )
         )
         blocks += [
-            tone_text(f"          {_describe_proof(proof)}", "quiet") for proof in one.evidence[:3]
+            tone_text(f"          {_describe_proof(proof)}", "quiet")
+            for proof in finding.evidence[:3]
         ]
-        blocks += [f"          → {one.advice}", ""]
+        blocks += [f"          → {finding.advice}", ""]
     lines = [
-        Line((one.check, tone_text(one.outcome, _check_weight(verdict, one) or "quiet"), one.note))
-        for one in verdict.checks
+        Line(
+            (
+                check.check,
+                tone_text(check.outcome, _check_weight(verdict, check) or "quiet"),
+                check.note,
+            )
+        )
+        for check in verdict.checks
     ]
     table = Table(heads=CHECKS, lines=lines, align="www", quiet=CHECKS[2:])
     return [*blocks, table] if lines else blocks
@@ -314,23 +333,23 @@ def clean_verdict(verdict: Verdict) -> Verdict:
     elsewhere."""
     replace = msgspec.structs.replace
 
-    def proof(one: Evidence) -> Evidence:
+    def proof(evidence: Evidence) -> Evidence:
         texts = {
             name: value
-            for name in one.__struct_fields__
-            if isinstance(value := getattr(one, name), str)
+            for name in evidence.__struct_fields__
+            if isinstance(value := getattr(evidence, name), str)
         }
-        return replace(one, **{name: plain_line(text) for name, text in texts.items()})
+        return replace(evidence, **{name: plain_line(text) for name, text in texts.items()})
 
-    def clean(one: Finding) -> Finding:
-        subject = Subject(one.subject.kind, plain_line(one.subject.name))
+    def clean(finding: Finding) -> Finding:
+        subject = Subject(finding.subject.kind, plain_line(finding.subject.name))
         return replace(
-            one,
+            finding,
             subject=subject,
-            what=plain_line(one.what),
-            advice=plain_line(one.advice),
-            since=plain_line(one.since),
-            evidence=[proof(each) for each in one.evidence],
+            what=plain_line(finding.what),
+            advice=plain_line(finding.advice),
+            since=plain_line(finding.since),
+            evidence=[proof(evidence) for evidence in finding.evidence],
         )
 
     return replace(
@@ -338,9 +357,9 @@ def clean_verdict(verdict: Verdict) -> Verdict:
         summary=plain_line(verdict.summary),
         injected=plain_line(verdict.injected),
         runs=[*map(plain_line, verdict.runs)],
-        findings=[clean(one) for one in verdict.findings],
+        findings=[clean(finding) for finding in verdict.findings],
         hosts=[*map(plain_line, verdict.hosts)],
-        checks=[replace(one, note=plain_line(one.note)) for one in verdict.checks],
+        checks=[replace(check, note=plain_line(check.note)) for check in verdict.checks],
     )
 
 
@@ -355,7 +374,7 @@ def _make_sentence(verdict: Verdict) -> str:
 
 def make_line(verdict: Verdict) -> str:
     """One line for a chat, short enough to be read."""
-    grave = sum(one.severity != "hint" for one in verdict.findings)
+    grave = sum(finding.severity != "hint" for finding in verdict.findings)
     hosts = f" ({_name_some(verdict.hosts, 2)})" if verdict.hosts else ""
     count = f", {format_count(grave, 'finding')}" if grave else ""
     text = (
@@ -379,7 +398,7 @@ def make_nagios(verdict: Verdict) -> tuple[int, str]:
     data = " ".join(
         f"{severity}={number}" for severity, number in _count_severities(verdict).items()
     )
-    blind = sum(one.outcome == "no data" for one in verdict.checks)
+    blind = sum(check.outcome == "no data" for check in verdict.checks)
     return code, f"COLLBENCH {word} - {text} | {data} checks={len(verdict.checks)} no_data={blind}"
 
 
@@ -390,7 +409,7 @@ def make_unknown(why: str) -> str:
 
 def _count_severities(verdict: Verdict) -> dict[str, int]:
     return {
-        name: sum(one.severity == name for one in verdict.findings)
+        name: sum(finding.severity == name for finding in verdict.findings)
         for name in ("critical", "warning", "hint")
     }
 
@@ -403,7 +422,7 @@ def plain_values(verdict: Verdict) -> dict[str, Any]:
 def junit_cases(verdict: Verdict) -> list[JunitCase]:
     """A test case per check: failed where it found a fault, skipped without data; and one for the
     verdict."""
-    found = [_junit_case(verdict, check) for check in verdict.checks]
+    cases = [_junit_case(verdict, check) for check in verdict.checks]
     unknown = verdict.state == "no verdict"
     last = JunitCase(
         group=GROUP,
@@ -412,7 +431,7 @@ def junit_cases(verdict: Verdict) -> list[JunitCase]:
         message=_make_sentence(verdict),
         kind="NO_VERDICT" if unknown else "",
     )
-    return [*found, last]
+    return [*cases, last]
 
 
 def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
@@ -436,12 +455,12 @@ def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
 def list_gauges(verdict: Verdict) -> list[Gauge]:
     """What node_exporter is told. Findings are counted by check, severity and subject."""
     findings: dict[tuple[tuple[str, str], ...], int] = {}
-    for one in verdict.findings:
+    for finding in verdict.findings:
         labels = {
-            "check": one.check,
-            "severity": one.severity,
-            "kind": one.subject.kind,
-            "subject": one.subject.name,
+            "check": finding.check,
+            "severity": finding.severity,
+            "kind": finding.subject.kind,
+            "subject": finding.subject.name,
         }
         findings[tuple(labels.items())] = findings.get(tuple(labels.items()), 0) + 1
     return [
@@ -453,7 +472,7 @@ def list_gauges(verdict: Verdict) -> list[Gauge]:
         Gauge(
             "collbench_health_check",
             "1 for each check's outcome.",
-            [({"check": one.check, "outcome": one.outcome}, 1) for one in verdict.checks],
+            [({"check": check.check, "outcome": check.outcome}, 1) for check in verdict.checks],
         ),
         Gauge(
             "collbench_health_findings",

@@ -178,8 +178,8 @@ class Reading:
     """What a parser has found so far. ``closed`` is False for a log that ends before its tool
     did."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, request: Asked) -> None:
+        self.asked = request
         self.tool = ""
         self.command: list[str] = []
         self.started = self.ended = ""
@@ -206,32 +206,32 @@ class Reading:
     def collective(self, *names: str) -> str:
         """Which of ours the first of ``names`` that is not empty means, "" where it is none of
         ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""
-        told = next(
+        name = next(
             filter(None, (*names, self.asked.collective, _find_collective(self.asked.name))), ""
         )
-        if not told:
+        if not name:
             raise UsageError(
                 f"{self.asked.name}: cannot tell which collective this is",
                 "--collective all_reduce",
             )
         return next(
-            (row.name for row in COLLECTIVES.values() if told.lower() in (row.name, *row.aliases)),
+            (row.name for row in COLLECTIVES.values() if name.lower() in (row.name, *row.aliases)),
             "",
         )
 
-    def ranks(self, told: int) -> int:
-        """How many ranks: as a person says, else ``told``, which is 0 where the log does not say.
-        Raises UsageError where nobody does."""
-        known = self.asked.ranks or told
-        if not known:
+    def ranks(self, printed: int) -> int:
+        """The number of ranks that the user gave (--ranks), else ``printed``, the log's; 0 is none.
+        Raises UsageError where neither is known."""
+        count = self.asked.ranks or printed
+        if not count:
             raise UsageError(
                 f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
             )
-        if not 0 < known <= MOST_LOGGED:
-            raise UsageError(f"{self.asked.name}: no machine has {known} ranks", "give --ranks N")
-        if told and known != told:
-            self.warn(f"the log says {told} ranks; --ranks {known} is taken")
-        return known
+        if not 0 < count <= MOST_LOGGED:
+            raise UsageError(f"{self.asked.name}: no machine has {count} ranks", "give --ranks N")
+        if printed and count != printed:
+            self.warn(f"the log says {printed} ranks; --ranks {count} is taken")
+        return count
 
     def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
         """Warns of one more table of a test unless the log tells how many ranks ran it."""
@@ -242,10 +242,10 @@ class Reading:
             )
         self._seen.add(name)
 
-    def warn(self, words: str) -> None:
+    def warn(self, warning: str) -> None:
         """Once."""
-        if words not in self.warnings:
-            self.warnings.append(words)
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def rebuilt(self) -> str:
         """The note of a record whose time was made of a bandwidth."""
@@ -283,9 +283,9 @@ class Reading:
         cycles: Counter[Case] = Counter()
         commands: dict[Case, str] = {}
         tables: dict[int, Table] = {}
-        for table, line, asked, refused in self._entries:
-            own = tables.setdefault(id(table), _with_settings(table, names))
-            case = msgspec.structs.replace(asked, env=own.env)
+        for table, line, requested, refused in self._entries:
+            own_table = tables.setdefault(id(table), _with_settings(table, names))
+            case = msgspec.structs.replace(requested, env=own_table.env)
             if (first := commands.setdefault(case, table.command)) != table.command:
                 self.warn(
                     f"'{table.command}' repeats what '{first}' ran: taken for repetitions of one"
@@ -298,8 +298,8 @@ class Reading:
                     Record(case=counted_case, status="skipped", note=refused, started=line.started)
                 )
             else:
-                world = self._world(own, case.world)
-                self.records.append(_make_record(counted_case, own, line, world))
+                world = self._world(own_table, case.world)
+                self.records.append(_make_record(counted_case, own_table, line, world))
 
     def _differing_facts(self) -> list[str]:
         """The facts in which tables of one case differ where both tell."""
@@ -307,7 +307,9 @@ class Reading:
         for table, _, case, refused in self._entries:
             for name, value in () if refused else facts_of(table):
                 values.setdefault((case, name), set()).add(value)
-        return list(dict.fromkeys(name for (_, name), found in values.items() if len(found) > 1))
+        return list(
+            dict.fromkeys(name for (_, name), readings in values.items() if len(readings) > 1)
+        )
 
     def _compare(self, case: Case, line: Line, refused: bool) -> None:
         """Warns where the log's own numbers do not fit together, most likely because ranks are
@@ -454,19 +456,27 @@ def _no_time(line: Line) -> list[float]:
     none."""
     if line.told is None:
         return []
-    told = line.told
-    given = (told.time, told.min, told.max, told.p50, told.p95, told.p99, *(told.by_rank or ()))
+    printed = line.told
+    given = (
+        printed.time,
+        printed.min,
+        printed.max,
+        printed.p50,
+        printed.p95,
+        printed.p99,
+        *(printed.by_rank or ()),
+    )
     odd = [value for value in given if value is not None and not 0 <= value < MOST_NS]
-    return odd or [0.0] * bool(line.size and not told.time)
+    return odd or [0.0] * bool(line.size and not printed.time)
 
 
 def _find_collective(name: str) -> str:
     """The collective that whole words of a file's name speak of, "" if none; all_reduce is not
     taken for reduce."""
     text = f"_{re.sub(r'[^a-z]+', '_', name.rpartition('/')[2].lower())}_"
-    known = {word: row.name for row in COLLECTIVES.values() for word in (row.name, *row.aliases)}
+    names = {word: row.name for row in COLLECTIVES.values() for word in (row.name, *row.aliases)}
     return next(
-        (known[word] for word in sorted(known, key=len, reverse=True) if f"_{word}_" in text), ""
+        (names[word] for word in sorted(names, key=len, reverse=True) if f"_{word}_" in text), ""
     )
 
 
@@ -486,15 +496,17 @@ def parse_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read_log(text: str, asked: Asked, kind: str = "auto") -> Reading:
+def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
     """Everything that ``text`` says, by the parser for ``kind`` (of FORMATS, or auto). Raises
     UsageError where it is of no known kind, says too little, or holds no result."""
     if text.startswith('{"line":"run"'):
         raise UsageError(
-            f"{asked.name} is a run of collbench already", "report and compare read it as it is"
+            f"{request.name} is a run of collbench already", "report and compare read it as it is"
         )
-    if asked.collective:
-        asked = msgspec.structs.replace(asked, collective=find_collective(asked.collective).name)
+    if request.collective:
+        request = msgspec.structs.replace(
+            request, collective=find_collective(request.collective).name
+        )
     is_json = JSON.match(text) is not None
     parts = {"": text} if is_json else split_processes(text)
     if not is_json:
@@ -505,18 +517,20 @@ def read_log(text: str, asked: Asked, kind: str = "auto") -> Reading:
     text = "\n".join(parts.values())
     if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
         raise UsageError(
-            f"{asked.name} is a log of {other}, which is not read",
+            f"{request.name} is a log of {other}, which is not read",
             "collbench help import says which logs are",
         )
     if kind == "auto":
-        kind = next((name for name, known in FORMATS.items() if known.mark.search(text)), "")
-    if not kind:
-        looked = ", ".join(f"'{known.words}' ({name})" for name, known in FORMATS.items())
-        raise UsageError(
-            f"{asked.name} is not a log of a known kind",
-            f"looked for {looked}; --from names the kind",
+        kind = next(
+            (name for name, log_format in FORMATS.items() if log_format.mark.search(text)), ""
         )
-    reading = Reading(asked)
+    if not kind:
+        marks = ", ".join(f"'{log_format.words}' ({name})" for name, log_format in FORMATS.items())
+        raise UsageError(
+            f"{request.name} is not a log of a known kind",
+            f"looked for {marks}; --from names the kind",
+        )
+    reading = Reading(request)
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
     for label, part in parts.items():
         reading.process = label
@@ -527,16 +541,16 @@ def read_log(text: str, asked: Asked, kind: str = "auto") -> Reading:
         why += [record.note for record in reading.records]
         why += [f"nothing in it looks like '{FORMATS[kind].words}' and a table"]
         raise UsageError(
-            ": ".join([asked.name, "no result in it", *why[:1]]), f"it was read as {kind}"
+            ": ".join([request.name, "no result in it", *why[:1]]), f"it was read as {kind}"
         )
     return reading
 
 
 def assemble_runs(
-    reading: Reading, tag: str = "", place: int = 0
+    reading: Reading, tag: str = "", index: int = 0
 ) -> list[Run | World | Record | End]:
     """The lines of a run's file. Without an End where the log was cut short. Runs made in one
-    millisecond sort by their ``place``."""
+    millisecond sort by ``index``."""
     cases = [record.case for record in reading.records]
     values: dict[str, Any] = {
         name: tuple(dict.fromkeys(getattr(case, field) for case in cases))
@@ -561,7 +575,7 @@ def assemble_runs(
         **values,
     )
     run = Run(
-        id=store.new_id(f"imported-{place:02x}"),
+        id=store.new_id(f"imported-{index:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
         command=[environment.mask_text(word) for word in reading.command],
         suite=Suite(
@@ -582,9 +596,11 @@ def assemble_runs(
 
 def describe_average(reading: Reading) -> str:
     """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
-    named = "Average bus bandwidth in the log: "
-    told = list(dict.fromkeys(reading.averages))
-    return f"{named}{', '.join(told[:9])}{', …' * bool(told[9:])} GB/s" if told else ""
+    heading = "Average bus bandwidth in the log: "
+    averages = list(dict.fromkeys(reading.averages))
+    return (
+        f"{heading}{', '.join(averages[:9])}{', …' * bool(averages[9:])} GB/s" if averages else ""
+    )
 
 
 def _make_environment(reading: Reading) -> dict[str, Any]:

@@ -63,9 +63,9 @@ def varying_variables(every: Sequence[str]) -> set[str]:
     """Variables that not all commands in a log set alike, and that therefore tell its tests
     apart."""
     commands = [
-        environment.select_variables(settings_of(words))
+        environment.select_variables(settings_of(tokens))
         for line in every
-        if (words := words_of(line))
+        if (tokens := words_of(line))
     ]
     names = {name for command in commands for name in command}
     return {name for name in names if len({command.get(name) for command in commands}) > 1}
@@ -83,16 +83,16 @@ def count_ranks(command: Sequence[str]) -> int:
     return sum(counts) if all(counts) else 0
 
 
-def _words_before_benchmark(words: Sequence[str]) -> Sequence[str]:
+def _words_before_benchmark(tokens: Sequence[str]) -> Sequence[str]:
     """The words before the benchmark."""
-    at = (i for i, word in enumerate(words) if BENCHMARK.search(word))
-    return words[: next(at, len(words))]
+    at = (i for i, word in enumerate(tokens) if BENCHMARK.search(word))
+    return tokens[: next(at, len(tokens))]
 
 
-def _split_programs(words: Sequence[str]) -> list[list[str]]:
+def _split_programs(tokens: Sequence[str]) -> list[list[str]]:
     """Words of each of the programs that a colon divides."""
     parts: list[list[str]] = [[]]
-    for word in words:
+    for word in tokens:
         if word == ":":
             parts.append([])
         else:
@@ -100,21 +100,21 @@ def _split_programs(words: Sequence[str]) -> list[list[str]]:
     return parts
 
 
-def _count_ranks(words: Sequence[str]) -> int:
-    if ranks := _option_value(words, RANKS):
+def _count_ranks(tokens: Sequence[str]) -> int:
+    if ranks := _option_value(tokens, RANKS):
         return ranks
-    return _option_value(words, NODES) * _option_value(words, PER_NODE)
+    return _option_value(tokens, NODES) * _option_value(tokens, PER_NODE)
 
 
-def _option_value(words: Sequence[str], names: Sequence[str]) -> int:
+def _option_value(tokens: Sequence[str], names: Sequence[str]) -> int:
     """The number behind one of these options, be it a word of its own, after '=' or glued; 0 where
     there is none."""
-    text = " ".join(words)
+    text = " ".join(tokens)
     options = "|".join(
         rf"{re.escape(name)}(?:[ =]+{'|' if len(name) == 2 else ''})" for name in names
     )
-    found = re.findall(rf"(?<!\S)(?:{options})(\d{{1,7}})(?!\S)", text)
-    return int(found[0]) if found and int(found[0]) < MAX_TOLD else 0
+    matches = re.findall(rf"(?<!\S)(?:{options})(\d{{1,7}})(?!\S)", text)
+    return int(matches[0]) if matches and int(matches[0]) < MAX_TOLD else 0
 
 
 def count_gpus(command: Sequence[str]) -> int:

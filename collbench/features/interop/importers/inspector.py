@@ -101,7 +101,7 @@ class _Calls(NamedTuple):
 
 def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all calls in ``text``. Raises UsageError where they are too many."""
-    found: dict[_Kind, _Calls] = {}
+    by_kind: dict[_Kind, _Calls] = {}
     stamps: list[int] = []
     if MARK not in text:
         return
@@ -120,9 +120,9 @@ def read_log(text: str, reading: Reading) -> None:
         if call is None or call.coll not in NAMES:
             reading.omitted[_why_foreign(call, entry.p2p_perf)] += 1
         else:
-            _take_call(reading, found, where, entry.header, call)
+            _take_call(reading, by_kind, where, entry.header, call)
     reading.started, reading.ended = (_format_iso(pick(stamps, default=0)) for pick in (min, max))
-    for kind, calls in found.items():
+    for kind, calls in by_kind.items():
         _add_calls(reading, kind, calls)
 
 
@@ -145,7 +145,7 @@ def _why_foreign(call: _Call | None, message: Any) -> str:
 
 
 def _take_call(
-    reading: Reading, found: dict[_Kind, _Calls], where: str, head: _Header, call: _Call
+    reading: Reading, by_kind: dict[_Kind, _Calls], where: str, head: _Header, call: _Call
 ) -> None:
     kind = _Kind(
         head.id[:40],
@@ -155,7 +155,7 @@ def _take_call(
         call.coll_msg_size_bytes,
         call.coll_timing_source[:20],
     )
-    calls = found.setdefault(kind, _Calls(where, {}, set()))
+    calls = by_kind.setdefault(kind, _Calls(where, {}, set()))
     calls.channels.add(len(call.event_trace_sn.kernel_events) if call.event_trace_sn else 0)
     times = calls.times.setdefault(call.coll_sn, {})
     if head.rank in times:
@@ -166,17 +166,17 @@ def _take_call(
 def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
     name, block = NAMES[kind.coll]
     n = reading.ranks(kind.n)
-    seen = {rank for ranks in calls.times.values() for rank in ranks}
-    whole = n == kind.n and all(len(ranks) == n for ranks in calls.times.values())
-    pick = max if whole else statistics.fmean
+    rank_set = {rank for ranks in calls.times.values() for rank in ranks}
+    is_complete = n == kind.n and all(len(ranks) == n for ranks in calls.times.values())
+    pick = max if is_complete else statistics.fmean
     times = [round(1e3 * pick(ranks.values())) for _, ranks in sorted(calls.times.items())]
     note = [
         f"communicator {' '.join(filter(None, (kind.communicator, kind.name)))}: {UNTOLD}",
-        "" if whole else f"of {format_count(len(seen), 'rank')} of {n}",
+        "" if is_complete else f"of {format_count(len(rank_set), 'rank')} of {n}",
         f"timed by {kind.clock}" * bool(kind.clock),
         _format_channels(calls.channels),
     ]
-    alike = len(calls.channels) == 1 and max(calls.channels)
+    is_uniform = len(calls.channels) == 1 and max(calls.channels)
     # as the application called it: not aligned, one call at a time
     facts = (
         ("communicator", " ".join(filter(None, (kind.communicator, kind.name)))),
@@ -191,12 +191,12 @@ def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
         told=ToolTime(
             time=statistics.median(times),
             over="median",
-            ranks="slowest" if whole else "mean",
+            ranks="slowest" if is_complete else "mean",
             samples=len(times),
         ),
         times_ns=times,
         note="; ".join(filter(None, note)),
-        chose=Choice(channels=max(calls.channels)) if alike else None,
+        chose=Choice(channels=max(calls.channels)) if is_uniform else None,
     )
     reading.add(table, line)
 
@@ -204,8 +204,8 @@ def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
 def _format_channels(channels: set[int]) -> str:
     """A number of channels, or those that calls or ranks differ in; 0 is of lines without them."""
     least, most = min(channels - {0}, default=0), max(channels)
-    told = format_count(most, "channel") if least == most else f"{least} to {most} channels"
-    return f"on {told}" if most else ""
+    phrase = format_count(most, "channel") if least == most else f"{least} to {most} channels"
+    return f"on {phrase}" if most else ""
 
 
 def _format_iso(microseconds: int) -> str:

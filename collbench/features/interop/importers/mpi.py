@@ -144,16 +144,20 @@ class _Tables:
 
     def any_line(self, where: str, text: str) -> None:
         self._reading.failures += bool(FAILURE.search(text))
-        if words := commands.words_of(text):
-            self._hear(words)
+        if tokens := commands.words_of(text):
+            self._hear(tokens)
         else:
             self.line(where, text)
 
-    def _hear(self, words: list[str]) -> None:
+    def _hear(self, tokens: list[str]) -> None:
         """A command, unless it is what the launcher before it runs."""
-        self._first = self._first or words
-        if not self._is_fresh or commands.is_launch(words) or not commands.is_launch(self._command):
-            self._command, self._is_fresh = words, True
+        self._first = self._first or tokens
+        if (
+            not self._is_fresh
+            or commands.is_launch(tokens)
+            or not commands.is_launch(self._command)
+        ):
+            self._command, self._is_fresh = tokens, True
 
     def line(self, where: str, text: str) -> None:
         raise NotImplementedError
@@ -170,26 +174,26 @@ class _Tables:
 
     def _row(self, where: str, text: str, streaming: bool = False) -> None:
         """A line of the table, or what else stands between its lines."""
-        words = text.split()
-        if not words or not re.match(r"\d|-", words[0]):
+        tokens = text.split()
+        if not tokens or not re.match(r"\d|-", tokens[0]):
             return
         if not self._columns:
-            if len(words) > 1 and None not in map(parse_number, words):
+            if len(tokens) > 1 and None not in map(parse_number, tokens):
                 self._reading.lost.append((where, "a row of numbers under no names of columns"))
             return
         if self._test is None:
             self._reading.omitted[self._why] += 1
             return
         reason = (
-            " ".join(words[1:])
-            if len(words) > 1 and words[1].startswith(("out-of-mem", "int-over", "time-out"))
+            " ".join(tokens[1:])
+            if len(tokens) > 1 and tokens[1].startswith(("out-of-mem", "int-over", "time-out"))
             else ""
         )
-        cells = dict(zip(self._columns, words, strict=False))
+        cells = dict(zip(self._columns, tokens, strict=False))
         values = {name: parse_number(cell) for name, cell in cells.items()}
         size = values.get("Size", 0.0)
         if size is None or (
-            not reason and (len(words) != len(self._columns) or self._time(values) is None)
+            not reason and (len(tokens) != len(self._columns) or self._time(values) is None)
         ):
             self._reading.lost.append((where, "not a row of the table it stands in"))
             return
@@ -210,7 +214,7 @@ class _Tables:
         table = self._table = self._table or self._begin_table(row, streaming)
         n = table.n
         kind = self._types.get(row.reduces, "float" if row.reduces else "int8")
-        told = None if reason else self._told(values)
+        printed = None if reason else self._told(values)
         checked, defects = cells.get("Validation", ""), values.get("defects") or 0.0
         note = {"Pass": VALIDATED, "Fail": "validation failed"}.get(checked, "")
         self._reading.add(
@@ -220,7 +224,7 @@ class _Tables:
                 size=size * (n if test.block else 1),
                 dtype=kind,
                 op="sum" if row.reduces else "none",
-                told=told,
+                told=printed,
                 failed=reason,
                 bad=checked == "Fail" or defects > 0,
                 note=f"{cells['defects']} defects" if defects else note,
@@ -229,9 +233,9 @@ class _Tables:
 
     def _begin_table(self, row: Collective, streaming: bool) -> Table:
         """What all rows of the table have in common."""
-        told = self._n or commands.count_ranks(self._command)
+        rank_count = self._n or commands.count_ranks(self._command)
         name = " ".join((self._name, *self._memory))
-        is_told = bool(self._n or (told and self._is_fresh))
+        is_told = bool(self._n or (rank_count and self._is_fresh))
         self._reading.warn_if_repeated(self._where, name, is_told)
         self._is_fresh = False
         mode: Any = "streaming" if streaming or row.pairwise else "isolated"
@@ -241,14 +245,14 @@ class _Tables:
             env.append(("buffers", "-".join(self._memory)))
         return Table(
             collective=row.name,
-            n=self._reading.ranks(told),
+            n=self._reading.ranks(rank_count),
             backend=self._backend,
             mode=mode,
             library=self._library,
             env=tuple(env),
             sync="barrier" if mode == "isolated" else "",
             command=" ".join(map(environment.mask_text, self._command)),
-            facts=(("tool", self._version), ("ranks", str(told or ""))),
+            facts=(("tool", self._version), ("ranks", str(rank_count or ""))),
         )
 
     def _time(self, values: Mapping[str, float | None]) -> float | None:
@@ -270,25 +274,25 @@ class _Tables:
 
 class _Osu(_Tables):
     def line(self, where: str, text: str) -> None:
-        if found := OSU_HEAD.match(text):
+        if match := OSU_HEAD.match(text):
             reading = self._reading
-            reading.tool = f"OSU Micro-Benchmarks {found['version'] or ''}".strip()
+            reading.tool = f"OSU Micro-Benchmarks {match['version'] or ''}".strip()
             self._version = reading.tool
-            self._backend = LIBRARIES.get(found["library"], "mpi")
-            self._library = found["library"]
+            self._backend = LIBRARIES.get(match["library"], "mpi")
+            self._library = match["library"]
             self._types = {True: "float", False: "float"} if self._backend == "nccl" else {}
-            self._memory = tuple(re.findall(r"\w+", found["memory"]))
-            self._open(where, found["test"], OSU, "OSU")
-            if "_" in found["library"]:
+            self._memory = tuple(re.findall(r"\w+", match["memory"]))
+            self._open(where, match["test"], OSU, "OSU")
+            if "_" in match["library"]:
                 self._test = None
-                self._why = f"OSU {found['library']} {found['test']}: one-sided, so no collective"
-        elif found := re.match(
+                self._why = f"OSU {match['library']} {match['test']}: one-sided, so no collective"
+        elif match := re.match(
             r"# Send Buffer on \w+ \((\w+)\) and Receive Buffer on \w+ \((\w+)", text
         ):
-            self._memory = (*self._memory, found[1], found[2])
-        elif found := re.match(r"# Datatype: MPI_(\w+)", text):
-            word = found[1].lower()
-            self._types = {reduces: TYPES.get(word, found[1]) for reduces in (True, False)}
+            self._memory = (*self._memory, match[1], match[2])
+        elif match := re.match(r"# Datatype: MPI_(\w+)", text):
+            word = match[1].lower()
+            self._types = {reduces: TYPES.get(word, match[1]) for reduces in (True, False)}
         elif text.startswith("#") and re.search(r"\(us\)|\(MB/s\)|MB/s", text):
             rest = OSU_COLUMNS.sub("", text).strip("# ")
             names = [(m["rank"] or m[0]).strip() for m in OSU_COLUMNS.finditer(text)]
@@ -311,19 +315,19 @@ class _Intel(_Tables):
     def line(self, where: str, text: str) -> None:
         reading = self._reading
         self._calling = self._calling and (bool(text.strip()) or not reading.command)
-        if found := re.match(r"# ?Benchmarking (\S+)", text):
+        if match := re.match(r"# ?Benchmarking (\S+)", text):
             self._calling = False
-            self._open(where, found[1], IMB, "IMB")
-            if found[1].startswith("Multi-"):
-                self._why = f"IMB {found[1]}: groups that run at once disturb each other"
-        elif found := re.match(r"#\s*#processes = (\d{1,9})", text):
-            self._n = int(found[1])
-        elif found := re.search(r"Intel ?\(R\) MPI Benchmarks ([^,]+),", text):
-            reading.tool = f"Intel MPI Benchmarks {found[1].strip()}"
-        elif found := re.match(
+            self._open(where, match[1], IMB, "IMB")
+            if match[1].startswith("Multi-"):
+                self._why = f"IMB {match[1]}: groups that run at once disturb each other"
+        elif match := re.match(r"#\s*#processes = (\d{1,9})", text):
+            self._n = int(match[1])
+        elif match := re.search(r"Intel ?\(R\) MPI Benchmarks ([^,]+),", text):
+            reading.tool = f"Intel MPI Benchmarks {match[1].strip()}"
+        elif match := re.match(
             r"# (Date|MPI Version|MPI_Datatype(?: for reductions)?)\s*: *(.*\S)", text
         ):
-            self._setting(found[1], found[2])
+            self._setting(match[1], match[2])
         elif "Calling sequence was" in text:
             self._calling = True
         elif "#repetitions" in text or "#bytes" in text:

@@ -124,7 +124,7 @@ def read_log(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
     document = _read_document(text, reading)
-    tables, told = _read_head(document, reading)
+    tables, printed = _read_head(document, reading)
     for at, (item, table) in enumerate(zip(document.results, tables, strict=False), 1):
         try:
             result = msgspec.convert(item, _Result, strict=False)
@@ -149,7 +149,7 @@ def read_log(text: str, reading: Reading) -> None:
                 op=SPELLED.get(result.redop, result.redop),
             )
             if half:
-                _take_half(reading, table, line, half, series or _Iterations(), told)
+                _take_half(reading, table, line, half, series or _Iterations(), printed)
 
 
 def _read_head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:
@@ -178,13 +178,13 @@ def _read_head(document: _Document, reading: Reading) -> tuple[list[Table | str]
     library = library_name(document.nccl_version or document.rccl_version, tool)
     mode: Mode = "graph" if config.graph else mode_of(blocking)
     tables = _list_tables(document, reading, mode, library)
-    told: dict[str, Any] = {"ranks": describe_averaging(document.args)}
+    printed: dict[str, Any] = {"ranks": describe_averaging(document.args)}
     if ours:
-        told = {
+        printed = {
             "over": "median",
             "ranks": next((v for k, v in RANKS.items() if ours.time.endswith(k)), "mean"),
         }
-    return tables, told
+    return tables, printed
 
 
 def _read_document(text: str, reading: Reading) -> _Document:
@@ -192,12 +192,14 @@ def _read_document(text: str, reading: Reading) -> _Document:
     text = refuse_too_many_values(text, reading.asked.name)
     text = BARE.sub(lambda bare: bare[1] + {"inf": "Infinity", "nan": "NaN"}[bare[2]], text)
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        found = _salvage_document(text)
-        reading.warnings.append(f"the JSON is torn: only {len(found['results'])} results are whole")
+        document = _salvage_document(text)
+        reading.warnings.append(
+            f"the JSON is torn: only {len(document['results'])} results are whole"
+        )
     try:
-        return msgspec.convert(found, _Document, strict=False)
+        return msgspec.convert(document, _Document, strict=False)
     except ValueError as e:  # of another type, or no text
         raise UsageError(
             f"{reading.asked.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
@@ -207,10 +209,10 @@ def _read_document(text: str, reading: Reading) -> _Document:
 def _salvage_document(text: str) -> dict[str, Any]:
     head, results, tail = text.partition('"results":[')
     try:
-        found: dict[str, Any] = json.loads(f"{head}{results}]}}") if results else {}
+        document: dict[str, Any] = json.loads(f"{head}{results}]}}") if results else {}
     except (ValueError, RecursionError):
-        found = {}
-    found["results"] = []
+        document = {}
+    document["results"] = []
     decoder = json.JSONDecoder()
     at = 0
     while tail[at : at + 1] == "{":
@@ -218,9 +220,9 @@ def _salvage_document(text: str) -> dict[str, Any]:
             result, at = decoder.raw_decode(tail, at)
         except (ValueError, RecursionError):
             break
-        found["results"].append(result)
+        document["results"].append(result)
         at += tail[at : at + 1] == ","
-    return found
+    return document
 
 
 def _list_tables(
@@ -232,20 +234,22 @@ def _list_tables(
         fields = [
             {name: getattr(extra, name) for name in extra.__struct_fields__} for extra in extras
         ]
-        return [Table(library=library, **one) for one in fields]
+        return [Table(library=library, **values) for values in fields]
     config, count = document.config, len(document.results)
     if not count:
         return []
-    found = next((m[1] for word in document.args if (m := PROGRAM.search(word))), "")
-    name = reading.collective(found)
-    reason = why_foreign(name, found)
+    program = next((m[1] for word in document.args if (m := PROGRAM.search(word))), "")
+    name = reading.collective(program)
+    reason = why_foreign(name, program)
     group = [device for device in config.devices if device.group == config.devices[0].group]
-    each = config.nthreads * config.ngpus
-    n = 0 if reason else reading.ranks(len(group) * each)
+    per_process = config.nthreads * config.ngpus
+    n = 0 if reason else reading.ranks(len(group) * per_process)
     ranks = [
-        RankInfo(rank=p * each + i, host=d.hostname, pid=d.pid, cpus=[], device=_name_device(d, i))
-        for p, d in enumerate(group if n == len(group) * each else [])
-        for i in range(each)
+        RankInfo(
+            rank=p * per_process + i, host=d.hostname, pid=d.pid, cpus=[], device=_name_device(d, i)
+        )
+        for p, d in enumerate(group if n == len(group) * per_process else [])
+        for i in range(per_process)
     ]
     sync: Literal["", "barrier"] = (
         "barrier" if reading.policy.blocking == 1 and mode == "streaming" else ""
@@ -260,7 +264,7 @@ def _take_half(
     line: Line,
     half: _Half,
     series: _Iterations,
-    told: dict[str, Any],
+    printed: dict[str, Any],
 ) -> None:
     """A half of a result, with its samples where it has any."""
     time, size = _parse_number(half.time), line.size
@@ -273,10 +277,10 @@ def _take_half(
         reading.add(table, line)
         return
     if time is None:
-        shown = half.time if half.cpu_time is None else half.alg_bw
-        if shown is not None:
-            place = "in place" if line.in_place else "out of place"
-            reading.lost.append((f"{line.where}, {place}", f"a time of {shown}"))
+        unread = half.time if half.cpu_time is None else half.alg_bw
+        if unread is not None:
+            place_name = "in place" if line.in_place else "out of place"
+            reading.lost.append((f"{line.where}, {place_name}", f"a time of {unread}"))
         return
     skip = max(0, series.skipped_iterations)
     try:
@@ -291,7 +295,7 @@ def _take_half(
     per_rank = len(rows) == table.n and {len(row) for row in rows} == {
         min(len(times), PER_RANK_SAMPLES)
     }
-    known = half.cpu_time is None and None not in (
+    is_complete = half.cpu_time is None and None not in (
         _parse_number(half.alg_bw),
         _parse_number(half.bus_bw),
     )
@@ -299,10 +303,10 @@ def _take_half(
         table,
         msgspec.structs.replace(
             line,
-            told=ToolTime(time=time * 1e3, samples=0 if "over" in told else 1, **told),
+            told=ToolTime(time=time * 1e3, samples=0 if "over" in printed else 1, **printed),
             times_ns=times,
             per_rank=rows if times and per_rank else [],
-            printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if known else None,
+            printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if is_complete else None,
         ),
     )
 

@@ -109,23 +109,23 @@ def read_log(text: str, reading: Reading) -> None:
 def _mark_unmeasured(every: Sequence[str]) -> list[str]:
     """The lines, with N/A where collbench's own text repeats a half for one that was not measured,
     as a remark below the table says."""
-    told: list[str] = []
+    marked: list[str] = []
     copied: set[bool] = set()
     for line in reversed(every):
         if "Collective test concluded" in line:
             copied = set()
-        elif found := REPEATED.match(line):
-            copied.add(found[1] == "in")
+        elif match := REPEATED.match(line):
+            copied.add(match[1] == "in")
         lead, rest = line.split()[:5], STAMP.sub("", line).split()[5:]
         halves = {False: rest[: len(rest) // 2], True: rest[len(rest) // 2 :]}
         text = line
-        for place in copied if len(rest) >= 8 and ROW.match(line.lstrip()) else ():
-            if halves[False][:3] == halves[True][:3] and halves[place][3] == "N/A":
-                halves[place][:3] = ["N/A"] * 3
+        for in_place in copied if len(rest) >= 8 and ROW.match(line.lstrip()) else ():
+            if halves[False][:3] == halves[True][:3] and halves[in_place][3] == "N/A":
+                halves[in_place][:3] = ["N/A"] * 3
                 stamp = STAMP.findall(line)
                 text = " ".join([*lead, *halves[False], *halves[True], *stamp])
-        told.append(text)
-    return told[::-1]
+        marked.append(text)
+    return marked[::-1]
 
 
 class _Layout(NamedTuple):
@@ -187,8 +187,8 @@ class _Tables:
 
     def line(self, where: str, text: str, hosts: Collection[str]) -> None:
         if "CCL " in text:
-            found = LIBRARY.search(text)
-            self._library = f"{found[1]} {found[2]}" if found else self._library
+            match = LIBRARY.search(text)
+            self._library = f"{match[1]} {match[2]}" if match else self._library
             text = FOREIGN.sub("", cut_library_output(text, hosts))
         if text.startswith("#") or VERSION.match(text) or DEVICE.match(text):
             return self._comment(text)
@@ -204,13 +204,13 @@ class _Tables:
             self._try(self._torn[0], f"{self._torn[1]} {text}")
         elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
             self._reading.lost.append((where, "not a row of the table it stands in"))
-        elif PROGRAM.search(text) and (words := words_of(text)):
-            self._heard = words
+        elif PROGRAM.search(text) and (tokens := words_of(text)):
+            self._heard = tokens
 
     def _comment(self, text: str) -> None:
-        if found := VERSION.match(text):
-            self._reading.tool = f"{found[1]} {found[2]} text"
-            self._library = library_name(int(found[3] or 0), found[1]) or self._library
+        if match := VERSION.match(text):
+            self._reading.tool = f"{match[1]} {match[2]} text"
+            self._library = library_name(int(match[3] or 0), match[1]) or self._library
         elif "Collective test starting:" in text:
             program = text.partition("starting:")[2].strip()
             if self._table_count or self._heard or program != self._program:
@@ -228,12 +228,14 @@ class _Tables:
 
     def _describe(self, text: str) -> None:
         """A comment about the test under way or its table."""
-        if found := DEVICE.match(text):
-            self._add_device(found)
-        elif found := OURS.match(text):
-            self._ours = found
+        if match := DEVICE.match(text):
+            self._add_device(match)
+        elif match := OURS.match(text):
+            self._ours = match
         elif text.startswith("# time: median"):
-            ranks = next((value for words, value in RANKS.items() if text.endswith(words)), "mean")
+            ranks = next(
+                (value for ending, value in RANKS.items() if text.endswith(ending)), "mean"
+            )
             self._average = {"over": "median", "ranks": ranks}
         elif "Blocking Enabled" in text:
             self._blocking = 2 if "no barrier" in text else 3 if "exclud" in text else 1
@@ -253,53 +255,55 @@ class _Tables:
             self._lose()
             self._inside = False
             self._reading.failures += sum(map(int, re.findall(r": (\d{1,9}) FAILED", text)))
-        elif found := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
-            self._reading.averages += filter(parse_number, [found[1]])
+        elif match := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
+            self._reading.averages += filter(parse_number, [match[1]])
 
     def _close(self) -> None:
         """The test under way is through, or another begins: shares out rows of processes that ran
         alone."""
         self._lose()
         waiting, self._waiting = self._waiting, []
-        count, hosts = len(self._sets), [_list_hosts(one) for one in self._sets]
-        apart = self._table_count >= count
+        count, hosts = len(self._sets), [_list_hosts(devices) for devices in self._sets]
+        is_apart = self._table_count >= count
         if count > 1:
             rank = self._sets[-1][0][1]
             self._reading.warn(
                 f"rank {rank} is listed more than once: tests built without MPI run alone; "
                 + (
                     f"rows are shared out to {count} of them in the order in which they stand"
-                    if apart
+                    if is_apart
                     else f"{count} of them have one table, of which no host is named"
                 )
             )
         for at, line, half in waiting:
-            table = self._here(at % count if apart else -1, len({*hosts}) < count)
+            table = self._here(at % count if is_apart else -1, len({*hosts}) < count)
             if table is not None:
                 self._take(table, line, half)
 
     def _add_device(self, device: re.Match[str]) -> None:
         """Adds a device to the devices of its test, of which several may run alone."""
-        lacking = [one for one in self._sets if device[1] not in {other[1] for other in one}]
-        same_host = [one for one in lacking if device[4] in _list_hosts(one)]
+        lacking = [
+            devices for devices in self._sets if device[1] not in {other[1] for other in devices}
+        ]
+        same_host = [devices for devices in lacking if device[4] in _list_hosts(devices)]
         if lacking:
             (same_host or lacking)[0].append(device)
         else:
             self._sets.append([device])
 
     def _set_up(self) -> None:
-        told, reading = self._told, self._reading
+        read_settings, reading = self._told, self._reading
         self._command, self._heard = self._heard or self._command, []
         if self._command and not reading.command:
             reading.command = self._command
             settings = settings_of(self._command)
             reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
         reading.policy = Policy(
-            iters=parse_iterations(told.get("iter")),
-            warmup=told.get("warmupiter"),
-            check=told.get("validation", 1),
-            agg_iters=max(1, told.get("aggiter", 1)),
-            unalign=told.get("unalign", 0),
+            iters=parse_iterations(read_settings.get("iter")),
+            warmup=read_settings.get("warmupiter"),
+            check=read_settings.get("validation", 1),
+            agg_iters=max(1, read_settings.get("aggiter", 1)),
+            unalign=read_settings.get("unalign", 0),
         )
 
     def _lose(self) -> None:
@@ -317,13 +321,13 @@ class _Tables:
         wide = sum(len(names) for _, names in self._layout.halves)
         first = max(0, len(tokens) - wide - self._layout.extra)
         lead, rest = tokens[:first], tokens[first:]
-        whole = 3 <= len(lead) <= 5 and all(map(_is_measure, rest[:wide]))
-        if not whole or (self._layout.root and not re.fullmatch(r"-1|\d{1,9}", lead[-1])):
+        fits = 3 <= len(lead) <= 5 and all(map(_is_measure, rest[:wide]))
+        if not fits or (self._layout.root and not re.fullmatch(r"-1|\d{1,9}", lead[-1])):
             self._torn = (where, text)
             return
         self._torn, self._inside = None, True
-        size, count, kind, *words = lead
-        root = int(words.pop()) if self._layout.root else 0
+        size, count, kind, *op_words = lead
+        root = int(op_words.pop()) if self._layout.root else 0
         at = self._rows[tuple(lead)]
         self._rows[tuple(lead)] += 1
         for in_place, names in self._layout.halves:
@@ -334,7 +338,7 @@ class _Tables:
                 count=int(count),
                 dtype=SPELLED.get(kind, kind),
                 in_place=in_place,
-                op=SPELLED.get("".join(words), "".join(words)),
+                op=SPELLED.get("".join(op_words), "".join(op_words)),
                 root=root,
                 started=stamp[0].replace(" ", "T") if stamp else "",
             )
@@ -364,12 +368,12 @@ class _Tables:
         spread: dict[str, Any] = {
             name: _parse_ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
         }
-        told = ToolTime(time=microseconds * 1e3, samples=samples, **average, **spread)
+        printed = ToolTime(time=microseconds * 1e3, samples=samples, **average, **spread)
         return self._reading.add(
             table,
             msgspec.structs.replace(
                 line,
-                told=told,
+                told=printed,
                 note=self._reading.rebuilt() if "cputime" in half else note,
                 printed=None if "cputime" in half else (time, half["algbw"], half["busbw"]),
             ),
@@ -378,8 +382,8 @@ class _Tables:
     def _name_odd_half(self, line: Line, time: str) -> None:
         """A half that was measured, and has no time."""
         if time not in ("", "N/A"):
-            place = "in place" if line.in_place else "out of place"
-            self._reading.lost.append((f"{line.where}, {place}", f"a time of {time}"))
+            place_name = "in place" if line.in_place else "out of place"
+            self._reading.lost.append((f"{line.where}, {place_name}", f"a time of {time}"))
 
     def _here(self, at: int, by_process: bool = False) -> Table | None:
         """The table that rows now belong to, of the set of devices ``at`` (-1: of any); None, with
@@ -391,21 +395,21 @@ class _Tables:
     def _make_table(self, at: int, by_process: bool) -> Table | None:
         reading, ours = self._reading, self._ours
         command = self._command or self._heard
-        heard = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
-        program = self._program.partition("_perf")[0] or heard
+        program_name = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
+        program = self._program.partition("_perf")[0] or program_name
         name = reading.collective(program)
         if reason := why_foreign(name, program, ours["splits"] if ours else ""):
             reading.omitted[reason] += 1
             return None
-        own = _read_own_fields(ours) if ours else {}
-        counted, group = self._members(bool(ours), at)
-        n = reading.ranks(own.pop("n", counted or self._asked_ranks()))
-        reading.warn_if_repeated("", f"{program}_perf", bool(ours or counted or command))
-        devices = [_make_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
+        own_fields = _read_own_fields(ours) if ours else {}
+        member_count, group = self._members(bool(ours), at)
+        n = reading.ranks(own_fields.pop("n", member_count or self._asked_ranks()))
+        reading.warn_if_repeated("", f"{program}_perf", bool(ours or member_count or command))
+        devices = [_make_rank(i, d, own_fields.get("backend", "nccl")) for i, d in enumerate(group)]
         mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
         settings = environment.select_variables(settings_of(command))
         env = tuple((name, value) for name, value in settings.items() if name in self._varying)
-        words = " ".join(map(environment.mask_text, command))
+        command_text = " ".join(map(environment.mask_text, command))
         waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
         facts = [] if ours else self._facts(command)
         facts.append(("process", str(at) if by_process else reading.process))
@@ -413,15 +417,15 @@ class _Tables:
             "mode": mode,
             "library": self._library,
             "env": env,
-            "command": words,
+            "command": command_text,
             "facts": tuple(facts),
             **waits,
-            **own,
+            **own_fields,
         }
         return Table(
             collective=name,
             n=n,
-            ranks=devices if n * own.get("of", 1) == len(devices) else [],
+            ranks=devices if n * own_fields.get("of", 1) == len(devices) else [],
             **fields,
         )
 
@@ -466,11 +470,11 @@ class _Tables:
 
     def _doubt_count(self, listed: int) -> None:
         """Warns where the list of devices and the settings above it disagree."""
-        each = max(1, self._told.get("nthread", 1)) * max(1, self._told.get("ngpu", 1))
-        if listed % each:
+        per_process = max(1, self._told.get("nthread", 1)) * max(1, self._told.get("ngpu", 1))
+        if listed % per_process:
             self._reading.warn(
-                f"{each} GPUs a process by the log's head, and {plural(listed, 'rank')} listed:"
-                " busbw depends on how many there were; --ranks N says it"
+                f"{per_process} GPUs a process by the log's head, and {plural(listed, 'rank')}"
+                " listed: busbw depends on how many there were; --ranks N says it"
             )
 
 
@@ -503,9 +507,9 @@ def mode_of(blocking: int) -> Mode:
     return {2: "host", 3: "isolated"}.get(blocking, "streaming")  # type: ignore[return-value]
 
 
-def parse_iterations(told: int | None) -> int | None:
+def parse_iterations(printed: int | None) -> int | None:
     """How many iterations a log says there were, as a policy holds it: None where it may not."""
-    return told if told and 0 < told <= MOST_SAMPLES else None
+    return printed if printed and 0 < printed <= MOST_SAMPLES else None
 
 
 def _parse_ns(microseconds: str | float | None) -> float | None:
@@ -541,25 +545,25 @@ def library_name(encoded: int, tool: str = "nccl-tests") -> str:
 
 
 def _make_rank(index: int, device: re.Match[str], backend: str) -> RankInfo:
-    _, _, pid, host, place, bus, name = device.groups()
-    text = f"cuda:{place} [{bus}] {name}" if backend == "nccl" else name
+    _, _, pid, host, device_index, bus, name = device.groups()
+    text = f"cuda:{device_index} [{bus}] {name}" if backend == "nccl" else name
     return RankInfo(rank=index, host=host, pid=int(pid), cpus=[], device=text)
 
 
-def _read_own_fields(found: re.Match[str]) -> dict[str, Any]:
+def _read_own_fields(match: re.Match[str]) -> dict[str, Any]:
     """What collbench adds to nccl-tests' text, as fields of Table."""
-    algorithm, _, backend = found["label"].rpartition("@")
-    env = tuple(tuple(word.split("=", 1)) for word in (found["env"] or "").split() if "=" in word)
+    algorithm, _, backend = match["label"].rpartition("@")
+    env = tuple(tuple(word.split("=", 1)) for word in (match["env"] or "").split() if "=" in word)
     return {
         "backend": backend,
         "algorithm": algorithm or "native",
-        "n": int(found["n"]),
-        "splits": found["splits"] or "",
-        "background": found["background"] or "",
-        "groups": found["groups"] or "",
-        "group": int(found["group"] or 0),
-        "of": int(found["of"] or 1),
-        "mode": found["mode"] if found["mode"] in MODES else "streaming",
+        "n": int(match["n"]),
+        "splits": match["splits"] or "",
+        "background": match["background"] or "",
+        "groups": match["groups"] or "",
+        "group": int(match["group"] or 0),
+        "of": int(match["of"] or 1),
+        "mode": match["mode"] if match["mode"] in MODES else "streaming",
         "env": env,
-        "library": found["library"] or "",
+        "library": match["library"] or "",
     }

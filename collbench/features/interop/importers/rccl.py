@@ -63,18 +63,18 @@ def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]
     except csv.Error as e:
         raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
     names = [_normalise_field(name) for name in head]
-    found: list[tuple[str, Mapping[str, str]]] = []
+    entries: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):
         if len(row) == len(names) + 1 and "ranks" in names:
-            here = [*names[: names.index("ranks")], "nodes", *names[names.index("ranks") :]]
+            columns = [*names[: names.index("ranks")], "nodes", *names[names.index("ranks") :]]
         else:
-            here = names
-        if len(row) == len(here):
+            columns = names
+        if len(row) == len(columns):
             cells = (cell.strip() for cell in row)
-            found.append((f"line {at}", dict(zip(here, cells, strict=True))))
+            entries.append((f"line {at}", dict(zip(columns, cells, strict=True))))
         elif row:
             reading.lost.append((f"line {at}", f"{len(row)} fields under a header of {len(names)}"))
-    return found
+    return entries
 
 
 def _read_json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
@@ -94,16 +94,16 @@ def _read_json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]
 
 
 def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]:
-    found = []
+    entries = []
     for at, line in enumerate(split_lines(text), 1):
         if not line.strip(", "):
             continue
         try:
             fields = msgspec.convert(json.loads(line.strip(", ")), dict[str, Any])
-            found.append((f"line {at}", fields))
+            entries.append((f"line {at}", fields))
         except (ValueError, RecursionError) as e:
             reading.lost.append((f"line {at}", first_line(e)))
-    return found
+    return entries
 
 
 def _normalise_field(name: str) -> str:
@@ -122,8 +122,8 @@ def _take_record(
     if reason := nccltests.why_foreign(name, fields["name"]):
         reading.omitted[reason] += 1
         return
-    told = fields.get("gpus", fields.get("ranks", "0"))
-    n = int(told) * (1 if "gpus" in fields else int(fields.get("gpusperrank", "1")))
+    rank_text = fields.get("gpus", fields.get("ranks", "0"))
+    n = int(rank_text) * (1 if "gpus" in fields else int(fields.get("gpusperrank", "1")))
     time, wrong = float(fields["time"]), parse_number(fields["wrong"])
     line = Line(
         where=where,

@@ -96,14 +96,16 @@ LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 def bound_log(log: BinaryIO | gzip.GzipFile) -> bytes:
     """A log's bytes without what NCCL says of itself; where there are more than MOST_BYTES, so many
     that they are refused."""
-    kept, left = io.BytesIO(), MOST_READ
+    buffer, room = io.BytesIO(), MOST_READ
     hosts: set[str] = set()
     for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
-        left -= len(line)
-        kept.write(_cut_message(_unwrap_line(line), hosts) if left >= 0 else bytes(MOST_BYTES + 1))
-        if kept.tell() > MOST_BYTES:
+        room -= len(line)
+        buffer.write(
+            _cut_message(_unwrap_line(line), hosts) if room >= 0 else bytes(MOST_BYTES + 1)
+        )
+        if buffer.tell() > MOST_BYTES:
             break
-    return kept.getvalue()
+    return buffer.getvalue()
 
 
 def _unwrap_line(line: bytes) -> bytes:
@@ -148,8 +150,8 @@ def is_whole_line(text: str, match: re.Match[str]) -> bool:
 
 def library_hosts(every: Iterable[str]) -> set[str]:
     """The hosts of lines that are all NCCL's."""
-    found = ((line, match) for line in every if (match := find_library_output(line)))
-    return {match["host"] for line, match in found if is_whole_line(line, match)}
+    outputs = ((line, match) for line in every if (match := find_library_output(line)))
+    return {match["host"] for line, match in outputs if is_whole_line(line, match)}
 
 
 def cut_library_output(text: str, hosts: Iterable[str]) -> str:
@@ -168,8 +170,8 @@ def _glued_number(token: str, hosts: Iterable[str]) -> str:
         before = token.removesuffix(host)
         if before != token and (not before or re.fullmatch(PRINTED, before)):
             return before
-    found = re.match(rf"({PRINTED})(?=[A-Za-z\d])", token)
-    return found[1] if found else ""
+    number = re.match(rf"({PRINTED})(?=[A-Za-z\d])", token)
+    return number[1] if number else ""
 
 
 def decode_log(data: bytes, name: str) -> str:
@@ -235,12 +237,12 @@ def strip_prefixes(text: str) -> str:
     indentation. Taken for such is what stands before the '#' of two lines and differs there in
     numbers and blanks only; numbers alone are none, as rows begin with some."""
     every = text.split("\n")
-    found = Counter(
+    shapes = Counter(
         _prefix_pattern(match[1])
         for match in filter(None, map(PREFIXED.match, (line for line in every if "#" in line)))
         if re.search(r"[^\d ]|^ +$", match[1])
     )
-    before = [shape for shape, times in found.most_common(MOST_SHAPES) if times > 1]
+    before = [shape for shape, times in shapes.most_common(MOST_SHAPES) if times > 1]
     prefix = re.compile("|".join(f"(?:{shape})" for shape in [*before, LABELLED]))
     cuts = ((line, prefix.match(line)) for line in every)
     return "\n".join(line[match.end() :] if match else line for line, match in cuts)

@@ -95,9 +95,11 @@ def make_efficiency(view: View) -> Section | None:
     """The three numbers of each case, and the constants they rest on; None where there is no
     collective to be set against its link."""
     series = [
-        one
-        for one in view.series
-        if one.case.collective != PROBE and one.case.n > 1 and not one.case.subject
+        row_series
+        for row_series in view.series
+        if row_series.case.collective != PROBE
+        and row_series.case.n > 1
+        and not row_series.case.subject
     ]
     if not series:
         return None
@@ -105,38 +107,43 @@ def make_efficiency(view: View) -> Section | None:
     per_series = max(4, COMPARED // len(series))
     picked = choose_series(series, COMPARED // 4)
     merits = [
-        (one, [stick.merit(point) for point in figures.thin_points(one.points, per_series)])
-        for one in picked
+        (
+            row_series,
+            [stick.merit(point) for point in figures.thin_points(row_series.points, per_series)],
+        )
+        for row_series in picked
     ]
-    every = [merit for _, found in merits for merit in found]
-    words = [
+    every = [merit for _, series_merits in merits for merit in series_merits]
+    sentences = [
         *_list_missing(view, series, stick),
-        *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
+        *left_out(
+            len(every), sum(len(row_series.points) for row_series in series), "cases worked out;"
+        ),
         *figures.describe_thinning(picked),
         *_list_alarms(view, every),
         *_faster_than_sendrecv(every),
     ]
-    known = [merit for merit in every if merit.link is not None or merit.share is not None]
-    if not known:
-        return Section(name="efficiency", title="Efficiency", words=words)
+    judged_merits = [merit for merit in every if merit.link is not None or merit.share is not None]
+    if not judged_merits:
+        return Section(name="efficiency", title="Efficiency", words=sentences)
     return Section(
         name="efficiency",
         title="Efficiency",
-        words=words,
+        words=sentences,
         figures=_draw_shares(view, merits),
-        tables=[_merits_table(view, known), _links_table(view, stick.constants)],
+        tables=[_merits_table(view, judged_merits), _links_table(view, stick.constants)],
         closing=[MEANT],
     )
 
 
-def _merits_table(view: View, known: list[Merit]) -> Table:
+def _merits_table(view: View, judged_merits: list[Merit]) -> Table:
     """A line per case, those that cannot be true first."""
     numbers = ("size", "time", "link", "bound", "of bound", "time / model")
     return make_table(
         "merits",
         "Efficiency",
         (*WHERE, "implementation", *numbers, "set by"),
-        sorted(known, key=lambda merit: not merit.alarming),
+        sorted(judged_merits, key=lambda merit: not merit.alarming),
         partial(_merit_line, view),
         align="lrlllrrrrrrl",
         what="cases",
@@ -148,12 +155,12 @@ def _merits_table(view: View, known: list[Merit]) -> Table:
     )
 
 
-def _links_table(view: View, found: Sequence[Constants]) -> Table:
+def _links_table(view: View, constants: Sequence[Constants]) -> Table:
     return make_table(
         "links",
         "Links",
         ("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"),
-        found,
+        constants,
         partial(_link_line, view),
         align="llrrrrl",
         note=(
@@ -169,34 +176,36 @@ def make_crossovers(view: View) -> Section | None:
     def place(point: Point, nbytes: int) -> tuple[object, ...]:
         return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
 
-    first = [(w, w.size) for one in find_best(view.points) for w in (one.winner, *one.ties)]
-    leading = {place(*one) for one in first}
-    found = [
-        one
-        for one in find_crossings([one.points for one in view.series])
-        if {place(one.before, one.low), place(one.after, one.high)} <= leading
+    first = [(w, w.size) for best in find_best(view.points) for w in (best.winner, *best.ties)]
+    leading = {place(*best) for best in first}
+    crossings = [
+        crossing
+        for crossing in find_crossings([series.points for series in view.series])
+        if {place(crossing.before, crossing.low), place(crossing.after, crossing.high)} <= leading
     ]
-    if not found:
+    if not crossings:
         return None
-    words = [
+    sentences = [
         "Where the fastest changes: the one is surely faster at the smaller size, the other at the"
         " larger. In between, times are read off straight lines between the medians, both axes"
         " logarithmic."
     ]
-    found.sort(key=lambda one: (one.before.run, one.before.case.collective, one.size))
+    crossings.sort(
+        key=lambda crossing: (crossing.before.run, crossing.before.case.collective, crossing.size)
+    )
 
     heads = (*WHERE, "place", "faster below", "faster above", "between", "about")
-    shown = make_table(
+    table = make_table(
         "crossovers",
         "Crossovers",
         heads,
-        found,
+        crossings,
         partial(_crossing_line, view),
         align="lrllllll",
         what="crossovers",
         common=len(WHERE) + 1,
     )
-    return Section(name="crossovers", title="Crossovers", words=words, tables=[shown])
+    return Section(name="crossovers", title="Crossovers", words=sentences, tables=[table])
 
 
 def _filter_values(view: View, point: Point) -> Where:
@@ -232,40 +241,43 @@ def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> lis
     """Remarks on links: which lack sendrecv and how to add it, or from which other run it was
     taken."""
     alone: dict[tuple[object, ...], list[Point]] = {}
-    words: dict[str, None] = {}
-    for one in series:
-        case = one.case
-        known = stick.link(one.points[0])
+    notes: dict[str, None] = {}
+    for row_series in series:
+        case = row_series.case
+        link = stick.link(row_series.points[0])
         name = f"{plain_line(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
-        if known is None:
-            imported = bool(view.files[one.run].run.imported)
+        if link is None:
+            imported = bool(view.files[row_series.run].run.imported)
             alone.setdefault((case.backend, case.n, case.dtype, case.mode, imported), []).extend(
-                one.points
+                row_series.points
             )
-        elif known.refused:
-            words[
-                f"The link of {name} could not be fitted to sendrecv: {plain_line(known.refused)}."
+        elif link.refused:
+            notes[
+                f"The link of {name} could not be fitted to sendrecv: {plain_line(link.refused)}."
             ] = None
-        elif known.source != one.run:
-            words[
-                f"{name}: sendrecv is that of run {view.labels[known.source]}, on the same machine."
+        elif link.source != row_series.run:
+            notes[
+                f"{name}: sendrecv is that of run {view.labels[link.source]}, on the same machine."
             ] = None
-        if known and known.note and case.row.reduces:
-            words[f"{name}: {plain_line(known.note)}."] = None
-    told = [_suggest_command(view, points) for points in alone.values()] + list(words)
-    return [*told[:REMARKS], *left_out(min(REMARKS, len(told)), len(told), "such remarks")]
+        if link and link.note and case.row.reduces:
+            notes[f"{name}: {plain_line(link.note)}."] = None
+    sentences = [_suggest_command(view, points) for points in alone.values()] + list(notes)
+    return [
+        *sentences[:REMARKS],
+        *left_out(min(REMARKS, len(sentences)), len(sentences), "such remarks"),
+    ]
 
 
 def _suggest_command(view: View, points: list[Point]) -> str:
     """The command that measures sendrecv beside these points, which have none."""
     run = view.files[points[0].run].run
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
-    own = all(
+    is_scheduled = all(
         point.case.algorithm != "native" for point in points
     )  # a transport without a sendrecv of its own
     command = [
         f"collbench sendrecv --backend {plain_line(case.backend)}",
-        f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if own else "",
+        f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if is_scheduled else "",
         f"-g {case.n} -d {case.dtype} --mode {case.mode}",
         f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
     ]
@@ -337,55 +349,69 @@ def _format_share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}" if value >= 0.095 else f"{value:.1%}"
 
 
-def _link_line(view: View, found: Constants) -> Line:
-    case = found.probe
-    about = {"backend": plain_line(found.backend), "dtype": found.dtype, "ranks": str(found.ranks)}
-    name = f"{plain_line(found.backend)}, {found.ranks} ranks, {found.dtype}, {found.mode}"
-    source = f"{view.titled(found.source, 'sendrecv')} {plain_line(case.label)}"
-    if found.alpha is None or found.beta is None:
-        return Line((name, source, "-", "-", "-", "-", plain_line(found.refused)), about, "notice")
+def _link_line(view: View, constants: Constants) -> Line:
+    case = constants.probe
+    about = {
+        "backend": plain_line(constants.backend),
+        "dtype": constants.dtype,
+        "ranks": str(constants.ranks),
+    }
+    backend = plain_line(constants.backend)
+    name = f"{backend}, {constants.ranks} ranks, {constants.dtype}, {constants.mode}"
+    source = f"{view.titled(constants.source, 'sendrecv')} {plain_line(case.label)}"
+    if constants.alpha is None or constants.beta is None:
+        return Line(
+            (name, source, "-", "-", "-", "-", plain_line(constants.refused)), about, "notice"
+        )
     cells = (
-        format_duration(found.alpha),
-        f"{1 / found.beta:.3g} GB/s",
-        f"{1 / found.gamma:.3g} GB/s" if found.gamma else "-",
-        format_size(found.alpha / found.beta),
-        plain_line(found.note),
+        format_duration(constants.alpha),
+        f"{1 / constants.beta:.3g} GB/s",
+        f"{1 / constants.gamma:.3g} GB/s" if constants.gamma else "-",
+        format_size(constants.alpha / constants.beta),
+        plain_line(constants.note),
     )
     return Line((name, source, *cells), about)
 
 
 def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
     """Link and bound efficiency against size, a figure each as ``merge_groups`` has it."""
-    by_line = {(one.run, one.case, one.points[0].predicted): found for one, found in merits}
-    grouped = merge_groups(group_series(one for one, _ in merits))
+    by_line = {
+        (row_series.run, row_series.case, row_series.points[0].predicted): series_merits
+        for row_series, series_merits in merits
+    }
+    grouped = merge_groups(group_series(row_series for row_series, _ in merits))
     drawn = []
     for which, series in grouped.items():
-        for name, title, words in EFFICIENCIES:
+        for name, title, meaning in EFFICIENCIES:
             lines = []
-            for one in choose_series(series, max(6, min(LINES, ALL // len(grouped)))):
+            for row_series in choose_series(series, max(6, min(LINES, ALL // len(grouped)))):
                 values = [
                     (m.point, v)
-                    for m in by_line[one.run, one.case, one.points[0].predicted]
+                    for m in by_line[
+                        row_series.run, row_series.case, row_series.points[0].predicted
+                    ]
                     if (v := getattr(m, name)) is not None and m.point.size
                 ]
-                lines += [(one, figures.thin_points(values))] if values else []
+                lines += [(row_series, figures.thin_points(values))] if values else []
             if lines:
-                whole = f"{which}: {title}"
+                full_title = f"{which}: {title}"
                 drawn.append(
-                    figures.draw_shares(f"{figure_name(which)}-{name}", whole, words, title, lines)
+                    figures.draw_shares(
+                        f"{figure_name(which)}-{name}", full_title, meaning, title, lines
+                    )
                 )
     return drawn
 
 
-def _crossing_line(view: View, one: Crossing) -> Line:
-    before, after = one.before.case, one.after.case
+def _crossing_line(view: View, crossing: Crossing) -> Line:
+    before, after = crossing.before.case, crossing.after.case
     cells = (
-        *_filter_values(view, one.before),
+        *_filter_values(view, crossing.before),
         "in" if before.in_place else "out",
         plain_line(before.label),
         plain_line(after.label),
-        f"{format_size(one.low)} … {format_size(one.high)}",
-        format_size(one.size),
+        f"{format_size(crossing.low)} … {format_size(crossing.high)}",
+        format_size(crossing.size),
     )
     about = {
         name: value

@@ -17,31 +17,31 @@ from collbench.show.words import PLACES, axis_values, split_axes
 def list_rows(view: Forecast, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """One for each size and algorithm, times in nanoseconds; bandwidths in GB/s are None where
     there is no data."""
-    found = []
+    rows = []
     for nbytes in sizes:
         seconds, bound, moved = view.seconds(nbytes), view.bound(nbytes), view.moved(nbytes)
-        for name, taken in seconds.items():
-            found.append(
+        for name, duration in seconds.items():
+            rows.append(
                 {
                     "collective": view.row.name,
                     "n": view.n,
                     "size": nbytes,
                     "status": "predicted",
                     "algorithm": view.predictors[name].schedule(nbytes).name,
-                    "time_ns": taken * 1e9,
-                    "algbw": nbytes / taken / 1e9 if nbytes else None,
-                    "busbw": view.row.busbw(view.n) * moved / taken / 1e9 if nbytes else None,
+                    "time_ns": duration * 1e9,
+                    "algbw": nbytes / duration / 1e9 if nbytes else None,
+                    "busbw": view.row.busbw(view.n) * moved / duration / 1e9 if nbytes else None,
                     "bound_ns": bound * 1e9,
                     "best": name == find_fastest(seconds),
                 }
             )
-    return found
+    return rows
 
 
 def make_document(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     """Times for every medium: the best algorithm at each size, then each algorithm's time, who wins
     where, and what is left out."""
-    found = list_rows(view, sizes)
+    rows = list_rows(view, sizes)
     changes = [
         {"size": nbytes, "below": before, "from": after}
         for nbytes, before, after in view.crossovers(sizes)
@@ -50,27 +50,27 @@ def make_document(view: Forecast, sizes: Sequence[int], title: str) -> Document:
         title=title,
         brief=[
             tone_text(title, strong=True),
-            _best_table(view, sizes, found),
-            *([_times_table(view, sizes, found)] if len(view.predictors) > 1 else []),
+            _best_table(view, sizes, rows),
+            *([_times_table(view, sizes, rows)] if len(view.predictors) > 1 else []),
             *list_notes(view, sizes),
         ],
-        rows=found,
+        rows=rows,
         values={
             "about": title,
             "link": view.network.link._asdict(),
-            "predictions": found,
+            "predictions": rows,
             "crossovers": changes,
             "left_out": view.left_out,
         },
     )
 
 
-def _best_table(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]) -> Table:
+def _best_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, Any]]) -> Table:
     """The best algorithm at each size."""
     heads = ("size", "best", "time", "algbw\nGB/s", "busbw\nGB/s", "bound", "time /\nbound")
     lines, many = [], len(view.predictors)
-    for place, nbytes in enumerate(sizes):
-        best = next(row for row in found[place * many : place * many + many] if row["best"])
+    for index, nbytes in enumerate(sizes):
+        best = next(row for row in rows[index * many : index * many + many] if row["best"])
         cells: list[Cell] = [
             format_size(nbytes),
             tone_text(best["algorithm"], "good", strong=True),
@@ -84,7 +84,7 @@ def _best_table(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, 
     return Table(heads=heads, lines=lines, align="rl", quiet=("bound", "time /\nbound"))
 
 
-def _times_table(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]) -> Table:
+def _times_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, Any]]) -> Table:
     """A line per algorithm, with its time at each size."""
     many = len(view.predictors)
     lines = []
@@ -93,7 +93,7 @@ def _times_table(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str,
             tone_text(
                 format_duration(row["time_ns"]), "good" if row["best"] else "", bool(row["best"])
             )
-            for row in found[at::many]
+            for row in rows[at::many]
         ]
         lines.append(Line([name, *cells]))
     return Table(heads=("algorithm", *map(format_size, sizes)), lines=lines, align="lr", split=True)
@@ -102,12 +102,12 @@ def _times_table(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str,
 def list_notes(view: Forecast, sizes: Sequence[int]) -> list[str]:
     """Which algorithm wins where, and what is left out why."""
     changes = view.crossovers(sizes)
-    words = [
+    sentences = [
         f"{before} beats {after} below {format_size(nbytes)}" for nbytes, before, after in changes
     ]
-    if not words and len(sizes) > 1 and len(view.predictors) > 1:
-        words = [f"{find_fastest(view.seconds(sizes[0]))} is the fastest at all these sizes"]
-    return [*words, *(f"left out: {name}: {why}" for name, why in view.left_out.items())]
+    if not sentences and len(sizes) > 1 and len(view.predictors) > 1:
+        sentences = [f"{find_fastest(view.seconds(sizes[0]))} is the fastest at all these sizes"]
+    return [*sentences, *(f"left out: {name}: {why}" for name, why in view.left_out.items())]
 
 
 def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
@@ -138,22 +138,24 @@ def make_fitted(fits: Sequence[Fit], links: Sequence[LinkFit]) -> Document:
     """Each series in its segments, the links that series share, the times behind them, and reasons.
 
     In JSON ``series`` and ``links`` as in ``fit``: times in ns, constants in ns and ns a byte."""
-    done = [one for one in fits if one.segments]
-    varying, constant = split_axes([one.case for one in fits]) if fits else ([], "nothing to fit")
+    done = [fitted for fitted in fits if fitted.segments]
+    varying, constant = (
+        split_axes([fitted.case for fitted in fits]) if fits else ([], "nothing to fit")
+    )
     names = {
-        id(one): _name_fit(one, varying, len({other.case.mode for other in fits}) > 1)
-        for one in fits
+        id(fitted): _name_fit(fitted, varying, len({other.case.mode for other in fits}) > 1)
+        for fitted in fits
     }
     brief: list[Block] = [tone_text(constant, strong=True)]
     if done:
-        sources = [f"{names[id(one)]}: {one.model}, {one.resampled}" for one in done]
+        sources = [f"{names[id(fitted)]}: {fitted.model}, {fitted.resampled}" for fitted in done]
         brief += [_series_table(done, names), tone_text("; ".join([LEGEND, *sources]), "quiet"), ""]
     if links:
         sources = [f"{link.name}: {len(link.members)} series, {link.resampled}" for link in links]
         brief += [_links_table(links), tone_text("; ".join(sources), "quiet"), ""]
     if done:
         brief += [_points_table(done, names), ""]
-    lines = [f"{names[id(one)]}: {one.refused}" for one in fits if one.refused]
+    lines = [f"{names[id(fitted)]}: {fitted.refused}" for fitted in fits if fitted.refused]
     lines += [
         f"{link.name}: {reason}" for link in links for reason in (link.refused, link.note) if reason
     ]
@@ -161,26 +163,30 @@ def make_fitted(fits: Sequence[Fit], links: Sequence[LinkFit]) -> Document:
     return Document(title="Fit", brief=brief, values={"series": fits, "links": links})
 
 
-def _name_fit(one: Fit, varying: Sequence[str], modes: bool) -> str:
-    values = axis_values(one.case)
-    words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
-    return " ".join([*words, *([one.case.mode] if modes else [])]) or one.case.label
+def _name_fit(fitted: Fit, varying: Sequence[str], modes: bool) -> str:
+    values = axis_values(fitted.case)
+    axis_words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
+    return " ".join([*axis_words, *([fitted.case.mode] if modes else [])]) or fitted.case.label
 
 
 def _series_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
-    flagged = any(one.flags for one in fits)
+    flagged = any(fitted.flags for fitted in fits)
     lines = []
-    for one in fits:
-        whole = [f"{one.worst:.0%}", f"{one.runs[0]}/{one.runs[1]:.0f}", " ".join(one.flags)]
-        for number, part in enumerate(one.segments):
+    for fitted in fits:
+        quality = [
+            f"{fitted.worst:.0%}",
+            f"{fitted.runs[0]}/{fitted.runs[1]:.0f}",
+            " ".join(fitted.flags),
+        ]
+        for number, part in enumerate(fitted.segments):
             fixed = [
                 f"{format_size(part.first)}…{format_size(part.last)}",
                 _format_time(part.alpha),
                 _format_rate(part.beta),
                 _format_half(part),
             ]
-            last = ["", "", ""] if number else whole
-            lines.append(["" if number else names[id(one)], *fixed, *last])
+            last = ["", "", ""] if number else quality
+            lines.append(["" if number else names[id(fitted)], *fixed, *last])
     heads = ("series", "sizes", "alpha", "1 / beta", "n½", "error", "signs", "flags")
     return _make_flagged_table(heads, lines, flagged)
 
@@ -208,32 +214,34 @@ def _make_flagged_table(
     """A table whose last column, the flags, is left out where there are none."""
     width = len(heads) - (not flagged)
     align = f"w{'r' * (len(heads) - 2)}w"
-    shown = [Line(line[:width]) for line in lines]
-    return Table(heads=heads[:width], lines=shown, align=align[:width])
+    cut_lines = [Line(line[:width]) for line in lines]
+    return Table(heads=heads[:width], lines=cut_lines, align=align[:width])
 
 
 def _points_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
     """Measured times, and how far from them the model is."""
     columns = [
-        {at: f"{format_duration(got)} {model / got - 1:+4.0%}" for at, got, model in one.points}
-        for one in fits
+        {at: f"{format_duration(got)} {model / got - 1:+4.0%}" for at, got, model in fitted.points}
+        for fitted in fits
     ]
     every = sorted(set().union(*columns))
     lines = [Line((format_size(at), *(column.get(at, "") for column in columns))) for at in every]
-    heads = ("size", *(names[id(one)] for one in fits))
+    heads = ("size", *(names[id(fitted)] for fitted in fits))
     return Table(heads=heads, lines=lines, align="r", split=True)
 
 
-def _format_time(found: Estimate | None) -> str:
-    return f"{format_duration(found.value)} {_format_bounds(found)}" if found else "-"
+def _format_time(estimate: Estimate | None) -> str:
+    return f"{format_duration(estimate.value)} {_format_bounds(estimate)}" if estimate else "-"
 
 
-def _format_rate(found: Estimate | None) -> str:
-    return f"{1 / found.value:.3g} GB/s {_format_bounds(found)}" if found else "-"
+def _format_rate(estimate: Estimate | None) -> str:
+    return f"{1 / estimate.value:.3g} GB/s {_format_bounds(estimate)}" if estimate else "-"
 
 
-def _format_bounds(found: Estimate) -> str:
-    return f"±{max(found.hi - found.value, found.value - found.lo) / found.value:.1%}"
+def _format_bounds(estimate: Estimate) -> str:
+    return (
+        f"±{max(estimate.hi - estimate.value, estimate.value - estimate.lo) / estimate.value:.1%}"
+    )
 
 
 def _format_half(part: Segment | LinkFit) -> str:

@@ -116,29 +116,33 @@ def _tells_ends(rank: RankTrace) -> bool:
     """Whether it can be told that a call of this rank has not ended: Gloo's recorder has all of
     them as scheduled for ever."""
     calls = [call for _, call in list_communicating(rank)]
-    told = (has_ended(call) or call.state == "started" for call in calls)
-    return "gloo" not in rank.backend or any(told)
+    ended = (has_ended(call) or call.state == "started" for call in calls)
+    return "gloo" not in rank.backend or any(ended)
 
 
-def find_hang(trace: Trace, joined: Joined) -> Hang | None:
+def find_hang(trace: Trace, matches: Joined) -> Hang | None:
     """None where nothing stands still, and of traces that do not tell of calls that have not ended:
     those of jobs that ran on, of which ranks' may end apart."""
     if not any(call.state for rank in trace.ranks for call in rank.calls):
         return None
     ranks = _Ranks(trace)
-    of: dict[Group, list[Meeting]] = defaultdict(list)
-    for meeting in joined.meetings:
-        of[meeting.group].append(meeting)
-    fronts = [front for group, each in of.items() if (front := _find_front(group, each, ranks))]
+    by_group: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in matches.meetings:
+        by_group[meeting.group].append(meeting)
+    fronts = [
+        front
+        for group, meetings in by_group.items()
+        if (front := _find_front(group, meetings, ranks))
+    ]
     fronts += _message_fronts(ranks)
     return _blame_fronts(fronts, _unread_ranks(trace)) if fronts else None
 
 
 def _unread_ranks(trace: Trace) -> set[int]:
     """Ranks that may be those of files that are not used."""
-    named = {each.rank for each in trace.unread}
-    there = {rank.rank for rank in trace.ranks}
-    return {*range(trace.world)} - there if -1 in named else named
+    unread = {entry.rank for entry in trace.unread}
+    recorded = {rank.rank for rank in trace.ranks}
+    return {*range(trace.world)} - recorded if -1 in unread else unread
 
 
 def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
@@ -171,12 +175,12 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
         if len(meeting.calls) == len(group.ranks) and all(map(has_ended, meeting.calls.values())):
             before = meeting.number
             continue
-        found = {rank: status(rank, meeting) for rank in group.ranks}
-        told = {*found.values()}
-        alone = "silent" in told and meeting is ordered[-1]
-        held = "missing" in told or alone or meeting.odd
-        if "in" in told or ("called" in told and held):
-            return _as_front(meeting, found, before)
+        statuses = {rank: status(rank, meeting) for rank in group.ranks}
+        statuses_seen = {*statuses.values()}
+        alone = "silent" in statuses_seen and meeting is ordered[-1]
+        is_stuck = "missing" in statuses_seen or alone or meeting.odd
+        if "in" in statuses_seen or ("called" in statuses_seen and is_stuck):
+            return _as_front(meeting, statuses, before)
         before = meeting.number
     return None
 
@@ -207,14 +211,16 @@ def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
     return not calls or (meeting.number <= 1 and any(0 <= call.number <= 1 for call in calls))
 
 
-def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Front:
+def _as_front(meeting: Meeting, statuses: Mapping[int, Status], before: int) -> Front:
     def those(*status: Status) -> tuple[int, ...]:
-        return tuple(rank for rank, told in found.items() if told in status)
+        return tuple(rank for rank, rank_status in statuses.items() if rank_status in status)
 
     called = those("in", "called")
     state = {rank: meeting.calls[rank].state for rank in called if rank in meeting.calls}
     begun = "started" in state.values()
-    behind = tuple(rank for rank, told in state.items() if begun and told == "scheduled")
+    behind = tuple(
+        rank for rank, rank_status in state.items() if begun and rank_status == "scheduled"
+    )
     issued = (meeting.calls[rank].issued_ns for rank in state)
     return Front(
         meeting.group,
@@ -237,34 +243,34 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, the first of each between two ranks, and of
     one tag where the library goes by tags."""
     every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
-    for of in ranks.of.values():
-        groups = groups_of(of)
-        for _, call in list_communicating(of):
+    for rank_trace in ranks.of.values():
+        groups = groups_of(rank_trace)
+        for _, call in list_communicating(rank_trace):
             group = groups[call.group]
             if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
-                tag = call.tag if of.backend in HOST else 0
-                every[group, of.rank, group.ranks[call.peer], tag, call.kind].append(call)
+                tag = call.tag if rank_trace.backend in HOST else 0
+                every[group, rank_trace.rank, group.ranks[call.peer], tag, call.kind].append(call)
     begun = {
         key: [at for at, call in enumerate(calls) if ranks.status(key[1], call) == "in"]
         for key, calls in every.items()
     }
-    for key, (at, *_) in ((key, each) for key, each in begun.items() if each):
+    for key, (at, *_) in ((key, calls) for key, calls in begun.items() if calls):
         call, (group, rank, peer, tag, kind) = every[key][at], key
         half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
         both = bool(begun.get(half))
-        whole = all(
+        is_complete = all(
             not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
         )
-        there = peer in ranks.of and _trace_reaches(ranks.of[peer], [call])
-        there = there and not ranks.of[peer].only_active
-        lacks = not both and whole and there and len(every.get(half, ())) <= at
-        found: dict[int, Status] = {
+        is_readable = peer in ranks.of and _trace_reaches(ranks.of[peer], [call])
+        is_readable = is_readable and not ranks.of[peer].only_active
+        lacks = not both and is_complete and is_readable and len(every.get(half, ())) <= at
+        statuses: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",
         }
-        found |= {} if peer in ranks.of else {peer: "silent"}
+        statuses |= {} if peer in ranks.of else {peer: "silent"}
         if kind == "recv" or not both:
-            yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), found, -1)
+            yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
 
 
 def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:
@@ -272,10 +278,12 @@ def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:
     for front in fronts:
         for rank in front.waiting:
             waits[rank].append(front)
-    told = [(front, *_find_cause(front, waits, unread)) for front in fronts]
-    told.sort(key=lambda each: (CAUSES.index(each[1]), -len(each[0].waiting), each[0].since_ns))
-    _, cause, culprits = told[0]
-    return Hang(cause, culprits, tuple(front for front, _, _ in told))
+    blamed = [(front, *_find_cause(front, waits, unread)) for front in fronts]
+    blamed.sort(
+        key=lambda entry: (CAUSES.index(entry[1]), -len(entry[0].waiting), entry[0].since_ns)
+    )
+    _, cause, culprits = blamed[0]
+    return Hang(cause, culprits, tuple(front for front, _, _ in blamed))
 
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
@@ -314,12 +322,12 @@ def _cause_by_waits(
 def _find_circle(rank: int, waits: Mapping[int, Sequence[Front]]) -> tuple[int, ...]:
     """Ranks that wait for each other, each for the next and the last for the first, as one comes to
     them from this rank; none where that leads elsewhere."""
-    told = [rank]
+    path = [rank]
     while True:
-        ahead = next((each for each in waits.get(told[-1], ()) if each.blamed), None)
+        ahead = next((wait for wait in waits.get(path[-1], ()) if wait.blamed), None)
         if ahead is None:
             return ()
         rank = ahead.blamed[0]
-        if rank in told:
-            return tuple(told[told.index(rank) :])
-        told.append(rank)
+        if rank in path:
+            return tuple(path[path.index(rank) :])
+        path.append(rank)

@@ -72,7 +72,7 @@ class Judged(NamedTuple):
     @property
     def lost(self) -> int:
         """Calls that could not be read."""
-        return sum(each.calls for rank in self.trace.ranks for each in rank.lost)
+        return sum(loss.calls for rank in self.trace.ranks for loss in rank.lost)
 
     @property
     def is_mostly_lost(self) -> bool:
@@ -93,80 +93,86 @@ class Judged(NamedTuple):
 
 def judge_trace(trace: Trace) -> Judged:
     """What a trace tells."""
-    joined = join_calls(trace)
-    stuck = find_hang(trace, joined)
+    matches = join_calls(trace)
+    stuck = find_hang(trace, matches)
     fronts = stuck.fronts if stuck else ()
     at = {(front.group, front.number) for front in fronts if front.odd or front.unequal}
-    apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
-    clock, operations = times.find_clock(trace, joined), times.list_operations(joined)
-    made = Judged(
+    mismatches = [
+        mismatch
+        for mismatch in matches.disagreements
+        if (mismatch.group, mismatch.number) not in at
+    ]
+    clock, operations = times.find_clock(trace, matches), times.list_operations(matches)
+    verdict = Judged(
         trace,
-        joined,
+        matches,
         stuck,
-        tuple(apart),
+        tuple(mismatches),
         (),
         clock,
-        tuple(times.make_part(each, clock.shared) for each in operations),
+        tuple(times.make_part(operation, clock.shared) for operation in operations),
         tuple(times.list_traffic(trace, operations)),
-        tuple(times.find_late(trace, joined, clock.shared)),
+        tuple(times.find_late(trace, matches, clock.shared)),
         tuple(times.measure_exposed(trace)),
-        tuple(times.measure_imbalance(joined)),
+        tuple(times.measure_imbalance(matches)),
     )
-    return made._replace(
+    return verdict._replace(
         lacks=(
             *_list_losses(trace),
-            *_lacking_files(made),
-            *_lacking_calls(made),
-            *_lacking_times(made),
+            *_lacking_files(verdict),
+            *_lacking_calls(verdict),
+            *_lacking_times(verdict),
         )
     )
 
 
 def _list_losses(trace: Trace) -> Iterator[Lack]:
     """What readers could not use, by the reason, with the first place where it is."""
-    found: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
+    by_reason: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
     for rank in trace.ranks:
         for lost in rank.lost:
-            why, _, place = lost.why.rpartition(" (")
-            found[why if why and place.endswith(")") else lost.why].append((rank.rank, lost))
-    for each in sorted(found.values(), key=lambda each: -sum(lost.calls for _, lost in each)):
-        calls, nbytes = sum(e.calls for _, e in each), sum(e.nbytes for _, e in each)
-        of = f" of {format_size(nbytes)}" if nbytes else ""
-        told = f"{format_count(calls, 'call')}{of}, " if calls else ""
-        ranks = sorted({rank for rank, _ in each})
+            why, _, location = lost.why.rpartition(" (")
+            by_reason[why if why and location.endswith(")") else lost.why].append((rank.rank, lost))
+    for losses in sorted(
+        by_reason.values(), key=lambda losses: -sum(lost.calls for _, lost in losses)
+    ):
+        calls, nbytes = sum(e.calls for _, e in losses), sum(e.nbytes for _, e in losses)
+        volume = f" of {format_size(nbytes)}" if nbytes else ""
+        amount = f"{format_count(calls, 'call')}{volume}, " if calls else ""
+        ranks = sorted({rank for rank, _ in losses})
         yield Lack(
-            f"lost: {each[0][1].why}", f"{told}{in_words(ranks)}: left out of all that is told"
+            f"lost: {losses[0][1].why}", f"{amount}{in_words(ranks)}: left out of all that is told"
         )
 
 
-def _lacking_files(made: Judged) -> Iterator[Lack]:
+def _lacking_files(verdict: Judged) -> Iterator[Lack]:
     """Files that are not used, ranks that are not there, and clocks."""
-    for unread in made.trace.unread:
+    for unread in verdict.trace.unread:
         yield Lack(f"{unread.source} is not used", unread.why)
-    for rank in made.trace.ranks:
+    for rank in verdict.trace.ranks:
         if rank.cut:
             yield Lack(f"{rank.source} is cut at {rank.cut}", "it is read up to there")
-    if made.missing:
+    if verdict.missing:
         yield Lack(
-            f"no trace of {in_words(made.missing)}, of {made.trace.world}",
+            f"no trace of {in_words(verdict.missing)}, of {verdict.trace.world}",
             "give their files, too: what others wait for them is not seen",
         )
-    if len(made.trace.ranks) == 1:
+    if len(verdict.trace.ranks) == 1:
         yield Lack(
             "one rank only",
             "its times have in them what it waited for others; who is late is not known",
         )
-    if not made.clock.shared:
+    if not verdict.clock.shared:
         yield Lack(
-            f"no common clock: {made.clock.why}",
+            f"no common clock: {verdict.clock.why}",
             "only times of one rank are set against each other; the last to come is the rank on"
             " which an operation takes least",
         )
 
 
-def _lacking_calls(made: Judged) -> Iterator[Lack]:
+def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     """Calls that are there, and not whole."""
-    every = (*made.joined.meetings, *made.joined.messages)
+    every = (*verdict.joined.meetings, *verdict.joined.messages)
     untimed = sum(meeting.taken is None for meeting in every)
     if every and untimed == len(every):
         yield Lack(
@@ -178,61 +184,61 @@ def _lacking_calls(made: Judged) -> Iterator[Lack]:
         yield Lack(
             f"no times of {untimed:,} of {format_count(len(every), 'operation')}", "left out"
         )
-    if made.joined.by_order:
+    if verdict.joined.by_order:
         yield Lack(
-            f"operations of {_list_labels(made.joined.by_order)} have no numbers",
+            f"operations of {_list_labels(verdict.joined.by_order)} have no numbers",
             "those of different ranks are joined by their order",
         )
-    if unknown := [group.label for group in made.joined.groups if not group.known]:
+    if unknown := [group.label for group in verdict.joined.groups if not group.known]:
         yield Lack(
             f"who is in {_list_labels(unknown)} is not in the trace",
             "those seen in it are taken for its members",
         )
-    calls = [(each.kind, each) for meeting in every for each in meeting.calls.values()]
-    if whole := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
+    calls = [(call.kind, call) for meeting in every for call in meeting.calls.values()]
+    if without_splits := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
         yield Lack(
-            f"no splits of {format_count(whole, 'all_to_allv call')}",
+            f"no splits of {format_count(without_splits, 'all_to_allv call')}",
             "taken for even where bytes are counted, and by collbench replay with --assume-even",
         )
     rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
     if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
         yield Lack(f"no root of {format_count(number, 'call')}", "ranks are not compared in that")
-    if made.joined.alone:
+    if verdict.joined.alone:
         yield Lack(
-            f"{format_count(made.joined.alone, 'message')} without their other half",
+            f"{format_count(verdict.joined.alone, 'message')} without their other half",
             "the other rank's trace begins later or ends earlier",
         )
 
 
-def _lacking_times(made: Judged) -> Iterator[Lack]:
+def _lacking_times(verdict: Judged) -> Iterator[Lack]:
     """Iterations, computation, and where ranks' traces end."""
-    if not made.steps:
+    if not verdict.steps:
         yield Lack(
             "no iterations are marked",
             "what is told is of the whole trace; step() of torch's profiler marks them",
         )
-    if any(each.how == "" for each in made.exposed):
+    if any(exposed.how == "" for exposed in verdict.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
-    if made.hang is None:
-        for label, ranks in _short_ranks(made.joined).items():
+    if verdict.hang is None:
+        for label, ranks in _short_ranks(verdict.joined).items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
                 "a trace that was taken for less long, began later, or lost calls",
             )
 
 
-def _short_ranks(joined: Joined) -> dict[str, list[int]]:
+def _short_ranks(matches: Joined) -> dict[str, list[int]]:
     """Ranks by the label of a group on which their last operation is before that of others."""
     last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
-    for meeting in joined.meetings:
-        of = last[meeting.group.label, meeting.group.ranks]
+    for meeting in matches.meetings:
+        last_numbers = last[meeting.group.label, meeting.group.ranks]
         for rank in meeting.calls:
-            of[rank] = max(meeting.number, of.get(rank, -1))
-    found: dict[str, list[int]] = defaultdict(list)
-    for (label, _), of in last.items():
-        most = max(of.values())
-        found[label] += [rank for rank, number in of.items() if number < most]
-    return {label: sorted({*ranks}) for label, ranks in found.items() if ranks}
+            last_numbers[rank] = max(meeting.number, last_numbers.get(rank, -1))
+    short: dict[str, list[int]] = defaultdict(list)
+    for (label, _), last_numbers in last.items():
+        most = max(last_numbers.values())
+        short[label] += [rank for rank, number in last_numbers.items() if number < most]
+    return {label: sorted({*ranks}) for label, ranks in short.items() if ranks}
 
 
 def in_words(ranks: Sequence[int]) -> str:
@@ -241,6 +247,6 @@ def in_words(ranks: Sequence[int]) -> str:
 
 
 def _list_labels(labels: Sequence[str]) -> str:
-    named = list(dict.fromkeys(labels))
-    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-    return f"{', '.join(named[:5])}{more}"
+    distinct = list(dict.fromkeys(labels))
+    more = f" and {len(distinct) - 5} more" if len(distinct) > 5 else ""
+    return f"{', '.join(distinct[:5])}{more}"

@@ -53,13 +53,13 @@ class Meeting(NamedTuple):
 
     @classmethod
     def of(
-        cls, group: Group, number: int, calls: Mapping[int, Call], place: tuple[int, int]
+        cls, group: Group, number: int, calls: Mapping[int, Call], order: tuple[int, int]
     ) -> Meeting:
         """A meeting of these calls."""
         usual = _usual_ranks(calls)
         odd = {rank: call for rank, call in calls.items() if rank not in usual}
         odd = odd if len(odd) < len(usual) else dict(calls)
-        return cls(group, number, calls, place, calls[min(usual)], odd, _take_calls(calls))
+        return cls(group, number, calls, order, calls[min(usual)], odd, _take_calls(calls))
 
 
 class Joined(NamedTuple):
@@ -77,11 +77,11 @@ class Joined(NamedTuple):
     def disagreements(self) -> list[Meeting]:
         """The first meeting of each group in which ranks do not call the same, or exchange blocks
         of which sender and receiver have different sizes."""
-        found: dict[Group, Meeting] = {}
+        by_group: dict[Group, Meeting] = {}
         for meeting in self.meetings:
-            if meeting.group not in found and (meeting.odd or unequal_blocks(meeting)):
-                found[meeting.group] = meeting
-        return list(found.values())
+            if meeting.group not in by_group and (meeting.odd or unequal_blocks(meeting)):
+                by_group[meeting.group] = meeting
+        return list(by_group.values())
 
 
 class Block(NamedTuple):
@@ -161,8 +161,8 @@ def _find_group(rank: RankTrace, name: str) -> Group:
 
 def _group_shape(ranks: Sequence[int]) -> str:
     """What groups of one kind that nobody has named have in common."""
-    apart = {after - before for before, after in pairwise(ranks)}
-    return f"{UNNAMED}{len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
+    strides = {after - before for before, after in pairwise(ranks)}
+    return f"{UNNAMED}{len(ranks)} ranks {strides.pop()} apart" if len(strides) == 1 else ""
 
 
 def join_calls(trace: Trace) -> Joined:
@@ -170,27 +170,32 @@ def join_calls(trace: Trace) -> Joined:
     numbers."""
     calls: dict[Group, dict[int, list[tuple[int, Call]]]] = defaultdict(dict)
     for rank in trace.ranks:
-        named: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        by_name: dict[str, list[tuple[int, Call]]] = defaultdict(list)
         for at, call in list_communicating(rank):
-            named[call.group].append((at, call))
+            by_name[call.group].append((at, call))
         groups = groups_of(rank)
-        for name, of in named.items():
-            calls[groups[name]][rank.rank] = of
-    whole = {_settle_group(group, each): each for group, each in calls.items()}
+        for name, numbered_calls in by_name.items():
+            calls[groups[name]][rank.rank] = numbered_calls
+    by_group = {_settle_group(group, rank_calls): rank_calls for group, rank_calls in calls.items()}
     meetings: list[Meeting] = []
     messages: list[Meeting] = []
     by_order, alone = [], 0
-    for group, each in whole.items():
-        collective = {rank: [c for c in found if _is_collective(c)] for rank, found in each.items()}
-        numbered = all(call.number >= 0 for found in collective.values() for _, call in found)
+    for group, rank_calls in by_group.items():
+        collective = {
+            rank: [c for c in numbered_calls if _is_collective(c)]
+            for rank, numbered_calls in rank_calls.items()
+        }
+        numbered = all(
+            call.number >= 0 for numbered_calls in collective.values() for _, call in numbered_calls
+        )
         if not numbered:
             by_order.append(group.label)
         meetings += _list_meetings(group, collective, numbered)
-        pairs, left = _join_messages(group, each)
+        pairs, unmatched = _join_messages(group, rank_calls)
         messages += pairs
-        alone += left
+        alone += unmatched
     return Joined(
-        tuple(sorted(whole, key=lambda group: (-len(group.ranks), group.ranks, group.name))),
+        tuple(sorted(by_group, key=lambda group: (-len(group.ranks), group.ranks, group.name))),
         tuple(sorted(meetings, key=lambda meeting: meeting.place)),
         tuple(sorted(messages, key=lambda meeting: meeting.place)),
         alone,
@@ -198,58 +203,58 @@ def join_calls(trace: Trace) -> Joined:
     )
 
 
-def _is_collective(of: tuple[int, Call]) -> bool:
-    return of[1].kind not in POINT_TO_POINT
+def _is_collective(numbered_call: tuple[int, Call]) -> bool:
+    return numbered_call[1].kind not in POINT_TO_POINT
 
 
-def _settle_group(group: Group, of: Iterable[int]) -> Group:
+def _settle_group(group: Group, ranks: Iterable[int]) -> Group:
     """A group of which the trace does not tell who is in it has the ranks seen in it."""
-    return group if group.ranks else group._replace(ranks=tuple(sorted(of)))
+    return group if group.ranks else group._replace(ranks=tuple(sorted(ranks)))
 
 
 def _list_meetings(
-    group: Group, of: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
+    group: Group, calls_by_rank: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
 ) -> Iterator[Meeting]:
-    found: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
+    by_key: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank in sorted(of):
-        seen: Counter[int] = Counter()
-        for order, (at, call) in enumerate(of[rank]):
+    for rank in sorted(calls_by_rank):
+        repeats: Counter[int] = Counter()
+        for order, (at, call) in enumerate(calls_by_rank[rank]):
             number = call.number if numbered else order
-            key = (number, seen[number])
-            seen[number] += 1
-            found[key][rank] = call
+            key = (number, repeats[number])
+            repeats[number] += 1
+            by_key[key][rank] = call
             places.setdefault(key, (rank, at))
-    for key in sorted(found):
-        yield Meeting.of(group, key[0], found[key], places[key])
+    for key in sorted(by_key):
+        yield Meeting.of(group, key[0], by_key[key], places[key])
 
 
 def _join_messages(
-    group: Group, of: Mapping[int, Sequence[tuple[int, Call]]]
+    group: Group, calls_by_rank: Mapping[int, Sequence[tuple[int, Call]]]
 ) -> tuple[list[Meeting], int]:
     """Sends with their receives, in their order between two ranks; and how many are left over."""
     ways: dict[tuple[int, int, int], tuple[list[tuple[int, int, Call]], ...]] = {}
-    for rank, calls in of.items():
+    for rank, calls in calls_by_rank.items():
         for at, call in calls:
             if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
                 peer = group.ranks[call.peer]
                 sends = call.kind == "send"
                 way = (rank, peer, call.tag) if sends else (peer, rank, call.tag)
                 ways.setdefault(way, ([], []))[not sends].append((rank, at, call))
-    found, alone = [], 0
+    meetings, alone = [], 0
     for (source, to, _), (sent, received) in ways.items():
         both = min(len(sent), len(received))
         for number in range(both):
             (_, at, send), (_, _, receive) = sent[number], received[number]
             call_of = {source: send, to: receive}
-            found.append(
+            meetings.append(
                 Meeting(group, number, call_of, (source, at), send, {}, _take_calls(call_of))
             )
         for number, (rank, at, call) in enumerate([*sent[both:], *received[both:]], both):
-            found.append(Meeting.of(group, number, {rank: call}, (rank, at)))
-        if {source, to} <= of.keys():
+            meetings.append(Meeting.of(group, number, {rank: call}, (rank, at)))
+        if {source, to} <= calls_by_rank.keys():
             alone += len(sent) + len(received) - 2 * both
-    return found, alone
+    return meetings, alone
 
 
 def _take_calls(calls: Mapping[int, Call]) -> Taken | None:
@@ -265,10 +270,10 @@ def _usual_ranks(calls: Mapping[int, Call]) -> set[int]:
         same[call.kind, call.nbytes, call.dtype, call.root, call.op].add(rank)
     if len(same) == 1:
         return {*calls}
-    left, best = list(same.values()), set[int]()
-    while left:
-        first = calls[min(left[0])]
-        alike = [ranks for ranks in left if not describe_difference(first, calls[min(ranks)])]
-        left = [ranks for ranks in left if ranks not in alike]
-        best = max(best, set[int]().union(*alike), key=len)
+    rest, best = list(same.values()), set[int]()
+    while rest:
+        first = calls[min(rest[0])]
+        agreeing = [ranks for ranks in rest if not describe_difference(first, calls[min(ranks)])]
+        rest = [ranks for ranks in rest if ranks not in agreeing]
+        best = max(best, set[int]().union(*agreeing), key=len)
     return best

@@ -71,32 +71,32 @@ class Operations(NamedTuple):
     sums: Sums
 
 
-def list_operations(joined: Joined) -> list[Operations]:
+def list_operations(matches: Joined) -> list[Operations]:
     """In order of first use."""
-    found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
-    in_order = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
+    by_kind: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
+    in_order = sorted((*matches.meetings, *matches.messages), key=lambda meeting: meeting.place)
     for meeting in in_order:
         call = meeting.call
-        found[call.phase, meeting.group.label, _operation_kind(call)].append(meeting)
-    return [Operations(*key, each, _sum_times(each)) for key, each in found.items()]
+        by_kind[call.phase, meeting.group.label, _operation_kind(call)].append(meeting)
+    return [Operations(*key, meetings, _sum_times(meetings)) for key, meetings in by_kind.items()]
 
 
 def _operation_kind(call: Call) -> str:
     return "send/recv" if call.kind in POINT_TO_POINT else call.kind
 
 
-def _sum_times(of: Iterable[Meeting]) -> Sums:
+def _sum_times(meetings: Iterable[Meeting]) -> Sums:
     ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
-    for meeting in of:
+    least_times: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
+    for meeting in meetings:
         n = len(meeting.group.ranks)
         for rank, call in meeting.calls.items():
             key = n, call.kind, call.nbytes, call.dtype
-            if call.sends or key not in known:
+            if call.sends or key not in least_times:
                 least = sent_bytes(meeting.group, rank, call)
-                known |= {} if call.sends else {key: least}
+                least_times |= {} if call.sends else {key: least}
             else:
-                least = known[key]
+                least = least_times[key]
             sums = ranks[rank]
             sums[0] += least
             sums[1] += call.nbytes
@@ -118,27 +118,28 @@ def _time_spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
         wait = begins, begins + took[most] - took[least]
         waits[meeting.group, -1 if shared else most].append(wait)
     transfer, wait_ns = (
-        sum(spans_length(union_spans(e)) for e in of.values()) for of in (transfers, waits)
+        sum(spans_length(union_spans(e)) for e in intervals.values())
+        for intervals in (transfers, waits)
     )
     return transfer, wait_ns
 
 
-def make_part(of: Operations, shared: bool) -> Part:
+def make_part(operations: Operations, shared: bool) -> Part:
     """``shared``: whether ranks have one clock."""
-    most = max(of.sums.values())
-    timed = [meeting for meeting in of.meetings if meeting.taken]
+    most = max(operations.sums.values())
+    timed = [meeting for meeting in operations.meetings if meeting.taken]
     bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
     transfer, wait = _time_spent(timed, shared)
     moved = sum(_carried_bytes(meeting) for meeting in timed)
     return Part(
-        of.phase,
-        of.group,
-        of.kind,
-        max(len(meeting.group.ranks) for meeting in of.meetings),
+        operations.phase,
+        operations.group,
+        operations.kind,
+        max(len(meeting.group.ranks) for meeting in operations.meetings),
         int(most[2]),
         int(most[1]),
         most[0],
-        sum(sums[0] for sums in of.sums.values()),
+        sum(sums[0] for sums in operations.sums.values()),
         len(timed),
         transfer,
         None if bound else wait,
@@ -152,8 +153,8 @@ def sent_bytes(group: Group, rank: int, call: Call) -> float:
     lengths are not known."""
     kind = "all_to_all" if call.kind == "all_to_allv" and not call.sends else call.kind
     op = Op(kind=kind, nbytes=call.nbytes, dtype=call.dtype, sends=call.sends)
-    place = group.ranks.index(rank) if call.sends and rank in group.ranks else 0
-    return op.sent(len(group.ranks), place)
+    index = group.ranks.index(rank) if call.sends and rank in group.ranks else 0
+    return op.sent(len(group.ranks), index)
 
 
 def _carried_bytes(meeting: Meeting) -> float:
@@ -162,7 +163,7 @@ def _carried_bytes(meeting: Meeting) -> float:
     if call.kind in POINT_TO_POINT or n < 2:
         return call.nbytes
     if call.kind == "all_to_allv":
-        if not any(each.sends for each in meeting.calls.values()):
+        if not any(call.sends for call in meeting.calls.values()):
             return call.nbytes * (n - 1) / n
         return max(max(e.sends, e.gets) - e.kept for e in exchanged_bytes(meeting).values())
     return COLLECTIVES[call.kind].busbw(n) * call.nbytes
@@ -182,23 +183,23 @@ def exchanged_bytes(meeting: Meeting) -> dict[int, Exchanged]:
     itemsize = DTYPES[meeting.call.dtype].size
     ranks = meeting.group.ranks
     rows = {rank: call.sends for rank, call in meeting.calls.items()}
-    whole = (
+    is_square = (
         bool(ranks)
         and {*ranks} <= rows.keys()
         and all(len(row) == len(ranks) for row in rows.values())
     )
-    columns = np.array([rows[rank] for rank in ranks]).sum(axis=0).tolist() if whole else []
-    places = {rank: place for place, rank in enumerate(ranks)}
-    found = {}
+    columns = np.array([rows[rank] for rank in ranks]).sum(axis=0).tolist() if is_square else []
+    places = {rank: index for index, rank in enumerate(ranks)}
+    exchanged = {}
     for rank, call in meeting.calls.items():
-        place, gets = places.get(rank, len(ranks)), sum(call.receives)
-        if whole and not call.receives:
-            gets = columns[place]
-        told = place < len(call.sends)
-        kept = call.sends[place] * itemsize if told else call.nbytes // max(1, len(ranks))
+        index, gets = places.get(rank, len(ranks)), sum(call.receives)
+        if is_square and not call.receives:
+            gets = columns[index]
+        has_own = index < len(call.sends)
+        own_bytes = call.sends[index] * itemsize if has_own else call.nbytes // max(1, len(ranks))
         sends = sum(call.sends) * itemsize if call.sends else call.nbytes
-        found[rank] = Exchanged(sends, gets * itemsize, kept)
-    return found
+        exchanged[rank] = Exchanged(sends, gets * itemsize, own_bytes)
+    return exchanged
 
 
 class Traffic(NamedTuple):
@@ -215,15 +216,15 @@ class Traffic(NamedTuple):
     busy: float | None
 
 
-def list_traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
+def list_traffic(trace: Trace, operation_list: Iterable[Operations]) -> list[Traffic]:
     """In order of first use."""
-    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
-    for each in of:
-        ranks = found[each.phase, each.group]
-        for rank, sums in each.sums.items():
+    by_phase: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
+    for operations in operation_list:
+        ranks = by_phase[operations.phase, operations.group]
+        for rank, sums in operations.sums.items():
             ranks[rank] = [a + b for a, b in zip(ranks.get(rank, [0.0] * 3), sums, strict=True)]
-    totals = {key: sum(sums[0] for sums in ranks.values()) for key, ranks in found.items()}
-    whole = sum(totals.values())
+    totals = {key: sum(sums[0] for sums in ranks.values()) for key, ranks in by_phase.items()}
+    total = sum(totals.values())
     under_way = _under_way(trace)
     return [
         Traffic(
@@ -231,10 +232,10 @@ def list_traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
             int(most[2]),
             most[0],
             totals[key],
-            totals[key] / whole if whole else 0.0,
+            totals[key] / total if total else 0.0,
             under_way.get(key),
         )
-        for key, ranks in found.items()
+        for key, ranks in by_phase.items()
         for most in [max(ranks.values())]
     ]
 
@@ -242,14 +243,16 @@ def list_traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
 def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
     spans: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in trace.ranks:
-        own: dict[tuple[str, str], list[Interval]] = defaultdict(list)
+        by_phase: dict[tuple[str, str], list[Interval]] = defaultdict(list)
         groups = groups_of(rank)
         for _, call in list_communicating(rank):
             if call.took_ns >= 0:
-                own[call.phase, groups[call.group].label].append((call.begins_ns, call.ends_ns))
-        for key, each in own.items():
-            spans[key].append(spans_length(union_spans(each)))
-    return {key: sum(each) / len(each) for key, each in spans.items()}
+                by_phase[call.phase, groups[call.group].label].append(
+                    (call.begins_ns, call.ends_ns)
+                )
+        for key, intervals in by_phase.items():
+            spans[key].append(spans_length(union_spans(intervals)))
+    return {key: sum(lengths) / len(lengths) for key, lengths in spans.items()}
 
 
 class Clock(NamedTuple):
@@ -259,7 +262,7 @@ class Clock(NamedTuple):
     why: str = ""
 
 
-def find_clock(trace: Trace, joined: Joined) -> Clock:
+def find_clock(trace: Trace, matches: Joined) -> Clock:
     """One clock where all ranks are on one host and nothing speaks against it: no rank leaves an
     all_reduce before the last one has come."""
     hosts = {rank.host for rank in trace.ranks}
@@ -269,13 +272,13 @@ def find_clock(trace: Trace, joined: Joined) -> Clock:
         return Clock(False, "the trace does not say on which hosts ranks were")
     if len(hosts) > 1:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
-    for meeting in joined.meetings:
+    for meeting in matches.meetings:
         calls = meeting.calls.values()
         if not (is_synchronising(meeting) and meeting.taken):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
-            told = "a rank leaves an operation before another one comes to it"
-            return Clock(False, f"{told}, or ranks' traces begin apart")
+            observation = "a rank leaves an operation before another one comes to it"
+            return Clock(False, f"{observation}, or ranks' traces begin apart")
     return Clock(True)
 
 
@@ -302,16 +305,20 @@ class Late(NamedTuple):
     surely: bool
 
 
-def find_late(trace: Trace, joined: Joined, shared: bool) -> list[Late]:
+def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
     """Ranks by what their being late costs; of clocks that are not shared read off how long an
     operation takes on each rank, as the last one to come waits for nobody."""
-    of: dict[Group, list[Meeting]] = defaultdict(list)
-    for meeting in joined.meetings:
+    by_group: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in matches.meetings:
         if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
-            of[meeting.group].append(meeting)
+            by_group[meeting.group].append(meeting)
     still = {rank.rank: union_spans(_list_waits(rank)) for rank in trace.ranks if not rank.busy}
-    found = [late for group, each in of.items() for late in _find_late(group, each, shared, still)]
-    return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))
+    late_ranks = [
+        late
+        for group, meetings in by_group.items()
+        for late in _find_late(group, meetings, shared, still)
+    ]
+    return sorted(late_ranks, key=lambda late: (-late.cost, -late.last, late.rank))
 
 
 def _find_late(
@@ -322,15 +329,15 @@ def _find_late(
     if not meetings:
         return
     calls = [[meeting.calls[rank] for meeting in meetings] for rank in ranks]
-    took = np.array([[call.took_ns for call in each] for each in calls], dtype=float)
-    begins = np.array([[call.begins_ns for call in each] for each in calls])
+    took = np.array([[call.took_ns for call in rank_call] for rank_call in calls], dtype=float)
+    begins = np.array([[call.begins_ns for call in rank_call] for rank_call in calls])
     starts = (begins - begins.min(axis=0)).astype(float) if shared else ()
     came = np.asarray(starts) if shared else took.max(axis=0) - took
     ordered = np.sort(came, axis=0)
     before = np.argsort(came, axis=0, kind="stable")[-2]
     ahead = ordered[-1] - ordered[-2]
     last = (came == ordered[-1]) & (ahead > 0)
-    named = stats.find_straggler(took, starts)
+    straggler = stats.find_straggler(took, starts)
     for at, (rank, by) in enumerate(zip(ranks, stats.measure_lateness(took, starts), strict=True)):
         times = last[at]
         stood: list[Interval] = []
@@ -338,10 +345,12 @@ def _find_late(
             other, gap = before[op], int(ahead[op])
             begin, end = int(begins[other, op]), int(begins[at, op])
             stands = still.get(ranks[other]) or [(begin, begin + gap)]
-            told = _cut_to_window(stands, (begin, begin + gap))
-            stood += ((end - gap + low - begin, end - gap + high - begin) for low, high in told)
+            overlapping = _cut_to_window(stands, (begin, begin + gap))
+            stood += (
+                (end - gap + low - begin, end - gap + high - begin) for low, high in overlapping
+            )
         cost = spans_length(union_spans(stood))
-        yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == named)
+        yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == straggler)
 
 
 def _cut_to_window(spans: Spans, window: Interval) -> Iterator[Interval]:
@@ -373,7 +382,7 @@ class Exposed(NamedTuple):
 
 def measure_exposed(trace: Trace) -> list[Exposed]:
     """One for each rank of which times are known."""
-    return [each for rank in trace.ranks if (each := _measure_rank(rank))]
+    return [exposed for rank in trace.ranks if (exposed := _measure_rank(rank))]
 
 
 def _measure_rank(rank: RankTrace) -> Exposed | None:
@@ -393,24 +402,24 @@ def _measure_rank(rank: RankTrace) -> Exposed | None:
     within = [common_length(spans, windows) for spans in (talks, computes, still)]
     both = common_length(_cut_to_windows(talks, windows), computes)
     how: How = "computation" if computes else "waits" if still else ""
-    shown = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
+    hidden = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
     rest = spans_length(windows) - within[0] - within[1] + both if computes else 0
     window, talked, computed = (ns / count for ns in (spans_length(windows), *within[:2]))
-    return Exposed(rank.rank, window, talked, computed, shown, rest / count, how)
+    return Exposed(rank.rank, window, talked, computed, hidden, rest / count, how)
 
 
 def _cut_to_windows(spans: Spans, windows: Spans) -> Spans:
     """The parts of spans that lie in the windows; both apart from each other, in order."""
-    found, at = [], 0
+    cut, at = [], 0
     for begin, end in spans:
         while at < len(windows) and windows[at][1] <= begin:
             at += 1
         beyond = at
         while beyond < len(windows) and windows[beyond][0] < end:
             low, high = windows[beyond]
-            found.append((max(begin, low), min(end, high)))
+            cut.append((max(begin, low), min(end, high)))
             beyond += 1
-    return found
+    return cut
 
 
 def _list_waits(rank: RankTrace) -> Iterator[Interval]:
@@ -436,20 +445,20 @@ class Share(NamedTuple):
     gets: float
 
 
-def measure_imbalance(joined: Joined) -> list[Share]:
+def measure_imbalance(matches: Joined) -> list[Share]:
     """Ranks by what they get; of exchanges whose splits are known of all ranks."""
-    of: dict[Group, list[dict[int, Exchanged]]] = defaultdict(list)
-    for meeting in joined.meetings:
-        whole = len(meeting.calls) == len(meeting.group.ranks)
-        told = whole and all(call.sends for call in meeting.calls.values())
-        if told and meeting.call.kind == "all_to_allv":
-            of[meeting.group].append(exchanged_bytes(meeting))
-    found = [share for group, each in of.items() for share in _list_shares(group, each)]
-    return sorted(found, key=lambda share: -share.received)
+    by_group: dict[Group, list[dict[int, Exchanged]]] = defaultdict(list)
+    for meeting in matches.meetings:
+        is_complete = len(meeting.calls) == len(meeting.group.ranks)
+        has_splits = is_complete and all(call.sends for call in meeting.calls.values())
+        if has_splits and meeting.call.kind == "all_to_allv":
+            by_group[meeting.group].append(exchanged_bytes(meeting))
+    shares = [share for group, tables in by_group.items() for share in _list_shares(group, tables)]
+    return sorted(shares, key=lambda share: -share.received)
 
 
-def _list_shares(group: Group, each: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
-    sums = np.array([[table[rank][:2] for rank in group.ranks] for table in each]).sum(axis=0)
+def _list_shares(group: Group, tables: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
+    sums = np.array([[table[rank][:2] for rank in group.ranks] for table in tables]).sum(axis=0)
     over = sums / np.maximum(1, sums.mean(axis=0))
     for rank, (out, into), (sends, gets) in zip(group.ranks, sums, over, strict=True):
-        yield Share(group, rank, len(each), int(out), int(into), float(sends), float(gets))
+        yield Share(group, rank, len(tables), int(out), int(into), float(sends), float(gets))

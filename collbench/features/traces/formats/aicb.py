@@ -31,13 +31,13 @@ STAGES = "pp"
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a file of AICB tells of rank 0, and what is taken for granted. Raises UsageError."""
-    found, world = _Found(stream), 0
+    parsed, world = _Found(stream), 0
     columns: list[str] = []
     for number, line in enumerate(stream.lines(), 1):
         where = f"{stream.path}: line {number}"
         if not columns:
-            if said := re.fullmatch(r"\[rank0 ~ rank(\d{1,7})\]\s*", line):
-                world = int(said[1]) + 1
+            if match := re.fullmatch(r"\[rank0 ~ rank(\d{1,7})\]\s*", line):
+                world = int(match[1]) + 1
             elif {*COLUMNS} <= {*(columns := line.split(","))}:
                 continue
             elif line.strip():
@@ -48,10 +48,10 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 cells = _split_cells(columns, line, where)
             except UsageError as e:
                 why = e.message.removeprefix(f"{where}: ")
-                found.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
+                parsed.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
             else:
-                found.take(cells, f"line {number}")
-    return found.trace(world)
+                parsed.take(cells, f"line {number}")
+    return parsed.trace(world)
 
 
 def _split_cells(columns: Sequence[str], line: str, where: str) -> dict[str, str]:
@@ -117,8 +117,8 @@ class _Found:
                 self.made.lose("a message to the stage before the first", at, nbytes)
                 return
         elif COLLECTIVES[kind].rooted:
-            told = _parse_whole((cells or {}).get("src", ""))
-            root = 0 if told is None else min(told, MOST_RANKS)
+            source = _parse_whole((cells or {}).get("src", ""))
+            root = 0 if source is None else min(source, MOST_RANKS)
         op = "none"
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
             op = "sum"
@@ -153,9 +153,9 @@ class _Found:
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
         """Rank 0's trace. Raises UsageError where there is nothing."""
-        made, sizes = self.made, self.sizes
-        if made.empty:
-            raise UsageError(f"{made.path}: it has no operations", HINT)
+        calls, sizes = self.made, self.sizes
+        if calls.empty:
+            raise UsageError(f"{calls.path}: it has no operations", HINT)
         stride, others = sizes.get("tp", 1), sizes.get("tp", 1) * sizes.get("dp", 1)
         if world and not world % others and world > others:
             sizes[STAGES] = world // others
@@ -163,11 +163,11 @@ class _Found:
         for name, size in sizes.items():
             members = tuple(_list_members(name, size, stride, world, sizes))
             if max(members) < world:
-                made.group(name, members)
-        made.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
+                calls.group(name, members)
+        calls.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
         for what in (HALF, ORDER, FIRST):
-            made.assumptions[what] = None
-        return made.trace(0, world), tuple(made.assumptions)
+            calls.assumptions[what] = None
+        return calls.trace(0, world), tuple(calls.assumptions)
 
 
 def _list_members(name: str, n: int, tp: int, world: int, sizes: dict[str, int]) -> Iterator[int]:
@@ -183,13 +183,13 @@ def _list_members(name: str, n: int, tp: int, world: int, sizes: dict[str, int])
         "pp": world // n,
         "embedding": world // n,
     }.get(name, 1)
-    yield from (place * max(step, 1) for place in range(n))
+    yield from (index * max(step, 1) for index in range(n))
 
 
 def _parse_whole(text: str) -> int | None:
     """A number of bytes, or of ranks; None where it is none."""
-    found = re.fullmatch(r"(\d{1,18})(?:\.0*)?", text.strip())
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(\d{1,18})(?:\.0*)?", text.strip())
+    return int(match[1]) if match else None
 
 
 # SimAI
@@ -212,17 +212,19 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     head = next(lines, "").split()
     if not head or head[0] not in HEADERS:
         raise UsageError(f"{stream.path}: line 1: it is no header of SimAI's", HINT)
-    said = {word.rstrip(":"): _parse_whole(value) or 0 for word, value in itertools.pairwise(head)}
-    found = _Found(stream)
-    tp, ep = said.get("model_parallel_NPU_group", 0), said.get("ep", 0)
-    world, pp = said.get("all_gpus", 0), max(said.get("pp", 0), 1)
+    numbers = {
+        word.rstrip(":"): _parse_whole(value) or 0 for word, value in itertools.pairwise(head)
+    }
+    parsed = _Found(stream)
+    tp, ep = numbers.get("model_parallel_NPU_group", 0), numbers.get("ep", 0)
+    world, pp = numbers.get("all_gpus", 0), max(numbers.get("pp", 0), 1)
     if world > MOST_RANKS:
         raise UsageError(f"{stream.path}: a world of {world:,} ranks", f"{MOST_RANKS:,} at most")
-    found.sizes |= {name: n for name, n in (("tp", tp), ("ep", ep)) if 0 < n < MOST_RANKS}
+    parsed.sizes |= {name: n for name, n in (("tp", tp), ("ep", ep)) if 0 < n < MOST_RANKS}
     if 0 < world <= MOST_RANKS and tp and not world % (tp * pp):
-        found.sizes["dp"] = world // (tp * pp)
-        if ep and not found.sizes["dp"] % ep:
-            found.sizes["dp_ep"] = found.sizes["dp"] // ep
+        parsed.sizes["dp"] = world // (tp * pp)
+        if ep and not parsed.sizes["dp"] % ep:
+            parsed.sizes["dp_ep"] = parsed.sizes["dp"] // ep
     layers = []
     for number, line in enumerate(lines, 2):
         if number > 2 and (cells := line.split()):  # the second line is how many there are
@@ -231,25 +233,25 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 what = f"{len(cells)} of 12 cells, layer {len(layers)} of {MOST_LAYERS:,} at most"
                 raise UsageError(f"{stream.path}: line {number}: {what}", HINT)
     for number, cells in layers:
-        _take_phase(found, number, cells, "forward", 2, "tp")
+        _take_phase(parsed, number, cells, "forward", 2, "tp")
     for number, cells in reversed(layers):
-        _take_phase(found, number, cells, "input gradient", 5, "tp")
-        _take_phase(found, number, cells, "weight gradient", 8, "dp")
-    return found.trace(world)
+        _take_phase(parsed, number, cells, "input gradient", 5, "tp")
+        _take_phase(parsed, number, cells, "weight gradient", 8, "dp")
+    return parsed.trace(world)
 
 
 def _take_phase(
-    found: _Found, number: int, cells: Sequence[str], phase: str, at: int, usual: str
+    parsed: _Found, number: int, cells: Sequence[str], phase: str, at: int, usual: str
 ) -> None:
     """A layer's computation and communication of one of its three phases."""
     where = f"line {number} {cells[0][:60]}"
     took, name, size = _parse_whole(cells[at]), cells[at + 1].upper(), cells[at + 2]
     if took is None:
-        found.made.lose(f"a time of '{cells[at][:40]}'", where)
+        parsed.made.lose(f"a time of '{cells[at][:40]}'", where)
     elif took > 1:  # 1 stands for none
-        found.computed(took, phase, where)
+        parsed.computed(took, phase, where)
     if name == "NONE":
         return
     bare, _, suffix = name.partition("_")
     group = suffix.lower() or usual
-    found.called(COMMS.get(bare, name), group, size, "", where, phase)
+    parsed.called(COMMS.get(bare, name), group, size, "", where, phase)

@@ -94,15 +94,15 @@ class Stream:
 
     def lines(self) -> Iterator[str]:
         """Line after line, without ends. Raises UsageError for one that is no text, or too long."""
-        left, number = b"", 0
+        rest, number = b"", 0
         while piece := self.more():
-            *found, left = (left + piece).split(b"\n")
-            if len(left) > LONGEST_LINE:
+            *complete, rest = (rest + piece).split(b"\n")
+            if len(rest) > LONGEST_LINE:
                 raise self.refused(self.given, f"a line of more than {LONGEST_LINE:,} B")
-            for line in found:
+            for line in complete:
                 number += 1
                 yield self._text(line, number)
-        yield self._text(left, number + 1)
+        yield self._text(rest, number + 1)
 
     def _text(self, line: bytes, number: int) -> str:
         if number > self.limits.nodes:
@@ -121,14 +121,14 @@ class Stream:
 
 def _open_packed(path: Path) -> BufferedReader | gzip.GzipFile:
     try:
-        plain = path.open("rb")
-        packed = plain.read(2) == b"\x1f\x8b"
-        plain.seek(0)
+        raw = path.open("rb")
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror or first_line(e)}", HINT) from e
     if not packed:
-        return plain
-    plain.close()
+        return raw
+    raw.close()
     return gzip.GzipFile(path)
 
 
@@ -277,34 +277,34 @@ class Json:
 
     def _closed(self, bracket: bytes) -> bool:
         """Whether that was the last; a comma is passed."""
-        found = self._next()
-        if not found:
+        character = self._next()
+        if not character:
             raise self.stream.cut(self._place, "it ends before its end")
-        if found not in (b",", bracket):
+        if character not in (b",", bracket):
             raise self._refused("a comma is missing")
         self._at += 1
-        return found == bracket
+        return character == bracket
 
     def _value(self) -> bytes:
         """The whole value that is next. Raises UsageError."""
         if self._next() in (b"}", b"]", b",", b":"):
             raise self._refused("a value is missing")
         longest = self.stream.limits.longest
-        while not (found := VALUE.match(self._buffer, self._at)):
+        while not (match := VALUE.match(self._buffer, self._at)):
             if len(self._buffer) - self._at > longest:
                 raise self._refused(f"a value has more than {longest:,} B, {OR_DEEP}")
             if not self._fill():
                 raise self.stream.cut(self._place, f"it ends within a value, {OR_DEEP}")
-        if len(found[0]) > longest:
+        if len(match[0]) > longest:
             raise self._refused(f"a value has more than {longest:,} B")
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _next(self) -> bytes:
         """The next byte that is no space, which is not passed; nothing at the end."""
         while True:
-            found = SPACE.match(self._buffer, self._at)
-            self._at = found.end() if found else self._at
+            match = SPACE.match(self._buffer, self._at)
+            self._at = match.end() if match else self._at
             if self._at < len(self._buffer):
                 return self._buffer[self._at : self._at + 1]
             if not self._fill():

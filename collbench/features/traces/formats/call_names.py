@@ -119,26 +119,26 @@ class Calls:
         self._lost: dict[str, Lost] = {}
         self._members = 0
 
-    def add(self, said: Said, **fields: object) -> int:
+    def add(self, call: Said, **fields: object) -> int:
         """One call more, or one that is lost: its place in the list, or -1."""
-        kind, dtype = kind_of(said.name), type_of(said.dtype)
+        kind, dtype = kind_of(call.name), type_of(call.dtype)
         if not kind or not (dtype or kind == "barrier"):
-            what = f"operation '{said.name}'" if not kind else f"datatype '{said.dtype}'"
+            what = f"operation '{call.name}'" if not kind else f"datatype '{call.dtype}'"
             size = DTYPES[dtype].size if dtype else 1
-            return self.lose(f"{what} is unknown", said.at, max(said.given, said.got) * size)
+            return self.lose(f"{what} is unknown", call.at, max(call.given, call.got) * size)
         size = DTYPES[dtype or "uint8"].size
-        n = said.n or len(self.groups.get(said.group, ()))
+        n = call.n or len(self.groups.get(call.group, ()))
         try:
-            told = _interpret_call(kind, said, n, size)
+            fields_of_call = _interpret_call(kind, call, n, size)
         except ValueError as e:
-            return self.lose(f"{kind}: {e}", said.at, max(said.given, said.got) * size)
-        if told["kind"] == "all_to_all":
+            return self.lose(f"{kind}: {e}", call.at, max(call.given, call.got) * size)
+        if fields_of_call["kind"] == "all_to_all":
             self.assumptions[EVEN] = None
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
-            told["op"] = "sum"
+            fields_of_call["op"] = "sum"
             self.assumptions[SUMS] = None
-        told |= {"group": said.group, "dtype": dtype or "uint8", "source": said.at}
-        return self.append(Call(**(told | fields)))  # type: ignore[arg-type]
+        fields_of_call |= {"group": call.group, "dtype": dtype or "uint8", "source": call.at}
+        return self.append(Call(**(fields_of_call | fields)))  # type: ignore[arg-type]
 
     def group(self, name: str, ranks: Sequence[int], described: str = "") -> None:
         """The members of a group, in order. Raises UsageError where groups have too many."""
@@ -200,9 +200,9 @@ class Calls:
             calls=tuple(self.made),
             groups=self.groups,
             described={
-                name: printable_text(words)[:200]
-                for name, words in self.described.items()
-                if words and name in self.groups
+                name: printable_text(description)[:200]
+                for name, description in self.described.items()
+                if description and name in self.groups
             },
             steps=tuple(steps),
             busy=tuple(busy),
@@ -219,65 +219,65 @@ class Calls:
         if not unknown:
             return [*range(len(self.made) + 1)]
         places: dict[int, int] = {}
-        made: list[Call] = []
+        calls: list[Call] = []
         moved: list[int] = []
-        for place, call in enumerate(self.made):
-            moved.append(len(made))
-            after = tuple(places[each] for each in call.after if each in places)
+        for index, call in enumerate(self.made):
+            moved.append(len(calls))
+            after = tuple(places[before] for before in call.after if before in places)
             if call.group in unknown:
                 why = f"the file does not say that the rank is in group '{call.group[:40]}'"
                 self.lose(why, call.source, call.nbytes)
             elif call.kind != "wait" or after or not call.after:
-                places[place] = len(made)
-                made.append(replace(call, after=after))
-        self.made = made
-        return [*moved, len(made)]
+                places[index] = len(calls)
+                calls.append(replace(call, after=after))
+        self.made = calls
+        return [*moved, len(calls)]
 
 
-def _interpret_call(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+def _interpret_call(kind: str, call: Said, n: int, size: int) -> dict[str, object]:
     """Kind, size and members that a call as it is told means. Raises ValueError for what it does
     not tell, or what cannot be."""
-    given, got = said.given, said.got
+    given, got = call.given, call.got
     if kind == "barrier":
         return {"kind": kind}
     if kind in POINT_TO_POINT:
-        return {"kind": kind, "nbytes": _refuse_large(max(given, got) * size), "peer": said.peer}
+        return {"kind": kind, "nbytes": _refuse_large(max(given, got) * size), "peer": call.peer}
     if kind.startswith("all_to"):
-        return _interpret_exchange(kind, said, n, size)
-    part, whole = (given, got) if kind in ("all_gather", "gather") else (got, given)
+        return _interpret_exchange(kind, call, n, size)
+    part, total = (given, got) if kind in ("all_gather", "gather") else (got, given)
     if kind in WHOLES:
         elements = max(given, got)
     elif kind in ("all_gather", "reduce_scatter"):
-        elements = whole or part * n
+        elements = total or part * n
     else:  # all but the root have a part alone
-        elements = part * n or whole
+        elements = part * n or total
     if not elements and max(given, got):
         raise ValueError("the members of its group are not in the file")
-    told: dict[str, object] = {"kind": kind, "nbytes": _refuse_large(elements * size)}
+    fields: dict[str, object] = {"kind": kind, "nbytes": _refuse_large(elements * size)}
     if COLLECTIVES[kind].rooted:
-        told["root"] = said.root
-    return told
+        fields["root"] = call.root
+    return fields
 
 
 WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 
-def _interpret_exchange(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+def _interpret_exchange(kind: str, call: Said, n: int, size: int) -> dict[str, object]:
     """What an all_to_all sends to each member: as much, or as its splits say; where they are not
     told, blocks that cannot be equal are unknown."""
-    most = max(said.given, said.got)
-    if said.sends is None or said.receives is None:
+    most = max(call.given, call.got)
+    if call.sends is None or call.receives is None:
         raise ValueError("its splits are cut")
-    if not said.sends and not said.receives:
-        unequal = (n and said.given % n) or said.got != said.given
+    if not call.sends and not call.receives:
+        unequal = (n and call.given % n) or call.got != call.given
         return {
             "kind": "all_to_allv" if unequal else "all_to_all",
             "nbytes": _refuse_large(most * size),
         }
     if not n:
         raise ValueError("the members of its group are not in the file")
-    sends = _split_blocks(said.sends, said.given, n)
-    receives = _split_blocks(said.receives, said.got, n)
+    sends = _split_blocks(call.sends, call.given, n)
+    receives = _split_blocks(call.receives, call.got, n)
     return {
         "kind": "all_to_allv",
         "nbytes": _refuse_large(most * size),
@@ -324,8 +324,8 @@ DIGITS = re.compile(r"\d+")
 
 def rank_in(name: str) -> int:
     """The rank that a file's name tells in words (rank3, worker-3); -1 where it tells none."""
-    found = RANKED.search(name)
-    return int(found[1]) if found and int(found[1]) < MOST_RANKS else -1
+    match = RANKED.search(name)
+    return int(match[1]) if match and int(match[1]) < MOST_RANKS else -1
 
 
 def number_files(names: Sequence[str]) -> list[int]:
@@ -335,7 +335,7 @@ def number_files(names: Sequence[str]) -> list[int]:
     if any(rank >= 0 for rank in ranks):
         return ranks
     runs = [DIGITS.findall(name) for name in names]
-    columns = zip(*runs, strict=True) if len({len(each) for each in runs}) == 1 else ()
+    columns = zip(*runs, strict=True) if len({len(run) for run in runs}) == 1 else ()
     for column in columns:
         numbers = [int(digits[:9]) for digits in column]
         if sorted(numbers) == list(range(len(names))):

@@ -61,23 +61,23 @@ class Node(NamedTuple):
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
-    found = _Found(stream.path)
+    parsed = _Found(stream.path)
     for number, (at, message) in enumerate(pb.read_messages(stream)):
         try:
             if not number:
-                found.about(message)
+                parsed.about(message)
                 continue
             node = _read_node(message)
         except (pb.Broken, UnicodeDecodeError, struct.error) as e:
             if not number:
                 raise stream.refused(at, f"its metadata: {first_line(e)}") from e
-            found.made.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
+            parsed.made.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
             continue
-        found.take(node)
-    made = found.made
-    if made.empty:
+        parsed.take(node)
+    calls = parsed.made
+    if calls.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
-    return made.trace(stream.rank, found.world), tuple(made.assumptions)
+    return calls.trace(stream.rank, parsed.world), tuple(calls.assumptions)
 
 
 def _read_node(message: bytes) -> Node:
@@ -85,16 +85,16 @@ def _read_node(message: bytes) -> Node:
     numbers = dict.fromkeys((1, 3, 6, 7), 0)
     needs: list[int] = []
     name, values, raw = "", "", []
-    for place, value in pb.read_fields(message):
-        if place in numbers and isinstance(value, int):
-            numbers[place] = value
-        elif place in (4, 5):
+    for number, value in pb.read_fields(message):
+        if number in numbers and isinstance(value, int):
+            numbers[number] = value
+        elif number in (4, 5):
             needs += pb.unpack_numbers(value)
-        elif place == 2 and isinstance(value, bytes):
+        elif number == 2 and isinstance(value, bytes):
             name = value.decode()
-        elif place == 8 and isinstance(value, bytes):
+        elif number == 8 and isinstance(value, bytes):
             values = next((v.decode() for n, v in pb.read_fields(value) if n == 1 and v), "")  # type: ignore[union-attr]
-        elif place == 10 and isinstance(value, bytes):
+        elif number == 10 and isinstance(value, bytes):
             raw.append(value)
     attributes = dict(map(_read_attribute, raw)) if numbers[3] != 0 else {}
     return Node(
@@ -105,25 +105,25 @@ def _read_node(message: bytes) -> Node:
 def _read_attribute(message: bytes) -> tuple[str, Any]:
     """An attribute's name and value; lists of numbers as lists, what is of another type as None."""
     name = ""
-    told: Any = None
-    for place, value in pb.read_fields(message):
-        if place == 1 and isinstance(value, bytes):
+    content: Any = None
+    for number, value in pb.read_fields(message):
+        if number == 1 and isinstance(value, bytes):
             name = value.decode()
-        elif place in (7, 9, 11, 13) and isinstance(value, int):
-            told = pb.sign_number(value) if place in (7, 9) else value
-        elif place in (15, 17) and isinstance(value, int):
-            told = value >> 1 ^ -(value & 1)
-        elif place == 27 and isinstance(value, int):
-            told = bool(value)
-        elif place in (3, 5) and isinstance(value, bytes):
-            told = struct.unpack("<d" if place == 3 else "<f", value)[0]
-        elif place == 29 and isinstance(value, bytes):
-            told = value.decode()
-        elif place in (8, 10, 12, 14) and isinstance(value, bytes):
-            told = [
+        elif number in (7, 9, 11, 13) and isinstance(value, int):
+            content = pb.sign_number(value) if number in (7, 9) else value
+        elif number in (15, 17) and isinstance(value, int):
+            content = value >> 1 ^ -(value & 1)
+        elif number == 27 and isinstance(value, int):
+            content = bool(value)
+        elif number in (3, 5) and isinstance(value, bytes):
+            content = struct.unpack("<d" if number == 3 else "<f", value)[0]
+        elif number == 29 and isinstance(value, bytes):
+            content = value.decode()
+        elif number in (8, 10, 12, 14) and isinstance(value, bytes):
+            content = [
                 n for where, v in pb.read_fields(value) if where == 1 for n in pb.unpack_numbers(v)
             ]
-    return name, told
+    return name, content
 
 
 class _Found:
@@ -143,32 +143,37 @@ class _Found:
 
     def about(self, message: bytes) -> None:
         """The metadata before all nodes, in which ``write`` tells the world."""
-        raw = [value for place, value in pb.read_fields(message) if place == 2]
-        said = dict(_read_attribute(value) for value in raw if isinstance(value, bytes))
-        self.world = max(self.world, _read_number(said, "world_size", MOST_RANKS, 0))
+        raw = [value for number, value in pb.read_fields(message) if number == 2]
+        attributes = dict(_read_attribute(value) for value in raw if isinstance(value, bytes))
+        self.world = max(self.world, _read_number(attributes, "world_size", MOST_RANKS, 0))
         if self.world:
             self.made.groups.setdefault(WORLD, tuple(range(self.world)))
 
     def take(self, node: Node) -> None:
         """A node, in the file's order."""
-        said = node.attributes
+        attributes = node.attributes
         if node.kind == METADATA:
             if "process_group:init" in node.name:
                 self._groups(node)
             return
-        if said.get("is_cpu_op") is True or node.kind not in (COMPUTE, SEND, RECV, COLLECTIVE):
+        if attributes.get("is_cpu_op") is True or node.kind not in (
+            COMPUTE,
+            SEND,
+            RECV,
+            COLLECTIVE,
+        ):
             return
         call = self._computation(node) if node.kind == COMPUTE else self._communication(node)
         if call is not None:
-            found = (self._places.get(need) for need in node.needs)
-            after = tuple(sorted({each for each in found if each is not None}))
+            indices = (self._places.get(need) for need in node.needs)
+            after = tuple(sorted({index for index in indices if index is not None}))
             self._places[node.id] = self.made.append(msgspec.structs.replace(call, after=after))
 
     def _computation(self, node: Node) -> Call | None:
-        said = node.attributes
-        flops = said.get("num_ops")
+        attributes = node.attributes
+        flops = attributes.get("num_ops")
         flops = float(flops) if isinstance(flops, int | float) and 0 <= flops < MOST else 0.0
-        took = _read_number(said, "duration_ns", MOST, node.took_us * 1000)
+        took = _read_number(attributes, "duration_ns", MOST, node.took_us * 1000)
         if node.begins_us and node.begins_us * 1000 + took < MOST:
             begins = node.begins_us * 1000
         else:
@@ -178,53 +183,57 @@ class _Found:
             self.made.lose("a time that cannot be", f"node {node.id}")
             return None
         self._clock = begins + took
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if took:
-            told = {"begins_ns": begins, "ends_ns": begins + took}
-        phase = _read_word(said, "phase")
-        return Call("compute", flops=flops, phase=phase, source=_name_node(node), **told)
+            fields = {"begins_ns": begins, "ends_ns": begins + took}
+        phase = _read_word(attributes, "phase")
+        return Call("compute", flops=flops, phase=phase, source=_name_node(node), **fields)
 
     def _communication(self, node: Node) -> Call | None:
-        said, at = node.attributes, f"node {node.id}"
-        size = _read_number(said, "comm_size", MOST, -1)
+        attributes, at = node.attributes, f"node {node.id}"
+        size = _read_number(attributes, "comm_size", MOST, -1)
         kind = {SEND: "send", RECV: "recv"}.get(node.kind, "")
         if not kind:
-            number = _read_number(said, "comm_type", len(COLLECTIVES_BY_TYPE), -1)
+            number = _read_number(attributes, "comm_type", len(COLLECTIVES_BY_TYPE), -1)
             kind = COLLECTIVES_BY_TYPE[number] if number >= 0 else ""
         if not kind or size < 0:
-            what = "no size" if kind else f"no collective ({str(said.get('comm_type'))[:20]})"
+            what = "no size" if kind else f"no collective ({str(attributes.get('comm_type'))[:20]})"
             self.made.lose(f"a node tells {what}", at, max(size, 0))
             return None
-        name = _read_word(said, "pg_name", 200)
+        name = _read_word(attributes, "pg_name", 200)
         group = WORLD if name == self._default else name
         members = self.made.groups.get(group, ())
-        if description := _read_word(said, "pg_desc", 200):
+        if description := _read_word(attributes, "pg_desc", 200):
             self.made.described[group] = description
         n = len(members) or (self.world if group == WORLD else 0)
         if kind in BLOCKS and not n:
             self.made.lose(f"{kind} of a group whose members are not in the file", at, size)
             return None
-        told = self._sized(kind, size, n, said, at)
-        if told is None:
+        fields = self._sized(kind, size, n, attributes, at)
+        if fields is None:
             return None
         if kind in POINT_TO_POINT:
-            peer = _read_number(said, "comm_dst" if kind == "send" else "comm_src", MOST_RANKS, -1)
-            told["peer"] = members.index(peer) if peer in members else -1 if members else peer
-            told["tag"] = _read_number(said, "comm_tag", 1 << 31, 0)
+            peer = _read_number(
+                attributes, "comm_dst" if kind == "send" else "comm_src", MOST_RANKS, -1
+            )
+            fields["peer"] = members.index(peer) if peer in members else -1 if members else peer
+            fields["tag"] = _read_number(attributes, "comm_tag", 1 << 31, 0)
         elif COLLECTIVES[kind].rooted:
-            root = _read_number(said, "root", MOST_RANKS, -1)
-            told["root"] = members.index(root) if root in members else -1 if members else root
+            root = _read_number(attributes, "root", MOST_RANKS, -1)
+            fields["root"] = members.index(root) if root in members else -1 if members else root
         begins = node.begins_us * 1000
         if begins and begins + node.took_us * 1000 < MOST:
-            told |= {"begins_ns": begins, "ends_ns": begins + node.took_us * 1000}
-        return Call(group=group, phase=_read_word(said, "phase"), source=_name_node(node), **told)
+            fields |= {"begins_ns": begins, "ends_ns": begins + node.took_us * 1000}
+        return Call(
+            group=group, phase=_read_word(attributes, "phase"), source=_name_node(node), **fields
+        )
 
     def _sized(
-        self, kind: str, size: int, n: int, said: dict[str, Any], at: str
+        self, kind: str, size: int, n: int, attributes: dict[str, Any], at: str
     ) -> dict[str, Any] | None:
         """Kind, bytes, datatype and reduction of a collective or a message; None where it is
         lost."""
-        dtype = _read_word(said, "dtype")
+        dtype = _read_word(attributes, "dtype")
         if dtype not in DTYPES:
             self.made.assumptions[UNTYPED] = None
             dtype = "uint8"
@@ -233,29 +242,29 @@ class _Found:
         if nbytes >= MOST or nbytes % width:
             self.made.lose(f"a size of {nbytes:,} B of {dtype}", at, size)
             return None
-        told: dict[str, Any] = {"kind": kind, "nbytes": nbytes, "dtype": dtype}
-        sends, receives = (said.get(key) for key in ("sends", "receives"))
+        fields: dict[str, Any] = {"kind": kind, "nbytes": nbytes, "dtype": dtype}
+        sends, receives = (attributes.get(key) for key in ("sends", "receives"))
         if kind == "all_to_all" and isinstance(sends, list):
             if (n and len(sends) != n) or max(
                 [*sends, *(receives or [])], default=0
             ) >= MOST // width:
                 self.made.lose("blocks for other members than its group has", at, size)
                 return None
-            told |= {"kind": "all_to_allv", "sends": tuple(sends)}
-            told["receives"] = tuple(receives) if isinstance(receives, list) else ()
-            told["nbytes"] = _read_number(said, "whole_size", MOST, nbytes)
+            fields |= {"kind": "all_to_allv", "sends": tuple(sends)}
+            fields["receives"] = tuple(receives) if isinstance(receives, list) else ()
+            fields["nbytes"] = _read_number(attributes, "whole_size", MOST, nbytes)
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
-            told["op"] = _read_word(said, "reduction")
-            if told["op"] not in OPS:
+            fields["op"] = _read_word(attributes, "reduction")
+            if fields["op"] not in OPS:
                 self.made.assumptions[SUMS] = None
-                told["op"] = "sum"
-        return told
+                fields["op"] = "sum"
+        return fields
 
     def _groups(self, node: Node) -> None:
         """The groups of PyTorch's that a converted trace has."""
-        found = re.search(r"\[\{.*\}\]", node.values, re.DOTALL)
+        match = re.search(r"\[\{.*\}\]", node.values, re.DOTALL)
         try:
-            groups = msgspec.json.decode(found[0] if found else "", type=list[_Group])
+            groups = msgspec.json.decode(match[0] if match else "", type=list[_Group])
         except (msgspec.DecodeError, RecursionError):
             self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
             return
@@ -277,27 +286,27 @@ class _Group(msgspec.Struct):
 
 def _read_groups(path: Path) -> dict[str, list[int]]:
     """The groups that the file beside a trace tells, where there is one. Raises UsageError."""
-    there = path.with_name(GROUPS)
-    if not there.is_file():
+    groups_file = path.with_name(GROUPS)
+    if not groups_file.is_file():
         return {}
-    with Stream(there) as stream:
+    with Stream(groups_file) as stream:
         raw = stream.whole()
         try:
             return msgspec.json.decode(raw, type=dict[str, list[Rank]]) if raw.strip() else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise UsageError(f"{there}: {first_line(e)}", '{"1": [0, 1]}, for example') from e
+            raise UsageError(f"{groups_file}: {first_line(e)}", '{"1": [0, 1]}, for example') from e
 
 
 def _name_node(node: Node) -> str:
     return f"node {node.id} {node.name[:100]}".strip()
 
 
-def _read_number(said: dict[str, Any], key: str, most: int, default: int) -> int:
+def _read_number(attributes: dict[str, Any], key: str, most: int, default: int) -> int:
     """A number that an attribute tells, where it is one below ``most``."""
-    value = said.get(key)
+    value = attributes.get(key)
     return value if is_number(value) and 0 <= value < most else default  # type: ignore[return-value,operator]
 
 
-def _read_word(said: dict[str, Any], key: str, longest: int = 40) -> str:
-    value = said.get(key)
+def _read_word(attributes: dict[str, Any], key: str, longest: int = 40) -> str:
+    value = attributes.get(key)
     return value[:longest] if isinstance(value, str) else ""

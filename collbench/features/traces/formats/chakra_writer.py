@@ -45,20 +45,20 @@ def write_ranks(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
     files.make_folder(folder)
     groups = {number: list(members) for members, number in numbers.items()}
     files.save_text(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
-    for each in ranks:
-        _save_bytes(folder / f"{name}.{each.rank}.et", b"".join(_write_messages(each, numbers)))
+    for rank in ranks:
+        _save_bytes(folder / f"{name}.{rank.rank}.et", b"".join(_write_messages(rank, numbers)))
     return f"{format_count(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
 
 
 def _save_bytes(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all. Raises UsageError and CannotRun."""
     files.refuse_foreign_file(path, MARK, "--output")
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        draft.write_bytes(data)
+        draft.replace(path)
     except OSError as e:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place") from e
 
 
@@ -66,9 +66,9 @@ def _number_groups(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
     """The groups that calls are of, but that of all, by their members: numbered from 1, as
     simulators read them as numbers."""
     used = {
-        each.groups[call.group]: None
-        for each in ranks
-        for call in each.calls
+        rank.groups[call.group]: None
+        for rank in ranks
+        for call in rank.calls
         if call.group != WORLD
     }
     return {members: str(number) for number, members in enumerate(used, 1)}
@@ -106,29 +106,29 @@ def list_dependencies(calls: Sequence[Call]) -> Iterator[list[int] | None]:
     last: dict[tuple[str, bool], int] = {}  # by group, and whether it is a message
     open_calls: set[int] = set()
     real: dict[int, set[int]] = {}  # what stands for a call: itself, or what a wait is for
-    for place, call in enumerate(calls):
-        after = {each for before in call.after for each in real[before]}
+    for index, call in enumerate(calls):
+        after = {earlier for before in call.after for earlier in real[before]}
         if call.kind == "mark":  # nothing that takes time
-            real[place] = after
+            real[index] = after
             yield None
             continue
         if call.kind == "wait":
             waited = after if call.after else open_calls
             frontier = frontier | waited
             open_calls = open_calls - waited
-            real[place] = set(waited)
+            real[index] = set(waited)
             yield None
             continue
-        real[place] = {place}
+        real[index] = {index}
         needs = frontier | after
         if call.kind not in ("compute", *POINT_TO_POINT):
             lane = (call.group, False)
             needs |= {last[lane]} if lane in last else set()
-            last[lane] = place
+            last[lane] = index
         yield sorted(needs)
         if call.kind == "compute" or call.waits:
-            frontier = {place}
-        open_calls.add(place)
+            frontier = {index}
+        open_calls.add(index)
 
 
 def _name_call(call: Call) -> str:
@@ -160,8 +160,8 @@ def _list_attributes(
         yield "pg_desc", STRING, call.group
     yield "dtype", STRING, call.dtype
     if call.kind in POINT_TO_POINT:
-        there = members[call.peer]
-        src, dst = (rank.rank, there) if call.kind == "send" else (there, rank.rank)
+        peer = members[call.peer]
+        src, dst = (rank.rank, peer) if call.kind == "send" else (peer, rank.rank)
         yield "comm_src", INT32, src
         yield "comm_dst", INT32, dst
         yield "comm_tag", INT32, call.tag
@@ -180,7 +180,7 @@ def _list_attributes(
 
 def _write_attribute(attribute: Attribute) -> Iterator[bytes]:
     """An AttributeProto's fields."""
-    name, place, value = attribute
+    name, field_number, value = attribute
     yield pb.write_field(1, name)
     single = pb.write_packed(1, value) if isinstance(value, list | tuple) else value
-    yield pb.write_field(place, single)  # type: ignore[arg-type]
+    yield pb.write_field(field_number, single)  # type: ignore[arg-type]

@@ -88,29 +88,29 @@ class _Comms(msgspec.Struct):
 def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     source = Json(stream, "nodes")
-    found = _Found(stream, from_ops)
+    parsed = _Found(stream, from_ops)
     cut = ""
     try:
         for _, at, raw in source:
-            found.add(source, at, raw)
-            if found.held > stream.limits.nbytes // 16 or len(found.nodes) > MOST_CALLS:
+            parsed.add(source, at, raw)
+            if parsed.held > stream.limits.nbytes // 16 or len(parsed.nodes) > MOST_CALLS:
                 raise stream.refused(at, "its communication takes too much memory")
     except CutError as e:
-        if not found.nodes:
+        if not parsed.nodes:
             raise
         cut = f"byte {e.at:,}"
-    for _, name, at, raw in sorted(found.nodes):  # they are written as they end
+    for _, name, at, raw in sorted(parsed.nodes):  # they are written as they end
         try:
             node = source.decode(raw, _Node, "a node")
         except UsageError as e:
-            found.made.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
+            parsed.made.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
         else:
-            found.take(name, node)
+            parsed.take(name, node)
     schema = source.decoded("schema", Any, "")
     if "nodes" in source.header or not isinstance(schema, str):
         raise UsageError(f"{stream.path}: its nodes are no list", "is it an execution trace?")
-    told, assumptions = found.trace()
-    return msgspec.structs.replace(told, cut=cut), assumptions
+    trace, assumptions = parsed.trace()
+    return msgspec.structs.replace(trace, cut=cut), assumptions
 
 
 class _Found:
@@ -158,18 +158,18 @@ class _Found:
 
     def trace(self) -> tuple[RankTrace, tuple[str, ...]]:
         """What came of it. Raises UsageError where nothing communicates."""
-        made = self.made
-        if made.empty:
+        calls = self.made
+        if calls.empty:
             raise UsageError(
-                f"{made.path}: no {COMMS}: Gloo writes none; c10d operators found: {self.ops}",
+                f"{calls.path}: no {COMMS}: Gloo writes none; c10d operators found: {self.ops}",
                 "--from-ops takes these, whose groups are unknown" * bool(self.ops)
                 or "record a job that communicates, with torch.profiler's execution trace",
             )
         rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)
-        ends = [*self.marks[1:], len(made.made)]
+        ends = [*self.marks[1:], len(calls.made)]
         marked: list[Interval] = [*zip(self.marks, ends, strict=True)] if self.marks else []
-        told = made.trace(rank, marked=marked)
-        return told, tuple(made.assumptions)
+        rank_trace = calls.trace(rank, marked=marked)
+        return rank_trace, tuple(calls.assumptions)
 
     def _groups(self, node: _Node) -> None:
         """The groups that there were when the recording began."""
@@ -193,69 +193,69 @@ class _Found:
 
     def _comms(self, node: _Node, values: list[Any]) -> None:
         at = f"node {node.id}"
-        attributes = {each.name: each.value for each in node.attrs}
+        attributes = {attribute.name: attribute.value for attribute in node.attrs}
         try:
-            said = msgspec.convert(attributes, _Comms)
+            comms = msgspec.convert(attributes, _Comms)
         except msgspec.ValidationError as e:
             self.made.lose("it does not say what it is" + f": {e}" * bool(attributes), at)
             return
         base = 0 if values and is_number(values[0]) else 1
-        number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
-        place = place if is_number(place) and 0 <= place < MOST_RANKS else -1
+        number, member, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
+        member = member if is_number(member) and 0 <= member < MOST_RANKS else -1
         key = _parse_number(number)
-        group = self._named(said.pg_name, said.pg_desc)
-        if said.collective_name == "wait":
-            self._wait(group if said.pg_name else None, key, at)
-        elif said.collective_name != "init":
-            self._call(node, said, group, key, place)
+        group = self._named(comms.pg_name, comms.pg_desc)
+        if comms.collective_name == "wait":
+            self._wait(group if comms.pg_name else None, key, at)
+        elif comms.collective_name != "init":
+            self._call(node, comms, group, key, member)
 
     def _wait(self, group: str | None, key: tuple[int, bool], at: str) -> None:
         """A wait for the calls of this number, of any group where it names none."""
-        made = self.made
+        calls_read = self.made
         calls = next(
             (
-                self._open.pop(each)
-                for each in reversed(self._open)
-                if each[1:] == key and group in (None, each[0])
+                self._open.pop(opened)
+                for opened in reversed(self._open)
+                if opened[1:] == key and group in (None, opened[0])
             ),
             (),
         )
         if calls:
-            made.append(Call("wait", after=tuple(calls), source=at))
+            calls_read.append(Call("wait", after=tuple(calls), source=at))
 
     def _call(
-        self, node: _Node, said: _Comms, group: str, key: tuple[int, bool], place: int
+        self, node: _Node, comms: _Comms, group: str, key: tuple[int, bool], member: int
     ) -> None:
-        made, at = self.made, f"node {node.id}"
-        if group not in made.groups and said.global_rank_stride > 0 and said.pg_size:
-            start, stride = said.global_rank_start, said.global_rank_stride
-            if start >= 0 and start + (said.pg_size - 1) * stride < MOST_RANKS:
-                ranks = range(start, start + said.pg_size * stride, stride)
-                made.group(group, ranks, said.pg_desc)
-        kind = kind_of(said.collective_name)
-        sends, receives = parse_listed(said.in_split_size), parse_listed(said.out_split_size)
+        calls, at = self.made, f"node {node.id}"
+        if group not in calls.groups and comms.global_rank_stride > 0 and comms.pg_size:
+            start, stride = comms.global_rank_start, comms.global_rank_stride
+            if start >= 0 and start + (comms.pg_size - 1) * stride < MOST_RANKS:
+                ranks = range(start, start + comms.pg_size * stride, stride)
+                calls.group(group, ranks, comms.pg_desc)
+        kind = kind_of(comms.collective_name)
+        sends, receives = parse_listed(comms.in_split_size), parse_listed(comms.out_split_size)
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
-        members = made.groups.get(group, ())
-        if not rooted and kind not in ("send", "recv") and 0 <= place < len(members):
-            rank = members[place]
+        members = calls.groups.get(group, ())
+        if not rooted and kind not in ("send", "recv") and 0 <= member < len(members):
+            rank = members[member]
             self.ranks[rank] = self.ranks.get(rank, 0) + 1
-        told = Said(
-            said.collective_name,
-            said.dtype,
-            said.in_msg_nelems,
-            said.out_msg_nelems,
+        named_call = Said(
+            comms.collective_name,
+            comms.dtype,
+            comms.in_msg_nelems,
+            comms.out_msg_nelems,
             at,
             group,
-            said.pg_size or len(members),
+            comms.pg_size or len(members),
             sends,
             receives,
-            root=place if rooted else -1,
-            peer=place if kind in ("send", "recv") else -1,
+            root=member if rooted else -1,
+            peer=member if kind in ("send", "recv") else -1,
         )
-        blocks = str(said.is_asynchronized_op).strip('"').lower() in ("false", "0")
-        found = made.add(told, number=key[0], waits=blocks)
-        if found >= 0:
-            self._open.setdefault((group, *key), []).append(found)
+        blocks = str(comms.is_asynchronized_op).strip('"').lower() in ("false", "0")
+        index = calls.add(named_call, number=key[0], waits=blocks)
+        if index >= 0:
+            self._open.setdefault((group, *key), []).append(index)
 
     def _operator(self, name: str, node: _Node) -> None:
         """A c10d operator, whose arguments are tensors, group, and what else its row says."""
@@ -266,16 +266,16 @@ class _Found:
             return
         self.made.assumptions[NO_GROUPS] = None
         values = node.inputs.values
-        given, got = (_count_elements(node.inputs, place) for place in (row.given, row.got))
+        given, got = (_count_elements(node.inputs, index) for index in (row.given, row.got))
         types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
         dtype = re.search(r"Tensor\(([\w :]+)\)", types)
 
-        def number(place: int) -> int:
-            value = values[place] if 0 <= place < len(values) else -1
+        def number(index: int) -> int:
+            value = values[index] if 0 <= index < len(values) else -1
             return value if is_number(value) and 0 <= value < MOST_RANKS else -1
 
-        sends, receives = (_list_numbers(values, place) for place in row.splits)
-        said = Said(
+        sends, receives = (_list_numbers(values, index) for index in row.splits)
+        named_call = Said(
             row.kind,
             dtype[1] if dtype else "",
             given,
@@ -287,9 +287,9 @@ class _Found:
             root=number(row.root),
             peer=number(row.peer),
         )
-        if not said.n and row.kind in PARTS:
-            said = said._replace(n=_group_ratio(given, got))
-        self.made.add(said, tag=max(number(row.tag), 0))
+        if not named_call.n and row.kind in PARTS:
+            named_call = named_call._replace(n=_group_ratio(given, got))
+        self.made.add(named_call, tag=max(number(row.tag), 0))
 
 
 class _Row(NamedTuple):
@@ -335,9 +335,9 @@ def _parse_number(value: Any) -> tuple[int, bool]:
     return first if good else -1, rest[:1] == [True]
 
 
-def _count_elements(values: _Values, place: int) -> int:
+def _count_elements(values: _Values, index: int) -> int:
     """Elements of all tensors of an argument, by their shapes."""
-    return min(_multiply_shape(values.shapes[place]), MOST) if place < len(values.shapes) else 0
+    return min(_multiply_shape(values.shapes[index]), MOST) if index < len(values.shapes) else 0
 
 
 def _multiply_shape(shape: Any) -> int:
@@ -349,10 +349,10 @@ def _multiply_shape(shape: Any) -> int:
     return sum(map(_multiply_shape, shape))
 
 
-def _list_numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
-    found = values[place] if 0 <= place < len(values) else []
-    good = isinstance(found, list) and all(is_number(n) and 0 <= n < MOST for n in found)
-    return tuple(found) if good else ()
+def _list_numbers(values: Sequence[Any], index: int) -> tuple[int, ...]:
+    numbers = values[index] if 0 <= index < len(values) else []
+    good = isinstance(numbers, list) and all(is_number(n) and 0 <= n < MOST for n in numbers)
+    return tuple(numbers) if good else ()
 
 
 def _group_ratio(given: int, got: int) -> int:

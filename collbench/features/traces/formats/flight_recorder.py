@@ -85,26 +85,26 @@ class _Group(msgspec.Struct):
 def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, a pickle where it is ``packed``, and what is taken for granted.
     Raises UsageError."""
-    made = Calls(stream.path)
-    groups, entries, reached = _read_pickle(stream, made) if packed else _read_json(stream, made)
+    calls = Calls(stream.path)
+    groups, entries, reached = _read_pickle(stream, calls) if packed else _read_json(stream, calls)
     for name, group in groups.items():
         if ranks := parse_listed(group.ranks):
-            made.group(name, ranks, group.desc)
-    named = [(name, group.desc) for name, group in groups.items()]
-    named += [entry.process_group for entry in entries]
-    world = next((name for name, desc in named if desc == DEFAULT), WORLD)
-    if world in made.groups:
-        made.name_world(world)
+            calls.group(name, ranks, group.desc)
+    descriptions = [(name, group.desc) for name, group in groups.items()]
+    descriptions += [entry.process_group for entry in entries]
+    world = next((name for name, desc in descriptions if desc == DEFAULT), WORLD)
+    if world in calls.groups:
+        calls.name_world(world)
     entries.sort(key=lambda entry: entry.record_id)
     if entries and entries[0].record_id > 0:
         first = entries[0].record_id
-        made.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
+        calls.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
     for entry in entries:
         _take_entry(
-            made, entry, WORLD if entry.process_group[0] == world else entry.process_group[0]
+            calls, entry, WORLD if entry.process_group[0] == world else entry.process_group[0]
         )
     backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
-    told = made.trace(stream.rank, backend=backend)
+    trace = calls.trace(stream.rank, backend=backend)
     by_name = {
         WORLD if name == world else name: status
         for name, status in _by_group(groups, entries, reached).items()
@@ -112,8 +112,8 @@ def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]
     only_active = not entries or (
         entries[0].record_id > 0 and all(entry.state != "completed" for entry in entries)
     )
-    told = msgspec.structs.replace(told, reached=by_name, only_active=only_active)
-    return told, tuple(made.assumptions)
+    trace = msgspec.structs.replace(trace, reached=by_name, only_active=only_active)
+    return trace, tuple(calls.assumptions)
 
 
 def _by_group(
@@ -122,13 +122,13 @@ def _by_group(
     """How far the rank came, by the name of a group: entries tell the number that a group has in
     the process, or the order of both does."""
     names = {str(entry.pg_id): entry.process_group[0] for entry in entries}
-    numbers = [each for each in reached if each.isdecimal()]
+    numbers = [group_name for group_name in reached if group_name.isdecimal()]
     if len(numbers) == len(groups) and all(name.isdecimal() for name in groups):
         in_order = zip(sorted(numbers, key=int), sorted(groups, key=int), strict=True)
         names = dict(in_order) | names
     elif len(numbers) == len(groups) == 1:
         names = {numbers[0]: next(iter(groups))} | names
-    told = {
+    numbers_by_group = {
         names[number]: tuple(
             max(-1, int(-1 if value is None else value))
             for value in (
@@ -140,26 +140,26 @@ def _by_group(
         for number, status in reached.items()
         if number in names and status.last_enqueued_collective is not None
     }
-    return {name: (each[0], each[1], each[2]) for name, each in told.items()}
+    return {name: (counts[0], counts[1], counts[2]) for name, counts in numbers_by_group.items()}
 
 
-def _read_pickle(stream: Stream, made: Calls) -> _Dump:
-    said: Any = pickled.read_value(stream)
-    if isinstance(said, list):
-        said = {"entries": [_of_torch_2_2(each) for each in said]}
-        made.assumptions[NO_TYPES] = None
-    if not isinstance(said, dict):
+def _read_pickle(stream: Stream, calls: Calls) -> _Dump:
+    content: Any = pickled.read_value(stream)
+    if isinstance(content, list):
+        content = {"entries": [_of_torch_2_2(entry) for entry in content]}
+        calls.assumptions[NO_TYPES] = None
+    if not isinstance(content, dict):
         raise UsageError(f"{stream.path}: it is no flight recorder's", HINT)
-    entries = said.get("entries", [])
-    groups = _convert_value(stream, said.get("pg_config", {}), dict[str, _Group], "pg_config")
+    entries = content.get("entries", [])
+    groups = _convert_value(stream, content.get("pg_config", {}), dict[str, _Group], "pg_config")
     if not isinstance(entries, list | tuple):
         raise UsageError(f"{stream.path}: entries: they are no list", HINT)
     try:
-        reached = msgspec.convert(said.get("pg_status", {}), dict[str, _Status])
+        reached = msgspec.convert(content.get("pg_status", {}), dict[str, _Status])
     except (msgspec.ValidationError, RecursionError) as e:
-        made.lose(f"pg_status: {first_line(e)}", calls=0)
+        calls.lose(f"pg_status: {first_line(e)}", calls=0)
         reached = {}
-    return _Dump(groups, [*_convert_entries(stream, made, entries)], reached)
+    return _Dump(groups, [*_convert_entries(stream, calls, entries)], reached)
 
 
 def _of_torch_2_2(entry: Any) -> Any:
@@ -173,21 +173,21 @@ def _of_torch_2_2(entry: Any) -> Any:
 
 
 def _convert_entries(
-    stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]
+    stream: Stream, calls: Calls, entries: list[Any] | tuple[Any, ...]
 ) -> Iterator[Entry]:
     """Each as it is converted, but those with a value that cannot be read, which are lost; lists
     that several share are counted each time."""
     budget = MOST
-    for number, each in enumerate(entries):
-        if isinstance(each, dict):
-            lists = (each.get(f"{way}_{what}") for way in ("input", "output") for what in KEYS)
-            budget -= 1 + sum(len(one) for one in lists if isinstance(one, list | tuple))
+    for number, entry in enumerate(entries):
+        if isinstance(entry, dict):
+            lists = (entry.get(f"{way}_{what}") for way in ("input", "output") for what in KEYS)
+            budget -= 1 + sum(len(shapes) for shapes in lists if isinstance(shapes, list | tuple))
         if budget < 0:
             raise UsageError(f"{stream.path}: more than {MOST:,} entries and tensors", HINT)
         try:
-            yield msgspec.convert(each, Entry)
+            yield msgspec.convert(entry, Entry)
         except (msgspec.ValidationError, RecursionError) as e:
-            made.lose(f"{UNREADABLE}: {first_line(e)}", f"entry {number}")
+            calls.lose(f"{UNREADABLE}: {first_line(e)}", f"entry {number}")
 
 
 KEYS = ("sizes", "dtypes")
@@ -200,7 +200,7 @@ def _convert_value(stream: Stream, value: Any, kind: Any, what: str) -> Any:
         raise UsageError(f"{stream.path}: {what}: {first_line(e)}", HINT) from e
 
 
-def _read_json(stream: Stream, made: Calls) -> _Dump:
+def _read_json(stream: Stream, calls: Calls) -> _Dump:
     source = Json(stream, "entries")
     entries: list[Entry] = []
     for number, (_, at, raw) in enumerate(source):
@@ -209,11 +209,11 @@ def _read_json(stream: Stream, made: Calls) -> _Dump:
         try:
             entries.append(source.decode(raw, Entry, "an entry"))
         except UsageError as e:
-            made.lose(f"{UNREADABLE}: {e.message.partition(': an entry: ')[2]}", f"byte {at}")
+            calls.lose(f"{UNREADABLE}: {e.message.partition(': an entry: ')[2]}", f"byte {at}")
     try:
         reached = source.decoded("pg_status", dict[str, _Status], {})
     except UsageError as e:
-        made.lose(e.message.partition(": ")[2], calls=0)
+        calls.lose(e.message.partition(": ")[2], calls=0)
         reached = {}
     return _Dump(source.decoded("pg_config", dict[str, _Group], {}), entries, reached)
 
@@ -221,7 +221,7 @@ def _read_json(stream: Stream, made: Calls) -> _Dump:
 PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def _take_entry(made: Calls, entry: Entry, group: str) -> None:
+def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
     """One entry; that of a coalesced call tells how its members fared, which have their own."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     at = f"record {entry.record_id}"
@@ -230,16 +230,16 @@ def _take_entry(made: Calls, entry: Entry, group: str) -> None:
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
     } | _entry_times(entry)
     if name.startswith("coalesced"):
-        return _spread_members(made.made, group, fields)
+        return _spread_members(calls.made, group, fields)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
     if len(dtypes) > 1:
-        made.lose("several datatypes in one call", at)
+        calls.lose("several datatypes in one call", at)
         return None
     given, got = (
         sum(map(_multiply_shape, sizes)) for sizes in (entry.input_sizes, entry.output_sizes)
     )
-    said = Said(
+    named_call = Said(
         peers[1] if peers else name,
         next(iter(dtypes), "byte"),
         given,
@@ -250,7 +250,9 @@ def _take_entry(made: Calls, entry: Entry, group: str) -> None:
         receives=tuple(entry.output_split_sizes),
         peer=int(peers[3]) if peers else -1,
     )
-    made.add(said, **{key: value for key, value in fields.items() if value not in ("", None)})
+    calls.add(
+        named_call, **{key: value for key, value in fields.items() if value not in ("", None)}
+    )
     return None
 
 
@@ -264,21 +266,21 @@ def _multiply_shape(shape: list[int]) -> int:
 def _entry_times(entry: Entry) -> dict[str, int]:
     """When it was issued, and its beginning and end where its length is known."""
     created, done = entry.time_created_ns, entry.time_discovered_completed_ns
-    told = {} if created is None else {"issued_ns": created}
+    times = {} if created is None else {"issued_ns": created}
     if entry.duration_ms is not None and done is not None:
         took = round(entry.duration_ms * 1e6)
         begins = max(done - took, created or 0)
-        told |= {"begins_ns": begins, "ends_ns": begins + took}
-    return told
+        times |= {"begins_ns": begins, "ends_ns": begins + took}
+    return times
 
 
 def _spread_members(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
     """Gives the members of a coalesced call, which are the last of the group's with its number, its
     state and times."""
-    told = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}
-    for place in range(len(calls) - 1, -1, -1):
-        call = calls[place]
+    shared_fields = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}
+    for index in range(len(calls) - 1, -1, -1):
+        call = calls[index]
         if call.group == group and (call.number != fields["number"] or call.took_ns >= 0):
             return
         if call.group == group:
-            calls[place] = msgspec.structs.replace(call, **told)
+            calls[index] = msgspec.structs.replace(call, **shared_fields)

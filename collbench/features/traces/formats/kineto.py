@@ -113,25 +113,25 @@ class _World(msgspec.Struct):
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted; of a file that is cut, up to there.
     Raises UsageError."""
-    source, found = Json(stream, "traceEvents"), _Found(stream)
+    source, parsed = Json(stream, "traceEvents"), _Found(stream)
     cut = ""
     try:
         for _, at, raw in source:
-            found.take(raw, at, source)
-            if found.held > MOST_KEPT:
+            parsed.take(raw, at, source)
+            if parsed.held > MOST_KEPT:
                 raise stream.refused(at, f"more than {MOST_KEPT:,} kernels and launches", FEWER)
     except CutError as e:
-        if not found.events:
+        if not parsed.events:
             raise
         cut = f"byte {e.at:,}"
     if "traceEvents" in source.header:
         raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
-    world = found.header(source, "distributedInfo", _World, _World())
-    base = found.header(source, "baseTimeNanoseconds", Base, 0)
-    devices = found.header(source, "deviceProperties", list[_Device], [])
-    told, assumptions = found.trace(world, base)
+    world = parsed.header(source, "distributedInfo", _World, _World())
+    base = parsed.header(source, "baseTimeNanoseconds", Base, 0)
+    devices = parsed.header(source, "deviceProperties", list[_Device], [])
+    trace, assumptions = parsed.trace(world, base)
     fake = any(is_fake(device.name) for device in devices)
-    return msgspec.structs.replace(told, cut=cut, fake=fake), assumptions
+    return msgspec.structs.replace(trace, cut=cut, fake=fake), assumptions
 
 
 NCCL = re.compile(r"nccl|rccl|msccl", re.IGNORECASE)
@@ -203,33 +203,33 @@ class _Found:
             self.made.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
 
     def _kernel(self, event: _Event, at: int, source: Json) -> None:
-        when, place = _event_interval(event), f"byte {at}"
+        when, location = _event_interval(event), f"byte {at}"
         talks = NCCL.search(event.name)
         other = not talks and OTHERS.search(event.name)
         if when is None or when == (0, 0):
             why = "calls have no time" if talks or other else "kernels that compute have no time"
-            self.made.lose(why, place, calls=int(bool(talks or other)))
+            self.made.lose(why, location, calls=int(bool(talks or other)))
             return
         if not talks:
-            of = self.unnamed if other else self.computing
-            of.append((*when, self._correlation(event, source)))
+            target = self.unnamed if other else self.computing
+            target.append((*when, self._correlation(event, source)))
             if other:
                 why = (
                     f"kernels that communicate without NCCL are not read: {_short_name(event.name)}"
                 )
-                self.made.lose(why, place)
+                self.made.lose(why, location)
             return
         try:
-            said = source.decode(event.args, _Comms, "a kernel's args")
+            comms = source.decode(event.args, _Comms, "a kernel's args")
         except UsageError as e:
-            self.made.lose(f"kernels have {e.message.partition(': ')[2]}", place)
+            self.made.lose(f"kernels have {e.message.partition(': ')[2]}", location)
             self.unnamed.append((*when, self._correlation(event, source)))
             return
-        if said.name:
-            self.kernels.append((*when, at, said))
+        if comms.name:
+            self.kernels.append((*when, at, comms))
         else:
             what = event.name[:60].split("_")[0]
-            self.made.lose(f"{UNNAMED}: {what}", place)
+            self.made.lose(f"{UNNAMED}: {what}", location)
             self.unnamed.append((*when, self._correlation(event, source)))
 
     def _correlation(self, event: _Event, source: Json) -> int:
@@ -253,7 +253,7 @@ class _Found:
 
     def trace(self, world: _World, base: int) -> tuple[RankTrace, tuple[str, ...]]:
         """What came of it. Raises UsageError where nothing communicates."""
-        made, default = self.made, ""
+        calls, default = self.made, ""
         for group in world.pg_config:
             ranks = (
                 parse_listed(group.ranks) if isinstance(group.ranks, str) else tuple(group.ranks)
@@ -263,43 +263,43 @@ class _Found:
                 default = default or group.pg_name
                 ranks = ranks or tuple(range(world.world_size))
             if ranks and (not size or len(ranks) == size):
-                made.group(group.pg_name, ranks, group.pg_desc)
+                calls.group(group.pg_name, ranks, group.pg_desc)
         steps = self._iterations()
         placed = sorted((self._placed(kernel, steps), kernel[0], kernel) for kernel in self.kernels)
         places = [0] * (len(steps.windows) + 1)
-        for step, _, (begins, ends, at, said) in placed:
-            default = default or (said.group if said.described == "default_pg" else "")
-            self._call(made, said, at, default, (base + begins, base + ends), base)
+        for step, _, (begins, ends, at, comms) in placed:
+            default = default or (comms.group if comms.described == "default_pg" else "")
+            self._call(calls, comms, at, default, (base + begins, base + ends), base)
             for later in range(step + 1, len(places)):
-                places[later] = len(made.made)
+                places[later] = len(calls.made)
         self._refuse_silent()
-        if default in made.groups:
-            made.name_world(default)
+        if default in calls.groups:
+            calls.name_world(default)
         rank = self.rank if world.rank is None else world.rank
         windows, busy, unnamed = (
-            tuple((base + begins, base + ends) for begins, ends in each)
-            for each in (
+            tuple((base + begins, base + ends) for begins, ends in intervals)
+            for intervals in (
                 steps.windows,
                 _union_kernels(self.computing),
                 _union_kernels(self.unnamed),
             )
         )
         marked = [*pairwise(places)] if steps.by_launch else []
-        told = made.trace(rank, world.world_size, windows, busy, marked, world.backend[:20])
-        return msgspec.structs.replace(told, unnamed=unnamed), tuple(made.assumptions)
+        rank_trace = calls.trace(rank, world.world_size, windows, busy, marked, world.backend[:20])
+        return msgspec.structs.replace(rank_trace, unnamed=unnamed), tuple(calls.assumptions)
 
     def _refuse_silent(self) -> None:
         """Raises UsageError where nothing communicates."""
         if not self.made.empty:
             return
-        told = f"{self.made.path}: no kernel of it communicates"
+        complaint = f"{self.made.path}: no kernel of it communicates"
         if self.spans:
-            told += f"; the {format_count(self.spans, 'span')} of Gloo in it are not read"
-            raise UsageError(told, "collbench.record records jobs on Gloo")
+            complaint += f"; the {format_count(self.spans, 'span')} of Gloo in it are not read"
+            raise UsageError(complaint, "collbench.record records jobs on Gloo")
         if self.computing:
-            raise UsageError(told, "profile a step in which ranks communicate")
+            raise UsageError(complaint, "profile a step in which ranks communicate")
         raise UsageError(
-            f"{told}: it has no kernels",
+            f"{complaint}: it has no kernels",
             "torch.profiler records them with ProfilerActivity.CUDA; collbench.record jobs on CPUs",
         )
 
@@ -307,7 +307,7 @@ class _Found:
         """The marked iterations on the GPU: each from the first kernel that was launched in it to
         the next one's; where launches are unknown, as they are marked."""
         marks = sorted({*self.steps})
-        talking = ((begins, ends, said.correlation) for begins, ends, _, said in self.kernels)
+        talking = ((begins, ends, comms.correlation) for begins, ends, _, comms in self.kernels)
         firsts: dict[int, int] = {}
         lasts: dict[int, int] = {}
         unknown = 0
@@ -323,11 +323,11 @@ class _Found:
             return _Iterations(marks, tuple(marks), False)
         if len(firsts) < len(marks):
             self.made.assumptions[BEYOND] = None
-        kept = sorted(firsts)
-        begins_of = [*accumulate((firsts[step] for step in kept), max)]
+        steps = sorted(firsts)
+        begins_of = [*accumulate((firsts[step] for step in steps), max)]
         ends_of = [*begins_of[1:], max(lasts.values(), default=0)]
-        windows = tuple(zip(begins_of, ends_of, strict=True)) if kept else ()
-        return _Iterations([marks[step] for step in kept], windows, True)
+        windows = tuple(zip(begins_of, ends_of, strict=True)) if steps else ()
+        return _Iterations([marks[step] for step in steps], windows, True)
 
     def _issued(self, correlation: Any) -> int | None:
         """When a kernel was launched, if the trace tells."""
@@ -342,8 +342,8 @@ class _Found:
 
     def _placed(self, kernel: tuple[int, int, int, _Comms], steps: _Iterations) -> int:
         """The place of its iteration: -1 before the first, their number after the last."""
-        begins, _, _, said = kernel
-        issued = self._issued(said.correlation)
+        begins, _, _, comms = kernel
+        issued = self._issued(comms.correlation)
         if issued is None or not steps.by_launch:
             return bisect_right(steps.windows, begins, key=lambda window: window[0]) - 1
         if steps.marks and issued >= steps.marks[-1][1]:
@@ -351,56 +351,56 @@ class _Found:
         return bisect_right(steps.marks, issued, key=lambda mark: mark[0]) - 1
 
     def _call(
-        self, made: Calls, said: _Comms, at: int, default: str, when: Interval, base: int
+        self, calls: Calls, comms: _Comms, at: int, default: str, when: Interval, base: int
     ) -> None:
-        name, place = said.group[:200], f"byte {at}"
-        if name not in made.groups and (ranks := _list_members(said)):
-            made.group(name, ranks, said.described)
-        kind, n = kind_of(said.name), said.size or len(made.groups.get(name, ()))
-        sends, receives = parse_listed(said.sends), parse_listed(said.receives)
-        there = _parse_rank(said.rank)
-        if there < 0:
-            peer = _parse_rank(said.target if kind == "send" else said.source)
-            members = made.groups.get(name, ())
-            there = members.index(peer) if peer in members else -1
-        given, got = said.given, said.got
+        name, location = comms.group[:200], f"byte {at}"
+        if name not in calls.groups and (ranks := _list_members(comms)):
+            calls.group(name, ranks, comms.described)
+        kind, n = kind_of(comms.name), comms.size or len(calls.groups.get(name, ()))
+        sends, receives = parse_listed(comms.sends), parse_listed(comms.receives)
+        root = _parse_rank(comms.rank)
+        if root < 0:
+            peer = _parse_rank(comms.target if kind == "send" else comms.source)
+            members = calls.groups.get(name, ())
+            root = members.index(peer) if peer in members else -1
+        given, got = comms.given, comms.got
         if (given if kind == "all_gather" else got if kind == "reduce_scatter" else -1) >= 0:
             given, got = max(0, given), max(0, got)  # the other follows from it
         if min(given, got) < 0:
-            made.lose(f"{kind or said.name}: more elements than 32 bits hold", place)
+            calls.lose(f"{kind or comms.name}: more elements than 32 bits hold", location)
             self.unnamed.append((when[0] - base, when[1] - base, -1))
             return
-        told = Said(
-            said.name,
-            said.dtype,
+        named_call = Said(
+            comms.name,
+            comms.dtype,
             given,
             got,
-            place,
+            location,
             WORLD if name and name == default else name,
             n,
             sends,
             receives,
-            root=there,
-            peer=there,
+            root=root,
+            peer=root,
         )
-        issued = self.launched.get(said.correlation) if is_number(said.correlation) else None
+        issued = self.launched.get(comms.correlation) if is_number(comms.correlation) else None
         ends = when[1] if when[1] > when[0] else -1  # no kernel takes no time
         fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": ends}
         if issued is not None:
             fields["issued_ns"] = base + issued
-        number = _parse_rank(said.number, MOST)
-        made.add(told, number=number, waits=said.later in (False, "false", "0"), **fields)
+        number = _parse_rank(comms.number, MOST)
+        calls.add(named_call, number=number, waits=comms.later in (False, "false", "0"), **fields)
 
 
-def _list_members(said: _Comms) -> tuple[int, ...]:
+def _list_members(comms: _Comms) -> tuple[int, ...]:
     """The ranks of its group, as they are listed or follow each other; nothing where neither is
     told."""
-    ranks = parse_listed(said.ranks)
-    if ranks and (not said.size or len(ranks) == said.size):
+    ranks = parse_listed(comms.ranks)
+    if ranks and (not comms.size or len(ranks) == comms.size):
         return ranks
-    start, stride = _parse_rank(said.start), _parse_rank(said.stride)
-    if said.size and start >= 0 < stride and start + (said.size - 1) * stride < MOST_RANKS:
-        return tuple(start + place * stride for place in range(said.size))
+    start, stride = _parse_rank(comms.start), _parse_rank(comms.stride)
+    if comms.size and start >= 0 < stride and start + (comms.size - 1) * stride < MOST_RANKS:
+        return tuple(start + index * stride for index in range(comms.size))
     return ()
 
 

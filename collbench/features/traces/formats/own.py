@@ -122,11 +122,11 @@ class Writer:
             if os.path.samestat(self._path.stat(), opened):
                 return
         except FileNotFoundError:
-            held = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
+            content = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
             files.make_folder(self._path.parent)
             self._file.close()
             self._file = files.open_private(self._path, os.O_EXCL)
-            self._file.write(held)
+            self._file.write(content)
         else:
             raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
 
@@ -136,58 +136,59 @@ class Writer:
 
 def read_job(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
     """What the files of one job say, each of one rank. Raises UsageError."""
-    found: dict[int, RankTrace] = {}
+    ranks_found: dict[int, RankTrace] = {}
     spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
     unread: list[Unread] = []
     refused: UsageError | None = None
     for path in paths:
         try:
             reader = _read_file(path, limits)
-            one = reader.trace()
+            rank_trace = reader.trace()
         except UsageError as e:
             refused = refused or e
             why = e.message.removeprefix(f"{path}, ").removeprefix(f"{path}: ")
             unread.append(Unread(str(path), why, rank_in(path.name)))
             continue
         if span := reader.span:
-            spans.setdefault(one.host, []).append((span, one))
-        other = found.setdefault(one.rank, one)
-        if other is not one:
-            raise UsageError(f"{other.source} and {path} are both of rank {one.rank}", HINT)
-        first = next(iter(found.values()))
-        if one.world != first.world:
+            spans.setdefault(rank_trace.host, []).append((span, rank_trace))
+        other = ranks_found.setdefault(rank_trace.rank, rank_trace)
+        if other is not rank_trace:
+            raise UsageError(f"{other.source} and {path} are both of rank {rank_trace.rank}", HINT)
+        first = next(iter(ranks_found.values()))
+        if rank_trace.world != first.world:
             raise UsageError(
-                f"{path} is of a job of {one.world} ranks, {first.source} of one of {first.world}",
+                f"{path} is of a job of {rank_trace.world} ranks, {first.source} of one of"
+                f" {first.world}",
                 ONE_JOB,
             )
-    if refused and not found:
+    if refused and not ranks_found:
         raise refused
-    for of in spans.values():
-        _refuse_another_jobs(of)
-    ranks = tuple(found[rank] for rank in sorted(found))
+    for files_of_job in spans.values():
+        _refuse_another_jobs(files_of_job)
+    ranks = tuple(ranks_found[rank] for rank in sorted(ranks_found))
     return Trace(FORM, ranks, list_assumptions(ranks), tuple(unread))
 
 
-def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
+def _refuse_another_jobs(timed_ranks: Sequence[tuple[Interval, RankTrace]]) -> None:
     """Raises UsageError where one recording of a host ended before another one's first call."""
-    (_, ended), before = min(of, key=lambda each: each[0][1])
-    (begins, _), after = max(of, key=lambda each: each[0][0])
+    (_, ended), before = min(timed_ranks, key=lambda timed: timed[0][1])
+    (begins, _), after = max(timed_ranks, key=lambda timed: timed[0][0])
     if ended < begins:
         raise UsageError(f"{before.source} ends before {after.source} begins", ONE_JOB)
 
 
 def list_assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
     """What these traces leave open and is taken for granted."""
-    told: dict[str, None] = {}
+    assumptions: dict[str, None] = {}
     for rank in ranks:
         calls = [call for call in rank.calls if call.kind != "wait"]
         if any(call.took_ns > 0 for call in calls):
-            told[HANDED_OVER] = None
+            assumptions[HANDED_OVER] = None
         if any(call.ends_ns < 0 <= call.issued_ns and not call.state for call in calls):
-            told[UNSEEN if rank.backend in HOST else ON_DEVICE] = None
+            assumptions[UNSEEN if rank.backend in HOST else ON_DEVICE] = None
         if any(call.seen_late for call in rank.calls):
-            told[MESSAGES] = None
-    return tuple(told)
+            assumptions[MESSAGES] = None
+    return tuple(assumptions)
 
 
 def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
@@ -196,8 +197,8 @@ def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
         waited = wait.ends_ns - wait.issued_ns
         for at in wait.after if wait.kind == "wait" else ():
             call = calls[at]
-            known = call.kind in POINT_TO_POINT and 0 <= call.ends_ns == wait.ends_ns
-            if known and waited < wait.issued_ns - call.issued_ns:
+            is_known = call.kind in POINT_TO_POINT and 0 <= call.ends_ns == wait.ends_ns
+            if is_known and waited < wait.issued_ns - call.issued_ns:
                 yield at
 
 
@@ -279,22 +280,24 @@ class _Reader:
     @staticmethod
     def _begun(where: str, head: _Head) -> _Head:
         if not head.rank < head.world <= MOST_RANKS:
-            told = f"rank {head.rank} of {head.world}"
-            raise UsageError(f"{where}: {told}", f"worlds have from 1 to {MOST_RANKS:,} ranks")
+            rank_phrase = f"rank {head.rank} of {head.world}"
+            raise UsageError(
+                f"{where}: {rank_phrase}", f"worlds have from 1 to {MOST_RANKS:,} ranks"
+            )
         if head.calls:
             raise UsageError(f"{where}: there are calls in it", HINT)
         return head
 
     def _checked(self, where: str, call: Call) -> Call:
-        words = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
-        if max(map(len, words)) > LONGEST:
+        texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
+        if max(map(len, texts)) > LONGEST:
             raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
         if call.dtype not in DTYPES:
             hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
             raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)
         if call.after and max(call.after) >= len(self._calls):
-            told = f"it waits for call {max(call.after)}, which is not before it"
-            raise UsageError(f"{where}: {told}", HINT)
+            complaint = f"it waits for call {max(call.after)}, which is not before it"
+            raise UsageError(f"{where}: {complaint}", HINT)
         return call
 
     @property
@@ -310,16 +313,16 @@ class _Reader:
         if self.head is None:
             raise UsageError(f"{self._path}: there is nothing in it", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
-        named = {note.group: note for note in self._notes if note.group is not None}
+        group_notes = {note.group: note for note in self._notes if note.group is not None}
         lost = [note.lost for note in self._notes if note.lost]
         end = next((note for note in self._notes if note.ended is not None), None)
         if end is None:
             lost.append(Lost(INTERRUPTED))
         went_on = end is not None and not end.broken
         until = -1 if end else max((note.until or 0 for note in self._notes), default=0)
-        until = 0 if went_on or any(each.calls for each in lost) else until
-        groups = {each: note.ranks for each, note in named.items()}
-        described = {each: note.described for each, note in named.items() if note.described}
+        until = 0 if went_on or any(loss.calls for loss in lost) else until
+        groups = {name: note.ranks for name, note in group_notes.items()}
+        described = {name: note.described for name, note in group_notes.items() if note.described}
         about |= {
             "calls": self._ended(went_on),
             "until": until,

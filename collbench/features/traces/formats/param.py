@@ -50,7 +50,7 @@ class _Entry(msgspec.Struct):
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
-    source, found = Json(stream), _Found(stream)
+    source, parsed = Json(stream), _Found(stream)
     cut = ""
     try:
         for number, (_, at, raw) in enumerate(source):
@@ -58,26 +58,26 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 entry = source.decode(raw, _Entry, "a call")
             except UsageError as e:
                 why = e.message.partition(": a call: ")[2]
-                found.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+                parsed.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
                 continue
             if entry.comms is None and entry.compute is None:
                 raise stream.refused(at, "it is neither comms nor compute")
-            found.take(entry, f"entry {number}")
+            parsed.take(entry, f"entry {number}")
     except CutError as e:
-        if found.made.empty:
+        if parsed.made.empty:
             raise
         cut = f"byte {e.at:,}"
-    if found.made.empty:
+    if parsed.made.empty:
         raise UsageError(f"{stream.path}: it has no calls", HINT)
-    made = found.made
-    if found.whole in made.groups:
-        made.name_world(found.whole)
-        made.made = [
-            msgspec.structs.replace(call, group=WORLD) if call.group == found.whole else call
-            for call in made.made
+    calls = parsed.made
+    if parsed.whole in calls.groups:
+        calls.name_world(parsed.whole)
+        calls.made = [
+            msgspec.structs.replace(call, group=WORLD) if call.group == parsed.whole else call
+            for call in calls.made
         ]
-    told = made.trace(stream.rank, found.world)
-    return msgspec.structs.replace(told, cut=cut), tuple(made.assumptions)
+    trace = calls.trace(stream.rank, parsed.world)
+    return msgspec.structs.replace(trace, cut=cut), tuple(calls.assumptions)
 
 
 class _Found:
@@ -96,14 +96,14 @@ class _Found:
         kind, group = kind_of(entry.comms), self._group(entry)
         key = f"{group} {entry.req}"[:100]
         if entry.comms.lower() == "wait":
-            if (found := self._open.pop(key, None)) is not None:
-                self.made.append(Call("wait", after=(found,), phase=phase, source=at))
+            if (call := self._open.pop(key, None)) is not None:
+                self.made.append(Call("wait", after=(call,), phase=phase, source=at))
             return None
         if entry.comms.lower() == "init":
             return None
         members = self.made.groups.get(group) or range(entry.world_size or 0)
         peer = entry.dst_rank if kind == "send" else entry.src_rank
-        said = Said(
+        named_call = Said(
             entry.comms,
             entry.dtype or "byte",
             entry.in_msg_size or 0,
@@ -117,9 +117,9 @@ class _Found:
             peer=_member_place(peer, members),
         )
         issued = -1 if entry.startTime_ns is None else round(entry.startTime_ns)
-        found = self.made.add(said, phase=phase, issued_ns=issued)
-        if found >= 0:
-            self._open[key] = found
+        call = self.made.add(named_call, phase=phase, issued_ns=issued)
+        if call >= 0:
+            self._open[key] = call
         return None
 
     def _group(self, entry: _Entry) -> str:

@@ -51,13 +51,13 @@ def read_messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits, and the byte after it. Raises Broken."""
     value = shift = 0
-    for place in range(at, at + 10):
-        if place >= len(data):
+    for position in range(at, at + 10):
+        if position >= len(data):
             raise Broken("it ends within a number")
-        byte = data[place]
+        byte = data[position]
         value |= (byte & 127) << shift
         if byte < 128:
-            return value % MOST, place + 1
+            return value % MOST, position + 1
         shift += 7
     raise Broken("a number of more than 64 bits")
 
@@ -89,11 +89,11 @@ def unpack_numbers(value: Value) -> list[int]:
     """The numbers of a repeated field: one, or several packed. Raises Broken."""
     if isinstance(value, int):
         return [value]
-    found, at = [], 0
+    numbers, at = [], 0
     while at < len(value):
         number, at = read_varint(value, at)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def sign_number(number: int) -> int:
@@ -104,28 +104,28 @@ def sign_number(number: int) -> int:
 def write_varint(value: int) -> bytes:
     """A number as it is written."""
     value %= MOST
-    made = bytearray()
+    data = bytearray()
     while value > 127:
-        made.append(value & 127 | 128)
+        data.append(value & 127 | 128)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    data.append(value)
+    return bytes(data)
 
 
-def write_field(place: int, value: int | float | str | bytes) -> bytes:
+def write_field(field_number: int, value: int | float | str | bytes) -> bytes:
     """A field as it is written: a number, a double, a text, or a message."""
     if isinstance(value, float):
-        return write_varint(place << 3 | FIXED64) + struct.pack("<d", value)
+        return write_varint(field_number << 3 | FIXED64) + struct.pack("<d", value)
     if isinstance(value, int):
-        return write_varint(place << 3 | VARINT) + write_varint(value)
+        return write_varint(field_number << 3 | VARINT) + write_varint(value)
     raw = value.encode() if isinstance(value, str) else value
-    return write_varint(place << 3 | BYTES) + write_varint(len(raw)) + raw
+    return write_varint(field_number << 3 | BYTES) + write_varint(len(raw)) + raw
 
 
-def write_packed(place: int, values: Iterable[int]) -> bytes:
+def write_packed(field_number: int, values: Iterable[int]) -> bytes:
     """A field of several numbers; nothing for none."""
     raw = b"".join(map(write_varint, values))
-    return write_field(place, raw) if raw else b""
+    return write_field(field_number, raw) if raw else b""
 
 
 def delimit_message(message: bytes) -> bytes:

@@ -50,15 +50,15 @@ class Form(NamedTuple):
 def _make_object_test(*names: str) -> Callable[[bytes, Path], bool]:
     """Whether a file begins as an object that has one of these names early."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\{")
-    wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
-    return lambda start, path: bool(pattern.match(start) and wanted.search(start))
+    keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
+    return lambda start, path: bool(pattern.match(start) and keys.search(start))
 
 
 def _make_list_test(*names: str) -> Callable[[bytes, Path], bool]:
     """The same of a list of such objects."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
-    wanted = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
-    return lambda start, path: bool(pattern.match(start) and wanted.search(start))
+    keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
+    return lambda start, path: bool(pattern.match(start) and keys.search(start))
 
 
 def _make_stream_reader(
@@ -66,24 +66,24 @@ def _make_stream_reader(
 ) -> Callable[[Path, _Asked], Told]:
     """How a file is read by what takes a stream of its bytes."""
 
-    def opened(path: Path, asked: _Asked) -> Told:
-        with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
+    def opened(path: Path, request: _Asked) -> Told:
+        with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
             return read(stream)
 
     return opened
 
 
-def _read_flight(path: Path, asked: _Asked) -> Told:
-    with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
+def _read_flight(path: Path, request: _Asked) -> Told:
+    with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
         return flight.read_rank(stream, read_head(path, 1) == b"\x80")
 
 
-def _read_execution(path: Path, asked: _Asked) -> Told:
-    with Stream(path, asked.limits, asked.ranks.get(path, -1)) as stream:
-        return execution.read_rank(stream, asked.from_ops)
+def _read_execution(path: Path, request: _Asked) -> Told:
+    with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
+        return execution.read_rank(stream, request.from_ops)
 
 
-def _read_own(paths: Sequence[Path], asked: _Asked) -> Trace:
+def _read_own(paths: Sequence[Path], request: _Asked) -> Trace:
     """What collbench recorded."""
     from collbench.features.traces.formats import own
 
@@ -91,14 +91,14 @@ def _read_own(paths: Sequence[Path], asked: _Asked) -> Trace:
     return trace
 
 
-def _read_step(paths: Sequence[Path], asked: _Asked) -> Trace:
+def _read_step(paths: Sequence[Path], request: _Asked) -> Trace:
     """The step in one file. Raises UsageError for more."""
     if len(paths) > 1:
         raise UsageError(f"{paths[1]}: a second step", "a step is in one file")
     return steps.read_step_file(paths[0])
 
 
-def _refuse_always(path: Path, asked: _Asked) -> Told:
+def _refuse_always(path: Path, request: _Asked) -> Told:
     raise AssertionError(path)
 
 
@@ -113,8 +113,8 @@ def _is_chakra(start: bytes, path: Path) -> bool:
         fields = dict(protobuf.read_fields(start[begins : begins + length]))
     except protobuf.Broken:
         return False
-    named = ".et" in path.suffixes
-    return (named or length > 1) and {*fields} <= {1, 2} and begins + length <= len(start)
+    is_named = ".et" in path.suffixes
+    return (is_named or length > 1) and {*fields} <= {1, 2} and begins + length <= len(start)
 
 
 def _has_columns(start: bytes, *columns: bytes) -> bool:
@@ -185,22 +185,24 @@ def read_trace(
     """
     if form and form not in FORMS:
         raise UsageError(f"--from '{form}' is unknown", f"one of {', '.join(FORMS)}")
-    found, unread = _recognise_files(paths, form)
-    files = [path for path, _ in found]
-    forms = {name for _, name in found}
+    recognised, unread = _recognise_files(paths, form)
+    files = [path for path, _ in recognised]
+    forms = {name for _, name in recognised}
     if len(forms) > 1:
-        first = {name: path for path, name in reversed(found)}
-        told = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
-        raise UsageError(f"these are of several formats: {told}", "--from chooses one")
+        first = {name: path for path, name in reversed(recognised)}
+        formats = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
+        raise UsageError(f"these are of several formats: {formats}", "--from chooses one")
     (form,) = forms
-    named = [*files, *(Path(each.source) for each in unread)]
-    by_name = dict(zip(named, _rank_numbers(form, [path.name for path in named]), strict=True))
-    unread = [replace(each, rank=by_name[Path(each.source)]) for each in unread]
-    asked = _Asked(limits, from_ops, by_name)
-    if whole := FORMS[form].whole:
-        trace = whole(files, asked)
+    all_paths = [*files, *(Path(entry.source) for entry in unread)]
+    by_name = dict(
+        zip(all_paths, _rank_numbers(form, [path.name for path in all_paths]), strict=True)
+    )
+    unread = [replace(entry, rank=by_name[Path(entry.source)]) for entry in unread]
+    request = _Asked(limits, from_ops, by_name)
+    if read_together := FORMS[form].whole:
+        trace = read_together(files, request)
         return replace(trace, unread=(*trace.unread, *_other_files(unread, trace.ranks)))
-    return _read_ranks(form, files, asked, unread)
+    return _read_ranks(form, files, request, unread)
 
 
 def _rank_numbers(form: str, names: Sequence[str]) -> list[int]:
@@ -219,8 +221,8 @@ def _rank_numbers(form: str, names: Sequence[str]) -> list[int]:
 
 def _other_files(unread: Sequence[Unread], ranks: Sequence[RankTrace]) -> Iterator[Unread]:
     """Files that are not used, without the number of a rank of which another file is used."""
-    there = {rank.rank for rank in ranks}
-    return (replace(each, rank=-1) if each.rank in there else each for each in unread)
+    readable = {rank.rank for rank in ranks}
+    return (replace(entry, rank=-1) if entry.rank in readable else entry for entry in unread)
 
 
 def _recognise_files(
@@ -228,46 +230,46 @@ def _recognise_files(
 ) -> tuple[list[tuple[Path, str]], list[Unread]]:
     """The files that are asked for, each with its format; of a folder those that have one, and
     those named alike that are broken. Raises UsageError."""
-    found: list[tuple[Path, str]] = []
+    recognised: list[tuple[Path, str]] = []
     broken: dict[Path, str] = {}
     for path in paths:
         if path.is_dir():
-            named, lame = _in_folder(path, form)
-            found += named
+            traces, lame = _in_folder(path, form)
+            recognised += traces
             broken |= lame
         elif why := _refuse_file(path):
             broken[path] = why
         elif name := form or recognise_file(path):
-            found.append((path, name))
+            recognised.append((path, name))
         else:
             broken[path] = UNKNOWN
-    if not found and broken:
+    if not recognised and broken:
         path, why = next(iter(broken.items()))
         raise UsageError(f"{path}: {why}", _suggest_formats() if why == UNKNOWN else HOW)
-    if not found or len(found) > MOST_FILES:
-        raise UsageError(f"{len(found)} files of a trace", f"from 1 to {MOST_FILES:,}")
-    return found, [Unread(str(path), why) for path, why in broken.items()]
+    if not recognised or len(recognised) > MOST_FILES:
+        raise UsageError(f"{len(recognised)} files of a trace", f"from 1 to {MOST_FILES:,}")
+    return recognised, [Unread(str(path), why) for path, why in broken.items()]
 
 
 def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Path, str]]:
     """A folder's traces, and its files that are broken and named as these are. Raises UsageError
     where it has neither."""
-    files = sorted(each for each in folder.iterdir() if each.is_file())[: MOST_FILES + 1]
-    named = [(each, name) for each in files if (name := recognise_file(each))]
-    named = [(each, name) for each, name in named if form in ("", name)]
-    alike = {_name_pattern(each) for each, _ in named}
-    traces = {each for each, _ in named}
-    rest = [each for each in files if each not in traces]
+    files = sorted(file for file in folder.iterdir() if file.is_file())[: MOST_FILES + 1]
+    file_formats = [(file, name) for file in files if (name := recognise_file(file))]
+    file_formats = [(file, name) for file, name in file_formats if form in ("", name)]
+    patterns = {_name_pattern(file) for file, _ in file_formats}
+    traces = {file for file, _ in file_formats}
+    rest = [file for file in files if file not in traces]
     broken = {
-        each: why
-        for each in rest
-        if not recognise_file(each)
-        and (why := _refuse_file(each) or UNKNOWN * bool(alike))
-        and (not alike or _name_pattern(each) in alike)
+        file: why
+        for file in rest
+        if not recognise_file(file)
+        and (why := _refuse_file(file) or UNKNOWN * bool(patterns))
+        and (not patterns or _name_pattern(file) in patterns)
     }
-    if not named and not broken:
+    if not file_formats and not broken:
         raise UsageError(f"{folder}: no file in it is a trace", _suggest_formats())
-    return named, broken
+    return file_formats, broken
 
 
 def _name_pattern(path: Path) -> str:
@@ -300,27 +302,29 @@ def recognise_file(path: Path) -> str:
     return next((name for name, form in FORMS.items() if form.begins(start, path)), "")
 
 
-def _read_ranks(form: str, paths: Sequence[Path], asked: _Asked, unread: Sequence[Unread]) -> Trace:
+def _read_ranks(
+    form: str, paths: Sequence[Path], request: _Asked, unread: Sequence[Unread]
+) -> Trace:
     """The trace in these files, each of one rank. Files that cannot be read are left out. Raises
     UsageError where that is all of them."""
     from_file: dict[int, RankTrace] = {}
     assumptions: dict[str, None] = {}
-    left = [*unread]
+    unreadable = [*unread]
     calls = 0
     refused: UsageError | None = None
     for path in paths:
         try:
-            told, taken = FORMS[form].read(path, asked)
+            rank_trace, assumed = FORMS[form].read(path, request)
         except UsageError as e:
             refused = refused or e
             why = e.message.removeprefix(f"{path}: ")
-            left.append(Unread(str(path), why, asked.ranks.get(path, -1)))
+            unreadable.append(Unread(str(path), why, request.ranks.get(path, -1)))
             continue
-        assumptions |= dict.fromkeys(taken)
-        if told.rank in from_file:
-            raise _same_rank(from_file[told.rank], told, taken)
-        from_file[told.rank] = told
-        calls += len(told.calls)
+        assumptions |= dict.fromkeys(assumed)
+        if rank_trace.rank in from_file:
+            raise _same_rank(from_file[rank_trace.rank], rank_trace, assumed)
+        from_file[rank_trace.rank] = rank_trace
+        calls += len(rank_trace.calls)
         if calls > MOST_CALLS:
             raise UsageError(
                 f"{format_count(len(from_file), 'file')} have more than {MOST_CALLS:,} calls",
@@ -329,30 +333,30 @@ def _read_ranks(form: str, paths: Sequence[Path], asked: _Asked, unread: Sequenc
     if refused and not from_file:
         raise refused
     stale = _find_stale([from_file[rank] for rank in sorted(from_file)])
-    left += stale
+    unreadable += stale
     ranks = [from_file[rank] for rank in sorted(from_file) if rank not in {s.rank for s in stale}]
-    trace = Trace(form, tuple(ranks), (), tuple(_other_files(left, ranks)))
-    ranks = [replace(each, world=trace.world) for each in ranks]
+    trace = Trace(form, tuple(ranks), (), tuple(_other_files(unreadable, ranks)))
+    ranks = [replace(rank, world=trace.world) for rank in ranks]
     if any(
-        call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
+        call.group == WORLD and WORLD not in rank.groups for rank in ranks for call in rank.calls
     ):
         told_of = f"the group of all has {format_count(trace.world, 'rank')}"
         assumptions[f"{told_of}, as far as these files tell"] = None
     everyone = {WORLD: tuple(range(trace.world))}
-    ranks = [replace(each, groups=everyone | each.groups) for each in ranks]
+    ranks = [replace(rank, groups=everyone | rank.groups) for rank in ranks]
     return replace(trace, ranks=tuple(ranks), assumptions=tuple(assumptions))
 
 
-def _same_rank(first: RankTrace, second: RankTrace, taken: Sequence[str]) -> UsageError:
+def _same_rank(first: RankTrace, second: RankTrace, assumed: Sequence[str]) -> UsageError:
     """The error for two files of one rank, by what tells it."""
-    told = f"both {first.source} and {second.source} are of rank {second.rank}"
-    if NO_RANK in taken:
+    complaint = f"both {first.source} and {second.source} are of rank {second.rank}"
+    if NO_RANK in assumed:
         return UsageError(
-            f"{told}, as neither the file nor its name tells a rank",
+            f"{complaint}, as neither the file nor its name tells a rank",
             "name files by their ranks: rank0.json, rank1.json",
         )
     return UsageError(
-        f"{told}, by what they or their names tell",
+        f"{complaint}, by what they or their names tell",
         "give one file a rank: of several profiles of a job, those of one cycle",
     )
 
@@ -366,7 +370,9 @@ def _find_stale(ranks: Sequence[RankTrace]) -> list[Unread]:
     if not any(call.state for rank in ranks for call in rank.calls):
         return []
     issued = {rank.rank: _issue_times(rank) for rank in ranks}
-    times = {rank: [*each.values()] for rank, each in issued.items() if each}
+    times = {
+        rank: [*times_of_rank.values()] for rank, times_of_rank in issued.items() if times_of_rank
+    }
     if len(times) < 2:
         return []
     newest = max(times, key=lambda rank: max(times[rank]))
@@ -375,8 +381,8 @@ def _find_stale(ranks: Sequence[RankTrace]) -> list[Unread]:
         if rank.rank == newest or rank.rank not in times:
             continue
         common = issued[rank.rank].keys() & issued[newest].keys()
-        apart = [issued[newest][key] - issued[rank.rank][key] for key in common]
-        before = median(apart) if apart else min(times[newest]) - max(times[rank.rank])
+        delays = [issued[newest][key] - issued[rank.rank][key] for key in common]
+        before = median(delays) if delays else min(times[newest]) - max(times[rank.rank])
         if before > STALE_NS:
             old = timedelta(seconds=before // 10**9)
             why = f"its calls are older than rank {newest}'s by {old}: a dump of another time"

@@ -93,14 +93,14 @@ def list_tensors(given: Any) -> list[Tensor]:
         return [given]
     if not isinstance(given, list | tuple):
         return []
-    return [tensor for each in given for tensor in list_tensors(each)]
+    return [tensor for argument in given for tensor in list_tensors(argument)]
 
 
 def is_real(tensor: Tensor) -> bool:
     """Whether it has data: those that compilers trace with have none."""
     kind = type(tensor)
-    plain = kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
-    return plain and not torch._is_functional_tensor(tensor) and not tensor.is_meta
+    is_plain = kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return is_plain and not torch._is_functional_tensor(tensor) and not tensor.is_meta
 
 
 def read_call(row: Row, given: Arguments) -> Said | None:
@@ -133,8 +133,8 @@ def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> st
     dtype = next(iter(types))
     name = TYPES.get(dtype) if len(types) == 1 else None
     if name is None and reduces:
-        told = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
-        return f"{fields['kind']} that reduces {told}"
+        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+        return f"{fields['kind']} that reduces {names}"
     fields["dtype"] = name or "uint8"  # which moves the same bytes
     for blocks in ("sends", "receives"):
         if blocks in fields:
@@ -159,8 +159,8 @@ def _give_further(fields: dict[str, Any], given: Arguments, group: ProcessGroup)
         if name in given:
             fields[field] = given[name]
     if fields["kind"] == "all_to_allv":
-        fields["sends"] = tuple(each.numel() for each in given["input_tensors"])
-        fields["receives"] = tuple(each.numel() for each in given["output_tensors"])
+        fields["sends"] = tuple(tensor.numel() for tensor in given["input_tensors"])
+        fields["receives"] = tuple(tensor.numel() for tensor in given["output_tensors"])
         itemsize = given["input_tensors"][0].itemsize
     elif given.get("input_split_sizes") or given.get("output_split_sizes"):
         n = group.size()
@@ -197,12 +197,12 @@ class Lines:
         """The line of the program that made a call: the innermost that is not torch's."""
         while frame is not None:
             code = frame.f_code
-            known = self._torchs.get(id(code))
-            if known is None:
+            origin = self._torchs.get(id(code))
+            if origin is None:
                 path = code.co_filename
                 torchs = path.startswith((TORCH, "<")) or path.endswith(WRAPPERS)
-                known = self._torchs[id(code)] = code, torchs
-            if not known[1]:
+                origin = self._torchs[id(code)] = code, torchs
+            if not origin[1]:
                 name = code.co_filename.rpartition("/")[2]
                 return f"{name}:{frame.f_lineno} {code.co_name}"[:200]
             frame = frame.f_back
@@ -226,8 +226,8 @@ class Told(Protocol):
 class Interception:
     """Functions of ours before those of torch, from ``install`` to ``remove``."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, listener: Told) -> None:
+        self._told = listener
         self._inside: deque[None] = deque()  # one for each call that is being handed on
         self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
@@ -268,10 +268,10 @@ class Interception:
             self._libraries.pop()._destroy()
         return True
 
-    def _register(self, of: str, name: str, function: Callable[..., Any]) -> None:
+    def _register(self, namespace: str, name: str, function: Callable[..., Any]) -> None:
         library: Any = torch.library.Library  # which has no types
-        self._libraries.append(made := library(of, "IMPL"))
-        made.impl(name, function, KEY, with_keyset=True)
+        self._libraries.append(library_part := library(namespace, "IMPL"))
+        library_part.impl(name, function, KEY, with_keyset=True)
 
     def _replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]
@@ -280,8 +280,12 @@ class Interception:
 
     def _function(self, operator: Any, row: Row) -> Callable[..., Any]:
         arguments = operator._schema.arguments
-        names = [each.name for each in arguments]
-        usual = {each.name: each.default_value for each in arguments if each.has_default_value()}
+        names = [argument.name for argument in arguments]
+        usual = {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.has_default_value()
+        }
         onward, inside = _Onward(operator), self._inside
         begins, returns = self._told.call_begins, self._told.call_returns
 
@@ -356,9 +360,9 @@ class Interception:
 def _list_subclasses(kind: type) -> Iterator[type]:
     """A class and all that are made of it."""
     yield kind
-    made: list[type] = kind.__subclasses__()
-    for each in made:
-        yield from _list_subclasses(each)
+    subclasses: list[type] = kind.__subclasses__()
+    for subclass in subclasses:
+        yield from _list_subclasses(subclass)
 
 
 class _Onward:
@@ -375,20 +379,20 @@ class _Onward:
         number = keys.raw_repr()
         if number not in self._known:
             self._known[number] = self._taken(keys)
-        if (taken := self._known[number]) is not None:
-            return self._call(taken, *args)
+        if (handler := self._known[number]) is not None:
+            return self._call(handler, *args)
         with self._exclude(self._mine):  # as without us, errors and all
             return self._operator(*args)
 
     def _taken(self, keys: Any) -> Any:
         """The dispatcher's next key after ours, for which there is a kernel; None without."""
         names, has = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
-        for each in (
+        for key in (
             keys.remove(names.BackendSelect).highestPriorityTypeId(),
             names.CompositeExplicitAutograd,
         ):
-            if has(self._operator.name(), each.name):
-                return each
+            if has(self._operator.name(), key.name):
+                return key
         return None
 
 

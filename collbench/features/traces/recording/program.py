@@ -54,8 +54,8 @@ class Seen:
         "work",
     )
 
-    def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
-        self.fields, self.place, self.issued = fields, place, issued
+    def __init__(self, fields: dict[str, Any], index: int, issued: int) -> None:
+        self.fields, self.place, self.issued = fields, index, issued
         self.begins = self.ends = -1
         self.waits = self.done = False
         self.pending = fields["kind"] != "wait"
@@ -171,22 +171,22 @@ class Program:
     def _full(self) -> str:
         if self._count >= MOST_CALLS:
             return f"more than {MOST_CALLS:,} calls"
-        held = len(self._held) >= MOST_HELD
-        return f"more than {MOST_HELD:,} calls that could not be written in time" if held else ""
+        is_full = len(self._held) >= MOST_HELD
+        return f"more than {MOST_HELD:,} calls that could not be written in time" if is_full else ""
 
     def _append(self, fields: dict[str, Any]) -> Seen:
-        seen = Seen(fields, self._count, self._now())
+        observed = Seen(fields, self._count, self._now())
         self._count += 1
-        self._held.append(seen)
-        return seen
+        self._held.append(observed)
+        return observed
 
     def _name(self, group: ProcessGroup) -> str | None:
         """The name of a group, which is looked up when it is seen first, and whenever another one
         is where it was in memory."""
-        known = self._named.get(id(group))
-        if known is None or known[0]() is not group:
-            known = self._named[id(group)] = weakref.ref(group), self._looked_up(group)
-        return known[1]
+        entry = self._named.get(id(group))
+        if entry is None or entry[0]() is not group:
+            entry = self._named[id(group)] = weakref.ref(group), self._looked_up(group)
+        return entry[1]
 
     def _looked_up(self, group: ProcessGroup) -> str | None:
         """The name of a group, which is noted when it is seen first; None where nobody knows who
@@ -217,7 +217,11 @@ class Program:
             self._mark = step
             self._filled.clear()
             self._tasks.clear()
-            for key in [key for key, of in self._works.items() if of[0].place < self._iteration]:
+            for key in [
+                key
+                for key, work_entry in self._works.items()
+                if work_entry[0].place < self._iteration
+            ]:
                 self._let_go(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
 
@@ -276,8 +280,8 @@ class Program:
     def left_by(self, task: int) -> list[Seen]:
         """The calls of a backward pass that nobody waited for, and that are done."""
         with self._lock:
-            left = [call for call in self._tasks.pop(task, []) if call.work is not None]
-            done = [call for call in left if call.device != "cpu" or _is_done(call)]
+            calls = [call for call in self._tasks.pop(task, []) if call.work is not None]
+            done = [call for call in calls if call.device != "cpu" or _is_done(call)]
             for call in done:
                 self._let_go(id(call.work))
         return done
@@ -302,7 +306,7 @@ class Program:
     def watching(self) -> bool:
         """Whether there are calls whose end is still to be learned."""
         with self._lock:
-            return any(seen.future is not None for seen in self._held)
+            return any(observed.future is not None for observed in self._held)
 
     def ready(self) -> list[Line]:
         """What can be written: no call before it may still change."""
@@ -313,19 +317,21 @@ class Program:
             lines = [*self._notes, *self._late()]
             self._notes = []
             while self._held and (self._held[0].done or self._held[0].issued < old):
-                call = (seen := self._held.popleft()).call
+                call = (observed := self._held.popleft()).call
                 lines.append(call)
                 if call.state:
-                    self._overdue.append(seen)
+                    self._overdue.append(observed)
             until = self._held[0].issued if self._held else now
         lacks = any(calls for calls, _ in self._lost.values())
         return lines if lacks else [*lines, own.Note(until=until)]
 
     def _late(self) -> list[Line]:
         """Ends of calls that were written before."""
-        told = [(seen, seen.ends) for seen in self._overdue]  # once: others set ends meanwhile
-        self._overdue = [seen for seen, ends in told if ends < 0]
-        return [own.Note(late=(seen.place, ends)) for seen, ends in told if ends >= 0]
+        overdue = [
+            (observed, observed.ends) for observed in self._overdue
+        ]  # once: others set ends meanwhile
+        self._overdue = [observed for observed, ends in overdue if ends < 0]
+        return [own.Note(late=(observed.place, ends)) for observed, ends in overdue if ends >= 0]
 
     def rest(self, broken: bool = False) -> list[Line]:
         """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
@@ -333,8 +339,8 @@ class Program:
         with self._lock:
             self._read()
             self._note_mark()
-            lines = [*self._notes, *self._late(), *(seen.call for seen in self._held)]
-            lines += [own.Note(lost=Lost(why, *told)) for why, told in self._lost.items()]
+            lines = [*self._notes, *self._late(), *(observed.call for observed in self._held)]
+            lines += [own.Note(lost=Lost(why, *sums)) for why, sums in self._lost.items()]
         return [*lines, own.Note(ended=self._now(), broken=broken)]
 
     def close(self) -> None:
@@ -344,7 +350,7 @@ class Program:
                 observed.put(None)
             for key in [*self._works]:
                 self._let_go(key)
-            for kept in (
+            for collection in (
                 self._filled,
                 self._tasks,
                 self._observers,
@@ -352,7 +358,7 @@ class Program:
                 self._notes,
                 self._overdue,
             ):
-                kept.clear()
+                collection.clear()
 
 
 def _is_done(call: Seen) -> bool:
@@ -363,13 +369,13 @@ def _is_done(call: Seen) -> bool:
 
 def _observe_calls(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
     """What an observing thread does: it notes when each of a group's calls ends, in their order."""
-    while (each := observed.get()) is not None:
-        seen, future = each
+    while (item := observed.get()) is not None:
+        observed_call, future = item
         try:
             future.wait()
         except Exception:  # of the call: the job is told of it
-            seen.done = True
+            observed_call.done = True
         else:
-            seen.ended(now())
-        seen.future = None
-        del each, seen, future  # what they hold is the job's
+            observed_call.ended(now())
+        observed_call.future = None
+        del item, observed_call, future  # what they hold is the job's

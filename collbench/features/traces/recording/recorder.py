@@ -139,8 +139,8 @@ class Recorder:
         """An iteration ends here."""
         by_optimizer, self._by_hand = 0 if self._by_hand else self._passed, True
         if by_optimizer > 1:
-            told = f"{by_optimizer} steps of the optimizer were one iteration: optimizer=False"
-            self.give_up(told)
+            reason = f"{by_optimizer} steps of the optimizer were one iteration: optimizer=False"
+            self.give_up(reason)
         if by_optimizer != 1:  # else its step has ended this iteration already
             self._iterated()
 
@@ -168,11 +168,11 @@ class Recorder:
         self._told = True
         self._program.lose("the recorder failed: what came later is not in it", calls=0)
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
-        told = f"{why}; nothing more is recorded, the job goes on"
+        complaint = f"{why}; nothing more is recorded, the job goes on"
         try:
-            warnings.warn(f"collbench.record: {told}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"collbench.record: {complaint}", RuntimeWarning, stacklevel=2)
         except Exception:  # where warnings are errors
-            print_message(f"record: {told}")
+            print_message(f"record: {complaint}")
 
     @make_harmless
     def _start(self) -> None:
@@ -244,17 +244,17 @@ class Recorder:
         if task != -1:
             what.fields["phase"] = "backward"
         what.fields["source"] = self._lines.line_of(frame)
-        seen = self._local.last = self._program.add(what.fields, what.group, what.why)
-        if seen is None:
+        observed = self._local.last = self._program.add(what.fields, what.group, what.why)
+        if observed is None:
             return None
-        seen.device, seen.waits = what.device, what.waits
-        if task != -1 and not what.waits and self._program.in_task(seen, task):
+        observed.device, observed.waits = what.device, what.waits
+        if task != -1 and not what.waits and self._program.in_task(observed, task):
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: self._backward_done(task))
         if task == -1 and not what.waits and blocks_until_done(frame):
-            seen.waits = True
-        seen.issued = self._now()
-        return seen
+            observed.waits = True
+        observed.issued = self._now()
+        return observed
 
     def _mark_fake_gpu(self) -> None:
         """Marks the recording once this process uses a GPU that is a fake."""
@@ -265,39 +265,39 @@ class Recorder:
             self._program.mark_fake()
 
     @make_harmless
-    def call_returns(self, seen: Seen, boxed: Any, row: Row, given: Arguments) -> None:
+    def call_returns(self, observed: Seen, boxed: Any, row: Row, given: Arguments) -> None:
         coalesced = getattr(self._local, "coalesced", None)
         at_once = not given.get("async_op", True)
         if at_once and boxed is not None and coalesced is None:
-            self._local.at_once = seen, boxed  # its wait comes next, if there is one
-            seen.done = seen.device != "cpu"  # when it ends is not known
+            self._local.at_once = observed, boxed  # its wait comes next, if there is one
+            observed.done = observed.device != "cpu"  # when it ends is not known
             return None
         work = work_of(boxed)
         if coalesced is not None:
-            coalesced.append(seen)
-            seen.pending = False
+            coalesced.append(observed)
+            observed.pending = False
         elif work is None:
-            seen.waits = True
-            return seen.ended(self._now())
-        collective = seen.fields["kind"] not in POINT_TO_POINT
-        if work is not None and (at_once or not seen.waits):
-            self._program.under_way(work, [seen])
-        if seen.device != "cpu":
-            seen.done = True  # when it ends is not known
+            observed.waits = True
+            return observed.ended(self._now())
+        collective = observed.fields["kind"] not in POINT_TO_POINT
+        if work is not None and (at_once or not observed.waits):
+            self._program.under_way(work, [observed])
+        if observed.device != "cpu":
+            observed.done = True  # when it ends is not known
         elif collective and not at_once and work is not None:
-            self._program.watch(seen, work)
-        if not at_once and not seen.waits:
-            seen.pending = seen.future is not None or seen.ends >= 0
-        if collective and not at_once and not seen.waits:
-            self._program.fills(seen, list_tensors(given[row.fills]))
+            self._program.watch(observed, work)
+        if not at_once and not observed.waits:
+            observed.pending = observed.future is not None or observed.ends >= 0
+        if collective and not at_once and not observed.waits:
+            self._program.fills(observed, list_tensors(given[row.fills]))
         return None
 
     @make_harmless
-    def call_fails(self, seen: Seen, error: BaseException) -> None:
+    def call_fails(self, observed: Seen, error: BaseException) -> None:
         """A call that raised an error at once is none; one that did later has waited for others,
         who may know of it."""
-        if self._now() - seen.issued < AT_ONCE_S * 1e9:
-            self._program.take_back(seen, type(error).__name__)
+        if self._now() - observed.issued < AT_ONCE_S * 1e9:
+            self._program.take_back(observed, type(error).__name__)
 
     @make_harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
@@ -314,11 +314,11 @@ class Recorder:
 
     def _at_once(self, work: Work) -> list[Seen]:
         """The call that this thread made last to be waited for at once, if that is its work."""
-        one = getattr(self._local, "at_once", None)
-        if one is None or work_of(one[1]) is not work:
+        latest = getattr(self._local, "at_once", None)
+        if latest is None or work_of(latest[1]) is not work:
             return []
         self._local.at_once = None
-        return [one[0]]
+        return [latest[0]]
 
     @make_harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:

@@ -33,7 +33,7 @@ DRAWN = 6  # operations before it that are drawn
 EPOCH = 10**17  # ns: less is no time of day
 
 
-def describe_hang(found: Hang) -> str:
+def describe_hang(hang: Hang) -> str:
     """Who hung the job, and in what."""
     return {
         "missing": _describe_missing,
@@ -46,13 +46,13 @@ def describe_hang(found: Hang) -> str:
         "some": _describe_some,
         "all": _describe_all,
         "follows": _describe_all,
-    }[found.cause](found)
+    }[hang.cause](hang)
 
 
-def _describe_missing(found: Hang) -> str:
-    front = found.fronts[0]
-    called = tuple(rank for rank in found.culprits if rank in front.missing)
-    gone = tuple(rank for rank in found.culprits if rank in front.silent)
+def _describe_missing(hang: Hang) -> str:
+    front = hang.fronts[0]
+    called = tuple(rank for rank in hang.culprits if rank in front.missing)
+    gone = tuple(rank for rank in hang.culprits if rank in front.silent)
     also = f", there is no trace of {in_words(gone)}" if gone else ""
     half = {"send": "the recv for ", "recv": "the send for "}.get(front.call.kind, "")
     return (
@@ -61,36 +61,36 @@ def _describe_missing(found: Hang) -> str:
     )
 
 
-def _describe_silent(found: Hang) -> str:
-    front = found.fronts[0]
-    plural = len(found.culprits) > 1
+def _describe_silent(hang: Hang) -> str:
+    front = hang.fronts[0]
+    plural = len(hang.culprits) > 1
     why = "they crashed, or their files" if plural else "it crashed, or its file"
     return (
-        f"there is no trace of {in_words(found.culprits)}, and {_describe_waiting(front)} in"
+        f"there is no trace of {in_words(hang.culprits)}, and {_describe_waiting(front)} in"
         f" {describe_operation(front)}{_describe_since(front)}: {why}"
         f" {'are' if plural else 'is'} not among these"
     )
 
 
-def _describe_other(found: Hang) -> str:
-    front = found.fronts[0]
-    told = "; ".join(
-        f"{in_words(of)} called {words}"
-        for words, of in _ranks_by_call(front.odd, front.group).items()
+def _describe_other(hang: Hang) -> str:
+    front = hang.fronts[0]
+    calls = "; ".join(
+        f"{in_words(ranks)} called {call}"
+        for call, ranks in _ranks_by_call(front.odd, front.group).items()
     )
     usual = tuple(
         rank for rank in (*front.waiting, *front.behind, *front.done) if rank not in front.odd
     )
     where = f"as #{front.number} on {describe_group(front.group)}"
     if not usual:
-        return f"ranks disagree {where}: {told}"
+        return f"ranks disagree {where}: {calls}"
     return (
-        f"{told} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
+        f"{calls} {where}, where {in_words(usual)} called {describe_call(front.call, front.group)}"
     )
 
 
-def _describe_unequal(found: Hang) -> str:
-    front = found.fronts[0]
+def _describe_unequal(hang: Hang) -> str:
+    front = hang.fronts[0]
     first = front.unequal[0]
     more = len(front.unequal) - 1
     return (
@@ -102,38 +102,42 @@ def _describe_unequal(found: Hang) -> str:
     )
 
 
-def _describe_unread(found: Hang) -> str:
-    front = found.fronts[0]
+def _describe_unread(hang: Hang) -> str:
+    front = hang.fronts[0]
     return (
         f"{_describe_waiting(front)} in {describe_operation(front)}{_describe_since(front)}, and"
         " what"
-        f" {in_words(found.culprits)} did is not known"
+        f" {in_words(hang.culprits)} did is not known"
     )
 
 
-def _describe_circle(found: Hang) -> str:
-    pairs = zip(found.culprits, (*found.culprits[1:], found.culprits[0]), strict=True)
-    told = []
+def _describe_circle(hang: Hang) -> str:
+    pairs = zip(hang.culprits, (*hang.culprits[1:], hang.culprits[0]), strict=True)
+    waits = []
     for rank, other in pairs:
-        fronts = (each for each in found.fronts if rank in each.waiting and other in each.blamed)
-        front = next(fronts, found.fronts[0])
-        told.append(f"rank {rank} waits in {describe_operation(front)} for rank {other}")
-    return f"deadlock: {', '.join(told)}"
+        fronts = (
+            blocked
+            for blocked in hang.fronts
+            if rank in blocked.waiting and other in blocked.blamed
+        )
+        front = next(fronts, hang.fronts[0])
+        waits.append(f"rank {rank} waits in {describe_operation(front)} for rank {other}")
+    return f"deadlock: {', '.join(waits)}"
 
 
-def _describe_behind(found: Hang) -> str:
-    front = found.fronts[0]
-    its = "its device has" if len(found.culprits) == 1 else "their devices have"
+def _describe_behind(hang: Hang) -> str:
+    front = hang.fronts[0]
+    its = "its device has" if len(hang.culprits) == 1 else "their devices have"
     return (
-        f"{in_words(found.culprits)} called {describe_operation(front)}, but {its} not begun it:"
+        f"{in_words(hang.culprits)} called {describe_operation(front)}, but {its} not begun it:"
         " what was"
         " given to the device before has not ended;"
         f" {_describe_waiting(front)}{_describe_since(front)}"
     )
 
 
-def _describe_some(found: Hang) -> str:
-    front = found.fronts[0]
+def _describe_some(hang: Hang) -> str:
+    front = hang.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
         f" {describe_operation(front)}{_describe_since(front)}, which {in_words(front.done)}"
@@ -142,8 +146,8 @@ def _describe_some(found: Hang) -> str:
     )
 
 
-def _describe_all(found: Hang) -> str:
-    front = found.fronts[0]
+def _describe_all(hang: Hang) -> str:
+    front = hang.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
         f" {describe_operation(front)}{_describe_since(front)}"
@@ -168,22 +172,22 @@ def describe_call(call: Call, group: Group) -> str:
     """A call as messages name it, with ranks of the job: broadcast of 4 MiB float, root 5."""
     if call.kind in COLLECTIVES and not COLLECTIVES[call.kind].moves_data:
         return call.kind
-    told = f"{call.kind} of {format_size(call.nbytes)} {call.dtype}"
+    phrase = f"{call.kind} of {format_size(call.nbytes)} {call.dtype}"
     if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
         way = "to" if call.kind == "send" else "from"
         tag = f", tag {call.tag}" if call.tag else ""
-        return f"{told} {way} rank {group.ranks[call.peer]}{tag}"
+        return f"{phrase} {way} rank {group.ranks[call.peer]}{tag}"
     if not 0 <= call.root < len(group.ranks):
-        return told
-    return f"{told}, root {group.ranks[call.root]}"
+        return phrase
+    return f"{phrase}, root {group.ranks[call.root]}"
 
 
 def describe_operation(front: Front) -> str:
     """An operation with its number and group: all_reduce #57 of 4 MiB float on dp (0-7)."""
-    told = describe_call(front.call, front.group)
+    phrase = describe_call(front.call, front.group)
     if front.number >= 0 and front.call.kind not in POINT_TO_POINT:
-        told = told.replace(front.call.kind, f"{front.call.kind} #{front.number}", 1)
-    return f"{told} on {describe_group(front.group)}"
+        phrase = phrase.replace(front.call.kind, f"{front.call.kind} #{front.number}", 1)
+    return f"{phrase} on {describe_group(front.group)}"
 
 
 def _describe_waiting(front: Front) -> str:
@@ -216,34 +220,34 @@ def format_time(ns: int) -> str:
 
 def _ranks_by_call(calls: Mapping[int, Call], group: Group) -> dict[str, list[int]]:
     """Ranks by the words of their call."""
-    found: dict[str, list[int]] = {}
+    by_call: dict[str, list[int]] = {}
     for rank, call in calls.items():
-        found.setdefault(describe_call(call, group), []).append(rank)
-    return found
+        by_call.setdefault(describe_call(call, group), []).append(rank)
+    return by_call
 
 
-def make_tables(judged: Judged) -> list[Table]:
+def make_tables(verdict: Judged) -> list[Table]:
     """Where each group stands, what the culprits did last, and the calls around the first."""
-    found = judged.hang
-    if found is None:
+    hang = verdict.hang
+    if hang is None:
         return []
     return [
-        _fronts_table(found),
-        *_last_tables(judged, found),
-        _around_table(judged, found.fronts[0]),
+        _fronts_table(hang),
+        *_last_tables(verdict, hang),
+        _around_table(verdict, hang.fronts[0]),
     ]
 
 
-def draw_hang(judged: Judged) -> Figure | None:
+def draw_hang(verdict: Judged) -> Figure | None:
     """Where the job hangs, drawn: the last calls of the first group that hangs, a row for each
     rank, who waits with an open end, and what the others lack. None where the trace has no times.
     """
-    assert judged.hang
-    front = judged.hang.fronts[0]
-    ranks = _drawn_ranks(judged.hang, front)
+    assert verdict.hang
+    front = verdict.hang.fronts[0]
+    ranks = _drawn_ranks(verdict.hang, front)
     calls = [
         (rank, meeting, call)
-        for meeting in judged.joined.meetings
+        for meeting in verdict.joined.meetings
         if meeting.group == front.group and front.number - DRAWN <= meeting.number <= front.number
         for rank, call in meeting.calls.items()
         if rank in ranks and _begin_time(call) >= 0
@@ -258,10 +262,10 @@ def draw_hang(judged: Judged) -> Figure | None:
     for rank, meeting, call in calls:
         open_end = meeting.number == front.number and rank in front.waiting
         end = edge if open_end else max(call.ends_ns, _begin_time(call) + (edge - zero) // 100)
-        words = f"{call.kind} #{meeting.number}"
-        told = describe_call(call, front.group), call.source
+        name = f"{call.kind} #{meeting.number}"
+        hover = describe_call(call, front.group), call.source
         when = _begin_time(call) - zero, end - zero
-        bar = Bar(rank, "", *when, f"waits in {words}" if open_end else words, told)
+        bar = Bar(rank, "", *when, f"waits in {name}" if open_end else name, hover)
         bars["waiting" if open_end else "communication"].append(bar)
     begun = min(_begin_time(c) for _, m, c in calls if m.number == front.number) - zero
     notes = [
@@ -275,17 +279,17 @@ def draw_hang(judged: Judged) -> Figure | None:
         for rank in ranks
         if _describe_lack(front, rank)
     ]
-    made = draw_timeline("Who waits for whom", _drawn_words(judged, front, ranks), bars, "ms")
-    layout = {**made.layout, "annotations": notes}
+    timeline = draw_timeline("Who waits for whom", _drawn_words(verdict, front, ranks), bars, "ms")
+    layout = {**timeline.layout, "annotations": notes}
     rows = [f"rank {rank}" for rank in sorted(ranks, reverse=True)]
     layout["yaxis"] = {"type": "category", "categoryorder": "array", "categoryarray": rows}
     layout["yaxis"] |= {"range": [-0.5, len(rows) - 0.5]}
-    return replace(made, name="hang", layout=layout, height=140 + 34 * len(rows))
+    return replace(timeline, name="hang", layout=layout, height=140 + 34 * len(rows))
 
 
-def _drawn_ranks(found: Hang, front: Front) -> list[int]:
+def _drawn_ranks(hang: Hang, front: Front) -> list[int]:
     """The culprits in the group, then those that wait, as many as a figure has."""
-    first = [rank for rank in found.culprits if rank in front.group.ranks]
+    first = [rank for rank in hang.culprits if rank in front.group.ranks]
     return list(dict.fromkeys([*first, *front.blamed, *front.waiting]))[:RANKS]
 
 
@@ -306,18 +310,18 @@ def _describe_lack(front: Front, rank: int) -> str:
     return "device has not begun it" if rank in front.behind else ""
 
 
-def _drawn_words(judged: Judged, front: Front, ranks: Sequence[int]) -> str:
+def _drawn_words(verdict: Judged, front: Front, ranks: Sequence[int]) -> str:
     more = len(front.group.ranks) - len(ranks)
     return (
         f"The last calls of {describe_group(front.group)} up to the one that does not end."
         + f" {format_count(more, 'more rank')} not drawn." * (more > 0)
-        + " Ranks share no clock: their calls may be shifted." * (not judged.clock.shared)
+        + " Ranks share no clock: their calls may be shifted." * (not verdict.clock.shared)
     )
 
 
-def _fronts_table(found: Hang) -> Table:
+def _fronts_table(hang: Hang) -> Table:
     """A line for each group: the operation, which ranks are in it, and what others do."""
-    fronts = found.fronts[:GROUPS]
+    fronts = hang.fronts[:GROUPS]
     columns: dict[str, list[Sequence[int]]] = {
         "waiting": [front.waiting for front in fronts],
         "missing": [front.missing for front in fronts],
@@ -326,37 +330,41 @@ def _fronts_table(found: Hang) -> Table:
         "called another": [tuple(front.odd) for front in fronts],
         "past it": [front.done for front in fronts],
     }
-    told = {head: each for head, each in columns.items() if head == "waiting" or any(each)}
+    shown_columns = {
+        head: column for head, column in columns.items() if head == "waiting" or any(column)
+    }
     lines = [
         Line(
             (
                 describe_operation(front),
-                *(_some_ranks(each[place]) for each in told.values()),
+                *(_some_ranks(column[index]) for column in shown_columns.values()),
                 format_time(front.since_ns),
             )
         )
-        for place, front in enumerate(fronts)
+        for index, front in enumerate(fronts)
     ]
-    more = len(found.fronts) - GROUPS
+    more = len(hang.fronts) - GROUPS
     return Table(
         name="fronts",
         title="Hanging calls",
-        heads=("call", *told, "since"),
+        heads=("call", *shown_columns, "since"),
         lines=lines,
-        align="w".ljust(len(told) + 2, "l"),
+        align="w".ljust(len(shown_columns) + 2, "l"),
         dropped=("past it", "no trace", "not begun", "called another"),
         note="times are UTC" + f"; {format_count(more, 'group')} more hang" * (more > 0),
     )
 
 
-def _some_ranks(of: Sequence[int]) -> str:
-    return format_ranks(sorted(of)) if of else "-"
+def _some_ranks(ranks: Sequence[int]) -> str:
+    return format_ranks(sorted(ranks)) if ranks else "-"
 
 
-def _last_tables(judged: Judged, found: Hang) -> list[Table]:
+def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
     """What the culprits called last, and when."""
-    there = {rank.rank: rank for rank in judged.trace.ranks}
-    lines = [Line(_did_last(there[rank])) for rank in found.culprits[:GROUPS] if rank in there]
+    rank_traces = {rank.rank: rank for rank in verdict.trace.ranks}
+    lines = [
+        Line(_did_last(rank_traces[rank])) for rank in hang.culprits[:GROUPS] if rank in rank_traces
+    ]
     heads = ("rank", "called last", "at", "state", "from")
     table = Table(name="last", title="What they did last", heads=heads, lines=lines, align="rwllw")
     return [table] if lines else []
@@ -366,26 +374,26 @@ def _did_last(rank: RankTrace) -> tuple[str, ...]:
     calls = [call for _, call in list_communicating(rank)]
     if not calls:
         return str(rank.rank), "nothing", "-", "-", "-"
-    call = max(calls, key=lambda each: max(each.issued_ns, each.begins_ns))
+    call = max(calls, key=lambda call: max(call.issued_ns, call.begins_ns))
     group = groups_of(rank)[call.group]
     number = f" #{call.number}" if call.number >= 0 else ""
-    told = describe_call(call, group).replace(call.kind, f"{call.kind}{number}", 1)
+    last_call = describe_call(call, group).replace(call.kind, f"{call.kind}{number}", 1)
     at = format_time(max(call.issued_ns, call.begins_ns))
     state = "completed" if has_ended(call) else call.state or "-"
-    return str(rank.rank), f"{told} on {group.label}", at, state, call.source or "-"
+    return str(rank.rank), f"{last_call} on {group.label}", at, state, call.source or "-"
 
 
-def _around_table(judged: Judged, front: Front) -> Table:
+def _around_table(verdict: Judged, front: Front) -> Table:
     """The operations of a group before and after the one at which it stands."""
     low, high = front.number - BEFORE, front.number + AFTER
     near = [
         meeting
-        for meeting in judged.joined.meetings
+        for meeting in verdict.joined.meetings
         if low <= meeting.number <= high and meeting.group == front.group
     ]
     lines = [Line(_describe_called(meeting, meeting.number == front.number)) for meeting in near]
-    gloo = any("gloo" in rank.backend for rank in judged.trace.ranks)
-    gloo = gloo and judged.trace.form != "collbench"
+    gloo = any("gloo" in rank.backend for rank in verdict.trace.ranks)
+    gloo = gloo and verdict.trace.form != "collbench"
     return Table(
         name="calls",
         title=f"Calls of {describe_group(front.group)}, one by one",
@@ -397,15 +405,15 @@ def _around_table(judged: Judged, front: Front) -> Table:
     )
 
 
-def _describe_called(meeting: Meeting, here: bool) -> tuple[str, ...]:
+def _describe_called(meeting: Meeting, is_front: bool) -> tuple[str, ...]:
     kinds = "; ".join(
-        words if len(of) == len(meeting.calls) else f"{words} ({in_words(of)})"
-        for words, of in _ranks_by_call(meeting.calls, meeting.group).items()
+        call if len(ranks) == len(meeting.calls) else f"{call} ({in_words(ranks)})"
+        for call, ranks in _ranks_by_call(meeting.calls, meeting.group).items()
     )
     done = [rank for rank, call in meeting.calls.items() if has_ended(call)]
     issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
     return (
-        f"{'> ' * here}{meeting.number}",
+        f"{'> ' * is_front}{meeting.number}",
         kinds,
         _some_ranks([*meeting.calls]),
         _some_ranks(done),
@@ -417,17 +425,17 @@ def _describe_called(meeting: Meeting, here: bool) -> tuple[str, ...]:
 def _unequal_words(meeting: Meeting) -> str:
     """The first blocks of an exchange that its two ranks do not agree on."""
     blocks = unequal_blocks(meeting)
-    told = [
+    sentences = [
         f"rank {block.source} sends {format_count(block.sends, 'element')} to rank"
         f" {block.target}, which"
         f" expects {block.expects:,}"
         for block in blocks[:UNEQUAL]
     ]
     more = len(blocks) - UNEQUAL
-    return "; ".join([*told, *([f"and {more:,} more blocks"] if more > 0 else [])])
+    return "; ".join([*sentences, *([f"and {more:,} more blocks"] if more > 0 else [])])
 
 
-def disagreements_table(found: Iterable[Meeting]) -> Table:
+def disagreements_table(meetings: Iterable[Meeting]) -> Table:
     """The first operation of each group in which ranks do not call the same."""
     lines = [
         Line(
@@ -435,8 +443,8 @@ def disagreements_table(found: Iterable[Meeting]) -> Table:
                 describe_group(meeting.group),
                 str(meeting.number),
                 "; ".join(
-                    f"{in_words(of)}: {words}"
-                    for words, of in _ranks_by_call(meeting.odd, meeting.group).items()
+                    f"{in_words(ranks)}: {call}"
+                    for call, ranks in _ranks_by_call(meeting.odd, meeting.group).items()
                 )
                 or _unequal_words(meeting),
                 describe_call(meeting.call, meeting.group)
@@ -444,7 +452,7 @@ def disagreements_table(found: Iterable[Meeting]) -> Table:
                 else "-",
             )
         )
-        for meeting in found
+        for meeting in meetings
     ]
     return Table(
         name="disagreements",
@@ -457,12 +465,12 @@ def disagreements_table(found: Iterable[Meeting]) -> Table:
     )
 
 
-def plain_values(found: Hang) -> dict[str, Any]:
+def plain_values(hang: Hang) -> dict[str, Any]:
     """A job that stands still, as programs read it."""
     return {
-        "cause": found.cause,
-        "ranks": list(found.culprits),
-        "words": describe_hang(found),
+        "cause": hang.cause,
+        "ranks": list(hang.culprits),
+        "words": describe_hang(hang),
         "groups": [
             {
                 "group": front.group.label,
@@ -481,6 +489,6 @@ def plain_values(found: Hang) -> dict[str, Any]:
                 "all_completed": front.before,
                 "since_ns": front.since_ns,
             }
-            for front in found.fronts
+            for front in hang.fronts
         ],
     }

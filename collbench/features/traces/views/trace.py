@@ -48,32 +48,32 @@ class Headline(NamedTuple):
     weight: Weight
 
 
-def make_document(judged: Judged) -> Document:
+def make_document(verdict: Judged) -> Document:
     """All that a trace tells, for every medium."""
-    head = warn_of_fake(judged, make_headline(judged))
-    about = _describe_trace(judged)
-    found = _make_tables(judged)
+    head = warn_of_fake(verdict, make_headline(verdict))
+    about = _describe_trace(verdict)
+    tables = _make_tables(verdict)
     brief: list[Block] = [tone_text(head.words, head.weight, strong=True), about]
-    for table in chain(*found.values()):
+    for table in chain(*tables.values()):
         brief += ["", tone_text(table.title, strong=True), _shorten_table(table)]
         brief += [tone_text(table.note, "quiet")] if table.note else []
-    if any(part.timed for part in judged.parts) and not (judged.hang or judged.disagreements):
+    if any(part.timed for part in verdict.parts) and not (verdict.hang or verdict.disagreements):
         brief += ["", tone_text(MORE, "quiet")]
     return Document(
-        title=_make_title(judged),
+        title=_make_title(verdict),
         verdict=head.words,
         weight=head.weight,
         runs=[about],
         brief=brief,
-        sections=_make_sections(judged, found),
-        values={"schema": 1, "verdict": head.words, **plain_values(judged)},
-        rows=[part._asdict() for part in judged.parts],
+        sections=_make_sections(verdict, tables),
+        values={"schema": 1, "verdict": head.words, **plain_values(verdict)},
+        rows=[part._asdict() for part in verdict.parts],
     )
 
 
-def _make_title(judged: Judged) -> str:
+def _make_title(verdict: Judged) -> str:
     """How many ranks the trace is of, and when their first call was, where that is known."""
-    trace = judged.trace
+    trace = verdict.trace
     title = f"Trace of {format_count(len(trace.ranks), 'rank')}"
     times = [call.issued_ns for rank in trace.ranks for call in rank.calls]
     begin = min((ns for ns in times if ns >= hung.EPOCH), default=0)
@@ -82,127 +82,133 @@ def _make_title(judged: Judged) -> str:
     return f"{title}, {datetime.fromtimestamp(begin // 10**9, UTC):%d %b %Y %H:%M} UTC"
 
 
-def make_headline(judged: Judged) -> Headline:
+def make_headline(verdict: Judged) -> Headline:
     """Who hung the job; else where ranks disagree; else that nothing is known; else who comes
     late. With it, files that are cut or not used."""
-    files = _describe_files(judged)
-    if judged.hang:
-        words = "; ".join([hung.describe_hang(judged.hang), *files])
-        return Headline(words, "bad" if judged.hang.named else "notice")
-    if judged.disagreements:
-        words, weight = _describe_disagreement(judged)
-        return Headline("; ".join([words, *files]), weight)
-    if not judged.communicates or judged.is_mostly_lost:
-        return Headline("; ".join([_explain_nothing(judged), *files]), "notice")
-    words, weight = _describe_fine(judged)
-    if judged.whole:
-        return Headline(words, weight)
-    return Headline(f"{'; '.join(files)}. As far as the rest tells: {words}", "notice")
+    files = _describe_files(verdict)
+    if verdict.hang:
+        message = "; ".join([hung.describe_hang(verdict.hang), *files])
+        return Headline(message, "bad" if verdict.hang.named else "notice")
+    if verdict.disagreements:
+        message, weight = _describe_disagreement(verdict)
+        return Headline("; ".join([message, *files]), weight)
+    if not verdict.communicates or verdict.is_mostly_lost:
+        return Headline("; ".join([_explain_nothing(verdict), *files]), "notice")
+    message, weight = _describe_fine(verdict)
+    if verdict.whole:
+        return Headline(message, weight)
+    return Headline(f"{'; '.join(files)}. As far as the rest tells: {message}", "notice")
 
 
-def warn_of_fake(judged: Judged, head: Headline) -> Headline:
+def warn_of_fake(verdict: Judged, head: Headline) -> Headline:
     """The headline, which says first that a trace is of a fake GPU."""
-    if not judged.trace.fake:
+    if not verdict.trace.fake:
         return head
     return Headline(f"FAKE: {FAKE_GPU}. {head.words}", "bad")
 
 
-def _describe_files(judged: Judged) -> list[str]:
+def _describe_files(verdict: Judged) -> list[str]:
     """Files that are not used, and those that are cut."""
-    trace = judged.trace
-    told = []
+    trace = verdict.trace
+    sentences = []
     for unread in trace.unread[:FILES]:
-        of = f"rank {unread.rank}'s file" if unread.rank >= 0 else unread.source
-        told.append(f"{of} cannot be used: {unread.why}")
+        file = f"rank {unread.rank}'s file" if unread.rank >= 0 else unread.source
+        sentences.append(f"{file} cannot be used: {unread.why}")
     cut = [rank for rank in trace.ranks if rank.cut]
-    told += [f"rank {r.rank}'s file is cut at {r.cut} and read up to there" for r in cut[:FILES]]
+    sentences += [
+        f"rank {r.rank}'s file is cut at {r.cut} and read up to there" for r in cut[:FILES]
+    ]
     more = max(0, len(trace.unread) - FILES) + max(0, len(cut) - FILES)
-    return told + [f"so are {format_count(more, 'file')} more"] * (more > 0)
+    return sentences + [f"so are {format_count(more, 'file')} more"] * (more > 0)
 
 
-def _describe_disagreement(judged: Judged) -> Headline:
-    first = judged.disagreements[0]
+def _describe_disagreement(verdict: Judged) -> Headline:
+    first = verdict.disagreements[0]
     where = f"#{first.number} of {hung.describe_group(first.group)}"
-    if judged.disagree:
+    if verdict.disagree:
         return Headline(f"ranks disagree on operation {where}", "bad")
-    told = "the library's numbers of them are not known, and ranks' traces may begin apart"
-    return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
+    doubt = "the library's numbers of them are not known, and ranks' traces may begin apart"
+    return Headline(f"ranks seem to disagree on operation {where}: {doubt}", "notice")
 
 
-def _explain_nothing(judged: Judged) -> str:
+def _explain_nothing(verdict: Judged) -> str:
     """That no operation is known, and why."""
-    lost = [each for rank in judged.trace.ranks for each in rank.lost if each.calls]
+    lost = [loss for rank in verdict.trace.ranks for loss in rank.lost if loss.calls]
     if lost:
-        most = max(lost, key=lambda each: each.calls)
+        most = max(lost, key=lambda loss: loss.calls)
         return (
             "no verdict: nothing is known of what ranks did together, as"
-            f" {format_count(judged.lost, 'call')} cannot be read: {most.why}"
+            f" {format_count(verdict.lost, 'call')} cannot be read: {most.why}"
         )
     hint = ""
-    if judged.trace.form == "flight":
+    if verdict.trace.form == "flight":
         hint = ": dumps have no calls (TORCH_FR_BUFFER_SIZE sets how many are kept)"
     return f"no verdict: nothing was recorded of what ranks did together{hint}"
 
 
-def _describe_fine(judged: Judged) -> Headline:
+def _describe_fine(verdict: Judged) -> Headline:
     """Who comes late, or that all is well, as far as is known."""
-    if late := next((each for each in judged.late if each.surely), None):
+    if late := next((late for late in verdict.late if late.surely), None):
         return Headline(
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"
             f" {hung.describe_group(late.group)}, and costs {format_duration(late.cost)} of"
             " waiting",
             "notice",
         )
-    lost = judged.lost
+    lost = verdict.lost
     are = "is" if lost == 1 else "are"
-    left = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    left_out = f"; {format_count(lost, 'call')} that cannot be read {are} left out" if lost else ""
     broken = [
         rank.rank
-        for rank in judged.trace.ranks
-        if any(each.why == own.INTERRUPTED for each in rank.lost)
+        for rank in verdict.trace.ranks
+        if any(loss.why == own.INTERRUPTED for loss in rank.lost)
     ]
-    left += f"; the recording of {in_words(broken)} broke off" if broken else ""
-    if judged.missing:
-        there = in_words([rank.rank for rank in judged.trace.ranks])
-        told = f"there is a trace of {there} only, of {judged.trace.world:,}"
-        return Headline(f"{told}: nothing in it hangs or disagrees{left}", "notice")
-    if not judged.completed:
-        told = "all ranks made the same calls; the trace does not show whether all completed"
-        return Headline(f"{told}{left}", "good")
+    left_out += f"; the recording of {in_words(broken)} broke off" if broken else ""
+    if verdict.missing:
+        ranks = in_words([rank.rank for rank in verdict.trace.ranks])
+        sentence = f"there is a trace of {ranks} only, of {verdict.trace.world:,}"
+        return Headline(f"{sentence}: nothing in it hangs or disagrees{left_out}", "notice")
+    if not verdict.completed:
+        sentence = "all ranks made the same calls; the trace does not show whether all completed"
+        return Headline(f"{sentence}{left_out}", "good")
     if lost:
-        told = "no hang: all ranks made and completed the same calls, as far as these can be read"
-        return Headline(f"{told}{left}", "notice")
-    return Headline(f"no hang: all ranks made the same calls and completed them{left}", "good")
+        sentence = (
+            "no hang: all ranks made and completed the same calls, as far as these can be read"
+        )
+        return Headline(f"{sentence}{left_out}", "notice")
+    return Headline(f"no hang: all ranks made the same calls and completed them{left_out}", "good")
 
 
-def _describe_trace(judged: Judged) -> str:
-    trace = judged.trace
-    steps = format_count(judged.steps, "iteration") if judged.steps else "no iteration marked"
+def _describe_trace(verdict: Judged) -> str:
+    trace = verdict.trace
+    steps = format_count(verdict.steps, "iteration") if verdict.steps else "no iteration marked"
     return (
-        f"{_name_form(judged)}: {len(trace.ranks):,} of {format_count(trace.world, 'rank')},"
+        f"{_name_form(verdict)}: {len(trace.ranks):,} of {format_count(trace.world, 'rank')},"
         f" {steps},"
-        f" {format_count(len(judged.joined.meetings), 'operation')} and"
-        f" {format_count(len(judged.joined.messages), 'message')} on"
-        f" {format_count(len(judged.joined.groups), 'group')}"
+        f" {format_count(len(verdict.joined.meetings), 'operation')} and"
+        f" {format_count(len(verdict.joined.messages), 'message')} on"
+        f" {format_count(len(verdict.joined.groups), 'group')}"
     )
 
 
-def _name_form(judged: Judged) -> str:
+def _name_form(verdict: Judged) -> str:
     """The trace's format in words."""
-    form = judged.trace.form
+    form = verdict.trace.form
     return FORMS[form].title if form in FORMS else form
 
 
-def _make_tables(judged: Judged) -> dict[str, list[Table]]:
+def _make_tables(verdict: Judged) -> dict[str, list[Table]]:
     """Those that have lines, by the section that they are in."""
-    apart = [hung.disagreements_table(judged.disagreements)] if judged.disagreements else []
-    made = {
-        "hang": [*hung.make_tables(judged), *apart],
-        "operations": [_parts_table(judged), _traffic_table(judged)],
-        "ranks": [_late_table(judged), _exposed_table(judged), _shares_table(judged)],
-        "inside": [_groups_table(judged), _lacks_table(judged)],
+    disagreements = (
+        [hung.disagreements_table(verdict.disagreements)] if verdict.disagreements else []
+    )
+    by_section = {
+        "hang": [*hung.make_tables(verdict), *disagreements],
+        "operations": [_parts_table(verdict), _traffic_table(verdict)],
+        "ranks": [_late_table(verdict), _exposed_table(verdict), _shares_table(verdict)],
+        "inside": [_groups_table(verdict), _lacks_table(verdict)],
     }
-    return {name: [table for table in each if table.lines] for name, each in made.items()}
+    return {name: [table for table in tables if table.lines] for name, tables in by_section.items()}
 
 
 def _shorten_table(table: Table) -> Table:
@@ -220,13 +226,13 @@ def _shorten_table(table: Table) -> Table:
     )
 
 
-def _groups_table(judged: Judged) -> Table:
+def _groups_table(verdict: Judged) -> Table:
     """A line for each label of groups."""
-    of: dict[str, list[Group]] = defaultdict(list)
-    for group in judged.joined.groups:
-        of[group.label].append(group)
+    by_label: dict[str, list[Group]] = defaultdict(list)
+    for group in verdict.joined.groups:
+        by_label[group.label].append(group)
     lines = []
-    for label, groups in of.items():
+    for label, groups in by_label.items():
         sizes = sorted({len(group.ranks) for group in groups})
         some = ";".join(format_ranks(group.ranks) for group in groups[:4])
         more = f" and {len(groups) - 4} more" * (len(groups) > 4)
@@ -240,9 +246,9 @@ def _groups_table(judged: Judged) -> Table:
     )
 
 
-def _lacks_table(judged: Judged) -> Table:
-    lines = [Line((lack.what, lack.so)) for lack in judged.lacks]
-    lines += [Line((each, "assumed")) for each in judged.trace.assumptions]
+def _lacks_table(verdict: Judged) -> Table:
+    lines = [Line((lack.what, lack.so)) for lack in verdict.lacks]
+    lines += [Line((assumption, "assumed")) for assumption in verdict.trace.assumptions]
     return Table(
         name="lacks",
         title="Limits of this trace",
@@ -252,11 +258,11 @@ def _lacks_table(judged: Judged) -> Table:
     )
 
 
-def _parts_table(judged: Judged) -> Table:
+def _parts_table(verdict: Judged) -> Table:
     """A line for each kind of operation on each group in each phase."""
-    several = any(part.phase for part in judged.parts)
-    loose = any(part.bound for part in judged.parts)
-    rooted = any(row.rooted for part in judged.parts if (row := COLLECTIVES.get(part.kind)))
+    several = any(part.phase for part in verdict.parts)
+    loose = any(part.bound for part in verdict.parts)
+    rooted = any(row.rooted for part in verdict.parts if (row := COLLECTIVES.get(part.kind)))
     lines = [
         Line(
             (
@@ -269,7 +275,7 @@ def _parts_table(judged: Judged) -> Table:
                 *_format_part(part),
             )
         )
-        for part in judged.parts
+        for part in verdict.parts
     ]
     heads = ("group", "operation", "ops", "size", "sent", "transfer", "waits", "busbw\nGB/s")
     return Table(
@@ -295,20 +301,20 @@ def _format_part(part: Part) -> tuple[str, str, str]:
     return transfer, wait, f"{least if part.busbw else ''}{format_bandwidth(part.busbw)}"
 
 
-def _traffic_table(judged: Judged) -> Table:
-    several = any(each.phase for each in judged.traffic)
+def _traffic_table(verdict: Judged) -> Table:
+    several = any(traffic.phase for traffic in verdict.traffic)
     lines = [
         Line(
             (
-                *([each.phase] if several else []),
-                each.group,
-                format_size(each.sent),
-                format_size(each.total),
-                f"{each.share:.0%}",
-                format_duration(each.busy),
+                *([traffic.phase] if several else []),
+                traffic.group,
+                format_size(traffic.sent),
+                format_size(traffic.total),
+                f"{traffic.share:.0%}",
+                format_duration(traffic.busy),
             )
         )
-        for each in judged.traffic
+        for traffic in verdict.traffic
     ]
     heads = ("group", "sent a rank", "all ranks", "share", "under way")
     return Table(
@@ -323,21 +329,21 @@ def _traffic_table(judged: Judged) -> Table:
     )
 
 
-def _late_table(judged: Judged) -> Table:
+def _late_table(verdict: Judged) -> Table:
     lines = [
         Line(
             (
-                tone_text(f"{each.rank}", "notice" if each.surely else ""),
-                hung.describe_group(each.group),
-                f"{each.last:,} of {each.ops:,}",
-                format_duration(each.by),
-                format_duration(each.cost),
+                tone_text(f"{late.rank}", "notice" if late.surely else ""),
+                hung.describe_group(late.group),
+                f"{late.last:,} of {late.ops:,}",
+                format_duration(late.by),
+                format_duration(late.cost),
             )
         )
-        for each in judged.late[:LISTED]
-        if each.last
+        for late in verdict.late[:LISTED]
+        if late.last
     ]
-    told = "start times" if judged.clock.shared else "how long operations take"
+    basis = "start times" if verdict.clock.shared else "how long operations take"
     return Table(
         name="late",
         title="Ranks that come last",
@@ -346,33 +352,29 @@ def _late_table(judged: Judged) -> Table:
         align="rl",
         note="only operations that no rank leaves before all have come; behind: the first to come,"
         " in the median; costs: total time that the rank before it waited for this rank (from"
-        f" {told})",
+        f" {basis})",
     )
 
 
-def _exposed_table(judged: Judged) -> Table:
-    ordered = sorted(judged.exposed, key=lambda each: -(each.exposed or 0.0))
-    computes = any(each.how == "computation" for each in ordered)
-    known = any(each.how for each in ordered)
+def _exposed_table(verdict: Judged) -> Table:
+    ordered = sorted(verdict.exposed, key=lambda row: -(row.exposed or 0.0))
+    computes = any(row.how == "computation" for row in ordered)
+    is_known = any(row.how for row in ordered)
     lines = []
-    for each in ordered[:LISTED]:
-        share = "-" if each.exposed is None else f"{each.exposed / max(1.0, each.window):.0%}"
+    for row in ordered[:LISTED]:
+        share = "-" if row.exposed is None else f"{row.exposed / max(1.0, row.window):.0%}"
         cells = (
-            str(each.rank),
-            format_duration(each.window),
-            format_duration(each.communication),
-            *((format_duration(each.exposed), share) if known else ()),
-            *(
-                (format_duration(each.computation), format_duration(each.neither))
-                if computes
-                else ()
-            ),
+            str(row.rank),
+            format_duration(row.window),
+            format_duration(row.communication),
+            *((format_duration(row.exposed), share) if is_known else ()),
+            *((format_duration(row.computation), format_duration(row.neither)) if computes else ()),
         )
         lines.append(Line(cells))
     heads: tuple[str, ...] = ("rank", "time", "communication")
-    heads += ("exposed", "of the time") if known else ()
+    heads += ("exposed", "of the time") if is_known else ()
     heads += ("computation", "neither") if computes else ()
-    marked = any(rank.steps for rank in judged.trace.ranks)
+    marked = any(rank.steps for rank in verdict.trace.ranks)
     unit = "a mean iteration" if marked else "the whole trace"
     by = "communication while nothing is computed" if computes else "waits of the program for it"
     return Table(
@@ -382,24 +384,24 @@ def _exposed_table(judged: Judged) -> Table:
         lines=lines,
         align="r",
         dropped=("neither",),
-        note=f"of {unit}{f'; exposed: {by}' * known}",
+        note=f"of {unit}{f'; exposed: {by}' * is_known}",
     )
 
 
-def _shares_table(judged: Judged) -> Table:
+def _shares_table(verdict: Judged) -> Table:
     lines = [
         Line(
             (
-                str(each.rank),
-                hung.describe_group(each.group),
-                f"{each.ops:,}",
-                format_size(each.sent),
-                f"{each.sends:.2f}",
-                format_size(each.received),
-                f"{each.gets:.2f}",
+                str(share.rank),
+                hung.describe_group(share.group),
+                f"{share.ops:,}",
+                format_size(share.sent),
+                f"{share.sends:.2f}",
+                format_size(share.received),
+                f"{share.gets:.2f}",
             )
         )
-        for each in judged.shares[:LISTED]
+        for share in verdict.shares[:LISTED]
     ]
     return Table(
         name="shares",
@@ -422,38 +424,41 @@ TITLES = {
 }
 
 
-def _make_sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
+def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[Section]:
     sections = []
-    for name, tables in found.items():
+    for name, tables in tables_of.items():
         figures: list[Figure] = []
         if name == "operations":
-            drawn = _draw_timeline(judged)
+            drawn = _draw_timeline(verdict)
             figures = [drawn] if drawn else []
-            tables = [*tables, *_operation_tables(judged)]  # noqa: PLW2901 - those of a page
-        if name == "hang" and judged.hang and (drawn := hung.draw_hang(judged)):
+            tables = [*tables, *_operation_tables(verdict)]  # noqa: PLW2901 - those of a page
+        if name == "hang" and verdict.hang and (drawn := hung.draw_hang(verdict)):
             figures = [drawn]
         if tables or figures:
-            made = Section(name=name, title=TITLES[name], words=[], figures=figures, tables=tables)
-            sections.append(made)
+            section = Section(
+                name=name, title=TITLES[name], words=[], figures=figures, tables=tables
+            )
+            sections.append(section)
     return sections
 
 
-def _operation_tables(judged: Judged) -> list[Table]:
+def _operation_tables(verdict: Judged) -> list[Table]:
     """The first operations one by one."""
+    total = len(verdict.joined.meetings)
     lines = [
         Line(
             (
-                str(each["number"]),
-                each["group"],
-                each["operation"],
-                each["phase"],
-                format_duration(each["transfer"]),
-                format_duration(each["wait"]),
-                "-" if each["last"] is None else str(each["last"]),
-                each["source"],
+                str(operation["number"]),
+                operation["group"],
+                operation["operation"],
+                operation["phase"],
+                format_duration(operation["transfer"]),
+                format_duration(operation["wait"]),
+                "-" if operation["last"] is None else str(operation["last"]),
+                operation["source"],
             )
         )
-        for each in _one_by_one(judged)
+        for operation in _one_by_one(verdict)
     ]
     table = Table(
         name="each",
@@ -461,19 +466,19 @@ def _operation_tables(judged: Judged) -> list[Table]:
         heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
         lines=lines,
         align="rlllrrrl",
-        note=f"the first {len(lines):,} of {format_count(len(judged.joined.meetings), 'operation')}"
-        * (len(lines) < len(judged.joined.meetings)),
+        note=f"the first {len(lines):,} of {format_count(total, 'operation')}"
+        * (len(lines) < total),
         folded=True,
     )
     return [table] if lines else []
 
 
-def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
+def _one_by_one(verdict: Judged) -> list[dict[str, Any]]:
     """The first operations: what they took across ranks, and who came last."""
-    found = []
-    for meeting in judged.joined.meetings[:LISTED]:
+    operations = []
+    for meeting in verdict.joined.meetings[:LISTED]:
         took, call = meeting.taken, meeting.call
-        told = {
+        operation = {
             "number": meeting.number,
             "group": meeting.group.label,
             "members": list(meeting.group.ranks),
@@ -481,16 +486,16 @@ def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
             "phase": call.phase,
             "transfer": took and took.transfer,
             "wait": took and took.wait,
-            "last": last_to_come(meeting, judged.clock.shared),
+            "last": last_to_come(meeting, verdict.clock.shared),
             "source": call.source,
         }
-        found.append(told)
-    return found
+        operations.append(operation)
+    return operations
 
 
-def _draw_timeline(judged: Judged) -> Figure | None:
+def _draw_timeline(verdict: Judged) -> Figure | None:
     """The first iteration of the first ranks; None where the trace has no times."""
-    ranks = judged.trace.ranks[:RANKS]
+    ranks = verdict.trace.ranks[:RANKS]
     windows = {rank.rank: _first_interval(rank) for rank in ranks}
     begins = [begin for begin, end in windows.values() if end > begin]
     if not begins:
@@ -498,18 +503,18 @@ def _draw_timeline(judged: Judged) -> Figure | None:
     bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
     for rank in ranks:
         low, high = windows[rank.rank]
-        zero = min(begins) if judged.clock.shared else low
+        zero = min(begins) if verdict.clock.shared else low
         for kind, bar in _under_way(rank):
             if low <= bar.begin_ns < high:
                 moved = bar._replace(begin_ns=bar.begin_ns - zero, end_ns=bar.end_ns - zero)
                 bars[kind].append(moved)
-    kept = {kind: thin_points(found, BARS) for kind, found in bars.items()}
-    of = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
-    clock = "" if judged.clock.shared else " Each rank's begin is 0, as ranks share no clock."
+    thinned = {kind: thin_points(kind_bars, BARS) for kind, kind_bars in bars.items()}
+    stretch = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
+    clock = "" if verdict.clock.shared else " Each rank's begin is 0, as ranks share no clock."
     return draw_timeline(
-        f"Timeline of {of}",
+        f"Timeline of {stretch}",
         f"When operations were under way, and when ranks computed or waited.{clock}",
-        kept,
+        thinned,
         "ms",
     )
 
@@ -529,13 +534,13 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
         if call.took_ns >= 0:
             group = groups[call.group]
             when = call.begins_ns, call.ends_ns
-            told = hung.describe_call(call, group), call.source
-            yield "communication", Bar(number, group.label, *when, call.kind, told)
+            hover = hung.describe_call(call, group), call.source
+            yield "communication", Bar(number, group.label, *when, call.kind, hover)
     for call in rank.calls:
         if call.kind in LOCAL and call.took_ns > 0:
             kind = "computation" if call.kind == "compute" else "waiting"
-            told = call.kind, call.source
-            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, told)
+            hover = call.kind, call.source
+            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, hover)
     for begin, end in rank.unnamed:
         yield "communication", Bar(number, "unnamed", begin, end, "communication without a name")
     for begin, end in rank.busy:
@@ -545,39 +550,39 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
 # JSON
 
 
-def plain_values(judged: Judged) -> dict[str, Any]:
+def plain_values(verdict: Judged) -> dict[str, Any]:
     """A trace as programs read it; times in ns, None where they are not known."""
-    trace = judged.trace
+    trace = verdict.trace
     return {
         "format": trace.form,
         **({"fake": True} if trace.fake else {}),
         "world": trace.world,
         "ranks": [rank.rank for rank in trace.ranks],
-        "missing": list(judged.missing),
-        "iterations": judged.steps,
-        "shared_clock": judged.clock.shared,
+        "missing": list(verdict.missing),
+        "iterations": verdict.steps,
+        "shared_clock": verdict.clock.shared,
         "groups": [
             {"group": group.label, "name": group.name, "ranks": list(group.ranks)}
-            for group in judged.joined.groups
+            for group in verdict.joined.groups
         ],
-        "unread": [msgspec.structs.asdict(each) for each in trace.unread],
+        "unread": [msgspec.structs.asdict(unread) for unread in trace.unread],
         "cut": {str(rank.rank): rank.cut for rank in trace.ranks if rank.cut},
-        "lacks": [lack._asdict() for lack in judged.lacks],
+        "lacks": [lack._asdict() for lack in verdict.lacks],
         "assumptions": list(trace.assumptions),
-        "hang": hung.plain_values(judged.hang) if judged.hang else None,
-        "disagreements": [_apart(meeting) for meeting in judged.disagreements],
-        "operations": [part._asdict() for part in judged.parts],
-        "each": _one_by_one(judged),
-        "traffic": [each._asdict() for each in judged.traffic],
-        "late": [_label_row(each) for each in judged.late],
-        "exposed": [each._asdict() for each in judged.exposed],
-        "balance": [_label_row(each) for each in judged.shares],
+        "hang": hung.plain_values(verdict.hang) if verdict.hang else None,
+        "disagreements": [_apart(meeting) for meeting in verdict.disagreements],
+        "operations": [part._asdict() for part in verdict.parts],
+        "each": _one_by_one(verdict),
+        "traffic": [traffic._asdict() for traffic in verdict.traffic],
+        "late": [_label_row(late) for late in verdict.late],
+        "exposed": [exposed._asdict() for exposed in verdict.exposed],
+        "balance": [_label_row(share) for share in verdict.shares],
     }
 
 
-def _label_row(each: Any) -> dict[str, Any]:
+def _label_row(row: Any) -> dict[str, Any]:
     """A row's fields, with its group as it is called."""
-    return {**each._asdict(), "group": each.group.label, "members": list(each.group.ranks)}
+    return {**row._asdict(), "group": row.group.label, "members": list(row.group.ranks)}
 
 
 def _apart(meeting: Meeting) -> dict[str, Any]:

@@ -97,10 +97,10 @@ def _decode_all(form: Format) -> np.ndarray:
     bits = codes & 0x7FFF if form.signed else codes
     power = bits >> form.significand
     fraction = bits & ((1 << form.significand) - 1)
-    whole = np.where(power > 0, fraction + (1 << form.significand), fraction)
+    significand = np.where(power > 0, fraction + (1 << form.significand), fraction)
     with np.errstate(over="ignore"):
         size = np.ldexp(
-            whole.astype(np.float64), np.maximum(power, 1) - form.bias - form.significand
+            significand.astype(np.float64), np.maximum(power, 1) - form.bias - form.significand
         )
     size[bits >= form.infinity] = np.nan
     size[bits == form.infinity] = np.inf

@@ -116,26 +116,26 @@ def _make_ddp(
     """A step of DDP whose hook sends each bucket as ``send`` does."""
     data.refuse_other_parallelism("ddp", layout)
     tokens = layout.tokens(model) * layout.micro_batches
-    found = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
+    buckets = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
     writer = Writer("forward")
     writer.compute(sum(tensor.flops for tensor in model.tensors) * tokens)
     writer.phase = "backward"
     sent = []
-    for number, bucket in enumerate(found):
+    for number, bucket in enumerate(buckets):
         source = f"{bucket[0].name}..., bucket {number}"
         writer.compute(2 * tokens * sum(tensor.flops for tensor in bucket), source=source)
         sent.append(send(writer, bucket, source))
-    for each in sent:
-        writer.wait(each.last)
-        if each.flops or each.touched:
-            writer.compute(each.flops, each.touched)
+    for sent_bucket in sent:
+        writer.wait(sent_bucket.last)
+        if sent_bucket.flops or sent_bucket.touched:
+            writer.compute(sent_bucket.flops, sent_bucket.touched)
     writer.phase = "optimizer"
     writer.compute(touched=5 * 4 * model.parameters)
     memory = {"parameters": model.nbytes, "gradients": model.nbytes, "buckets": model.nbytes}
     memory |= {"optimizer": 8 * model.parameters, **holds}
     program = writer.program(range(layout.world), **memory)
     name = f"{model.name} on {layout.world} ranks"
-    return Step(name, layout.world, (program,), {"dp": layout.grid.groups("dp")}), found
+    return Step(name, layout.world, (program,), {"dp": layout.grid.groups("dp")}), buckets
 
 
 def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
@@ -145,9 +145,9 @@ def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
 
     def compressed(tensor: Tensor) -> Factors | None:
         """The factors, where they save enough."""
-        found = factor_tensor(tensor, options.rank)
-        worth = (found.p + found.q) * options.min_rate < tensor.numel and not options.plain
-        return found if worth else None
+        factors = factor_tensor(tensor, options.rank)
+        worth = (factors.p + factors.q) * options.min_rate < tensor.numel and not options.plain
+        return factors if worth else None
 
     def send(writer: Writer, bucket: Bucket, source: str) -> Sent:
         add = functools.partial(
@@ -155,22 +155,22 @@ def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
         )
         if options.plain:
             return Sent(add(nbytes=data.count_elements(bucket) * size))
-        found = [each for each in map(compressed, bucket) if each]
+        factored = [factors for factors in map(compressed, bucket) if factors]
         rest = data.count_elements(tensor for tensor in bucket if not compressed(tensor))
-        flops = sum(each.flops for each in found)
+        flops = sum(factors.flops for factors in factored)
         writer.compute(
             flops, 4 * size * data.count_elements(bucket), f"error feedback and P, {source}"
         )
         last = add(nbytes=rest * size)
-        last = add(nbytes=sum(each.p for each in found) * size, after=(last,))
-        orthogonal = sum(each.orthogonal for each in found)
+        last = add(nbytes=sum(factors.p for factors in factored) * size, after=(last,))
+        orthogonal = sum(factors.orthogonal for factors in factored)
         _write_computation(writer, last, flops + orthogonal, source=f"Q, {source}")
-        last = add(nbytes=sum(each.q for each in found) * size, after=(last,))
+        last = add(nbytes=sum(factors.q for factors in factored) * size, after=(last,))
         return Sent(last, flops, 3 * size * data.count_elements(bucket))
 
-    of_all = [each for each in map(compressed, model.tensors) if each]
+    of_all = [factors for factors in map(compressed, model.tensors) if factors]
     holds = {
-        "factors": sum(each.p + each.q for each in of_all) * size,
+        "factors": sum(factors.p + factors.q for factors in of_all) * size,
         "errors": 0 if options.plain else model.nbytes,
     }
     step, _ = _make_ddp(model, layout, options.bucket_cap_mb, send, **holds)
@@ -202,13 +202,13 @@ def _write_sum(
             source=source,
             after=after,
         )
-    whole = pad_to_multiple(elements, n)
-    add = functools.partial(writer.add, group=group, nbytes=2 * whole, dtype="uint8")
+    padded = pad_to_multiple(elements, n)
+    add = functools.partial(writer.add, group=group, nbytes=2 * padded, dtype="uint8")
     writer.add(
         "compute", lane="compute", touched=6 * elements, source=f"encode {source}", after=after
     )
     sent = add("all_to_all", source=f"{wire} codes of {source}")
-    _write_computation(writer, sent, whole, 2 * whole, f"decode, add and encode {source}")
+    _write_computation(writer, sent, padded, 2 * padded, f"decode, add and encode {source}")
     return add("all_gather", source=f"{wire} codes of {source}", after=(sent,))
 
 
@@ -233,7 +233,8 @@ def encoded(model: Model, layout: Layout, options: Encoded) -> Step:
 def _add_memory(step: Step, name: str, assumptions: tuple[str, ...], **holds: int) -> Step:
     """The step with more bytes a rank."""
     programs = tuple(
-        msgspec.structs.replace(each, holds={**each.holds, **holds}) for each in step.programs
+        msgspec.structs.replace(program, holds={**program.holds, **holds})
+        for program in step.programs
     )
     return msgspec.structs.replace(step, name=name, programs=programs, assumptions=assumptions)
 
@@ -285,15 +286,15 @@ class Block(NamedTuple):
 
     @property
     def p(self) -> int:
-        return sum(each.p for each in self.factors)
+        return sum(factors.p for factors in self.factors)
 
     @property
     def q(self) -> int:
-        return sum(each.q for each in self.factors)
+        return sum(factors.q for factors in self.factors)
 
     @property
     def products(self) -> float:
-        return sum(each.flops for each in self.factors)
+        return sum(factors.flops for factors in self.factors)
 
 
 def dalle(model: Model, layout: Layout, options: DallE) -> Step:
@@ -335,15 +336,15 @@ class _DallE:
         self.last: dict[tuple[str, str], int] = {}  # by what and block: when it is there
 
     def program(self) -> Program:
-        writer, whole = self.writer, 4 * self.sensitive * self.options.shards
-        self.inside("all_gather", "sensitive", whole, "float")
+        writer, nbytes = self.writer, 4 * self.sensitive * self.options.shards
+        self.inside("all_gather", "sensitive", nbytes, "float")
         self.gather(self.blocks[0])
         for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
             self.gather(following)
             self.work(self.last["all_gather", block.name], block.flops * self.tokens)
         writer.phase = "backward"
         self.backward(self.blocks[::-1])
-        scattered = self.inside("reduce_scatter", "sensitive", whole, "float")
+        scattered = self.inside("reduce_scatter", "sensitive", nbytes, "float")
         self.sum("sensitive", self.sensitive, "float", scattered)
         self.inside("all_reduce", "norm", 4, "float")
         writer.wait()
@@ -358,7 +359,7 @@ class _DallE:
             errors=2 * shard,
             moments=4 * shard,
             sensitive=4 * 4 * self.sensitive,
-            gathered=2 * 2 * largest + whole,
+            gathered=2 * 2 * largest + nbytes,
             factors=code * sum(block.p + block.q for block in self.blocks),
         )
 
@@ -389,7 +390,7 @@ class _DallE:
 
     def second(self, blocks: Sequence[Block], at: int) -> None:
         block = blocks[at]
-        orthogonal = sum(each.orthogonal for each in block.factors)
+        orthogonal = sum(factors.orthogonal for factors in block.factors)
         self.work(self.last["sum", f"P of {block.name}"], orthogonal + block.products)
         self.sum(f"Q of {block.name}", block.q, self.options.wire)
 
@@ -402,11 +403,11 @@ class _DallE:
     ) -> int:
         """An operation in the machine."""
         op = "none" if kind == "all_gather" else "sum"
-        made = self.writer.add(
+        number = self.writer.add(
             kind, group="shard", nbytes=nbytes, dtype=dtype, op=op, source=source, after=after
         )
-        self.last[kind, source] = made
-        return made
+        self.last[kind, source] = number
+        return number
 
     def sum(self, source: str, elements: int, wire: str, *after: int) -> None:
         """One between the machines."""
@@ -422,30 +423,32 @@ def count_sensitive(model: Model) -> int:
     """Elements that are neither compressed nor of 16 bits: embeddings, unembeddings, gains and
     biases. Where a model names none, those that DALL-E's paper tells of: vocabularies of 16,384
     and 8,192 both ways, 256 places of text and as many padding tokens, 32 rows and columns."""
-    found = data.count_elements(
-        each for each in model.tensors if each.layer == OUTSIDE or len(each.shape) == 1
+    elements = data.count_elements(
+        tensor for tensor in model.tensors if tensor.layer == OUTSIDE or len(tensor.shape) == 1
     )
     around = 2 * (16384 + 8192) + 2 * 256 + 2 * 32
-    return found or model.hidden * (around + 13 * model.layers)
+    return elements or model.hidden * (around + 13 * model.layers)
 
 
 def list_resblocks(model: Model, shards: int, rank: int) -> list[Block]:
     """Attention and MLP of each layer. Raises UsageError where a matrix has no equal shards."""
-    found: dict[tuple[int, bool], list[Tensor]] = {}
+    blocks: dict[tuple[int, bool], list[Tensor]] = {}
     for tensor in model.tensors:
         if tensor.layer != OUTSIDE and len(tensor.shape) > 1:
             mlp = any(word in tensor.name for word in ("mlp", "feed_forward", "ffn"))
-            found.setdefault((tensor.layer, mlp), []).append(tensor)
-    if not found:
+            blocks.setdefault((tensor.layer, mlp), []).append(tensor)
+    if not blocks:
         raise UsageError(f"{model.name} has no layers", "a transformer, such as dalle-12b")
     return [
         Block(
             f"layer {layer}, {'MLP' if mlp else 'attention'}",
             data.count_elements(tensors),
-            tuple(each for tensor in tensors for each in _shard_factors(tensor, shards, rank)),
+            tuple(
+                factors for tensor in tensors for factors in _shard_factors(tensor, shards, rank)
+            ),
             sum(tensor.flops for tensor in tensors),
         )
-        for (layer, mlp), tensors in found.items()
+        for (layer, mlp), tensors in blocks.items()
     ]
 
 

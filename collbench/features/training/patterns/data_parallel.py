@@ -45,28 +45,28 @@ def make_buckets(
 ) -> list[list[Tensor]]:
     """DDP's buckets: one is closed once it has reached its limit in bytes, so that it may be
     larger; the last limit is that of all further ones."""
-    found: list[list[Tensor]] = [[]]
+    buckets: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:
-        if found[-1] and size >= limits[min(len(found), len(limits)) - 1]:
-            found.append([])
+        if buckets[-1] and size >= limits[min(len(buckets), len(limits)) - 1]:
+            buckets.append([])
             size = 0
-        found[-1].append(tensor)
+        buckets[-1].append(tensor)
         size += tensor.numel * itemsize
-    return found if found[0] else []
+    return buckets if buckets[0] else []
 
 
 def fuse_buckets(tensors: Iterable[Tensor], limit: int, itemsize: int = 1) -> list[list[Tensor]]:
     """Buckets that are closed before they would exceed the limit; a larger tensor is alone."""
-    found: list[list[Tensor]] = []
+    buckets: list[list[Tensor]] = []
     size = limit
     for tensor in tensors:
-        if size + tensor.numel * itemsize > limit or not found:
-            found.append([])
+        if size + tensor.numel * itemsize > limit or not buckets:
+            buckets.append([])
             size = 0
-        found[-1].append(tensor)
+        buckets[-1].append(tensor)
         size += tensor.numel * itemsize
-    return found
+    return buckets
 
 
 def count_elements(tensors: Iterable[Tensor]) -> int:
@@ -78,11 +78,11 @@ def count_flops(tensors: Iterable[Tensor]) -> float:
     return sum(tensor.flops for tensor in tensors)
 
 
-def flops_before(model: Model, found: Sequence[Sequence[Tensor]]) -> list[float]:
+def flops_before(model: Model, buckets: Sequence[Sequence[Tensor]]) -> list[float]:
     """What forward computes, for one token, with what backward comes to before each of these parts
     is complete. A head that is tied to the embedding comes first."""
     head = model.tensors[0] if model.tied else None
-    work = [count_flops(tensor for tensor in part if tensor is not head) for part in found]
+    work = [count_flops(tensor for tensor in part if tensor is not head) for part in buckets]
     return [work[0] + (head.flops if head else 0), *work[1:]]
 
 
@@ -209,13 +209,13 @@ class _Ddp:
         first one of a static graph begins after all of them."""
         options, model, w = self.options, self.model, self.w
         dtype = {"fp16": "half", "bf16": "bfloat16"}.get(options.hook, model.dtype)
-        found = ddp_buckets(model, options, reduced)
-        work, waits = flops_before(model, found), []
+        buckets = ddp_buckets(model, options, reduced)
+        work, waits = flops_before(model, buckets), []
         if options.static_graph and reduced == 0:
             w.compute(2 * sum(work) * self.tokens, source="backward")
-            work = [0.0] * len(found)
+            work = [0.0] * len(buckets)
             waits.append(self.used())
-        for number, (bucket, inside) in enumerate(zip(found, work, strict=True)):
+        for number, (bucket, inside) in enumerate(zip(buckets, work, strict=True)):
             source, count = name_bucket("bucket", number, bucket), count_elements(bucket)
             w.compute(2 * inside * self.tokens, self.copied(count, DTYPES[dtype].size), source)
             waits.append(write_operation(w, "all_reduce", count, dtype, op="sum", source=source))
@@ -331,8 +331,10 @@ def horovod(model: Model, layout: Layout, options: Horovod) -> Step:
     dtype = "half" if options.compression == "fp16" else model.dtype
     size = DTYPES[dtype].size
     limit = int(options.fusion_mb * MIB)
-    found = fuse_buckets(model.tensors[::-1], limit, size)
-    for number, (bucket, work) in enumerate(zip(found, flops_before(model, found), strict=True)):
+    buckets = fuse_buckets(model.tensors[::-1], limit, size)
+    for number, (bucket, work) in enumerate(
+        zip(buckets, flops_before(model, buckets), strict=True)
+    ):
         count, source = count_elements(bucket), name_bucket("fusion", number, bucket)
         w.compute(2 * work * layout.tokens(model), 2 * count * size, source)
         write_operation(w, "all_reduce", count, dtype, op="avg", source=source)

@@ -77,8 +77,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def expect_ranks(experts: int, top: int, ranks: int) -> float:
     """How many of these ranks a token has an expert, if all experts are equally likely."""
-    each = experts / ranks
-    none = math.prod(max(experts - each - i, 0) / (experts - i) for i in range(top))
+    per_rank = experts / ranks
+    none = math.prod(max(experts - per_rank - i, 0) / (experts - i) for i in range(top))
     return ranks * (1 - none)
 
 
@@ -122,12 +122,14 @@ def draw_routing(
     weights = np.arange(1, experts.number + 1, dtype=np.float32)
     weights **= -float(routing.partition(":")[2] or 0)
     rng = np.random.default_rng(seed)
-    found = [_draw_experts(rng, weights, tokens, experts) for _ in range(ranks)]
-    at = [chosen // (experts.number // ranks) for chosen in found]
-    copies = np.stack([np.bincount(each.ravel(), minlength=ranks) for each in at])
-    once = np.stack([_count_once(each, ranks) for each in at])
-    there = np.stack([_count_once(each // (ranks // places), places) for each in at])
-    return Table(copies, once, there)
+    choices = [_draw_experts(rng, weights, tokens, experts) for _ in range(ranks)]
+    at = [chosen // (experts.number // ranks) for chosen in choices]
+    copies = np.stack([np.bincount(targets.ravel(), minlength=ranks) for targets in at])
+    once = np.stack([_count_once(targets, ranks) for targets in at])
+    copies_to_places = np.stack(
+        [_count_once(targets // (ranks // places), places) for targets in at]
+    )
+    return Table(copies, once, copies_to_places)
 
 
 def _draw_experts(
@@ -151,17 +153,17 @@ def _count_once(at: np.ndarray, places: int) -> np.ndarray:
     """How many tokens have an expert at each of these places."""
     import numpy as np
 
-    there = np.zeros((len(at), places), bool)
-    np.put_along_axis(there, at, True, axis=1)
-    found: np.ndarray = there.sum(axis=0)
-    return found
+    is_sent = np.zeros((len(at), places), bool)
+    np.put_along_axis(is_sent, at, True, axis=1)
+    counts: np.ndarray = is_sent.sum(axis=0)
+    return counts
 
 
-def _read_counts(path: str, ranks: int, experts: int, each: int) -> np.ndarray:
+def _read_counts(path: str, ranks: int, experts: int, total: int) -> np.ndarray:
     """Counts of tokens for experts, a line for each rank. Raises UsageError."""
     import numpy as np
 
-    hint = f"{ranks} lines of {experts} counts, each line with a sum of {each} = tokens x top"
+    hint = f"{ranks} lines of {experts} counts, each line with a sum of {total} = tokens x top"
     try:
         lines = files.read_bytes(files.expand_path(path), MOST_BYTES).decode().splitlines()
         rows = [[int(word) for word in re.split(r"[\s,]+", line.strip())] for line in lines if line]
@@ -170,7 +172,7 @@ def _read_counts(path: str, ranks: int, experts: int, each: int) -> np.ndarray:
     if len(rows) != ranks or {len(row) for row in rows} != {experts}:
         raise UsageError(f"routing=matrix: {path} has {len(rows)} lines, or others' length", hint)
     for number, row in enumerate(rows, 1):
-        if min(row) < 0 or sum(row) != each:
+        if min(row) < 0 or sum(row) != total:
             raise UsageError(f"routing=matrix: {path}, line {number} has a sum of {sum(row)}", hint)
     return np.array(rows)
 
@@ -179,25 +181,29 @@ class Dispatch:
     """The exchange of one rank's tokens, at ``place`` in its group of ep, each with ``hidden``
     numbers."""
 
-    def __init__(self, way: str, table: Table, place: int, hidden: int, node_ranks: int) -> None:
-        self.way, self.table, self.place, self.hidden = way, table, place, hidden
+    def __init__(self, way: str, table: Table, index: int, hidden: int, node_ranks: int) -> None:
+        self.way, self.table, self.place, self.hidden = way, table, index, hidden
         self.inside = min(node_ranks, len(table.copies))
-        self.received = int(table.copies[:, place].sum())
+        self.received = int(table.copies[:, index].sum())
 
-    def move(self, block: Block, there: bool, forward: bool = True) -> None:
+    def move(self, block: Block, is_dispatch: bool, forward: bool = True) -> None:
         """Tokens go to their experts, or come back from there; in backward their gradients, and
         those of the probabilities that went with them."""
         scales = 4 * (self.hidden // SCALED) + HEADER * (self.way == "deepep-ll")
-        width, dtype = (self.hidden + scales, "uint8") if there else (self.hidden, "bfloat16")
+        width, dtype = (self.hidden + scales, "uint8") if is_dispatch else (self.hidden, "bfloat16")
         if self.way == "alltoall":
             kinds = [("tokens", self.hidden, "bfloat16"), ("probabilities", 1, "float")]
-            for what, numbers, kind in kinds[: 1 + (there == forward)][:: 1 if forward else -1]:
-                self._send(block, "ep", self.table.copies, self.place, there, numbers, kind, what)
+            for what, numbers, kind in kinds[: 1 + (is_dispatch == forward)][
+                :: 1 if forward else -1
+            ]:
+                self._send(
+                    block, "ep", self.table.copies, self.place, is_dispatch, numbers, kind, what
+                )
         elif self.way == "deepep-ll":
-            self._send(block, "ep", self.table.copies, self.place, there, width, dtype)
+            self._send(block, "ep", self.table.copies, self.place, is_dispatch, width, dtype)
         else:
-            for group, matrix, place in self._hops()[:: 1 if there else -1]:
-                self._send(block, group, matrix, place, there, width, dtype)
+            for group, matrix, index in self._hops()[:: 1 if is_dispatch else -1]:
+                self._send(block, group, matrix, index, is_dispatch, width, dtype)
 
     def _hops(self) -> list[tuple[str, np.ndarray, int]]:
         """The groups that tokens cross on their way, with who sends how many to whom, and the place
@@ -220,19 +226,19 @@ class Dispatch:
         block: Block,
         group: str,
         matrix: np.ndarray,
-        place: int,
-        there: bool,
+        index: int,
+        is_dispatch: bool,
         width: int,
         dtype: str,
         what: str = "tokens",
     ) -> None:
         """An all_to_allv of so many tokens, each of ``width`` elements. Its size is what the
         busiest rank sends or receives."""
-        way = matrix if there else matrix.T
+        way = matrix if is_dispatch else matrix.T
         busiest = int(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
         fields = {"nbytes": busiest * width * DTYPES[dtype].size, "dtype": dtype, "wait": "call"}
-        sends = tuple((way[place] * width).tolist())
-        phase = "dispatch" if there else "combine"
+        sends = tuple((way[index] * width).tolist())
+        phase = "dispatch" if is_dispatch else "combine"
         block.comm("all_to_allv", group=group, phase=phase, sends=sends, source=what, **fields)
 
 
@@ -251,8 +257,8 @@ class MoeBlocks(Blocks):
             super().ffn(block, section, forward)
             return
         gate, shared = rest[0], [t for t in rest[1:] if ROUTED not in t.name]
-        each = 2.0 * sum(t.numel for t in experts) / self.experts.number * self.layout.ep
-        work = (1 if forward else 2) * each * self.dispatch.received
+        per_token = 2.0 * sum(t.numel for t in experts) / self.experts.number * self.layout.ep
+        work = (1 if forward else 2) * per_token * self.dispatch.received
         router = (1 if forward else 2) * 2.0 * gate.numel * self.mine
         if forward:
             block.work(router)
@@ -282,12 +288,16 @@ class MoeBlocks(Blocks):
         asked, and the sums of what experts make of them; in backward the other way."""
         tokens = self.mine * self.layout.ep
         size, chances = tokens * self.model.hidden * self.itemsize, tokens * self.experts.number
-        asked = ("all_gather", chances, "uint8", "which experts")
-        found = ("all_gather", 4 * chances, "float", "probabilities")
-        there = ("all_gather", size, self.model.dtype, "tokens")
+        expert_indices = ("all_gather", chances, "uint8", "which experts")
+        probabilities = ("all_gather", 4 * chances, "float", "probabilities")
+        token_data = ("all_gather", size, self.model.dtype, "tokens")
         back = ("reduce_scatter", size, self.model.dtype, "tokens")
         chance = ("reduce_scatter", 4 * chances, "float", "probabilities")
-        before, after = ([asked, found, there], [back]) if forward else ([there], [back, chance])
+        before, after = (
+            ([expert_indices, probabilities, token_data], [back])
+            if forward
+            else ([token_data], [back, chance])
+        )
         for phase, calls in (("dispatch", before), ("combine", after)):
             for kind, nbytes, dtype, source in calls:
                 op = "sum" if kind == "reduce_scatter" else "none"
@@ -306,24 +316,24 @@ class MoeBlocks(Blocks):
             section._replace(tensors=tuple(t for t in section.tensors if ROUTED not in t.name))
             for section in part
         ]
-        found = super().held(tuple(everywhere), chunk, stage)
+        buckets = super().held(tuple(everywhere), chunk, stage)
         experts = [
             (tensor.numel, at)
             for at, section in enumerate(part)
             for tensor in section.tensors
             if ROUTED in tensor.name
         ]
-        return found + self.bucketed(experts, "edp", part, chunk + stage == 0)
+        return buckets + self.bucketed(experts, "edp", part, chunk + stage == 0)
 
     def groups(self) -> dict[str, Groups]:
-        found = super().groups()
-        return found | make_hops(found["ep"], self.dispatch.inside)
+        families = super().groups()
+        return families | make_hops(families["ep"], self.dispatch.inside)
 
 
-def make_hops(whole: Groups, inside: int) -> dict[str, Groups]:
+def make_hops(groups: Groups, inside: int) -> dict[str, Groups]:
     """The nodes of so many ranks in each group of ep, and the ranks of one place on all nodes."""
-    node = [group[at : at + inside] for group in whole for at in range(0, len(group), inside)]
-    rail = [group[at::inside] for group in whole for at in range(inside)]
+    node = [group[at : at + inside] for group in groups for at in range(0, len(group), inside)]
+    rail = [group[at::inside] for group in groups for at in range(inside)]
     return {"node": tuple(node), "rail": tuple(rail)}
 
 
@@ -345,29 +355,29 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
         for at in range(1 if routing == "even" else layout.ep)
     ]
     layers = options.layers or fill_parts(model.layers, layout.pp * layout.chunks)
-    told = (
+    assumptions = (
         *list_assumptions(options.way, routing, nodes),
         "the router's bias and losses are left out",
     )
-    return assemble_step("moe", blocks, layers, told)
+    return assemble_step("moe", blocks, layers, assumptions)
 
 
 def keep_own_experts(model: Model, number: int) -> Model:
     """The model with so many experts in each layer only, as many as a rank has."""
-    kept = [
+    kept_tensors = [
         tensor
         for tensor in model.tensors
         if ROUTED not in tensor.name or int(tensor.name.split(ROUTED)[1].split(".")[0]) < number
     ]
-    return msgspec.structs.replace(model, tensors=tuple(kept))
+    return msgspec.structs.replace(model, tensors=tuple(kept_tensors))
 
 
 def fill_parts(layers: int, parts: int) -> tuple[int, ...]:
     """Layers of the pipeline's parts where they are not equally many: so many each that the last
     part has what is left."""
-    each = -(-layers // parts)
-    last = layers - each * (parts - 1)
-    return (*[each] * (parts - 1), last) if layers % parts and last > 0 else ()
+    per_part = -(-layers // parts)
+    last = layers - per_part * (parts - 1)
+    return (*[per_part] * (parts - 1), last) if layers % parts and last > 0 else ()
 
 
 def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
@@ -381,19 +391,19 @@ def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
         options.routing, options.tokens, experts, ranks, options.node_ranks, options.seed
     )
     programs = []
-    alike = options.routing == "even"
-    for place in range(1 if alike else ranks):
+    is_even = options.routing == "even"
+    for index in range(1 if is_even else ranks):
         block = Block("dispatch")
-        dispatch = Dispatch(options.way, table, place, model.hidden, options.node_ranks)
+        dispatch = Dispatch(options.way, table, index, model.hidden, options.node_ranks)
         dispatch.move(block, True)
         dispatch.move(block, False)
-        programs.append(block.program(range(ranks) if alike else [place]))
-    whole = {"ep": (tuple(range(ranks)),)}
+        programs.append(block.program(range(ranks) if is_even else [index]))
+    all_ranks = {"ep": (tuple(range(ranks)),)}
     step = Step(f"deepep:{model.name}", ranks, tuple(programs))
-    groups = whole | make_hops(whole["ep"], min(options.node_ranks, ranks))
+    groups = all_ranks | make_hops(all_ranks["ep"], min(options.node_ranks, ranks))
     used = {name: groups[name] for name in step.used}
-    told = tuple(list_assumptions(options.way, options.routing, options.node_ranks))
-    return msgspec.structs.replace(step, groups=used, assumptions=told)
+    assumptions = tuple(list_assumptions(options.way, options.routing, options.node_ranks))
+    return msgspec.structs.replace(step, groups=used, assumptions=assumptions)
 
 
 def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:

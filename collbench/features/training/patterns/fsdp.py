@@ -145,7 +145,7 @@ def _arrange_groups(on: Ahead, dp: int, options: Fsdp2) -> dict[str, Groups]:
     grid = Grid({"again": again, "rest": rest, "replicate": options.replicas})
     groups = {"dp": grid.groups(*grid.sizes)}
     if options.replicas > 1:
-        groups = {name: grid.groups(*of) for name, of in HSDP.items()}
+        groups = {name: grid.groups(*dimensions) for name, dimensions in HSDP.items()}
         on.group = on.again = "shard"
     if reshard in ("none", 1):
         on.again = ""
@@ -167,11 +167,11 @@ def fsdp2(model: Model, layout: Layout, options: Fsdp2) -> Step:
         """Elements with the first dimension of each tensor padded."""
         return sum(pad_to_multiple(t.shape[0], shards) * math.prod(t.shape[1:]) for t in unit)
 
-    of = defaultdict[int, list[Tensor]](list)
+    by_layer = defaultdict[int, list[Tensor]](list)
     for tensor in model.tensors:
-        of[tensor.layer].append(tensor)
-    root = of.pop(OUTSIDE, [])
-    on = Ahead(model, layout, [of[n] for n in sorted(of)], size, (params, reduced))
+        by_layer[tensor.layer].append(tensor)
+    root = by_layer.pop(OUTSIDE, [])
+    on = Ahead(model, layout, [by_layer[n] for n in sorted(by_layer)], size, (params, reduced))
     on.root, on.shards, on.replicas = root, shards, options.replicas
     groups = _arrange_groups(on, layout.dp, options)
     for micro in range(layout.micro_batches):

@@ -55,55 +55,58 @@ def schedule_stage(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot
     return [*forward[:warm], *(s for pair in pairs for s in pair), *backward[len(order) - warm :]]
 
 
-def divide_layers(layers: int, parts: int, told: Sequence[int]) -> list[int]:
+def divide_layers(layers: int, parts: int, given: Sequence[int]) -> list[int]:
     """How many layers each part of the pipeline has: as told, equally many, or as if embedding and
     loss were a layer each. Raises UsageError."""
-    if told:
-        if len(told) != parts or sum(told) != layers:
+    if given:
+        if len(given) != parts or sum(given) != layers:
             raise UsageError(
-                f"layers= has {sum(told)} layers in {len(told)} parts",
+                f"layers= has {sum(given)} layers in {len(given)} parts",
                 f"{layers} in {parts} here, as pp x chunks",
             )
-        return [*told]
+        return [*given]
     if layers % parts == 0:
         return [layers // parts] * parts
-    each, left = divmod(layers + 2, parts)
-    if left or each < 2:
+    per_part, rest = divmod(layers + 2, parts)
+    if rest or per_part < 2:
         raise UsageError(
             f"{layers} layers are not divisible by the {parts} parts of the pipeline (pp x chunks)",
             "another pp, or how many each part has: layers=4/3/3, for example",
         )
-    return [each - 1, *[each] * (parts - 2), each - 1]
+    return [per_part - 1, *[per_part] * (parts - 2), per_part - 1]
 
 
 def make_parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
     """The parts of the pipeline, of so many layers; with ``tied`` the last one has an embedding of
     its own as head."""
     first = [*itertools.takewhile(lambda tensor: tensor.layer == OUTSIDE, model.tensors)]
-    of: dict[int, list[Tensor]] = {number: [] for number in range(OUTSIDE, model.layers)}
+    by_layer: dict[int, list[Tensor]] = {number: [] for number in range(OUTSIDE, model.layers)}
     for tensor in model.tensors[len(first) :]:
-        of[tensor.layer].append(tensor)
-    last = [*of[OUTSIDE], *first[:1]] if tied else of[OUTSIDE]
-    found: list[Part] = []
+        by_layer[tensor.layer].append(tensor)
+    last = [*by_layer[OUTSIDE], *first[:1]] if tied else by_layer[OUTSIDE]
+    made_parts: list[Part] = []
     for end, count in zip(itertools.accumulate(layers), layers, strict=True):
-        sections = [Section(f"layer {n}", tuple(of[n])) for n in range(end - count, end)]
-        if not found and first:
+        sections = [Section(f"layer {n}", tuple(by_layer[n])) for n in range(end - count, end)]
+        if not made_parts and first:
             sections.insert(0, Section(EMBEDDING, tuple(first)))
-        if len(found) == len(layers) - 1 and last:
+        if len(made_parts) == len(layers) - 1 and last:
             sections.append(Section(HEAD, tuple(last)))
-        found.append(tuple(sections))
-    return found
+        made_parts.append(tuple(sections))
+    return made_parts
 
 
 class Stage:
     """A stage of the pipeline as it writes its program; ``held`` are its chunks of the model."""
 
-    def __init__(self, blocks: Blocks, stage: int, held: Sequence[Part]) -> None:
-        self.blocks, self.at, self.held, self.writer = blocks, stage, held, Block("backward")
-        self.buckets = [blocks.held(part, chunk, stage) for chunk, part in enumerate(held)]
-        self.shared = [[b for b in each if blocks.width(b.group) > 1] for each in self.buckets]
-        self.left = {*range(len(held))}  # chunks whose gradients are not reduced yet
-        self.early = blocks.options.overlap_grad_reduce and stage == 0 and len(held) == 1
+    def __init__(self, blocks: Blocks, stage: int, parts: Sequence[Part]) -> None:
+        self.blocks, self.at, self.held, self.writer = blocks, stage, parts, Block("backward")
+        self.buckets = [blocks.held(part, chunk, stage) for chunk, part in enumerate(parts)]
+        self.shared = [
+            [b for b in chunk_buckets if blocks.width(b.group) > 1]
+            for chunk_buckets in self.buckets
+        ]
+        self.left = {*range(len(parts))}  # chunks whose gradients are not reduced yet
+        self.early = blocks.options.overlap_grad_reduce and stage == 0 and len(parts) == 1
         self.slots = schedule_stage(stage, blocks.layout, blocks.options.schedule == "gpipe")
 
     def passes(self) -> None:
@@ -112,7 +115,7 @@ class Stage:
         receives a pass ahead, and does not wait for sends."""
         ahead, writer, batches = len(self.held) > 1, self.writer, self.blocks.layout.micro_batches
         overlap = self.blocks.options.overlap_grad_reduce
-        made: dict[tuple[bool, int, bool], Block] = {}
+        blocks_by_key: dict[tuple[bool, int, bool], Block] = {}
         done: list[Slot] = []
         posted = self._receive(self.slots[:1])
         for number, slot in enumerate(self.slots):
@@ -122,9 +125,9 @@ class Stage:
                 writer.wait(*coming)
             special = slot.batch == (0 if slot.forward else batches - 1)
             key = (slot.forward, slot.chunk, special)
-            if key not in made:
-                made[key] = self._block(slot, special)
-            writer.paste(made[key])
+            if key not in blocks_by_key:
+                blocks_by_key[key] = self._block(slot, special)
+            writer.paste(blocks_by_key[key])
             sent = self._move(slot, True)
             if sent and following and following[0].forward == slot.forward and not ahead:
                 writer.wait(*sent)
@@ -159,8 +162,8 @@ class Stage:
 
     def _reduce(self, chunk: int) -> None:
         if chunk in self.left and not self.early:
-            for each in self.shared[chunk]:
-                self.blocks.reduce(self.writer, each)
+            for gradients in self.shared[chunk]:
+                self.blocks.reduce(self.writer, gradients)
         self.left -= {chunk}
 
     def finish(self) -> None:
@@ -171,7 +174,9 @@ class Stage:
             self._reduce(chunk)
         writer.wait()
         writer.phase = "optimizer"
-        tensors = [tensor for part in self.held for each in part for tensor in each.tensors]
+        tensors = [
+            tensor for part in self.held for chunk_part in part for tensor in chunk_part.tensors
+        ]
         norms = sum(t.numel for t in tensors if "norm" in t.name or "ln_" in t.name)
         grad, size = blocks.grad, DTYPES[blocks.grad].size
         if blocks.sp:
@@ -184,12 +189,14 @@ class Stage:
                 fields = {"nbytes": 4, "dtype": "int32", "source": "tokens", "wait": "call"}
                 writer.add("broadcast", group="pp", root=layout.pp - 1, **fields)
             self._sum(blocks.data, 4, "int32", "tokens")
-        whole = WORLD if options.use_distributed_optimizer else "tp-pp"
-        self._sum(whole, 4, "float", "norm of gradients")
-        share = sum(blocks.optimized(b) for each in self.buckets for b in each)
+        norm_group = WORLD if options.use_distributed_optimizer else "tp-pp"
+        self._sum(norm_group, 4, "float", "norm of gradients")
+        share = sum(blocks.optimized(b) for chunk_buckets in self.buckets for b in chunk_buckets)
         writer.compute(touched=share * 32, source="Adam")
         if options.use_distributed_optimizer and not options.overlap_param_gather:
-            writer.wait(*(blocks.gather(writer, b) for each in self.shared for b in each))
+            writer.wait(
+                *(blocks.gather(writer, b) for chunk_shared in self.shared for b in chunk_shared)
+            )
         if self.at == layout.pp - 1 and blocks.model.vocab:
             self._sum(blocks.data, 8, "float", "loss and tokens, to be told")
 
@@ -202,12 +209,12 @@ class Stage:
     @property
     def holds(self) -> dict[str, int]:
         blocks = self.blocks
-        found = [b for each in self.buckets for b in each]
-        elements = sum(b.elements for b in found)
+        buckets = [b for chunk_buckets in self.buckets for b in chunk_buckets]
+        elements = sum(b.elements for b in buckets)
         return {
             "parameters": elements * blocks.itemsize,
             "gradients": elements * DTYPES[blocks.grad].size,
-            "optimizer": 12 * sum(map(blocks.optimized, found)),
+            "optimizer": 12 * sum(map(blocks.optimized, buckets)),
             "buffers": blocks.size,
         }
 
@@ -220,7 +227,7 @@ def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
 
 
 def assemble_step(
-    name: str, places: Sequence[Blocks], layers: Sequence[int], told: tuple[str, ...] = ()
+    name: str, places: Sequence[Blocks], layers: Sequence[int], assumptions: tuple[str, ...] = ()
 ) -> Step:
     """The step of all stages, in each of which ranks have these blocks in turn."""
     blocks, number = places[0], len(places)
@@ -230,16 +237,16 @@ def assemble_step(
     programs = []
     for at in range(layout.pp):
         ranks = layout.grid.ranks("pp", at)
-        for place, each in enumerate(places):
-            stage = Stage(each, at, cut[at :: layout.pp])
+        for index, stage_blocks in enumerate(places):
+            stage = Stage(stage_blocks, at, cut[at :: layout.pp])
             stage.passes()
             stage.finish()
-            programs.append(stage.writer.program(ranks[place::number], **stage.holds))
+            programs.append(stage.writer.program(ranks[index::number], **stage.holds))
     step = Step(f"{name}:{model.name}", layout.world, tuple(programs))
     groups = blocks.groups()
     used = {group: groups[group] for group in step.used if group}
-    told = (*list_assumptions(blocks, counts), *told)
-    return msgspec.structs.replace(step, groups=used, assumptions=told)
+    assumptions = (*list_assumptions(blocks, counts), *assumptions)
+    return msgspec.structs.replace(step, groups=used, assumptions=assumptions)
 
 
 def list_assumptions(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:

@@ -107,20 +107,20 @@ class Move(NamedTuple):
 
 def parse_layout(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
     """A layout of a tensor of this shape on a grid. Raises UsageError."""
-    words = [word.strip() for word in re.split(r"[.,]", text)]
-    partial = [d for word in words if word[:4] == "sum:" for d in word[4:].split("+")]
-    axes = [word for word in words if word[:4] != "sum:"]
+    parts = [word.strip() for word in re.split(r"[.,]", text)]
+    partial = [d for word in parts if word[:4] == "sum:" for d in word[4:].split("+")]
+    axes = [word for word in parts if word[:4] != "sum:"]
     if len(axes) != len(shape):
         raise UsageError(f"'{text[:60]}' has {len(axes)} axes, the tensor {len(shape)}", HINT)
-    named = [() if word in ("None", "-") else tuple(word.split("+")) for word in axes]
-    used = [*itertools.chain(*named), *partial]
+    axis_dimensions = [() if word in ("None", "-") else tuple(word.split("+")) for word in axes]
+    used = [*itertools.chain(*axis_dimensions), *partial]
     for dimension in used:
         if dimension not in sizes:
-            there = f"the grid has {', '.join(sizes)}"
-            raise UsageError(f"'{text[:60]}': there is no dimension '{dimension[:20]}'", there)
+            hint = f"the grid has {', '.join(sizes)}"
+            raise UsageError(f"'{text[:60]}': there is no dimension '{dimension[:20]}'", hint)
         if used.count(dimension) > 1:
             raise UsageError(f"'{text[:60]}' has {dimension} twice", "each dimension in one place")
-    real = tuple(tuple(d for d in axis if sizes[d] > 1) for axis in named)
+    real = tuple(tuple(d for d in axis if sizes[d] > 1) for axis in axis_dimensions)
     placed = Placed(real, tuple(sorted(d for d in partial if sizes[d] > 1)))
     for at, length in enumerate(shape):
         if length % placed.parts(sizes, at):
@@ -146,8 +146,8 @@ def list_moves(
     """All steps from here, each on one dimension of the grid: a partial sum becomes whole
     (all_reduce) or split (reduce_scatter), a split axis whole (all_gather) or another one is split
     instead (all_to_all), and of what is whole a part is kept (slice)."""
-    here = placed.local(shape, sizes)
-    nbytes = math.prod(here) * itemsize
+    local_shape = placed.local(shape, sizes)
+    nbytes = math.prod(local_shape) * itemsize
     inner = {axis[-1]: at for at, axis in enumerate(placed.axes) if axis}
     split = {d for axis in placed.axes for d in axis}
     for dimension, n in sizes.items():
@@ -161,7 +161,7 @@ def list_moves(
         elif at >= 0:
             kind = "all_to_all"
             yield Move("all_gather", dimension, at, -1, nbytes * n, away)
-        for to, length in enumerate(here):
+        for to, length in enumerate(local_shape):
             if to != at and length % n == 0:
                 yield Move(kind, dimension, at, to, nbytes, away.split(to, dimension))
 
@@ -184,18 +184,20 @@ def plan_moves(
         raise UsageError(f"a sum over {', '.join(extra)} cannot be taken apart", HINT)
     serial = itertools.count()
     queue: list[tuple[float, int, int, Placed, tuple[Move, ...]]] = [(0.0, 0, 0, source, ())]
-    seen: set[Placed] = set()
+    visited: set[Placed] = set()
     while queue:
         cost, steps, _, placed, way = heapq.heappop(queue)
         if placed == target:
             return list(way)
-        if placed in seen:
+        if placed in visited:
             continue
-        seen.add(placed)
+        visited.add(placed)
         for move in list_moves(placed, shape, sizes, itemsize):
-            if move.placed not in seen:
-                further = cost + sent_bytes(move, sizes)
-                heapq.heappush(queue, (further, steps + 1, next(serial), move.placed, (*way, move)))
+            if move.placed not in visited:
+                next_cost = cost + sent_bytes(move, sizes)
+                heapq.heappush(
+                    queue, (next_cost, steps + 1, next(serial), move.placed, (*way, move))
+                )
     raise UsageError("no steps lead there: axes are not divisible between", "another shape")
 
 
@@ -239,7 +241,7 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
     way = plan_moves(source, target, shape, sizes, type_.size)
     writer = Writer("redistribute")
     write_moves(writer, way, type_.name, " x ".join(map(str, shape)))
-    local = [math.prod(each.local(shape, sizes)) for each in (source, target)]
+    local = [math.prod(end.local(shape, sizes)) for end in (source, target)]
     largest = max((move.nbytes for move in way), default=0)
     return _make_spmd(
         f"redistribute: {options.move[:80]}",
@@ -267,8 +269,10 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     writer = Writer("forward")
 
     def to(before: str, after: str, shape: Shape, source: str) -> None:
-        here, there = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
-        write_moves(writer, plan_moves(here, there, shape, sizes, type_.size), type_.name, source)
+        from_layout, target = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
+        write_moves(
+            writer, plan_moves(from_layout, target, shape, sizes, type_.size), type_.name, source
+        )
 
     writer.compute(2.0 * b * k * h / n, source="Y = X W")
     to("dp.None", "None.None", (b, h), "Y")
@@ -287,8 +291,10 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
         activations=type_.size * (b * k // n + b * h // n + b * h + b * m // n),
         sums=type_.size * b * h,
     )
-    told = "MindSpore was not run: the layouts are given, and the steps between are searched here"
-    return msgspec.structs.replace(step, assumptions=(told,))
+    assumption = (
+        "MindSpore was not run: the layouts are given, and the steps between are searched here"
+    )
+    return msgspec.structs.replace(step, assumptions=(assumption,))
 
 
 def _two_stages(layout: Layout, options: MatMul2) -> Step:
@@ -302,8 +308,10 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
     first, second = Writer("forward"), Writer("forward")
 
     def to(writer: Writer, before: str, after: str, shape: Shape, source: str) -> None:
-        here, there = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
-        write_moves(writer, plan_moves(here, there, shape, sizes, type_.size), type_.name, source)
+        from_layout, target = parse_layout(before, sizes, shape), parse_layout(after, sizes, shape)
+        write_moves(
+            writer, plan_moves(from_layout, target, shape, sizes, type_.size), type_.name, source
+        )
 
     def message(kind: str, writer: Writer, peer: int, tag: int, source: str) -> None:
         fields = {"nbytes": b * h // n * type_.size, "dtype": type_.name, "wait": "call"}
@@ -326,9 +334,12 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
         first.compute(2.0 * b * k * h / n, source="gradient of W")
     to(first, "None.None.sum:dp", "None.None", (k, h), "gradient of W")
     weights, width = (k * h, h * m // n), type_.size
-    held = [{"parameters": width * each, "gradients": width * each} for each in weights]
-    held[0]["activations"] = width * options.batch * (k + h) // n
-    held[1] |= {"activations": width * options.batch * (h + m // n), "sums": width * b * h}
+    holdings = [
+        {"parameters": width * stage_weights, "gradients": width * stage_weights}
+        for stage_weights in weights
+    ]
+    holdings[0]["activations"] = width * options.batch * (k + h) // n
+    holdings[1] |= {"activations": width * options.batch * (h + m // n), "sums": width * b * h}
     stages = [tuple(group[at] for group in layout.grid.groups("pp")) for at in (0, 1)]
     groups = {op.group for op in (*first.ops, *second.ops) if op.communicates}
     return Step(
@@ -336,7 +347,7 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
         layout.world,
         tuple(
             writer.program(ranks, **holds)
-            for writer, ranks, holds in zip((first, second), stages, held, strict=True)
+            for writer, ranks, holds in zip((first, second), stages, holdings, strict=True)
         ),
         {name: layout.grid.groups(name) for name in groups},
         (
@@ -357,15 +368,15 @@ class _Grid(NamedTuple):
 
     def boxes(self) -> dict[tuple[tuple[int, int], ...], list[int]]:
         """The ranks that have each block, by its bounds on every axis."""
-        found: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        ranks_by_box: dict[tuple[tuple[int, int], ...], list[int]] = {}
         local = self.placed.local(self.shape, self.sizes)
         for rank in range(math.prod(self.sizes.values())):
             box = []
             for axis, length in zip(self.placed.axes, local, strict=True):
                 at = functools.reduce(lambda at, d: at * self.sizes[d] + self.at(rank, d), axis, 0)
                 box.append((at * length, (at + 1) * length))
-            found.setdefault(tuple(box), []).append(self.first + rank)
-        return found
+            ranks_by_box.setdefault(tuple(box), []).append(self.first + rank)
+        return ranks_by_box
 
     def at(self, rank: int, dimension: str) -> int:
         """The place of a rank in a dimension."""
@@ -380,9 +391,9 @@ def count_fetched(source: _Grid, target: _Grid, world: int) -> np.ndarray:
 
     table = np.zeros((world, world), np.int64)
     owners = source.boxes()
-    for wanted, ranks in target.boxes().items():
+    for box, ranks in target.boxes().items():
         for had, replicas in owners.items():
-            bounds = zip(wanted, had, strict=True)
+            bounds = zip(box, had, strict=True)
             number = math.prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in bounds)
             for rank in ranks:
                 if rank not in replicas:
@@ -405,11 +416,11 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     @functools.cache
     def table(shape: Shape) -> np.ndarray:
         source, target = (
-            parse_layout(_adapt_layout(text, shape, whole), grid, shape)
-            for text, grid, whole in ((before, layout.grid.sizes, False), (after, sizes, True))
+            parse_layout(_adapt_layout(text, shape, is_full), grid, shape)
+            for text, grid, is_full in ((before, layout.grid.sizes, False), (after, sizes, True))
         )
-        here = _Grid(layout.grid.sizes, 0, shape, source)
-        return count_fetched(here, _Grid(sizes, first, shape, target), world)
+        from_grid = _Grid(layout.grid.sizes, 0, shape, source)
+        return count_fetched(from_grid, _Grid(sizes, first, shape, target), world)
 
     size = DTYPES[model.dtype].size
     busiest = {
@@ -442,9 +453,9 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     )
 
 
-def _adapt_layout(text: str, shape: Shape, whole: bool) -> str:
+def _adapt_layout(text: str, shape: Shape, is_full: bool) -> str:
     """A layout of matrices as one of tensors with fewer or more axes; vectors may be whole."""
-    words = re.split(r"[.,]", text)
-    if whole and len(shape) == 1:
+    parts = re.split(r"[.,]", text)
+    if is_full and len(shape) == 1:
         return "None"
-    return ".".join([*words, *["None"] * len(shape)][: len(shape)])
+    return ".".join([*parts, *["None"] * len(shape)][: len(shape)])

@@ -62,25 +62,25 @@ def make_buckets(
     the order in which backward fills them. A bucket is closed once it has ``limit`` elements;
     tensors at the places ``alone`` have their own. With a distributed optimizer each tensor begins
     at a multiple of 64, and a bucket ends at one of 128 and n (and of 2^16 if ``high``)."""
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     end, last = 0, len(numels)
-    whole = math.lcm(n, 128, 1 << 16 if high else 1) if distributed else 1
+    multiple = math.lcm(n, 128, 1 << 16 if high else 1) if distributed else 1
 
     def close(first: int) -> None:
         nonlocal end, last
         if last > first:
-            found.append(Bucket(-(-end // whole) * whole, range(first, last)))
+            buckets.append(Bucket(-(-end // multiple) * multiple, range(first, last)))
         end, last = 0, first
 
     for at in reversed(range(len(numels))):
-        own = distributed and at in alone
-        if own:
+        is_alone = distributed and at in alone
+        if is_alone:
             close(at + 1)
         end = (-(-end // 64) * 64 if distributed else end) + numels[at]
-        if end >= limit or own:
+        if end >= limit or is_alone:
             close(at)
     close(0)
-    return found
+    return buckets
 
 
 class Section(NamedTuple):
@@ -126,7 +126,7 @@ class Block(Writer):
         self.ops.extend(other.ops)
         for at, op in enumerate(other.ops, base):
             if op.after:
-                after = tuple(base + each for each in op.after)
+                after = tuple(base + number for number in op.after)
                 self.ops[at] = msgspec.structs.replace(op, after=after)
 
 
@@ -152,8 +152,8 @@ class Blocks:
         self.size = self.tokens * model.hidden * self.itemsize
         self.sp = layout.sp and layout.tp > 1
         self.message = self.size // (layout.tp if self.sp else 1)
-        whole = 128 * layout.tp
-        self.vocab = -(-model.vocab // whole) * whole
+        multiple = 128 * layout.tp
+        self.vocab = -(-model.vocab // multiple) * multiple
         self.sequence = layout.sequence or model.context
         self.keys = 2 * self.tokens * model.kv_heads // layout.tp * model.head_dim * self.itemsize
         self.grad = "float" if options.grad_reduce_in_fp32 else model.dtype
@@ -164,8 +164,8 @@ class Blocks:
         before it is computed with."""
         block = Block("forward")
         chains = [
-            [each for each in reversed(gathered) if each.group == group]
-            for group in dict.fromkeys(each.group for each in gathered)
+            [gradients for gradients in reversed(gathered) if gradients.group == group]
+            for group in dict.fromkeys(gradients.group for gradients in gathered)
         ]
         ids = [self.gather(block, chain[0]) for chain in chains]
         for at, section in enumerate(part):
@@ -187,10 +187,10 @@ class Blocks:
         for at, section in reversed([*enumerate(part)]):
             block.source = section.name
             self._section(block, section, False)
-            for each in reduced:
-                if each.first == at:
+            for gradients in reduced:
+                if gradients.first == at:
                     block.flush()
-                    self.reduce(block, each)
+                    self.reduce(block, gradients)
         block.flush()
         return block
 
@@ -274,34 +274,34 @@ class Blocks:
     def _ring(self, block: Block, scores: float, forward: bool) -> None:
         """Keys and values go around, and in backward their gradients, each round beside the
         computation with what the round before it brought."""
-        each = scores / self.layout.cp * (1 if forward else 2)
+        flops = scores / self.layout.cp * (1 if forward else 2)
         came: list[int] = []
         gone: list[int] = []
         for _ in range(self.layout.cp - 1):
             ring = self._over_cp(block, "sendrecv", self.keys)
-            block.work(each, *came)
+            block.work(flops, *came)
             if not forward:
                 gone = [self._over_cp(block, "sendrecv", self.keys, lane="gradients")]
             came = [ring]
-        block.work(each, *came)
+        block.work(flops, *came)
         if gone:
             block.flush()
             block.wait(*gone)
 
     def _gathered(self, block: Block, scores: float, forward: bool) -> None:
         """All keys and values at once, and in backward the sum of their gradients."""
-        whole = self.keys * self.layout.cp
+        nbytes = self.keys * self.layout.cp
         if forward:
-            self._over_cp(block, "all_gather", whole, wait="call")
+            self._over_cp(block, "all_gather", nbytes, wait="call")
         block.work(scores if forward else 2 * scores)
         if not forward:
-            self._over_cp(block, "reduce_scatter", whole, op="sum", wait="call")
+            self._over_cp(block, "reduce_scatter", nbytes, op="sum", wait="call")
 
     def _ulysses(self, block: Block, scores: float, forward: bool) -> None:
         """Heads for tokens: queries, keys and values to ranks that have all tokens of some heads,
         and what comes out back; in backward the other way."""
-        one = self.keys // (2 * self.model.kv_heads) * self.model.heads
-        into, out = (one, self.keys // 2, self.keys // 2), (one,)
+        query_bytes = self.keys // (2 * self.model.kv_heads) * self.model.heads
+        into, out = (query_bytes, self.keys // 2, self.keys // 2), (query_bytes,)
         for nbytes in into if forward else out:
             self._over_cp(block, "all_to_all", nbytes, wait="call")
         block.work(scores if forward else 2 * scores)
@@ -332,28 +332,30 @@ class Blocks:
     def held(self, part: Part, chunk: int, stage: int) -> list[Gradients]:
         """The buckets of a part, in the order in which backward fills them. Those of a pipeline's
         further stages and chunks are one."""
-        found = [(self.numel(t), at) for at, section in enumerate(part) for t in section.tensors]
-        return self.bucketed(found, self.data, part, chunk + stage == 0)
+        sized = [(self.numel(t), at) for at, section in enumerate(part) for t in section.tensors]
+        return self.bucketed(sized, self.data, part, chunk + stage == 0)
 
     def bucketed(
-        self, found: Sequence[tuple[int, int]], group: str, part: Part, several: bool
+        self, sized: Sequence[tuple[int, int]], group: str, part: Part, several: bool
     ) -> list[Gradients]:
         """Buckets of tensors with so many elements in so many a section."""
         options, n = self.options, self.width(group)
         several = several and options.overlap_grad_reduce
         shared = self.model.tied and self.layout.pp > 1
-        if not found:
+        if not sized:
             return []
-        alone = [0] if part[0].name == EMBEDDING else [len(found) - 1] * (part[-1].name == HEAD)
-        made = make_buckets(
-            [numel for numel, _ in found],
+        alone = [0] if part[0].name == EMBEDDING else [len(sized) - 1] * (part[-1].name == HEAD)
+        buckets = make_buckets(
+            [numel for numel, _ in sized],
             n // options.num_distributed_optimizer_instances,
             max(40e6, 1e6 * self.width(self.data)) if several else math.inf,
             alone if shared else (),
             options.use_distributed_optimizer,
             options.pad_buckets_for_high_nccl_busbw,
         )
-        return [Gradients(group, each.elements, found[each.tensors[0]][1]) for each in made]
+        return [
+            Gradients(group, bucket.elements, sized[bucket.tensors[0]][1]) for bucket in buckets
+        ]
 
     def width(self, group: str) -> int:
         """Ranks that have the same parameters."""
@@ -367,31 +369,34 @@ class Blocks:
         alone |= {WORLD: self.layout.world, "tp-pp": self.layout.tp * self.layout.pp}
         return alone[group] > 1
 
-    def optimized(self, each: Gradients) -> int:
+    def optimized(self, bucket: Gradients) -> int:
         """Elements of a bucket that a rank updates."""
-        n = self.width(each.group) // self.options.num_distributed_optimizer_instances
-        return each.elements // (n if self.options.use_distributed_optimizer else 1)
+        n = self.width(bucket.group) // self.options.num_distributed_optimizer_instances
+        return bucket.elements // (n if self.options.use_distributed_optimizer else 1)
 
-    def gather(self, writer: Writer, each: Gradients) -> int:
+    def gather(self, writer: Writer, bucket: Gradients) -> int:
         """The parameters of a bucket, of which each rank has updated its share."""
-        nbytes = each.elements * self.itemsize
-        fields = {"dtype": self.model.dtype, "source": f"parameters from section {each.first} on"}
-        return writer.add("all_gather", group=self.inner(each.group), nbytes=nbytes, **fields)
+        nbytes = bucket.elements * self.itemsize
+        fields = {"dtype": self.model.dtype, "source": f"parameters from section {bucket.first} on"}
+        return writer.add("all_gather", group=self.inner(bucket.group), nbytes=nbytes, **fields)
 
-    def reduce(self, writer: Writer, each: Gradients) -> None:
+    def reduce(self, writer: Writer, bucket: Gradients) -> None:
         """The gradients of a bucket, for all ranks or each its share; several instances of the
         optimizer then reduce what each rank has of them."""
-        nbytes = each.elements * DTYPES[self.grad].size
-        source = f"gradients down to section {each.first}"
+        nbytes = bucket.elements * DTYPES[self.grad].size
+        source = f"gradients down to section {bucket.first}"
         fields = {"dtype": self.grad, "op": "sum", "source": source}
         if not self.options.use_distributed_optimizer:
-            writer.add("all_reduce", group=each.group, nbytes=nbytes, **fields)
+            writer.add("all_reduce", group=bucket.group, nbytes=nbytes, **fields)
             return
-        inner, instances = self.inner(each.group), self.options.num_distributed_optimizer_instances
+        inner, instances = (
+            self.inner(bucket.group),
+            self.options.num_distributed_optimizer_instances,
+        )
         done = writer.add("reduce_scatter", group=inner, nbytes=nbytes, **fields)
         if instances > 1:
-            share = nbytes * instances // self.width(each.group)
-            group = f"{each.group}-outer"
+            share = nbytes * instances // self.width(bucket.group)
+            group = f"{bucket.group}-outer"
             writer.add("all_reduce", group=group, nbytes=share, after=(done,), **fields)
 
     def inner(self, group: str) -> str:
@@ -403,20 +408,20 @@ class Blocks:
         """The groups of this layout by name; ``embd`` are the ends of a pipeline."""
         layout, grid = self.layout, self.layout.grid
         names = {"tp": ("tp",), "cp": ("cp",), self.data: ("cp", "dp"), "pp": ("pp",)}
-        found = {name: grid.groups(*dimensions) for name, dimensions in names.items()}
-        found["embd"] = tuple((each[0], each[-1]) for each in found["pp"])
-        found["tp-pp"] = grid.groups("tp", "pp")
+        families = {name: grid.groups(*dimensions) for name, dimensions in names.items()}
+        families["embd"] = tuple((pipeline[0], pipeline[-1]) for pipeline in families["pp"])
+        families["tp-pp"] = grid.groups("tp", "pp")
         experts = Grid({"ep": layout.ep, "edp": self.width("edp"), "pp": layout.pp})
-        found |= {name: experts.groups(name) for name in ("ep", "edp")}
+        families |= {name: experts.groups(name) for name in ("ep", "edp")}
         instances = self.options.num_distributed_optimizer_instances
         for name in (self.data, "edp") if instances > 1 else ():
-            whole = found[name]
-            inner = len(whole[0]) // instances
-            cut = [group[at : at + inner] for group in whole for at in range(0, len(group), inner)]
-            found[f"{name}-inner"] = tuple(cut)
-            outer = [group[at::inner] for group in whole for at in range(inner)]
-            found[f"{name}-outer"] = tuple(outer)
-        return found
+            family = families[name]
+            inner = len(family[0]) // instances
+            cut = [group[at : at + inner] for group in family for at in range(0, len(group), inner)]
+            families[f"{name}-inner"] = tuple(cut)
+            outer = [group[at::inner] for group in family for at in range(inner)]
+            families[f"{name}-outer"] = tuple(outer)
+        return families
 
 
 def is_attention(tensor: Tensor) -> bool:

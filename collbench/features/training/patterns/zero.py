@@ -115,16 +115,16 @@ class _Partitioned(_Zero):
 
     def pieces(self, bucket: Iterable[Tensor]) -> list[tuple[int, int]]:
         """A bucket's parts by the rank that owns them, with their elements, in its order."""
-        found: list[tuple[int, int]] = []
+        owned: list[tuple[int, int]] = []
         for tensor in bucket:
             at, end = self.begins[tensor.name], self.begins[tensor.name] + tensor.numel
             while at < end:
                 owner = at // self.share
                 till = min(end, (owner + 1) * self.share)
-                before = found.pop()[1] if found and found[-1][0] == owner else 0
-                found.append((owner, before + till - at))
+                before = owned.pop()[1] if owned and owned[-1][0] == owner else 0
+                owned.append((owner, before + till - at))
                 at = till
-        return found
+        return owned
 
     def reduce(self, bucket: Sequence[Tensor], source: str) -> None:
         """The reduction of a bucket: to all, cut behind each piece with which it exceeds its size,
@@ -166,13 +166,15 @@ class _Partitioned(_Zero):
         if not reduces:
             return
         tensors = model.tensors[::-1] if hooked else model.tensors
-        found = fuse_buckets(tensors, self.options.reduce_bucket_size)
+        buckets = fuse_buckets(tensors, self.options.reduce_bucket_size)
         ready = [
             [*bucket[number > 0 :], *following[:1]]
-            for number, (bucket, following) in enumerate(zip(found, [*found[1:], []], strict=True))
+            for number, (bucket, following) in enumerate(
+                zip(buckets, [*buckets[1:], []], strict=True)
+            )
         ]
         for number, (bucket, work) in enumerate(
-            zip(found, flops_before(model, ready), strict=True)
+            zip(buckets, flops_before(model, ready), strict=True)
         ):
             source = name_bucket("bucket", number, bucket)
             copied = 2 * count_elements(bucket) * DTYPES[model.dtype].size
@@ -185,9 +187,9 @@ class _Partitioned(_Zero):
     def made(self) -> Step:
         self.passes(self.backward)
         self.update()
-        whole = self.share * self.n
+        nbytes = self.share * self.n
         write_operation(
-            self.w, "all_gather", whole, self.model.dtype, wait="call", source="parameters"
+            self.w, "all_gather", nbytes, self.model.dtype, wait="call", source="parameters"
         )
         bucket = self.options.reduce_bucket_size * DTYPES[self.model.dtype].size
         return self.step(
@@ -220,8 +222,8 @@ def _zero_paper(model: Model, layout: Layout, stage: int) -> Step:
 
     on.passes(backward)
     on.update(norms=0)
-    whole = pad_to_multiple(model.parameters, on.n)
-    write_operation(on.w, "all_gather", whole, model.dtype, wait="call", source="parameters")
+    elements = pad_to_multiple(model.parameters, on.n)
+    write_operation(on.w, "all_gather", elements, model.dtype, wait="call", source="parameters")
     return on.step(model.parameters, on.share if stage == 2 else model.parameters)
 
 
@@ -245,15 +247,15 @@ class Zero3(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def quantized_groups(count: int) -> int:
     """How many groups with a scale each DeepSpeed's CUDAQuantizer divides weights into: near 8,000
     elements each, in eights. Raises UsageError where there is no such number."""
-    found = next((g for g in range(-(-count // 8000), count) if count % (8 * g) == 0), 0)
-    while found and count % (16 * found) == 0 and count / found > 8000:
-        found *= 2
-    if not found or count / found >= 16000:
+    group_count = next((g for g in range(-(-count // 8000), count) if count % (8 * g) == 0), 0)
+    while group_count and count % (16 * group_count) == 0 and count / group_count > 8000:
+        group_count *= 2
+    if not group_count or count / group_count >= 16000:
         raise UsageError(
             f"zero_quantized_weights: DeepSpeed finds no groups of eights for {count} elements",
             "another dp, or zero_quantized_weights=false",
         )
-    return found
+    return group_count
 
 
 class _Fetched(_Zero):
@@ -264,10 +266,10 @@ class _Fetched(_Zero):
     def __init__(self, model: Model, layout: Layout, options: Zero3) -> None:
         super().__init__(model, layout, 3)
         self.options, self.sizes = options, [t.numel for t in model.tensors]
-        of = itertools.groupby(
-            enumerate(model.tensors), lambda each: each[1].name.rpartition(".")[0]
+        by_module = itertools.groupby(
+            enumerate(model.tensors), lambda item: item[1].name.rpartition(".")[0]
         )
-        modules = [[at for at, _ in members] for _, members in of]
+        modules = [[at for at, _ in members] for _, members in by_module]
         self.trace = [*modules, *modules[::-1]]
         behind = [*itertools.accumulate(sum(self.sizes[at] for at in m) for m in modules[::-1])]
         self.behind = [*behind[-2::-1], 0]  # elements of the modules after each
@@ -292,10 +294,10 @@ class _Fetched(_Zero):
             grid = Grid({"node": node, "across": divide_evenly("dp", n, "node", node)})
             self.groups |= {name: grid.groups(name) for name in grid.sizes}
 
-    def gather(self, wanted: Iterable[int]) -> None:
+    def gather(self, indices: Iterable[int]) -> None:
         """One gather of these parameters, or two where some have a copy in their host."""
         for near, members in itertools.groupby(
-            sorted(wanted, key=lambda at: (at not in self.near, at)), lambda at: at in self.near
+            sorted(indices, key=lambda at: (at not in self.near, at)), lambda at: at in self.near
         ):
             ats = list(members)
             group, n = ("hpz", self.options.zero_hpz_partition_size) if near else ("dp", self.n)
@@ -304,9 +306,9 @@ class _Fetched(_Zero):
             fields = {"group": group, "source": source}
             if self.options.zero_quantized_weights:
                 scales = quantized_groups(count // n) * n
-                whole = write_operation(self.w, "all_gather", count, "int8", **fields)
+                gathered = write_operation(self.w, "all_gather", count, "int8", **fields)
                 ids: tuple[int, ...] = (
-                    whole,
+                    gathered,
                     write_operation(self.w, "all_gather", scales, "float", **fields),
                 )
             else:
@@ -320,7 +322,7 @@ class _Fetched(_Zero):
         module = self.trace[step]
         if lacking := [at for at in module if at not in self.here and at not in self.flying]:
             self.gather(lacking)
-        if ids := {each for at in module for each in self.flying.pop(at, ())}:
+        if ids := {operation for at in module for operation in self.flying.pop(at, ())}:
             self.w.wait(*sorted(ids))
         self.here.update(module)
         fresh = len([at for at in module if self.fetched[at] < step])
@@ -445,7 +447,7 @@ def zero3(model: Model, layout: Layout, options: Zero3) -> Step:
     backward."""
     if options.how == "deepspeed":
         return _Fetched(model, layout, options).made()
-    whole = _Zero(model, layout, 3)
+    zero = _Zero(model, layout, 3)
     on = Ahead(
         model,
         layout,
@@ -453,11 +455,11 @@ def zero3(model: Model, layout: Layout, options: Zero3) -> Step:
         lambda unit: pad_to_multiple(count_elements(unit), layout.dp),
         (model.dtype, model.dtype),
     )
-    whole.w = on.w
+    zero.w = on.w
     for _ in range(layout.micro_batches):
         on.forward()
         on.backward(True)
-    whole.update(norms=0)
+    zero.update(norms=0)
     largest = sorted((on.size(unit) for unit in on.layers), reverse=True)
     gathered = sum(largest[:2]) * DTYPES[model.dtype].size
-    return whole.step(whole.share, whole.share, gathered=gathered)
+    return zero.step(zero.share, zero.share, gathered=gathered)

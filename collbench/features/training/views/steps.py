@@ -58,38 +58,44 @@ CLOSE = 0.8, 1.25  # of what was expected
 
 def make_document(file: RunFile) -> Document:
     """What came of each step of a run."""
-    found = find_overlaps(select_counting(file))
+    overlaps = find_overlaps(select_counting(file))
     brief: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
     rows: list[dict[str, Any]] = []
-    for one in found:
-        case = one.whole.case
+    for overlap in overlaps:
+        case = overlap.whole.case
         step = step_of(file, case)
-        seen = divide_phases(step, one.whole.operations[0]) if step and one.whole.operations else []
-        if len(found) > 1:
+        phases = (
+            divide_phases(step, overlap.whole.operations[0])
+            if step and overlap.whole.operations
+            else []
+        )
+        if len(overlaps) > 1:
             brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
-        if one.whole.stop == "cut":
+        if overlap.whole.stop == "cut":
             brief.append(
                 tone_text(
-                    f"{_describe_cut(one)}; collbench run --resume measures it again", "notice"
+                    f"{_describe_cut(overlap)}; collbench run --resume measures it again", "notice"
                 )
             )
-        brief += describe_overlap(one) + _describe_expected(one, step)
+        brief += describe_overlap(overlap) + _describe_expected(overlap, step)
         if step and step.recorded:
-            brief += ["", _recorded_table(one, step.recorded), ""]
-        brief += _describe_contended(file, one, step) + _describe_wire(file, one, step)
-        if seen:
-            brief += ["", _make_table(seen), tone_text(LEGEND, "quiet")]
-        if step and (blame := _blamed_table(one, step)):
+            brief += ["", _recorded_table(overlap, step.recorded), ""]
+        brief += _describe_contended(file, overlap, step) + _describe_wire(file, overlap, step)
+        if phases:
+            brief += ["", _make_table(phases), tone_text(LEGEND, "quiet")]
+        if step and (blame := _blamed_table(overlap, step)):
             brief.append(blame)
-        brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
-        told: dict[str, Any] = {"operations": [each._asdict() for each in seen]}
-        if step and one.whole.operations:
-            without = list_blamed(step.program(0), one.whole.operations[0])
-            told["without"] = [{"op": each.at, **_plain_bounds(each.less)} for each in without]
+        brief += [f"assumed: {assumption}" for assumption in (step.assumptions if step else ())]
+        values: dict[str, Any] = {"operations": [phase._asdict() for phase in phases]}
+        if step and overlap.whole.operations:
+            without = list_blamed(step.program(0), overlap.whole.operations[0])
+            values["without"] = [
+                {"op": blamed.at, **_plain_bounds(blamed.less)} for blamed in without
+            ]
         if step and step.recorded:
-            told["recorded"] = recorded_values(step.recorded)
-        rows.append({**plain_values(one), **told})
-    if not (found or is_fake(file)):
+            values["recorded"] = recorded_values(step.recorded)
+        rows.append({**plain_values(overlap), **values})
+    if not (overlaps or is_fake(file)):
         brief += ["no step was measured to its end"]
     return Document(
         title="Steps",
@@ -99,9 +105,9 @@ def make_document(file: RunFile) -> Document:
     )
 
 
-def _describe_cut(one: Overlap) -> str:
+def _describe_cut(overlap: Overlap) -> str:
     """That a run ended while the step was measured."""
-    rounds = format_count(len(one.whole.times_ns), "round")
+    rounds = format_count(len(overlap.whole.times_ns), "round")
     return (
         f"cut short: of {rounds} that were finished, whose data was not checked afterwards;"
         " no verdict rests on them"
@@ -113,47 +119,49 @@ def name_step(case: Case) -> str:
     return case.subject.rpartition(" #")[0]
 
 
-def describe_overlap(one: Overlap) -> list[str]:
+def describe_overlap(overlap: Overlap) -> list[str]:
     """What a step takes, and what of it is communication that nothing hides."""
-    share = one.exposed.estimate / max(1.0, median(one.whole.times_ns))
+    share = overlap.exposed.estimate / max(1.0, median(overlap.whole.times_ns))
     lines = [
-        f"exposed communication {format_within(one.exposed)}: {share:.0%} of the step"
+        f"exposed communication {format_within(overlap.exposed)}: {share:.0%} of the step"
         " (step less computation, round by round)",
     ]
-    parts = (one.computation, one.communication)
+    parts = (overlap.computation, overlap.communication)
     computation, communication = (median(record.times_ns) for record in parts)
-    if one.hidden is None or computation < LITTLE * communication:
-        what = "communication to hide" if one.hidden is None else "computation to hide it behind"
+    if overlap.hidden is None or computation < LITTLE * communication:
+        what = (
+            "communication to hide" if overlap.hidden is None else "computation to hide it behind"
+        )
         return [*lines, f"there is no {what}"]
-    if math.isinf(one.hidden.hi):
-        told = "too few rounds to tell what of the communication computation hides"
-    elif one.hidden.lo <= 0 and one.hidden.hi >= 1:  # nothing, all, and more than there is
-        told = "steps scatter too much to tell what of the communication computation hides"
-    elif one.hidden.lo > 0:
-        told = f"computation hides {format_shares(one.hidden)} of the communication"
-    elif one.hidden.hi < 0:
-        told = (
+    if math.isinf(overlap.hidden.hi):
+        sentence = "too few rounds to tell what of the communication computation hides"
+    elif overlap.hidden.lo <= 0 and overlap.hidden.hi >= 1:  # nothing, all, and more than there is
+        sentence = "steps scatter too much to tell what of the communication computation hides"
+    elif overlap.hidden.lo > 0:
+        sentence = f"computation hides {format_shares(overlap.hidden)} of the communication"
+    elif overlap.hidden.hi < 0:
+        sentence = (
             "computation and communication are in each other's way: together they take"
-            f" {format_shares(one.hidden, -1)} of the communication longer than one after the other"
+            f" {format_shares(overlap.hidden, -1)} of the communication longer than one after the"
+            " other"
         )
     else:
-        told = (
-            f"computation hides nothing for sure: {format_shares(one.hidden)} of the communication"
-        )
-    return [*lines, told]
+        hidden = format_shares(overlap.hidden)
+        sentence = f"computation hides nothing for sure: {hidden} of the communication"
+    return [*lines, sentence]
 
 
-def _describe_expected(one: Overlap, step: Step | None) -> list[Block]:
+def _describe_expected(overlap: Overlap, step: Step | None) -> list[Block]:
     """What the step would take by what its operations take one by one, and what it took."""
-    ns = as_alone(step, one.whole, one.computation) if step else None
+    ns = as_alone(step, overlap.whole, overlap.computation) if step else None
     if not ns:
         return []
-    took = median(one.whole.times_ns)
-    told = (
+    took = median(overlap.whole.times_ns)
+    sentence = (
         f"with every operation at its stand-alone speed: {format_duration(ns)}; measured"
         f" {took / ns:.2f} × that"
     )
-    return [told if CLOSE[0] <= took / ns <= CLOSE[1] else tone_text(told, "notice")]
+    return [sentence if CLOSE[0] <= took / ns <= CLOSE[1] else tone_text(sentence, "notice")]
 
 
 def recorded_words(recorded: Recorded) -> str:
@@ -166,12 +174,12 @@ def recorded_values(recorded: Recorded) -> dict[str, Any]:
     return {"median_ns": median(recorded.times_ns), **msgspec.structs.asdict(recorded)}
 
 
-def _recorded_table(one: Overlap, recorded: Recorded) -> Table:
+def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
     """What the step took beside what it took in its trace."""
-    before, row = median(recorded.times_ns), derive_row(one.whole)
+    before, row = median(recorded.times_ns), derive_row(overlap.whole)
     ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
     ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
-    took = median(one.whole.times_ns)
+    took = median(overlap.whole.times_ns)
     lines = [
         Line(("recorded", format_duration(before), "", "")),
         Line(
@@ -193,35 +201,35 @@ def _recorded_table(one: Overlap, recorded: Recorded) -> Table:
     )
 
 
-def _describe_contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
+def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
     """That computation takes cores from communication, where there are too few for both."""
-    cramped = any(w.cramped for w in file.worlds if w.index == one.whole.world)
+    cramped = any(w.cramped for w in file.worlds if w.index == overlap.whole.world)
     if not cramped or step is None or step.compute in ("none", "sleep"):
         return []
-    words = (
+    sentence = (
         "contended: ranks have fewer cores than threads that must run, so that computation and"
         " communication share them"
     )
-    return [tone_text(words, "notice")]
+    return [tone_text(sentence, "notice")]
 
 
-def _describe_wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
+def _describe_wire(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
     """What links carried, against what the operations need."""
-    library = next((w.library for w in file.worlds if w.index == one.whole.world), "")
-    found = count_traffic(step, one.whole.case, one.whole.sent, library) if step else None
-    if found is None:
+    library = next((w.library for w in file.worlds if w.index == overlap.whole.world), "")
+    carried = count_traffic(step, overlap.whole.case, overlap.whole.sent, library) if step else None
+    if carried is None:
         return []
-    share = found.counted / found.needed
+    share = carried.counted / carried.needed
     if share < UNSEEN:
         return ["no counter saw the data, as in shared memory"]
-    told = (
-        f"links carried {format_size(found.counted)} for {format_size(found.needed)} that a step"
-        " has to send"
+    sentence = (
+        f"links carried {format_size(carried.counted)} for {format_size(carried.needed)} that a"
+        " step has to send"
     )
-    more = found.known / found.needed
+    more = carried.known / carried.needed
     if more > 1:
-        told += f": {share:.2f}x, where {more:.2f}x is known of this library"
-    return [told if more > 1 else f"{told} ({share:.2f}x)"]
+        sentence += f": {share:.2f}x, where {more:.2f}x is known of this library"
+    return [sentence if more > 1 else f"{sentence} ({share:.2f}x)"]
 
 
 def format_within(value: Shift) -> str:
@@ -242,79 +250,83 @@ def format_shares(value: Shift, sign: int = 1) -> str:
     return f"{sign * value.estimate:.0%} [{ends[0]:.0%}, {ends[1]:.0%}]"
 
 
-def _make_table(seen: list[Phase]) -> Table:
+def _make_table(phases: list[Phase]) -> Table:
     """A line for each kind of operation in each phase."""
-    alone = any(each.alone is not None for each in seen)
+    alone = any(phase.alone is not None for phase in phases)
     lines = [
         Line(
             (
-                each.phase,
-                each.group or "world",
-                each.kind,
-                f"{each.ops:,}",
-                format_size(each.nbytes),
-                format_size(each.sent),
-                format_duration(each.busy),
-                format_duration(each.waited),
-                format_bandwidth(each.busbw),
-                *(_alone_cells(each) if alone else ()),
+                phase.phase,
+                phase.group or "world",
+                phase.kind,
+                f"{phase.ops:,}",
+                format_size(phase.nbytes),
+                format_size(phase.sent),
+                format_duration(phase.busy),
+                format_duration(phase.waited),
+                format_bandwidth(phase.busbw),
+                *(_alone_cells(phase) if alone else ()),
             )
         )
-        for each in seen
+        for phase in phases
     ]
     heads = (*HEADS, *(("alone", "x alone") if alone else ()))
     return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "x alone", "phase"))
 
 
-def _blamed_table(one: Overlap, step: Step) -> Table | None:
+def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
     """What steps take less without single operations; None where none was left out."""
-    found = list_blamed(step.program(0), one.whole.operations[0]) if one.whole.operations else []
-    whole = one.exposed.estimate
+    blamed_list = (
+        list_blamed(step.program(0), overlap.whole.operations[0])
+        if overlap.whole.operations
+        else []
+    )
+    total = overlap.exposed.estimate
     lines = [
         Line(
             (
-                f"{each.at}: {each.op.kind} of {format_size(each.op.nbytes)},"
-                f" {each.op.source}".rstrip(", "),
-                format_within(each.less),
-                f"{each.less.estimate / whole:.0%}" if whole > 0 else "-",
+                f"{blamed.at}: {blamed.op.kind} of {format_size(blamed.op.nbytes)},"
+                f" {blamed.op.source}".rstrip(", "),
+                format_within(blamed.less),
+                f"{blamed.less.estimate / total:.0%}" if total > 0 else "-",
             )
         )
-        for each in found
+        for blamed in blamed_list
     ]
     heads = ("left out", "the step takes less", "of the exposed")
     note = "each left out on all its ranks, in rounds of their own beside the whole step"
     table = Table(
         name="blame", title="Without one operation", heads=heads, lines=lines, align="w", note=note
     )
-    return table if found else None
+    return table if blamed_list else None
 
 
-def _alone_cells(each: Phase) -> tuple[Cell, Cell]:
+def _alone_cells(phase: Phase) -> tuple[Cell, Cell]:
     """What operations take by themselves, and how often longer they are under way in a step."""
-    if each.alone is None or each.slower is None:
+    if phase.alone is None or phase.slower is None:
         return "-", "-"
-    times = f"{each.slower:.2f}"
-    close = CLOSE[0] <= each.slower <= CLOSE[1]
-    return format_duration(each.alone), times if close else tone_text(times, "notice")
+    times = f"{phase.slower:.2f}"
+    close = CLOSE[0] <= phase.slower <= CLOSE[1]
+    return format_duration(phase.alone), times if close else tone_text(times, "notice")
 
 
-def plain_values(one: Overlap) -> dict[str, Any]:
+def plain_values(overlap: Overlap) -> dict[str, Any]:
     """A step as programs read it, in ns."""
-    case = one.whole.case
+    case = overlap.whole.case
     bounds = {
         name: None if value is None else _plain_bounds(value)
         for name, value in (
-            ("exposed_ns", one.exposed),
-            ("hidden", one.hidden),
-            ("ideal", one.ideal),
+            ("exposed_ns", overlap.exposed),
+            ("hidden", overlap.hidden),
+            ("ideal", overlap.ideal),
         )
     }
     parts = {
         f"{record.case.collective}_ns": median(record.times_ns)
-        for record in (one.whole, one.computation, one.communication)
+        for record in (overlap.whole, overlap.computation, overlap.communication)
     }
     about = {"workload": case.subject, "implementation": case.label, "ranks": case.n}
-    return {**about, "rounds": len(one.whole.times_ns), **parts, **bounds}
+    return {**about, "rounds": len(overlap.whole.times_ns), **parts, **bounds}
 
 
 def _plain_bounds(value: Shift) -> dict[str, float | None]:
@@ -334,55 +346,57 @@ def make_section(view: View) -> Section | None:
     tables: list[Table] = []
     drawn: list[Figure] = []
     for number, file in enumerate(view.files):
-        for one in find_overlaps(select_counting(file)):
-            case = one.whole.case
+        for overlap in find_overlaps(select_counting(file)):
+            case = overlap.whole.case
             title = view.titled(
                 number, f"{name_step(case)} on {case.label}, {format_count(case.n, 'rank')}"
             )
-            tables.append(_parts_table(title, one))
-            if one.whole.stop == "cut":
-                tables[-1] = replace(tables[-1], note=_describe_cut(one))
+            tables.append(_parts_table(title, overlap))
+            if overlap.whole.stop == "cut":
+                tables[-1] = replace(tables[-1], note=_describe_cut(overlap))
             step = step_of(file, case)
             if step and step.recorded:
-                beside = _recorded_table(one, step.recorded)
-                tables.append(replace(beside, title=f"{title}: replayed beside recorded"))
-            if step is None or not one.whole.operations:
+                recorded_table = _recorded_table(overlap, step.recorded)
+                tables.append(replace(recorded_table, title=f"{title}: replayed beside recorded"))
+            if step is None or not overlap.whole.operations:
                 continue
-            seen = divide_phases(step, one.whole.operations[0])
+            phases = divide_phases(step, overlap.whole.operations[0])
             tables += [
-                replace(_make_table(seen), title=f"{title}: by phase", note=LEGEND),
-                _operations_table(title, step.program(0), one.whole.operations[0]),
+                replace(_make_table(phases), title=f"{title}: by phase", note=LEGEND),
+                _operations_table(title, step.program(0), overlap.whole.operations[0]),
             ]
-            if blame := _blamed_table(one, step):
+            if blame := _blamed_table(overlap, step):
                 tables.append(replace(blame, title=f"{title}: without one operation"))
             drawn += [
-                _draw_waterfall(title, one, seen),
-                _draw_timeline(title, step, one.whole.operations),
+                _draw_waterfall(title, overlap, phases),
+                _draw_timeline(title, step, overlap.whole.operations),
             ]
     if not tables:
         return None
-    words = [
+    sentences = [
         "The whole step, its computation alone and its communication alone were measured in turns,"
         " in rounds. Exposed is the step less its computation, round by round; hidden is the share"
         " of the communication that this leaves out, below 0 where the two hinder each other."
         " Intervals are at 95 %.",
     ]
-    return Section(name="steps", title="Training steps", words=words, figures=drawn, tables=tables)
+    return Section(
+        name="steps", title="Training steps", words=sentences, figures=drawn, tables=tables
+    )
 
 
-def _parts_table(title: str, one: Overlap) -> Table:
+def _parts_table(title: str, overlap: Overlap) -> Table:
     """What a step takes, and its parts, with their intervals."""
     lines = []
-    for record in (one.whole, one.computation, one.communication):
+    for record in (overlap.whole, overlap.computation, overlap.communication):
         row = derive_row(record)
         ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
         lines.append(
             (record.case.collective, format_duration(median(record.times_ns)), _format_ends(*ends))
         )
-    exposed = one.exposed
+    exposed = overlap.exposed
     lines.append(("exposed", format_signed(exposed.estimate), _format_ends(exposed.lo, exposed.hi)))
-    if one.hidden is not None:
-        share, _, between = format_shares(one.hidden).partition(" ")
+    if overlap.hidden is not None:
+        share, _, between = format_shares(overlap.hidden).partition(" ")
         lines.append(("hidden", share, between))
     heads = ("", "median", "95 %")
     return Table(name="steps", title=title, heads=heads, lines=[Line(line) for line in lines])
@@ -395,24 +409,24 @@ def _format_ends(lo: float, hi: float) -> str:
     )
 
 
-def _operations_table(title: str, program: Program, seen: Sequence[Operation]) -> Table:
+def _operations_table(title: str, program: Program, operation_times: Sequence[Operation]) -> Table:
     """A line for each operation of rank 0 with others: what it takes by itself and in the step, and
     how much of that the program did not wait for."""
     lines = [
         Line(
             (
-                str(each.at),
-                each.op.phase,
-                each.op.words,
-                each.op.source,
+                str(timed.at),
+                timed.op.phase,
+                timed.op.words,
+                timed.op.source,
                 *(
                     "-" if ns is None else format_duration(ns)
-                    for ns in (each.alone, each.begins, each.took)
+                    for ns in (timed.alone, timed.begins, timed.took)
                 ),
-                f"{each.hidden:.0%}",
+                f"{timed.hidden:.0%}",
             )
         )
-        for each in list_timed(program, seen)
+        for timed in list_timed(program, operation_times)
     ]
     heads = ("op", "phase", "operation", "of", "alone", "begins", "in step", "hidden")
     note = "medians over the steps that were watched; hidden: while the program did not wait"
@@ -427,13 +441,13 @@ def _operations_table(title: str, program: Program, seen: Sequence[Operation]) -
     )
 
 
-def _draw_waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
+def _draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Figure:
     """From what computation takes alone to what the step takes: what was waited for, by phase."""
-    computation, took = median(one.computation.times_ns), median(one.whole.times_ns)
+    computation, took = median(overlap.computation.times_ns), median(overlap.whole.times_ns)
     waited = [
-        (" ".join(filter(None, (each.phase, each.group, each.kind))), each.waited)
-        for each in seen
-        if each.waited
+        (" ".join(filter(None, (phase.phase, phase.group, phase.kind))), phase.waited)
+        for phase in phases
+        if phase.waited
     ]
     rest = took - computation - sum(ns for _, ns in waited)
     bars = [("computation", computation), *waited, ("the rest", rest), ("step", took)]
@@ -453,25 +467,27 @@ def _draw_waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
         "totals": {"marker": {"color": SHOWN["computation"]}},
         "meta": {},
     }
-    words = (
+    caption = (
         "From computation alone to the step: waits of rank 0, by what was under way meanwhile (in"
         " steps that were watched), and the rest: computation that communication slows down, and"
         " calls."
     )
     layout = {"yaxis": {"title": {"text": "ms"}}, "xaxis": {"type": "category"}}
     heading = f"{title}: what is exposed"
-    return Figure(name="exposed", title=heading, words=words, data=[trace], layout=layout)
+    return Figure(name="exposed", title=heading, words=caption, data=[trace], layout=layout)
 
 
 SAVED = COLOURS[2]  # what makes a step shorter
 SHOWN = {"computation": COLOURS[0], "communication": COLOURS[1], "waiting": COLOURS[8]}
 
 
-def _draw_timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
+def _draw_timeline(
+    title: str, step: Step, operation_times: Sequence[Sequence[Operation]]
+) -> Figure:
     """The last step that was watched: for each rank a lane of computation and waits, and one for
     each of the groups that it talks to."""
     bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
-    for rank, ops in enumerate(seen[:RANKS]):
+    for rank, ops in enumerate(operation_times[:RANKS]):
         for op, times in zip(step.program(rank).ops, ops, strict=True):
             if not times.ends_ns or not times.ends_ns[-1]:
                 continue
@@ -480,9 +496,9 @@ def _draw_timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) 
             lane = (op.group or "world") if op.communicates else ""
             when = times.begins_ns[-1], times.ends_ns[-1]
             bars[kind].append(Bar(rank, lane, *when, op.kind, (op.words, op.source)))
-    words = "One step: when each operation was under way, and when the program stood still."
-    kept = {kind: thin_points(found) for kind, found in bars.items()}
-    return draw_timeline(f"{title}: one step", words, kept, "ms after the step's begin")
+    caption = "One step: when each operation was under way, and when the program stood still."
+    thinned = {kind: thin_points(kind_bars) for kind, kind_bars in bars.items()}
+    return draw_timeline(f"{title}: one step", caption, thinned, "ms after the step's begin")
 
 
 class Bar(NamedTuple):
@@ -505,10 +521,10 @@ class Bar(NamedTuple):
         return join_hover([*(self.more or (self.words,)), self.lane, took])
 
 
-def draw_timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
+def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
     """What was under way when: bars of each kind in SHOWN, in a row for each rank. A row's lanes
     lie one below the other, the program's own on top."""
-    every = [bar for each in bars.values() for bar in each]
+    every = [bar for kind_bars in bars.values() for bar in kind_bars]
     lanes = sorted({bar.lane for bar in every})
     ranks = sorted({bar.rank for bar in every}, reverse=True)
     layout = {
@@ -519,33 +535,33 @@ def draw_timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axi
     }
     if len(lanes) > 1:
         below = ", ".join(lane for lane in lanes if lane)
-        words += f" In a rank's row, what its program does is on top; below, by group: {below}."
+        caption += f" In a rank's row, what its program does is on top; below, by group: {below}."
     return Figure(
         name="timeline",
         title=title,
-        words=words,
-        data=[draw_bars(kind, found, lanes) for kind, found in bars.items() if found],
+        words=caption,
+        data=[draw_bars(kind, kind_bars, lanes) for kind, kind_bars in bars.items() if kind_bars],
         layout=layout,
         height=160 + 26 * len(ranks) * max(1, len(lanes)),
     )
 
 
-def draw_bars(kind: str, found: Sequence[Bar], lanes: Sequence[str]) -> dict[str, Any]:
+def draw_bars(kind: str, kind_bars: Sequence[Bar], lanes: Sequence[str]) -> dict[str, Any]:
     """Bars of one colour as plotly's trace, with their words within where there is room."""
     thick = ROW / max(1, len(lanes))
     return {
         "type": "bar",
         "orientation": "h",
         "name": kind,
-        "y": [f"rank {bar.rank}" for bar in found],
-        "base": [bar.begin_ns / 1e6 for bar in found],
-        "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in found],
-        "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in found],
+        "y": [f"rank {bar.rank}" for bar in kind_bars],
+        "base": [bar.begin_ns / 1e6 for bar in kind_bars],
+        "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in kind_bars],
+        "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in kind_bars],
         "width": thick,
-        "text": [escape_plotly(bar.words) for bar in found],
+        "text": [escape_plotly(bar.words) for bar in kind_bars],
         "textposition": "inside",
         "insidetextanchor": "start",
-        "hovertext": [bar.told for bar in found],
+        "hovertext": [bar.told for bar in kind_bars],
         "hoverinfo": "text",
         "marker": {"color": SHOWN[kind], "line": {"color": "rgba(128,128,128,0.7)", "width": 1}},
         "meta": {},

@@ -54,34 +54,34 @@ HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "a
 
 def make_document(
     step: Step,
-    found: Count,
+    count: Count,
     walk: Walk,
     machine: Machine | None,
     expected: Forecast | None,
-    taken: Overlap | None = None,
+    measured: Overlap | None = None,
 ) -> Document:
     """A step's operations by phase, group and kind, for the program that sends the most; memory;
-    with a machine what it would take there, beside what it has ``taken`` in a run."""
+    on a machine, the times that are expected, beside those ``measured`` in a run."""
     kinds = len(walk.actors.first)
     about = f"{step.name}: {format_count(step.world, 'rank')}"
-    rows = [part._asdict() for part in found.parts]
-    alike = f"{format_count(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
+    rows = [part._asdict() for part in count.parts]
+    likeness = f"{format_count(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
     notes: list[Block] = [
-        f"total: {format_count(found.ops, 'operation')} a rank, which sends"
-        f" {format_size(found.sent)};"
-        f" all ranks together {format_size(found.total)}",
-        f"no deadlock: walked in lock step, {alike}",
-        f"memory a rank: {_describe_memory(found)}",
+        f"total: {format_count(count.ops, 'operation')} a rank, which sends"
+        f" {format_size(count.sent)};"
+        f" all ranks together {format_size(count.total)}",
+        f"no deadlock: walked in lock step, {likeness}",
+        f"memory a rank: {_describe_memory(count)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
-        *([_compare_table(step, expected, taken)] if expected and taken else ()),
+        *([_compare_table(step, expected, measured)] if expected and measured else ()),
         *(_describe_recorded(step.recorded, expected) if step.recorded else ()),
-        *(f"assumed: {each}" for each in step.assumptions),
+        *(f"assumed: {assumption}" for assumption in step.assumptions),
     ]
     return Document(
         title=about,
         brief=[
             tone_text(about, strong=True),
-            _make_table(step, found),
+            _make_table(step, count),
             tone_text(LEGEND, "quiet"),
             *notes,
         ],
@@ -91,20 +91,20 @@ def make_document(
             "world": step.world,
             "groups": {name: group_words(step, name) for name in step.groups},
             "parts": rows,
-            "sent": found.sent,
-            "total": found.total,
-            "flops": found.flops,
-            "memory": {"bytes": found.memory, "holds": found.holds},
+            "sent": count.sent,
+            "total": count.total,
+            "flops": count.flops,
+            "memory": {"bytes": count.memory, "holds": count.holds},
             "kinds_of_ranks": kinds,
             "assumptions": list(step.assumptions),
             **({"forecast": _plain_values(expected)} if expected else {}),
-            **({"measured": plain_values(taken)} if taken else {}),
+            **({"measured": plain_values(measured)} if measured else {}),
             **({"recorded": recorded_values(step.recorded)} if step.recorded else {}),
         },
     )
 
 
-def _make_table(step: Step, found: Count) -> Table:
+def _make_table(step: Step, count: Count) -> Table:
     """A line for each part."""
     lines = [
         Line(
@@ -119,7 +119,7 @@ def _make_table(step: Step, found: Count) -> Table:
                 format_size(part.total),
             )
         )
-        for part in found.parts
+        for part in count.parts
     ]
     return Table(heads=HEADS, lines=lines, align="llll", dropped=("type", "all ranks"))
 
@@ -130,15 +130,15 @@ LEGEND = (
 )
 
 
-def _describe_memory(found: Count) -> str:
+def _describe_memory(count: Count) -> str:
     """The memory that a rank needs, and for what; from 1 GB on in GB, too, as models are spoken
     of."""
 
     def words(nbytes: float) -> str:
         return format_size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
 
-    parts = [f"{words(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
-    return f"{format_size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
+    parts = [f"{words(nbytes)} {what}" for what, nbytes in count.holds.items() if nbytes]
+    return f"{format_size(count.memory)} ({', '.join(parts)})" if parts else "unknown"
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
@@ -150,7 +150,7 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
         took = f"communication takes at least {format_duration(expected.communication * 1e9)}"
         return [f"predicted: {took} on {hosts}; --tflops adds computation"]
     share = expected.exposed / expected.step if expected.step else 0.0
-    told = (
+    speed = (
         f"{machine.flops / 1e12:g} TFLOP/s a rank"
         if machine.flops
         else "computation as long as the step says"
@@ -161,18 +161,21 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
         f" {format_duration(expected.communication * 1e9)}, exposed"
         f" {format_duration(expected.exposed * 1e9)}"
         f" ({share:.0%})",
-        f"on {hosts}; {told}; each operation takes its lower bound there, so that real ones take"
+        f"on {hosts}; {speed}; each operation takes its lower bound there, so that real ones take"
         " longer",
     ]
 
 
-def _compare_table(step: Step, expected: Forecast, one: Overlap) -> Table:
+def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     """What a step would take beside what it took in a run, whole and by phase."""
-    took = [median(each.times_ns) for each in (one.whole, one.computation, one.communication)]
-    whole = (expected.step, expected.computation, expected.communication, expected.exposed)
+    took = [
+        median(record.times_ns)
+        for record in (overlap.whole, overlap.computation, overlap.communication)
+    ]
+    predictions = (expected.step, expected.computation, expected.communication, expected.exposed)
     names = ("step", "computation", "communication", "exposed")
-    rows = [*zip(names, whole, [*took, one.exposed.estimate], strict=True)]
-    under_way = measure_busy(step, one.whole.operations[0]) if one.whole.operations else {}
+    rows = [*zip(names, predictions, [*took, overlap.exposed.estimate], strict=True)]
+    under_way = measure_busy(step, overlap.whole.operations[0]) if overlap.whole.operations else {}
     rows += [
         (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
         for (phase, group), ns in under_way.items()
