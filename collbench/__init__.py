@@ -28,6 +28,9 @@ __all__ = ["__version__", "frame", "record"]
 
 
 def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
+    """A table with a row for each case of each round and launch. ``runs`` are paths, ids or files
+    already read; none is the last run here. Raises UsageError where a run is not there or not
+    readable."""
     from collbench.records import rows, store
     from collbench.records.types import RunFile
 

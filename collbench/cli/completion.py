@@ -20,9 +20,8 @@ Completion = Callable[[str], list[str]]
 
 def add_completion(row: ParameterInfo) -> ParameterInfo:
     """The row of an option or an argument with what completes it, where KINDS has that."""
-    placeholder = row.metavar or str(
-        row.default
-    )  # where a row has no default its first name stands
+    # where a row has no default its first name stands
+    placeholder = row.metavar or str(row.default)
     if (kind := KINDS.get(placeholder)) is None:
         return row
     row = copy.copy(row)
@@ -31,15 +30,15 @@ def add_completion(row: ParameterInfo) -> ParameterInfo:
 
 
 def of_field(row: Field) -> Completion:
-    """What completes the option of a row of suite/fields.py."""
+    """The completion of the option of a row of suite/fields.py."""
     kind = {"backends": "backend", "algorithms": "algorithm"}.get(row.name, row.kind)
     choices = [choice for choice in row.choices if isinstance(choice, str)]
     return _make_completion(lambda: [*choices, *find_name_source(kind)()], row.many)
 
 
 def find_name_source(kind: str) -> Callable[[], Iterable[str]]:
-    """What gives the names of a kind: algorithm, backend, collective, dtype, op, run or suite.
-    There are none of any other kind."""
+    """The function that gives the names of a kind: algorithm, backend, collective, dtype, op, run
+    or suite. There are none of any other kind."""
     return NAMES.get(kind, tuple)
 
 

@@ -42,8 +42,8 @@ NO_GPU = Finding("GPUs", "note", f"no driver of NVIDIA or AMD: install it, {IN_C
 
 
 def gpu_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What GPU ranks stand on, from the driver upwards; where something is missing, what to do
-    about it."""
+    """A line for each thing that GPU ranks stand on, from the driver upwards; where something is
+    missing, what to do about it."""
     import torch
 
     gpus = facts["gpus"]

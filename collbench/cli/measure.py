@@ -43,7 +43,7 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
 
 
 def fake_gpus(backends: Collection[str]) -> list[str]:
-    """What --dry-run says of backends that would be measured on fake GPUs; nothing elsewhere."""
+    """A sentence of --dry-run where backends would be measured on fake GPUs; nothing elsewhere."""
     from collbench.core.backend_info import backend_info
     from collbench.machine import environment, topology
     from collbench.machine.gpu import FAKE_MEANING, is_fake

@@ -48,7 +48,7 @@ class Asked(NamedTuple):
 
 
 def read_request(name: str, given: Mapping[str, Any]) -> Asked:
-    """What the words ``given`` for each option ask for. Raises UsageError."""
+    """The request that the words ``given`` for each option make. Raises UsageError."""
     parameters.refuse_foreign(given)
     values = {row.name: _read_value(row, given[row.name]) for row in fields.FIELDS if row.flags}
     _tell_decimal_sizes(given)
@@ -102,7 +102,7 @@ def _read_value(row: Field, value: Any) -> Any:
         return PLACES[grammar.parse_choice(option, value, PLACES)]
     if row.type is not str:
         return bool(value) if row.kind == "flag" else value
-    if not (value or row.said) and (row.of == "command" or not row.many):
+    if not (value or row.command_default) and (row.group == "command" or not row.many):
         return row.default
     if not row.many:
         return _read_word(row, option, value)
@@ -231,9 +231,9 @@ def choose_groups(rule: str, launcher: str) -> str:
 def _settle_axes(axes: Axes, launcher: str, ray: Where | None) -> Axes:
     """The sweep with what it leaves open filled in, from where its ranks will be."""
     if ray:
-        return ray.settle(axes)
+        return ray.resolve(axes)
     member = join.detect_launcher(launcher)
-    return axes.settled(member.n, member.local_n) if member else axes.settled()
+    return axes.resolve(member.n, member.local_n) if member else axes.resolve()
 
 
 def find_ray_cluster(launcher: str, address: str, placement: str) -> Where | None:

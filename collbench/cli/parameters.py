@@ -125,10 +125,10 @@ def share_options(other: Command) -> Callable[[Command], Command]:
 
 def _option_type(name: str) -> Any:
     row = _ROWS[name]
-    return row.type if row.said is not None else row.type | None
+    return row.type if row.command_default is not None else row.type | None
 
 
 def _option_default(name: str) -> Any:
     if name in _ROWS:
-        return _ROWS[name].said
+        return _ROWS[name].command_default
     return Parameter.empty if name == "ctx" else ""

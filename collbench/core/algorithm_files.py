@@ -32,7 +32,7 @@ class UserAlgorithm(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the algorithm is called in tables and records."""
+        """The algorithm's name in tables and records."""
         return f"{self.path.name}:{self.name}"
 
     def load(self) -> object:
@@ -48,7 +48,7 @@ class UserAlgorithm(NamedTuple):
 
 
 def list_user_algorithms() -> list[UserAlgorithm]:
-    """What this process has been told of."""
+    """Algorithms of files that this process has read."""
     entries = filter(None, os.environ.get(VARIABLE, "").split("\n"))
     algorithms = []
     for entry in entries:
@@ -67,7 +67,7 @@ def list_words(command: Sequence[str]) -> list[str]:
 
 
 def name_of_file(word: str) -> str:
-    """What the algorithm of a file is called in tables and records, by ``./line.py:line``."""
+    """The name in tables and records of a file's algorithm, given as ``./line.py:line``."""
     path, _, name = word.rpartition(":")
     return f"{Path(path).name}:{name}"
 

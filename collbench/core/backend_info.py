@@ -64,7 +64,7 @@ def find_module(name: str) -> ModuleType | None:
 
 @cache
 def backend_info(name: str) -> BackendInfo:
-    """What is known of the backend ``name``: PLUGIN's where it is none of this package's."""
+    """The entry of the backend ``name``: PLUGIN's where it is none of this package's."""
     info = getattr(find_module(name), "INFO", PLUGIN)
     assert isinstance(info, BackendInfo)
     return info

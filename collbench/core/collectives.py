@@ -75,11 +75,11 @@ class Collective(NamedTuple):
     one_way: bool = False
 
     def busbw(self, n: int) -> float:
-        """What algbw is multiplied by on n ranks."""
+        """The factor from algbw to busbw on n ranks."""
         return float(TERMS[self.factor](n))
 
     def bound(self, n: int) -> Bound:
-        """What no algorithm can beat on n ranks."""
+        """The bound that no algorithm can beat on n ranks."""
         return Bound(*(TERMS[term](n) for term in self.least))
 
     def traffic(self, n: int) -> float:

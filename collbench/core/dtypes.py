@@ -23,6 +23,7 @@ class Op(NamedTuple):
     divides: bool = False
 
     def combine(self, a: Any, b: Any) -> Any:
+        """Both operands reduced, element by element; numpy arrays or numbers."""
         import numpy as np
 
         return getattr(np, self.function)(a, b)
@@ -47,8 +48,8 @@ OPS: dict[str, Op] = {
 
 
 def premul_factor(rank: int) -> int:
-    """What ``premul_sum`` multiplies rank's input by: 1 on even ranks, 2 on odd ones, as
-    nccl-tests' mulsum does."""
+    """The factor by which ``premul_sum`` multiplies a rank's input: 1 on even ranks, 2 on odd ones,
+    as nccl-tests' mulsum does."""
     return 1 + rank % 2
 
 

@@ -20,7 +20,7 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type where it says nothing."""
+    """An error's message, in one line; its type where it says nothing."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

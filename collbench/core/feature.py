@@ -97,14 +97,14 @@ def find_entries(registry: Registry) -> dict[str, tuple[Feature, Any]]:
 
 
 def load_entry(feature: Feature, target: str) -> Any:
-    """What a feature names: the ``target`` of one of its entries, imported."""
+    """The ``target`` of one of a feature's entries, imported."""
     module, _, name = target.partition(":")
     return getattr(import_module(f"{FOLDER}.{feature.name}.{module}"), name)
 
 
 @cache
 def load_entries(registry: Registry) -> dict[str, Any]:
-    """What all features have in a registry, imported, by key. Raises ValueError for a key that two
+    """All features' entries in a registry, imported, by key. Raises ValueError for a key that two
     have."""
     entries = find_entries(registry)
     return {key: load_entry(feature, entry.target) for key, (feature, entry) in entries.items()}

@@ -31,8 +31,8 @@ ARCHIVES = {
 
 
 def recognise_archive(start: bytes) -> tuple[str, str]:
-    """What a file is that begins so, "a zip archive", and the command that unpacks it; two empty
-    strings where it is neither an archive nor packed, or packed by gzip, which is read."""
+    """The kind of archive that begins so, "a zip archive", and the command that unpacks it; two
+    empty strings where it is neither an archive nor packed, or packed by gzip, which is read."""
     if start[257:262] == b"ustar":
         return "a tar archive", "tar -xf"
     return next((what for magic, what in ARCHIVES.items() if start.startswith(magic)), ("", ""))
@@ -59,8 +59,8 @@ def keep_traceback(text: str) -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What a file holds. Raises OSError, and ValueError where it is more than ``most`` bytes, of
-    which none is in memory beyond these."""
+    """The contents of a file. Raises OSError, and ValueError where it is more than ``most`` bytes,
+    of which none is in memory beyond these."""
     with path.open("rb") as f:
         if len(data := f.read(most + 1)) > most:
             raise ValueError(f"it is larger than {most >> 10:,} KiB")

@@ -158,9 +158,8 @@ class Torus(Network):
             ):  # wires that point forwards, and those that point back
                 on = count > 0
                 first = (line * 2 * size + begin)[on]
-                change = np.zeros(
-                    2 * math.prod(self.shape)
-                )  # along each line, laid out twice for those that wrap
+                # along each line, laid out twice for those that wrap
+                change = np.zeros(2 * math.prod(self.shape))
                 np.add.at(change, first, messages.length[on])
                 np.subtract.at(change, first + count[on], messages.length[on])
                 busy = change.reshape(-1, 2 * size).cumsum(axis=1)

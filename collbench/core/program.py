@@ -94,9 +94,8 @@ def compile_program(schedule: Schedule, in_place: bool, waits: bool = True) -> P
     """
     chosen = _Lowering(schedule, in_place, frozenset())
     if chosen.copied:
-        again = _Lowering(
-            schedule, in_place, chosen.copied
-        )  # start in scratch what otherwise ends there
+        # start in scratch what otherwise ends there
+        again = _Lowering(schedule, in_place, chosen.copied)
         chosen = again if len(again.copied) < len(chosen.copied) else chosen
     return _make_program(schedule.n, chosen.steps, _Clocks(schedule.n) if waits else None)
 
@@ -208,9 +207,8 @@ class _Clocks:
     itself."""
 
     def __init__(self, n: int) -> None:
-        self._known = np.eye(
-            n, dtype=np.int32
-        )  # row: the progress of each that this rank can count on
+        # row: the progress of each that this rank can count on
+        self._known = np.eye(n, dtype=np.int32)
         self._at = {1: self._known.copy()}
         self.awaited: set[tuple[int, int]] = set()
 

@@ -63,7 +63,7 @@ class Moves:
     def __len__(self) -> int:
         return np.broadcast(self.src, self.dst, self.chunk, self.into, self.reduce).size
 
-    def of(self, rank: int) -> Moves:
+    def for_rank(self, rank: int) -> Moves:
         """The moves that ``rank`` sends or receives."""
         fields = self.arrays()
         takes_part = (fields[0] == rank) | (fields[1] == rank)
@@ -116,9 +116,9 @@ class Schedule(NamedTuple):
             else range(1)
         )
 
-    def of(self, rank: int) -> Iterator[Moves]:
+    def for_rank(self, rank: int) -> Iterator[Moves]:
         """Each step's moves that concern ``rank``."""
-        return (moves.of(rank) for moves in self.steps())
+        return (moves.for_rank(rank) for moves in self.steps())
 
 
 def run_schedule(
@@ -165,8 +165,8 @@ class Fault(NamedTuple):
 
 
 def expect_outputs(row: Collective, n: int, root: int, cells: int) -> list[Ints | None]:
-    """What the table's ``result`` makes of symbols: for each rank's output cells, rows of (cell,
-    count per source).
+    """The symbols that the table's ``result`` asks for: for each rank's output cells, rows of
+    (cell, count per source).
 
     A row says which input cell it is made of and how often each rank's has gone into it; None where
     undefined.
@@ -381,9 +381,8 @@ def join_neighbours(moves: Moves) -> Runs:
     src, dst, chunk, into, reduce = fields
     order = np.lexsort((chunk, into - chunk, reduce, dst, src))
     src, dst, chunk, into, reduce = *(field[order] for field in fields[:4]), reduce[order]
-    same = (
-        np.diff(np.array([src, dst, reduce, into - chunk, chunk - np.arange(len(src))])) == 0
-    )  # along a run
+    # along a run
+    same = np.diff(np.array([src, dst, reduce, into - chunk, chunk - np.arange(len(src))])) == 0
     starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: len(src)])
     lengths = np.diff(np.append(starts, len(src)))
     by_source = np.lexsort((into[starts], chunk[starts], dst[starts], src[starts]))

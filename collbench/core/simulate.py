@@ -96,9 +96,8 @@ def _make_messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
         src, dst, reduce = (
             f.ravel() for f in np.broadcast_arrays(moves.src, moves.dst, moves.reduce)
         )
-        length: Any = np.full(
-            len(src), size / max(1, len(src))
-        )  # whatever else broadcasts repeats each pair equally often
+        # whatever else broadcasts repeats each pair equally often
+        length: Any = np.full(len(src), size / max(1, len(src)))
     else:
         src, dst, chunk, _, reduce = moves.arrays()
         length = np.asarray(lengths, float)[src, chunk]
@@ -123,6 +122,7 @@ class Cost(NamedTuple):
     pieces: list[tuple[Floats, int]]
 
     def seconds(self, nbytes: float) -> float:
+        """Seconds for a message of ``nbytes``."""
         cell = self.share * nbytes
         return sum(
             times * float((lines[:, 0] + lines[:, 1] * cell).max()) for lines, times in self.pieces
@@ -155,11 +155,12 @@ class Predictor:
         self._costs: dict[tuple[tuple[str, int], ...], Cost] = {}
 
     def schedule(self, nbytes: float) -> Schedule:
-        """What runs at this size, with the segments that suit the network unless they were
-        given."""
+        """The schedule that runs at this size, with the segments that suit the network unless they
+        were given."""
         return self.variant.schedule(self.n, self.root, self._ratio(nbytes))
 
     def seconds(self, nbytes: float) -> float:
+        """Seconds for a message of ``nbytes``, with the segments that suit it."""
         chosen = self._chosen(nbytes)
         if chosen not in self._costs:
             self._costs[chosen] = cost_schedule(self.schedule(nbytes), self.network)

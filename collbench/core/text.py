@@ -74,6 +74,7 @@ def format_bandwidth(value: float | None) -> str:
 
 
 def format_settings(env: Iterable[tuple[str, str]]) -> str:
+    """Environment variables as a shell takes them."""
     return " ".join(f"{name}={value}" for name, value in env)
 
 

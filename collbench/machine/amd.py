@@ -38,14 +38,14 @@ VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
 class Reading(NamedTuple):
-    """A GPU now: MHz, degrees Celsius, watts, and counters; ``held`` counts by a limit's name,
-    ``throttled`` is what older GPUs say instead, without a cause."""
+    """A GPU now: MHz, degrees Celsius, watts, and counters. ``limit_counts`` are by
+    the name of the limit that held the clock back; older GPUs only say ``throttled``."""
 
     sm_mhz: int | None
     memory_mhz: int | None
     celsius: int | None
     watts: float | None
-    held: Mapping[str, int]
+    limit_counts: Mapping[str, int]
     throttled: bool
     ecc: int | None
     xgmi_errors: int | None
@@ -92,8 +92,9 @@ def find_handle(smi: Any, pci: str) -> Any:
 
 
 def describe_gpu(smi: Any, gpu: Any) -> dict[str, Any]:
-    """What stays the same, by the names that NVML's facts have: clocks in MHz, memory in bytes,
-    power in milliwatts. ``architecture`` is gfx942 or the like; partitions are SPX, NPS1 ..."""
+    """The facts that stay the same, by the names that NVML's facts have: clocks in MHz, memory in
+    bytes, power in milliwatts. ``architecture`` is gfx942 or the like; partitions are SPX, NPS1
+    ..."""
     asic, pcie = (ask_amdsmi(smi, f"get_{what}", gpu) for what in ("gpu_asic_info", "pcie_info"))
     graphics, memory = (
         ask_amdsmi(smi, "get_clock_info", gpu, f"AmdSmiClkType.{kind}") for kind in ("GFX", "MEM")
@@ -150,7 +151,7 @@ def read_state(smi: Any, gpu: Any) -> Reading:
         memory_mhz=read_number(metrics, "current_uclk"),
         celsius=_first_number(metrics, "temperature_hotspot", "temperature_edge"),
         watts=_first_number(metrics, "current_socket_power", "average_socket_power"),
-        held={
+        limit_counts={
             name: count
             for field, name in HELD.items()
             if (count := read_number(metrics, field)) is not None

@@ -143,8 +143,8 @@ def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str
 
 
 def gather_software(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What an interpreter (its version, and those of installed packages by their metadata) and
-    settings contribute."""
+    """The software of a run: an interpreter (its version, and those of installed packages by their
+    metadata) and settings contribute."""
     packages = dict.fromkeys(
         (*LIBRARIES, *(name for b in backend_names() for name in backend_info(b).packages))
     )
@@ -199,7 +199,7 @@ def list_facts(differences: Sequence[Difference]) -> str:
 
 
 def explain_differences(differences: Sequence[Difference]) -> str:
-    """What differs, and the first facts, on one line; empty where nothing does."""
+    """The facts that differ, the first with their values, on one line; empty where none does."""
     kinds = {
         "the software differs"
         if SOFTWARE.fullmatch(fact)
@@ -223,6 +223,7 @@ def host_facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 def digest_facts(of_host: Mapping[str, Any]) -> str:
+    """A short digest by which hosts of the same facts are found; 12 hexadecimal digits."""
     return hash_identity(json.dumps(of_host, sort_keys=True))[:12]
 
 
@@ -237,6 +238,7 @@ def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def host_name() -> str:
+    """This machine's name."""
     return socket.gethostname()
 
 
@@ -318,9 +320,8 @@ def gpu_count(root: Path = ROOT) -> int:
     if not nodes:
         return amd.count_visible(len(amd.list_gpu_nodes(root)), os.environ)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
-    return min(
-        nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible)))
-    )  # -1 ends the list
+    # -1 ends the list
+    return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible))))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -32,6 +32,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def busy(self) -> bool:
+        """Whether others use so much of the CPUs that times suffer."""
         return self.others > max(LEAST, SHARE * self.cpus)
 
 
@@ -101,10 +102,11 @@ class Others:
         self._paused = self._before
 
     def pause(self) -> None:
-        """What is used from here on counts for nothing, until ``resume``."""
+        """Count nothing that is used from here on, until ``resume``."""
         self._paused = self._now()
 
     def resume(self) -> None:
+        """Count again what is used, as before ``pause``."""
         now = zip(self._before, self._paused, self._now(), strict=True)
         wall, busy, own_seconds = (before + after - paused for before, paused, after in now)
         self._before = wall, busy, own_seconds

@@ -17,12 +17,14 @@ def read_text(path: Path, most: int = -1) -> str | None:
 
 
 def find_in_file(path: Path, pattern: str) -> str | None:
-    """What the first group of ``pattern`` matches in the first 8 KiB of a file."""
+    """The text that the first group of ``pattern`` matches in the first 8 KiB of a file."""
     match = re.search(pattern, read_text(path, 8192) or "", re.MULTILINE)
     return match[1].strip() if match else None
 
 
 def read_integer(path: Path, pattern: str = r"^(-?\d+)$") -> int | None:
+    """The integer that the pattern's first group finds in a file; None without a file or a
+    match."""
     digits = find_in_file(path, pattern)
     return int(digits) if digits else None
 

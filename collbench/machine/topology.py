@@ -102,12 +102,12 @@ class _Gpu(NamedTuple):
 
     handle: Any
     pci: str | None
-    place: Path
+    folder: Path
     ends: Counter[str]
 
 
 def gpu_facts(root: Path) -> dict[str, Any]:
-    """What NVML says, or AMD SMI where AMD's compute driver is there and NVIDIA's is not:
+    """Facts by NVML, or by AMD SMI where AMD's compute driver is there and NVIDIA's is not:
     ``links[i][j]`` is the path from device i to j. Without it, what the driver puts in files, and
     ``why_not``."""
     if (root / AMD_DRIVER).exists() and not (root / "sys/module/nvidia").exists():
@@ -162,7 +162,7 @@ def rdma_facts(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str,
 
 
 def read_counters(root: Path) -> dict[str, int]:
-    """What the network ports of this host have counted of errors since they came up: by port and
+    """The errors that this host's network ports have counted since they came up: by port and
     counter, which are sysfs's. A host's own and virtual ones have none."""
     real = [path for path in (root / "sys/class/net").glob("*") if (path / "device").exists()]
     counter_files = {
@@ -183,9 +183,8 @@ def read_counters(root: Path) -> dict[str, int]:
 
 
 def _amd_facts(root: Path) -> dict[str, Any]:
-    version = sysfs.read_text(
-        root / "sys/module/amdgpu/version"
-    )  # none where it is the kernel's own
+    # none where it is the kernel's own
+    version = sysfs.read_text(root / "sys/module/amdgpu/version")
     try:
         smi = amd.load_amdsmi()
     except CannotRun as e:
@@ -238,8 +237,8 @@ def _describe_gpu(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
         "uuid": uuid and sysfs.hash_identity(uuid),
         "memory": memory and memory.total,
         "pci": gpu.pci,
-        "numa": _numa_node(gpu.place),
-        "cpus": sysfs.read_text(gpu.place / "local_cpulist"),
+        "numa": _numa_node(gpu.folder),
+        "cpus": sysfs.read_text(gpu.folder / "local_cpulist"),
         "nvlinks": gpu.ends.total(),
         **{
             name: ask_nvml(nvml, f"DeviceGet{fact}", gpu.handle, *which)
@@ -270,7 +269,7 @@ def _find_link(nvml: Any, gpu: _Gpu, other: _Gpu) -> str | None:
     if bonded := direct or min(gpu.ends["switch"], other.ends["switch"]):
         return f"NV{bonded}"
     level = ask_nvml(nvml, "DeviceGetTopologyCommonAncestor", gpu.handle, other.handle)
-    return LEVELS.get(level) or _find_path(gpu.place, other.place)
+    return LEVELS.get(level) or _find_path(gpu.folder, other.folder)
 
 
 def _find_surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> dict[str, Any]:

@@ -67,10 +67,12 @@ class CaseRows(NamedTuple):
 
     @property
     def timed(self) -> list[Row]:
+        """Rows that have samples."""
         return [row for row in self.rows if row.ran]
 
     @property
     def ran(self) -> bool:
+        """Whether any row has samples."""
         return bool(self.timed)
 
     @property
@@ -100,10 +102,10 @@ class CaseRows(NamedTuple):
     @property
     def dropped(self) -> str:
         """Why --budget left no time for it, or for a second stage; empty where it did not."""
-        note = self.said("skipped")
+        note = self.reason_of("skipped")
         return note if note.startswith(NO_TIME_LEFT) else ""
 
-    def said(self, status: str) -> str:
+    def reason_of(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""
         records = [cycle.record for row in self.rows for cycle in row.left_out]
         return next((r.note or status for r in records if r.status == status), "")

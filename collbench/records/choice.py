@@ -70,9 +70,8 @@ def _is_allowed(value: str, collective: str, ran: str) -> bool:
     lists by function (``ring;allreduce:tree,collnetdirect``), of which the last that fits counts
     (ncclTopoTuneModel, parseList).
     """
-    implemented = (
-        collective if COLLECTIVES[collective].moves_data else "all_reduce"
-    )  # torch's barrier
+    # torch's barrier
+    implemented = collective if COLLECTIVES[collective].moves_data else "all_reduce"
     function = implemented.replace("_", "")
     fits = True
     for entry in value.lower().split(";"):

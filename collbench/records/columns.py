@@ -19,8 +19,8 @@ class Column(NamedTuple):
     source: str
 
     @property
-    def told(self) -> str:
-        """What the column means, and its unit if it has one."""
+    def description(self) -> str:
+        """The column's meaning, and its unit if it has one."""
         return f"{self.meaning} ({self.unit})" if self.unit else self.meaning
 
 
@@ -208,4 +208,4 @@ COLUMNS = (
 
 def document_columns() -> str:
     """A line for each column: its name and what it means."""
-    return "\n".join(f"    {column.name}: {column.told}" for column in COLUMNS)
+    return "\n".join(f"    {column.name}: {column.description}" for column in COLUMNS)

@@ -178,7 +178,7 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
 
 
 def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived | None:
-    """What is derived of a record of a run of ``suite``. Where a case's time is divided among
+    """The figures derived of a record of a run of ``suite``. Where a case's time is divided among
     launches, no launch is asked to converge: what they come to together is judged."""
     row = derive_row(record, world)
     if row is None or not suite.in_launches or "unconverged" not in row.flags:
@@ -339,7 +339,7 @@ def _bound_quantile(value: float | None, samples: int, q: float) -> float | None
 
 
 def told_over(record: Record) -> str:
-    """What another tool's time is of, in words; nothing where there are samples."""
+    """A clause on what another tool's time is of; "" where there are samples."""
     printed = record.told if not record.times_ns else None
     ranks = {"mean": "mean over ranks", "rank 0": "of rank 0"}
     return (

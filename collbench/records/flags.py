@@ -59,22 +59,27 @@ def is_wide(time: FlaggedTime) -> bool:
 
 
 def is_always(flag: str, time: FlaggedTime) -> bool:
+    """For flags that give a reason to doubt wherever they stand."""
     return True
 
 
 def is_never(flag: str, time: FlaggedTime) -> bool:
+    """For flags that only remark."""
     return False
 
 
 def if_severe(flag: str, time: FlaggedTime) -> bool:
+    """For flags that give a reason to doubt where they end in ``!``."""
     return flag.endswith("!")
 
 
 def if_wide(flag: str, time: FlaggedTime) -> bool:
+    """For flags that give a reason to doubt where the interval is wide."""
     return is_wide(time)
 
 
 def if_very_late(flag: str, time: FlaggedTime) -> bool:
+    """For flags that give a reason to doubt where one rank came last more often than SEVERE."""
     return time.late_share > SEVERE
 
 

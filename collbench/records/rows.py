@@ -114,14 +114,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def repetitions(self) -> int:
+        """Cycles that are joined in this row."""
         return len(self.cycles)
 
     @property
     def lost(self) -> int:
+        """Cycles that are left out of this row."""
         return len(self.left_out)
 
     @property
     def settings(self) -> str:
+        """Environment variables of the case, as a shell takes them."""
         return format_settings(self.case.env)
 
     @property
@@ -136,10 +139,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def median(self) -> float:
+        """The median in ns; NaN where nothing was measured."""
         return self.derived.times.median if self.derived else math.nan
 
     @property
     def samples(self) -> int:
+        """Valid samples."""
         return self.derived.times.samples if self.derived else 0
 
 

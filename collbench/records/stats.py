@@ -175,10 +175,8 @@ def find_modes(samples: Samples) -> tuple[float, float] | None:
     if n < 20 or ordered[0] <= 0:
         return None
     least, inside = max(4, math.ceil(0.1 * n)), n // 50
-    low, high = (
-        least - 1 - inside // 2,
-        least + inside - inside // 2,
-    )  # ends of the gap at the first possible split
+    # ends of the gap at the first possible split
+    low, high = (least - 1 - inside // 2, least + inside - inside // 2)
     logs = np.log(ordered)
     gaps = logs[high : high + n - 2 * least + 1] - logs[low : low + n - 2 * least + 1]
     best = int(gaps.argmax())

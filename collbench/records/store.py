@@ -170,6 +170,8 @@ class Writer:
         os.ftruncate(self._fd, self._good)
 
     def write(self, line: Run | World | Record | End) -> None:
+        """Append a line, and what could not be written before it. Raises OSError where a head
+        cannot be written; records wait for room."""
         text = self._encoder.encode(line) + b"\n"
         self._waiting.append(text)
         try:
@@ -250,6 +252,7 @@ class Writer:
         self._changed = os.fstat(self._fd).st_mtime_ns
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
 
@@ -455,7 +458,7 @@ def read_file(path: Path) -> RunFile:
 
 @_guard_reading()
 def read_outline(path: Path) -> Outline:
-    """What a list of runs says of one, without reading what its records hold. Raises UsageError."""
+    """The line of one run in a list, without reading what its records hold. Raises UsageError."""
     run, last, fake = read_run(path), None, False
     briefs: list[_Brief] = []
     decoder = msgspec.json.Decoder(Run | World | _Read | End)

@@ -73,11 +73,12 @@ def _needed_share(collective: str, algorithm: str, n: int, root: int) -> float:
 
 
 def is_silent(share: float) -> bool:
+    """Whether counters differ from what must be sent by so little that nothing needs to be said."""
     return SILENT[0] <= share <= SILENT[1]
 
 
 def settle_counts(case: Case, sent: Sequence[Sent]) -> float | None:
-    """What was counted over what is needed, less what left without calls: of the last count during
+    """The bytes counted over those needed, less what left without calls: of the last count during
     which little else did, if that is as much as is needed, or next to nothing, or the one before
     says the same; else None."""
     quiet = [
@@ -102,7 +103,7 @@ def _count_shares(case: Case, sent: Sent) -> tuple[float, float]:
 
 
 def derive_traffic(record: Record, world: World | None) -> Traffic:
-    """What the counts of a record come to; where there are none, what is known of the library."""
+    """The traffic by a record's counts; where there are none, by what is known of the library."""
     try:
         traffic = _derive_counted(record) if record.sent and not record.case.subject else Traffic()
     except UsageError:
@@ -136,7 +137,7 @@ def _name_table(case: Case) -> str:
 
 
 def replaced_collective(library: str, backend: str, collective: str) -> str:
-    """What a library is known to run in place of a collective of its own; else an empty string."""
+    """The collective that a library is known to run in place of this one; else ""."""
     version, key = TORCH.match(library), (backend, collective)
     if not version or key not in KNOWN:
         return ""
@@ -150,7 +151,7 @@ def sent_ratio(other: str, collective: str, n: int) -> float:
 
 
 def guess_algorithm(case: Case, wire: float) -> str:
-    """What a library's own choice probably is, by what it sends; empty where nothing fits."""
+    """The algorithm that a library probably chose, by what it sends; empty where nothing fits."""
     if case.algorithm != "native" or case.splits:
         return ""
     least = _needed_share(case.collective, "native", case.n, case.root)

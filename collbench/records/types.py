@@ -395,8 +395,8 @@ ONE_SIDED = "the other side cannot run it"
 
 
 def row_key(run: Run, case: Case) -> str:
-    """What a row of this run is joined on: Case.key, less what the variants of a pairing are
-    about."""
+    """The key by which a row of this run is joined: Case.key, less what the variants of a pairing
+    are about."""
     return strip_case(case, run.pairing.differs if run.pairing else ())
 
 

@@ -54,8 +54,8 @@ def buffer_bytes(case: Case, policy: Policy) -> int:
 
 
 def scratch_bytes(case: Case) -> int:
-    """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13
-    with Gloo.
+    """The bytes that the library allocates for itself on a rank, by peak resident size seen on
+    torch 2.13 with Gloo.
 
     all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two
     segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be

@@ -18,8 +18,9 @@ class Job(msgspec.Struct, frozen=True):
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
     the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
-    they take. ``control``: with a few in the other cadence. ``beside`` is another job that is done
-    by the same ranks at the same time, block by block, which goes first drawn by lot each time.
+    they take. ``control``: with a few in the other cadence. The same
+    ranks measure the ``companion``, another job, in turns with it, block by block; a lot decides
+    each time which goes first.
     ``subject`` is what a case of another kind is about.
     """
 
@@ -32,7 +33,7 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float | None = None
     least: int = 1
     control: bool = True
-    beside: Job | None = None
+    companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
 
     def __post_init__(self) -> None:

@@ -58,6 +58,7 @@ class Gpu(NamedTuple):
 
 
 def measure_room(backend: str, n: int, policy: Policy) -> Room:
+    """The memory and cache that n ranks share: of the GPUs they use, or of this host."""
     gpus = list_gpus() if backend_info(backend).gpu else ()
     if not gpus:
         available, _ = environment.memory_limit()

@@ -73,7 +73,7 @@ class Passes:
         self._jobs[job.case] = job
         return job
 
-    def heard(self, record: Record) -> Record | None:
+    def accept(self, record: Record) -> Record | None:
         """The record as it is to be kept; None where an earlier one stands."""
         first = self._coarse.pop(record.case, None)
         if first is None:
@@ -84,7 +84,7 @@ class Passes:
             return merge_visits(first, record, self._enough)
         return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
 
-    def further(self) -> list[Job]:
+    def next_jobs(self) -> list[Job]:
         """The second pass of the world that has just ended its first: cases without a valid sample,
         then widest intervals first."""
         wide = {
@@ -199,6 +199,7 @@ class Cost(NamedTuple):
 
     @property
     def least(self) -> float:
+        """Seconds of a case with the fewest samples that are worth having."""
         return self.fixed + FEWEST_SAMPLES * self.call
 
 
@@ -236,7 +237,7 @@ class Budget:
         """The jobs of the next world, which does not open; they are not given out."""
         return self._ahead.pop(0)
 
-    def heard(self, record: Record) -> Record:
+    def accept(self, record: Record) -> Record:
         """Learns what such cases take; a call of a job with parts is one of each, whose records
         come before the leader's."""
         if record.case.is_part:
@@ -253,7 +254,7 @@ class Budget:
             self._correct()
         return record
 
-    def further(self) -> list[Job]:
+    def next_jobs(self) -> list[Job]:
         """The next job of the world that asks; none where there is time for no other."""
         now = time.monotonic()
         if self._ended:  # which is when the world before had done its last

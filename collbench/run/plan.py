@@ -91,8 +91,8 @@ Needs = tuple[str, int, tuple[tuple[str, str], ...], str, int]
 
 
 def list_needs(case: Case, policy: Policy) -> Needs:
-    """What a case needs of its world: (backend, ranks, env, groups), and the cycle where each is to
-    be fresh. Groups that are placed among ranks need no world of their own."""
+    """The world that a case needs: (backend, ranks, env, groups), and the cycle where each is to be
+    fresh. Groups that are placed among ranks need no world of their own."""
     divided = "" if groups.count_placed_ranks(case.groups) else case.groups
     return case.backend, case.world, case.env, divided, case.cycle if policy.fresh else 0
 
@@ -166,6 +166,8 @@ REMEDIES = {  # by words of the reason
 
 
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
+    """The error that is raised where every case is skipped: the first reason, how many others there
+    are, and a hint."""
     reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
     more = f" (and {format_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     return CannotRun(

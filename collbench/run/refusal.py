@@ -131,6 +131,7 @@ def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, machine: Pla
 
 
 def describe_gpu_lack(ranks: int, gpus: int) -> str:
+    """Why ranks that need a GPU each cannot run."""
     return f"{ranks} ranks need a GPU each, and there {'is' if gpus == 1 else 'are'} {gpus}"
 
 

@@ -94,8 +94,8 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 
 
 def list_standing(resumed: RunFile | None) -> list[Record]:
-    """What need not be measured again: all but what failed or was cut short, what a budget left no
-    time for, and what could not be opened. Wrong data stays: it is a finding."""
+    """Records that need not be measured again: all but what failed or was cut short, what a budget
+    left no time for, and what could not be opened. Wrong data stays: it is a finding."""
     missed = {record.case for record in missed_second_passes(resumed)}
     return [
         record

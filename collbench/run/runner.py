@@ -30,7 +30,7 @@ class Forecast(NamedTuple):
 
     least: float
     most: float
-    words: str
+    text: str
     hint: str
 
 

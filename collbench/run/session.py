@@ -55,7 +55,7 @@ LONG_CALL = 60.0  # seconds of a call that is told of beforehand
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A run as asked for: the suite, the words it was asked with, and where its records go; or the
     run to be ``resumed``. Once all cases are done, the run's one world goes on with those that
-    ``further`` names, until it names none."""
+    ``next_cases`` names, until it names none."""
 
     suite: Suite
     command: Sequence[str]
@@ -66,7 +66,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     resumed: RunFile | None = None
     launcher: str = "auto"
     ray: Where | None = None
-    further: Callable[[], Sequence[Case]] | None = None
+    next_cases: Callable[[], Sequence[Case]] | None = None
 
     @property
     def join_seconds(self) -> float:
@@ -87,7 +87,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
-    suite = order.suite.settled()
+    suite = order.suite.resolve()
     every, skips = suite.expand()
     faults.refuse_faults(every, suite.policy)
     elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
@@ -143,7 +143,7 @@ def fit_to_host(
 
 
 def plan_rows(prepared: Prepared) -> list[PlanRow]:
-    """What --dry-run shows."""
+    """The rows of --dry-run."""
     policy = prepared.suite.policy
     rows = [
         PlanRow(
@@ -302,7 +302,7 @@ class _Session:
         """What decides how long cases are measured, where that is not fixed or left to whoever
         names them."""
         order, policy = self._order, self._prepared.suite.policy
-        if order.further or policy.iters or isinstance(self._ranks, Predicted):
+        if order.next_cases or policy.iters or isinstance(self._ranks, Predicted):
             return None
         if order.budget is not None:
             return Budget(order.budget, policy, self._dropped)
@@ -318,19 +318,19 @@ class _Session:
         self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
         for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
             if isinstance(line, World) or not resume.is_unplanned(line):
-                self._tell(line)
+                self._announce(line)
 
     def run(self) -> Exit:
         plans = resume.plan_remaining(
             self._resumed,
             self._prepared.jobs,
             self._prepared.suite.policy,
-            bool(self._order.further),
+            bool(self._order.next_cases),
         )
         launches = self._launches(plans)
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
-        callbacks = self._hear, self._tick, self._go_on, self._lost, self._hung
+        callbacks = self._accept, self._tick, self._go_on, self._lost, self._hung
         listener = Listener(*callbacks, so_far=self._hear_so_far, unopened=self._unopened)
         problem: Exception | None = None
         try:
@@ -393,19 +393,19 @@ class _Session:
             raise CannotRun(f"{cases} {unverified[0]}")
         return Exit.OK
 
-    def _hear(self, line: World | Record) -> None:
+    def _accept(self, line: World | Record) -> None:
         if isinstance(line, Record) and line.case in self._stand:
             return  # a group's, measured again for the sake of those whose records had been cut off
         if isinstance(self._pace, Passes) and isinstance(line, World):
             self._pace.begun(line)
         elif self._pace and isinstance(line, Record):
-            replaced = self._pace.heard(line)
+            replaced = self._pace.accept(line)
             if replaced is None:
                 return
             line = replaced
         with interrupts.uninterrupted():
             self._keep(line)
-            self._tell(line)
+            self._announce(line)
 
     def _hear_so_far(self, record: Record) -> None:
         self._so_far[record.case] = record
@@ -417,7 +417,7 @@ class _Session:
         those that were to be measured a second time."""
         for record in self._pace.interrupted() if why and isinstance(self._pace, Passes) else ():
             self._keep(record)
-            self._tell(record)
+            self._announce(record)
         for record in list(self._so_far.values()):
             rounds = format_count(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
@@ -425,13 +425,13 @@ class _Session:
                     record, note=f"cut short after {rounds}: {why}"
                 )
                 self._keep(cut_record)
-                self._tell(cut_record)
+                self._announce(cut_record)
             elif record.times_ns and record.case.is_leader:
                 print_message(
                     f"{record.case.subject}: cut short after {rounds}, which are too few to keep"
                 )
 
-    def _tell(self, line: World | Record) -> None:
+    def _announce(self, line: World | Record) -> None:
         if isinstance(line, World):
             self._worlds[line.index] = line
             self._reporter.world(line)
@@ -444,17 +444,17 @@ class _Session:
             raise BrokenPipeError  # nobody reads it, and nothing keeps it
 
     def _tick(self, case: Case, phase: Phase) -> None:
-        self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
+        self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))
 
     def _dropped(self, job: Job) -> None:
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
-            self._hear(Record(case=case, status="skipped", note=note))
+            self._accept(Record(case=case, status="skipped", note=note))
 
     def _go_on(self) -> list[Job]:
         if self._pace:
-            return self._pace.further()
-        cases = self._order.further() if self._order.further else ()
+            return self._pace.next_jobs()
+        cases = self._order.next_cases() if self._order.next_cases else ()
         return fit_to_host([case for case in cases if case.is_leader], self._prepared.suite.policy)[
             0
         ]
@@ -471,7 +471,7 @@ class _Session:
             status, note = "failed", error.message
         jobs = self._pace.drop_world() if isinstance(self._pace, Budget) else current.jobs
         for case in (case for job in jobs for case in job.case.siblings):
-            self._hear(Record(case=case, status=status, note=note))
+            self._accept(Record(case=case, status=status, note=note))
 
     def _lost(self, current: Plan, error: RunBroken) -> None:
         """The case under way becomes a failed record; all cases do where the world was not open."""
@@ -483,7 +483,7 @@ class _Session:
                 so_far = self._so_far.get(case)
                 if so_far and len(so_far.times_ns) >= FEWEST_SAMPLES:
                     failed = msgspec.structs.replace(so_far, status="failed", note=error.message)
-                self._hear(failed)
+                self._accept(failed)
 
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
@@ -529,6 +529,7 @@ def write_line(writer: store.Writer, line: World | Record | End) -> None:
 
 
 def time_now() -> str:
+    """UTC to the second, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -552,8 +553,8 @@ def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[
 
 
 def classify_ending(error: BaseException) -> tuple[Exception | None, Exit, str]:
-    """What ended a run: the error that is to be raised again, if any, the exit code and the file's
-    note."""
+    """The ending of a run: the error that is to be raised again, if any, the exit code and the
+    file's note."""
     match error:
         case KeyboardInterrupt():
             return None, Exit.INTERRUPTED, "interrupted"

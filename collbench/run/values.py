@@ -142,8 +142,8 @@ def _call_on_rank(
         backend.prepare(case, buffers.send, buffers.recv).run()
         backend.finish()
         control.barrier()
-        if buffers.whole is not None:
-            return Buffers(buffers.whole.tolist(), None)
+        if buffers.memory is not None:
+            return Buffers(buffers.memory.tolist(), None)
         return Buffers(buffers.send.tolist(), buffers.recv.tolist())
     finally:
         backend.close()

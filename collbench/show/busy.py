@@ -14,7 +14,7 @@ REMEDY = "stop them or use an idle machine"
 
 
 def describe_now(load: Mapping[str, Load]) -> str:
-    """What is to be expected of numbers, by a load at this moment."""
+    """A sentence on what to expect of numbers under the load of this moment."""
     busy = _find_busiest(load)
     if busy is None:
         return ""

@@ -62,13 +62,13 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """A plotly figure as plain JSON. Each trace of ``data`` carries its Meta under the key
     ``meta``.
 
-    ``words`` say what is to be seen, for those who cannot see it. Colours that depend on light or
+    ``caption`` say what is to be seen, for those who cannot see it. Colours that depend on light or
     dark (paper, grid, font) are the page's to set; ``height`` in pixels.
     """
 
     name: str
     title: str
-    words: str
+    caption: str
     data: list[dict[str, Any]]
     layout: dict[str, Any] = {}
     height: int = 420
@@ -102,7 +102,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     cells), ``dropped`` names heads given up, in this order, where there is too little room, a
     ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
     goes on below with the columns that do not fit, beside its first again; columns whose heads are
-    ``whole`` are never cut, only broken by the terminal itself.
+    ``uncut`` are never cut, only broken by the terminal itself.
     ``brief`` are the last column's cells where there is no room for the words in ``lines``, and
     ``key`` says what they stand for.
     ``elsewhere`` says where all lines are, for a comment in which not all of them fit. On a page
@@ -123,7 +123,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...] = ()
     stacked: bool = False
     split: bool = False
-    whole: tuple[str, ...] = ()
+    uncut: tuple[str, ...] = ()
     elsewhere: str = ""
     tiled: bool = False
     carded: bool = False
@@ -132,10 +132,12 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sides(self) -> str:
+        """The side on which each column is aligned, a letter each; right where none is given."""
         return self.align.ljust(len(self.heads), "r")
 
     @property
-    def left(self) -> list[bool]:
+    def left_aligned(self) -> list[bool]:
+        """Whether each column is aligned on the left."""
         return [side != "r" for side in self.sides]
 
 
@@ -156,19 +158,18 @@ Block = Cell | Table | Heading | Points
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """One heading of a report. Without figures and tables, ``words`` say why there is nothing to
-    show; what figures and tables mean stands below them, in ``closing``. A ``folded`` section is
-    opened by whoever wants to see it; figures of one with ``beside`` stand to the right of its
-    tables where there is room."""
+    """One heading of a report. Without figures and tables, ``sentences`` say why there is nothing
+    to show; ``closing`` explains below what figures and tables mean. A ``folded`` section is closed
+    at first. With ``side_by_side``, figures stand to the right of tables where there is room."""
 
     name: str
     title: str
-    words: list[str]
+    sentences: list[str]
     figures: list[Figure] = []
     tables: list[Table] = []
     closing: list[str] = []
     folded: bool = False
-    beside: bool = False
+    side_by_side: bool = False
 
 
 class JunitCase(msgspec.Struct, frozen=True, kw_only=True):

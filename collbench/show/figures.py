@@ -82,6 +82,7 @@ def escape_plotly(text: str) -> str:
 
 
 def join_hover(lines: Iterable[str]) -> str:
+    """Lines of a hover text, escaped for plotly; empty ones are left out."""
     return "<br>".join(escape_plotly(line) for line in lines if line)
 
 
@@ -309,7 +310,7 @@ def _against_size(
         for stroke in strokes:  # dashes tell in place from out of place, where there are both
             stroke["dash"] = "solid"
     layout = {"xaxis": across, "yaxis": upward, "hovermode": "closest", **layout}
-    return Figure(name=name, title=title, words=caption, data=data, layout=layout)
+    return Figure(name=name, title=title, caption=caption, data=data, layout=layout)
 
 
 def _draw_curve(series: Series, measure: str, colour: str, index: int) -> list[Trace]:
@@ -384,7 +385,7 @@ def draw_distribution(
     return Figure(
         name=name,
         title=title,
-        words=caption,
+        caption=caption,
         data=data,
         layout={"xaxis": axis, "yaxis": upward, "hovermode": "closest"},
     )
@@ -482,7 +483,9 @@ def draw_heatmap(name: str, title: str, caption: str, matrix: Matrix, meta: Meta
         "yaxis": {"title": {"text": matrix.labels[1]}, **down},
     }
     height = 160 + 26 * min(24, len(matrix.y))
-    return Figure(name=name, title=title, words=caption, data=[trace], layout=layout, height=height)
+    return Figure(
+        name=name, title=title, caption=caption, data=[trace], layout=layout, height=height
+    )
 
 
 def draw_samples(
@@ -526,4 +529,4 @@ def draw_samples(
         "yaxis": upward,
         "hovermode": "closest",
     }
-    return Figure(name=name, title=title, words=caption, data=data, layout=layout)
+    return Figure(name=name, title=title, caption=caption, data=data, layout=layout)

@@ -46,7 +46,7 @@ def fill_limits(
     stops: Collection[str] = (),
     command: Collection[str] = (),
 ) -> dict[str, str]:
-    """What stands in place of GENERAL for a run: ``crowded`` says of each group of ranks whether it
+    """The text in place of GENERAL for a run: ``crowded`` says of each group of ranks whether it
     had fewer cores than threads that must run, ``stops`` for which reasons measuring unconverged
     rows ended (Record.stop), and ``command`` what the run was asked with."""
     limits = policy.resolved(any(crowded))

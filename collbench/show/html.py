@@ -190,9 +190,8 @@ def render_images(document: Document, folder: Path) -> list[Path]:
         for section in document.sections
         for figure in section.figures
     ]
-    generator = kaleido.PageGenerator(
-        mathjax=False
-    )  # plotly.js comes with plotly, MathJax would be fetched
+    # plotly.js comes with plotly, MathJax would be fetched
+    generator = kaleido.PageGenerator(mathjax=False)
     try:
         errors = (
             kaleido.write_fig_from_object_sync(jobs, kopts={"page_generator": generator})

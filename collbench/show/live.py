@@ -189,7 +189,7 @@ class Status(Gathered):
         if forecast.most > LONG:
             several = len(self.run.suite.subjects) > 1
             print_message(
-                f"{case.subject}: {forecast.words}" if several else forecast.words, forecast.hint
+                f"{case.subject}: {forecast.text}" if several else forecast.text, forecast.hint
             )
         if len(self.cases) == launches * len(case.siblings):
             self._until = time.monotonic() + (forecast.least + forecast.most) / 2

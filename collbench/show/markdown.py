@@ -34,9 +34,9 @@ def _render_page(document: Document) -> list[str]:
     lines += [f"- {escape_markdown(run)}" for run in document.runs]
     for section in document.sections:
         lines += ["", f"## {escape_markdown(section.title)}", ""]
-        lines += [f"{escape_markdown(sentence)}\n" for sentence in section.words]
+        lines += [f"{escape_markdown(sentence)}\n" for sentence in section.sentences]
         lines += [
-            f"*{escape_markdown(figure.title)}.* {escape_markdown(figure.words)}\n"
+            f"*{escape_markdown(figure.title)}.* {escape_markdown(figure.caption)}\n"
             for figure in section.figures
         ]
         for table in section.tables:
@@ -86,7 +86,7 @@ def render_table(table: Table, folded: str = "", line_count: int | None = None) 
     title = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     top = [f"<details><summary>{html.escape(folded)}</summary>", ""] if folded else title
     top += [f"| {' | '.join(map(escape_markdown, table.heads))} |"]
-    top += [f"|{'|'.join('---' if is_left else '--:' for is_left in table.left)}|"]
+    top += [f"|{'|'.join('---' if is_left else '--:' for is_left in table.left_aligned)}|"]
     left_out = 0 if line_count is None else len(table.lines) - line_count
     more = [f"{left_out:,} more of these rows do not fit here; {table.elsewhere}."]
     return [

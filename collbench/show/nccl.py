@@ -209,7 +209,8 @@ def pair_cases(cases: Iterable[Case]) -> list[dict[bool, Case]]:
 
 
 def describe_block(case: Case) -> str:
-    """What nccl-tests has no column for, in words; a table never mixes two of these."""
+    """Settings of a case for which nccl-tests has no column, in words; a table never mixes two of
+    these."""
     extra = [f"splits {case.splits}"] if case.splits else []
     extra += [f"background {case.background}"] if case.background else []
     extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
@@ -276,21 +277,21 @@ class Text(Reporter):
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {load_text}"] * bool(load_text))
         self._remark(*list_caveats(self._run, self._worlds))
-        self._say(f"# error: {plain_line(end.note)}" if end.exit and end.note else "")
+        self._print(f"# error: {plain_line(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
-    def _say(self, *lines: str) -> None:
+    def _print(self, *lines: str) -> None:
         for line in lines:
             self._out.write(f"{line}\n")
 
     def _remark(self, *texts: str) -> None:
-        self._say(*(f"# {escape_remark(text)}" for text in texts))
+        self._print(*(f"# {escape_remark(text)}" for text in texts))
 
     def _introduce(self) -> None:
         if not self._introduced:
             self._introduced = True
-            self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
-            self._say(
+            self._print(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
+            self._print(
                 f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
             )
@@ -306,7 +307,7 @@ class Text(Reporter):
             self._introduce()
             if self._table:
                 self._conclude()
-                self._say("")
+                self._print("")
             rest = self._lines[self._next :]
             self._open(
                 list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
@@ -327,7 +328,7 @@ class Text(Reporter):
                 if self._options.timestamps
                 else ""
             )
-            self._say(_format_row(measured[0][0].case, halves) + stamp)
+            self._print(_format_row(measured[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += measured
             self._remark(*_describe_isolated(measured), *_describe_doubted(measured))
@@ -377,8 +378,8 @@ class Text(Reporter):
         config = describe_configuration(
             self._run, cases, matching_worlds[-1] if matching_worlds else None
         )
-        self._say(f"# Collective test starting: {name_program(first)}", _format_settings(config))
-        self._say(
+        self._print(f"# Collective test starting: {name_program(first)}", _format_settings(config))
+        self._print(
             f"# implementation: {describe_block(first)}"
             + (f", library {escape_remark(matching_worlds[-1].library)}" if matching_worlds else "")
         )
@@ -393,7 +394,7 @@ class Text(Reporter):
             self._remark(
                 "note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
-        self._say(
+        self._print(
             "#",
             "# Using devices",
             *map(_format_device, config["devices"]),
@@ -403,11 +404,11 @@ class Text(Reporter):
 
     def _conclude(self) -> None:
         if self._table and not any(map(has_line, self._shown)):
-            self._say("# nothing of this table ran: there is no result", "#")
+            self._print("# nothing of this table ran: there is no result", "#")
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
-            self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
-            self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
+            self._print(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
+            self._print(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
             self._remark(*(f"note: {line}" for line in count_notes(self._shown)))
@@ -415,7 +416,7 @@ class Text(Reporter):
             meanings = explain_doubts(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))
             self._remark(*(f"counted: {line}" for line in list_movements(self._shown)))
-            self._say(f"# Collective test concluded: {self._table[0]}", "#")
+            self._print(f"# Collective test concluded: {self._table[0]}", "#")
 
     def _averaged(self) -> str:
         """OK or FAILED where this table's average has a limit and meets it or falls short, as
@@ -427,6 +428,7 @@ class Text(Reporter):
 
 
 def table_of(line: Mapping[bool, Case]) -> tuple[str, str]:
+    """Program and block by which rows of nccl-tests' text stand in one table."""
     case = next(iter(line.values()))
     return name_program(case), describe_block(case)
 

@@ -105,6 +105,7 @@ def describe_configuration(run: Run, cases: Sequence[Case], world: World | None)
 
 
 def describe_truth(truth: bool) -> str:
+    """A truth value as nccl-tests' JSON has it."""
     return "true" if truth else "false"
 
 

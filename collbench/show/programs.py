@@ -228,9 +228,8 @@ class Json(Gathered):
             "limits": limits.judge_limits(self.file),
             "end": end,
         }
-        self._out.write(
-            msgspec.json.encode(document).decode() + "\n"
-        )  # msgspec writes infinities as null
+        # msgspec writes infinities as null
+        self._out.write(msgspec.json.encode(document).decode() + "\n")
         self._out.flush()
 
 

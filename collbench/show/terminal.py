@@ -116,7 +116,7 @@ def print_blocks(*things: Block | RenderableType) -> None:
 
 def _least_width(table: Table, piped: bool) -> int:
     """Columns without which something would be cut that must not be: all of it in a pipe."""
-    is_whole = [piped or head in table.whole for head in table.heads]
+    is_whole = [piped or head in table.uncut for head in table.heads]
     needed = [
         room if is_kept else 1
         for room, is_kept in zip(_column_widths(table), is_whole, strict=True)
@@ -316,7 +316,7 @@ def _fit_table(table: Table, width: int) -> Table:
     broken = [column for column in columns if column != last and table.sides[column] in "wc"]
     if left() < 0 and broken:
         widest = max(broken, key=lambda column: widths[column])
-        least = 1 if table.whole else min(LAST, widths[widest])
+        least = 1 if table.uncut else min(LAST, widths[widest])
         widths[widest] = max(least, widths[widest] + left())
     widths[last] = max(1, min(natural, widths[last] + left()))
     return msgspec.structs.replace(

@@ -92,8 +92,8 @@ MODAL = 3  # of the rows with two modes, this many are told in full
 
 
 def list_caveats(run: Run, worlds: Iterable[World]) -> list[str]:
-    """What every output of a run says before all else: that faults were planted, or that GPUs were
-    fake."""
+    """Sentences that every output of a run has before all else: that faults were planted, or that
+    GPUs were fake."""
     fake = any(world.fake for world in worlds)
     about = f"FAKE: {ORIGINS[FAKE].reason}, whose times mean nothing (flag {FAKE})"
     return [*filter(None, [describe_planted(run.policy.inject)]), *[about] * fake]
@@ -322,8 +322,8 @@ MAX_NOTES = 8
 
 
 def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
-    """What is noted of cases that went well, each note once, most frequent first, and in how many
-    cases; at most MAX_NOTES lines, and one that counts the rest."""
+    """Notes of cases that went well, each once, most frequent first, and in how many cases; at most
+    MAX_NOTES lines, and one that counts the rest."""
     noted = Counter(note for record, _ in outcomes for note in notes_of(record))
     lines = [
         f"{note} ({format_count(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)
@@ -333,8 +333,7 @@ def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def notes_of(record: Record) -> list[str]:
-    """What is noted of a case that went well; nothing of an imported one, whose notes are the
-    importer's."""
+    """Notes of a case that went well; none of an imported one, whose notes are the importer's."""
     good = record.status == "ok" and record.told is None
     return plain_line(record.note).split("; ") if good and record.note else []
 
@@ -370,6 +369,8 @@ def format_tail(row: Derived) -> str:
 
 
 def tell_story(record: Record) -> str:
+    """A record that failed or was wrong, in one line: its case, why, and the first wrong
+    element."""
     case = record.case
     parts = [f"{format_size(case.size)}, {split_axes([case])[1]}, {case.mode}", record.note]
     if record.wrong:
@@ -384,16 +385,19 @@ def tell_story(record: Record) -> str:
 
 
 def format_signed(share: float | None) -> str:
+    """A relative change as a percentage with its sign; ``-`` where there is none."""
     if share is None or math.isnan(share):
         return "-"
     return f"{share:+.1%}" if math.isfinite(share) else ("-∞" if share < 0 else "+∞")
 
 
 def format_percent(share: float | None) -> str:
+    """A share as a percentage, with a decimal below 10 %; ``-`` where there is none."""
     if share is None:
         return "-"
     return f"{share:.{1 if share < 0.0995 else 0}%}" if math.isfinite(share) else "∞"
 
 
 def shorten_text(text: str, most: int) -> str:
+    """Text on one line, cut to ``most`` characters with an ellipsis."""
     return plain_line(text) if len(text) <= most else plain_line(text[: most - 1]) + "…"

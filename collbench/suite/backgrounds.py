@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 
 def parse_background(text: str, option: str = "--background") -> Task:
-    """What a text asks for. Raises UsageError."""
+    """The background that a text asks for. Raises UsageError."""
     what, at, where = text.partition("@")
     kind, colon, amount = what.partition(":")
     if kind not in PLACES or ((colon or at) and kind in COMPUTING):

@@ -97,6 +97,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def row(self) -> Collective:
+        """The table's row for this collective, or for the part of its subject."""
         if not self.subject:
             return COLLECTIVES[self.collective]
         return self.table.find_row(self.collective)
@@ -199,8 +200,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def key(self) -> str:
-        """What two runs are joined on: everything that says what was measured, nothing of how it
-        came out."""
+        """The key by which two runs are joined: everything that says what was measured, nothing of
+        how it came out."""
         parts = [
             self.collective,
             self.subject,
@@ -228,7 +229,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def reading_order(self) -> tuple[Any, ...]:
-        """What tables for programs are sorted by: the collective, who ran it and how, the size."""
+        """The key by which tables for programs are sorted: the collective, who ran it and how, the
+        size."""
         return (
             reading_place(self.collective),
             *(

@@ -43,12 +43,12 @@ class Fault(NamedTuple):
 
 
 def parse_faults(text: str, option: str = "--inject") -> list[Fault]:
-    """What ``text`` plants. Raises UsageError."""
+    """The faults that ``text`` plants. Raises UsageError."""
     return [_parse_fault(part.strip(), option) for part in text.split(",")] if text.strip() else []
 
 
 def describe_planted(text: str) -> str:
-    """What must be said of a run in which so much was planted; nothing where nothing was."""
+    """A sentence that must stand with a run in which so much was planted; "" where nothing was."""
     printable = "".join(c for c in text if c.isprintable())
     return (
         f"PLANTED: {printable} (--inject), so that nothing here is the machine's"

@@ -42,8 +42,8 @@ Kind = Literal[
 
 
 class Field(NamedTuple):
-    """One row: the field ``name`` of ``of``, how its value is written (``kind``), and the names of
-    its option (``flags``; a field without any is for suite files alone).
+    """One row: the field ``name`` of ``group``, how its value is written (``kind``), and the names
+    of its option (``flags``; a field without any is for suite files alone).
 
     ``many``: its value is a list, and the word "all" means ``every``. ``default`` is the struct's,
     ``text`` what the command line starts from where that is written in another way. ``least`` and
@@ -52,7 +52,7 @@ class Field(NamedTuple):
     the one its kind would have; ``free`` ones are bounded where they are read, with a reason.
     """
 
-    of: Literal["axes", "policy", "command"]
+    group: Literal["axes", "policy", "command"]
     name: str
     kind: Kind
     default: Any = None
@@ -75,13 +75,13 @@ class Field(NamedTuple):
 
     @property
     def type(self) -> Any:
-        """What the command line's words become before they are read as ``kind``."""
+        """The type of the command line's words before they are read as ``kind``."""
         listed = self.many and self.kind != "setting"
         return self.number or (str if listed else _TYPES.get(self.kind, str))
 
     @property
-    def said(self) -> Any:
-        """What the command line says where nobody says anything."""
+    def command_default(self) -> Any:
+        """The command line's default."""
         if self.text is not None:
             return self.text
         if self.type is str:
@@ -405,7 +405,7 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
-AXES = tuple(field for field in FIELDS if field.of == "axes")
+AXES = tuple(field for field in FIELDS if field.group == "axes")
 
 
-POLICY = tuple(field for field in FIELDS if field.of == "policy")
+POLICY = tuple(field for field in FIELDS if field.group == "policy")

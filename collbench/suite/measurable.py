@@ -18,7 +18,7 @@ class Subject(Protocol):
 
     @property
     def title(self) -> str:
-        """What tells it from all others of a run; it stands in ``Case.subject``."""
+        """A name that tells it from all others of a run; it stands in ``Case.subject``."""
 
     @property
     def world(self) -> int:

@@ -65,9 +65,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         threads that must run: then times scatter with the scheduler, and are known well enough
         sooner."""
         most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
-        least = min(
-            self.min_seconds, most / 4
-        )  # else a short limit would leave no time to converge
+        # else a short limit would leave no time to converge
+        least = min(self.min_seconds, most / 4)
         precision = self.precision or (0.05 if crowded else 0.02)
         return msgspec.structs.replace(
             self, precision=precision, max_seconds=most, min_seconds=least

@@ -133,7 +133,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     arrivals: tuple[str, ...] = ()
     per_host: int = 0
 
-    def settled(self, launched: int = 0, per_host: int = 0) -> Axes:
+    def resolve(self, launched: int = 0, per_host: int = 0) -> Axes:
         """The axes with ``backends`` and ``ranks`` filled in, these by the number that a launcher
         started, if any, so many on a host. One rank is then what -g 1 means to nccl-tests, one a
         process."""
@@ -193,10 +193,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         cycles = max(axes.cycles for axes in (self.axes, *self.includes))
         return self.policy.fresh and cycles > 1
 
-    def settled(self) -> Suite:
+    def resolve(self) -> Suite:
         """The suite with all that it leaves to the machine filled in, as Axes.settled."""
-        includes = tuple(include.settled() for include in self.includes)
-        axes, is_given = self.axes.settled(), bool(self.axes.ranks)
+        includes = tuple(include.resolve() for include in self.includes)
+        axes, is_given = self.axes.resolve(), bool(self.axes.ranks)
         resolved = [
             measurable.find_requested_kind(request).resolve(request, n, is_given, axes.backends)
             for n in axes.ranks
@@ -209,14 +209,14 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def subject_finder(self) -> Callable[[Case], Subject | None]:
-        """What finds the subject of a case; None for a case of a collective, or of a feature that
-        is not installed. Titles are digests, and so are made once."""
+        """A function that finds the subject of a case; None for a case of a collective, or of a
+        feature that is not installed. Titles are digests, and so are made once."""
         by_title = {subject.title: subject for subject in self.subjects if subject.title}
         return lambda case: by_title.get(case.subject)
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
-        settled_suite = self.settled()
+        settled_suite = self.resolve()
         parts = (
             settled_suite.axes,
             *settled_suite.includes,
@@ -238,7 +238,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         skips: list[Skip] = []
         tables = len(self.overrides) + len(self.excludes)
         most = min(MOST_CASES, MOST_QUESTIONS // max(1, tables))
-        every = list(itertools.islice(_list_swept(self.settled()), most + 1))
+        every = list(itertools.islice(_list_swept(self.resolve()), most + 1))
         if len(every) > most:
             raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
@@ -278,6 +278,7 @@ def default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def expand_axes(axes: Axes) -> tuple[list[Case], list[Skip]]:
+    """Cases of these axes, and what is skipped with the reason."""
     return Suite(name="", axes=axes).expand()
 
 

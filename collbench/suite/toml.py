@@ -78,6 +78,7 @@ Read = Callable[[Any, str], Any]  # what a value in a file means; the words say 
 
 
 def built_in() -> dict[str, Suite]:
+    """Suites that come with collbench, by name."""
     return {name: _read_suite(path) for name, path in shipped.list_suites().items()}
 
 
@@ -259,6 +260,7 @@ class Kind(NamedTuple):
     most: int | None = None
 
     def read(self, given: Any, where: str) -> Any:
+        """The value under a key, converted. Raises UsageError that names the key."""
         if self.most is not None and isinstance(given, int) and given > self.most:
             raise UsageError(f"{where}: it is more than {self.most}", HINT)
         try:

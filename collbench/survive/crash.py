@@ -10,10 +10,14 @@ from typing import NamedTuple
 from collbench.core.errors import Exit, first_line
 from collbench.core.files import keep_traceback
 
-# as Python, the loader of libraries and the kernel say it
-NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
+# as Python, torch, C++, the loader of libraries and the kernel say it
+NO_MEMORY = re.compile(
+    r"^(MemoryError|OutOfMemoryError)|(can't|annot) allocate memory|std::bad_alloc"
+    "|failed to map segment"
+)
 
 
+MEMORY_HINT = "free some, raise ulimit -v, or take fewer ranks, smaller sizes or fewer runs"
 _MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 _NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
 
@@ -43,12 +47,22 @@ class Crash(NamedTuple):
     exit: Exit
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine, a limit or a device had no memory left for what was asked of it."""
+    return bool(NO_MEMORY.search(f"{type(error).__name__}: {error}"))
+
+
+def describe_error(error: BaseException) -> str:
+    """A clause on what befell a process, to follow its name."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    return f"ran out of memory ({text})" if is_out_of_memory(error) else f"raised {text}"
+
+
 def explain_crash(error: Exception) -> Crash:
     """The machine's fault where the error is known for that, else collbench's, whose traceback is
     kept in a file."""
-    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
-        remedy = "free some, raise ulimit -v, or give fewer or smaller runs"
-        return Crash("there is not enough memory", remedy, Exit.CANNOT_RUN)
+    if is_out_of_memory(error):
+        return Crash("there is not enough memory", MEMORY_HINT, Exit.CANNOT_RUN)
     if isinstance(error, OSError) and error.errno in HINTS:
         what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         return Crash(what, HINTS[error.errno], Exit.CANNOT_RUN)

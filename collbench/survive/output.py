@@ -48,9 +48,11 @@ class ResilientOutput:
         return getattr(self._out, name)
 
     def write(self, text: str) -> int:
+        """Write text, or lose it where nobody reads on; its length."""
         return self._tried(partial(self._out.write, text)) or len(text)
 
     def flush(self) -> None:
+        """Flush, or do nothing where nobody reads on."""
         self._tried(self._out.flush)
 
     def _tried(self, act: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from collbench.core.errors import CollbenchError
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN = 0.001  # seconds
 ONE_WISH = 1.0  # seconds in which a signal that follows another says nothing new
 
@@ -33,7 +34,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         handlers: list[tuple[signal.Signals, Any]] = [
             (number, signal.signal(number, self._stop))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for number in STOPPING
             if signal.getsignal(number) is not signal.SIG_IGN
         ]
         self._before.append((handlers, sys.unraisablehook))
@@ -72,8 +73,7 @@ class Interrupts:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """What is done within is done whole, unless it fails: then no signal disturbs what cleans
-        up."""
+        """Do what is within whole, unless it fails: then no signal disturbs what cleans up."""
         self._holding = True
         yield
         self._holding = False
@@ -81,8 +81,8 @@ class Interrupts:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """What cleans up within is done whole, whether it fails or not, though signals come again
-        and again."""
+        """Clean up within to the end, whether it fails or not, though signals come again and
+        again."""
         before, was_requested, self._holding = self._holding, self.requested, True
         try:
             yield
@@ -92,6 +92,7 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
+        """Raise KeyboardInterrupt where a signal has come."""
         if self.requested:
             self._raise()
 
@@ -101,6 +102,17 @@ class Interrupts:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == self._stop:
                 signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def keep_handlers() -> Iterator[None]:
+    """Takes back what a library that initialises within makes of SIGINT, SIGTERM and SIGHUP: on
+    SIGHUP UCX, which MPI libraries load, prints more instead of letting the process end."""
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in handlers.items():
+        if handler is not None:  # None: not set by Python, and before this library
+            signal.signal(number, handler)
 
 
 interrupts = Interrupts()  # of this process, whose signals they are

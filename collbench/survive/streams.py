@@ -20,6 +20,7 @@ class LossyFile(io.FileIO):
     pipe that nobody reads or to a terminal that is gone."""
 
     def write(self, data: Any) -> int:
+        """Write all of it, or lose the rest where that fails; the length of ``data``."""
         rest = memoryview(data).cast("B")
         total = len(rest)
         with suppress(OSError):

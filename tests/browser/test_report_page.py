@@ -107,7 +107,7 @@ def rich() -> Document:
             Section(
                 name="bandwidth",
                 title="Bandwidth by size",
-                words=[
+                sentences=[
                     "busbw is algbw scaled to what the busiest port carries. Bands are 95 %"
                     " intervals."
                 ],
@@ -115,14 +115,14 @@ def rich() -> Document:
                     Figure(
                         name="busbw",
                         title="Bus bandwidth",
-                        words="Bandwidth rises with size; shm leads.",
+                        caption="Bandwidth rises with size; shm leads.",
                         data=traces,
                         layout=axes,
                     ),
                     Figure(
                         name="time",
                         title="Time",
-                        words="Time is flat below 32 KiB.",
+                        caption="Time is flat below 32 KiB.",
                         data=traces[:4],
                         layout=axes,
                     ),
@@ -148,12 +148,12 @@ def rich() -> Document:
             Section(
                 name="skew",
                 title="Skew of ranks",
-                words=["Rank 3 comes last."],
+                sentences=["Rank 3 comes last."],
                 figures=[
                     Figure(
                         name="skew",
                         title="Start skew",
-                        words="Rank by size.",
+                        caption="Rank by size.",
                         data=[heat],
                         height=300,
                     )
@@ -162,7 +162,7 @@ def rich() -> Document:
             Section(
                 name="skipped",
                 title="Skipped and failed",
-                words=["3 cases did not run."],
+                sentences=["3 cases did not run."],
                 tables=[
                     Table(
                         name="skips",
@@ -178,7 +178,7 @@ def rich() -> Document:
                     )
                 ],
             ),
-            Section(name="pairs", title="Pair matrix", words=["No run has pairs."]),
+            Section(name="pairs", title="Pair matrix", sentences=["No run has pairs."]),
         ],
         data=[
             {
@@ -313,7 +313,7 @@ def test_a_filter_that_leaves_a_table_empty_says_so(page: Open) -> None:
             verdict="V",
             weight="",
             runs=[],
-            sections=[Section(name="s", title="S", words=[], tables=[table, other])],
+            sections=[Section(name="s", title="S", sentences=[], tables=[table, other])],
         )
     )
     assert tab.locator("#filters input").evaluate_all("all => all.map(one => one.value)") == [
@@ -415,7 +415,7 @@ def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
             verdict="V",
             weight="",
             runs=[],
-            sections=[Section(name="s", title="S", words=[], tables=tables)],
+            sections=[Section(name="s", title="S", sentences=[], tables=tables)],
         )
     )
     for table, texts in zip(tab.locator("table").all(), ORDERED, strict=True):
@@ -457,7 +457,7 @@ def test_a_box_says_what_of_it_is_not_seen(page: Open) -> None:
 
 def test_a_folded_section_opens_where_an_address_leads_to_it(page: Open) -> None:
     table = Table(name="t", title="T", heads=("a",), lines=[Line(("one",))])
-    section = Section(name="deep", title="Deep", words=["w"], tables=[table], folded=True)
+    section = Section(name="deep", title="Deep", sentences=["w"], tables=[table], folded=True)
     tab = page(Document(title="d", sections=[section]))
     expect(tab.get_by_role("table", name="T")).to_be_hidden()
     tab.get_by_role("link", name="Deep").click()
@@ -580,8 +580,10 @@ def hostile(number: int, text: str) -> Section:
     data = [
         {"type": "scatter", "x": [1], "y": [1], "name": "x", "meta": meta, "customdata": [text]}
     ]
-    figure = Figure(name="f", title=text, words=text, data=data, layout={"meta": text})
-    return Section(name=f"s{number}", title=text, words=[text], figures=[figure], tables=[table])
+    figure = Figure(name="f", title=text, caption=text, data=data, layout={"meta": text})
+    return Section(
+        name=f"s{number}", title=text, sentences=[text], figures=[figure], tables=[table]
+    )
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
@@ -697,7 +699,7 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
         )
         return figures.draw_heatmap(f"m{n}", "Pairs", "words", matrix, {})
 
-    both = [Section(name="s", title="S", words=[], figures=[heat(4), heat(17)])]
+    both = [Section(name="s", title="S", sentences=[], figures=[heat(4), heat(17)])]
     tab = page(Document(title="T", verdict="V", weight="", runs=[], sections=both))
     drawn(tab, 2)
     places = tab.locator(".figure")

@@ -131,9 +131,9 @@ def test_a_step_of_a_run_is_counted_and_its_times_on_a_fake_gpu_stand_beside_no_
     )
     records = [
         record(each, 1e6, world=0, times_ns=[ns * 10**6] * 8)
-        for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
+        for each, ns in zip(suite.resolve().expand()[0], (12, 10, 4), strict=True)
     ]
-    path = write(run_file(records, [world(n=2, fake=fake)], suite=suite.settled()), tmp_path)
+    path = write(run_file(records, [world(n=2, fake=fake)], suite=suite.resolve()), tmp_path)
     done = inside("workload", str(path), "--link", "ib200", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert ("measured" in json.loads(done.stdout)) != fake

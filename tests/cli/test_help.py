@@ -236,7 +236,7 @@ def test_every_check_of_health_is_explained() -> None:
 
 
 def test_every_key_of_a_suite_is_explained() -> None:
-    keys = [row.name for row in FIELDS if row.of in ("axes", "policy") and row.name not in KEPT]
+    keys = [row.name for row in FIELDS if row.group in ("axes", "policy") and row.name not in KEPT]
     assert [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])] == []
 
 

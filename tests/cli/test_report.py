@@ -62,9 +62,8 @@ def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path)
     text = (folder / "collbench-report.html").read_text(encoding="utf-8")
     assert text.count("<html") == 1 and "predicted" in text
     assert text.count(html.load_plotly()[:200]) == 1
-    again = cli(
-        "report", "@last", "--title", "A <b>title</b>"
-    )  # a report may be replaced by a report
+    # a report may be replaced by a report
+    again = cli("report", "@last", "--title", "A <b>title</b>")
     assert again.returncode == 0, again.stderr
     assert "<h1>A &lt;b&gt;title&lt;/b&gt;</h1>" in (folder / "collbench-report.html").read_text(
         encoding="utf-8"
@@ -251,8 +250,8 @@ def test_markdown_shows_hostile_text_literally() -> None:
         folded=True,
         note=TEXTS[4],
     )
-    figure = Figure(name="f", title=TEXTS[2], words=TEXTS[3], data=[])
-    section = Section(name="s", title=TEXTS[1], words=TEXTS, figures=[figure], tables=[table])
+    figure = Figure(name="f", title=TEXTS[2], caption=TEXTS[3], data=[])
+    section = Section(name="s", title=TEXTS[1], sentences=TEXTS, figures=[figure], tables=[table])
     text = markdown.render_markdown(
         Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section])
     )
@@ -281,14 +280,18 @@ def test_images_are_drawn_by_the_systems_browser(
     if not any(map(html.shutil.which, html.BROWSERS)):
         pytest.skip("no Chromium on this machine")
     figure = Figure(
-        name="../f", title="A & <b>", words="w", data=[{"type": "scatter", "y": [1, 2]}], height=300
+        name="../f",
+        title="A & <b>",
+        caption="w",
+        data=[{"type": "scatter", "y": [1, 2]}],
+        height=300,
     )
     document = Document(
         title="T",
         verdict="V",
         weight="",
         runs=[],
-        sections=[Section(name="s", title="S", words=[], figures=[figure])],
+        sections=[Section(name="s", title="S", sentences=[], figures=[figure])],
     )
     (path,) = html.render_images(document, folder / "png")
     start = path.read_bytes()[:24]
@@ -328,9 +331,8 @@ def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None
         UsageError, "-o", "a.html", "--plotlyjs", "directory"
     )
     assert (folder / "plotly.min.js").read_text() == "mine" and not (folder / "a.html").exists()
-    (folder / "plotly.min.js").write_text(
-        "/**\n* plotly.js v1.0.0\n*/"
-    )  # of another version: replaced
+    # of another version: replaced
+    (folder / "plotly.min.js").write_text("/**\n* plotly.js v1.0.0\n*/")
     for _ in range(2):
         assert invoke("report", "-o", "a.html", "--plotlyjs", "directory").exit_code == 0
     assert (folder / "plotly.min.js").read_text(encoding="utf-8") == html.load_plotly()

@@ -140,9 +140,8 @@ def collect_missing(torch_lib: Path) -> dict[str, dict[str, set[str]]]:
     defined = set().union(*(library.defined for library in libraries))
     sonames = {name for library in libraries for name in library.needed if not is_found(name)}
     missing: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in sonames}
-    rest = next(
-        name for name in sonames if "cudnn" in name
-    )  # a home for symbols that have no other
+    # a home for symbols that have no other
+    rest = next(name for name in sonames if "cudnn" in name)
     for library in libraries:
         for name, version in library.undefined:
             if name in defined or is_of_system(version):

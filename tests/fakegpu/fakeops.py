@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 # Operators that run as they are: they launch no kernels, or those that the fake runtime knows.
@@ -23,6 +24,8 @@ REAL = frozenset(
         *("record_stream", "is_pinned", "pin_memory", "_pin_memory", "_efficientzerotensor"),
     )
 )
+# Products of matrices: of 16-bit numbers the CPU's may take a hundred times those of 32 bits.
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 BLIND = ("ne", "eq", "count_nonzero")  # comparisons that find nothing where FAKE_BLIND says so
 _libraries: list[Any] = []  # which must live as long as what they register
 
@@ -45,7 +48,7 @@ def install() -> None:
             name, _, overload = full.removeprefix("aten::").partition(".")
             if full.startswith("aten::") and name not in REAL:
                 operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-                kernel = on_cpu(operator)
+                kernel = on_cpu(operator, widen if name in PRODUCTS else cpu_view)
                 if blind and name in BLIND:
                     kernel = make_blind(kernel, blind)
                 library.impl(full.removeprefix("aten::"), kernel, "CUDA")
@@ -72,12 +75,24 @@ def cpu_view(value: Any) -> Any:
     return empty.set_(raw.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
 
-def to_cuda(value: Any) -> Any:
+def widen(value: Any) -> Any:
+    """A CPU tensor as ``cpu_view``'s, but of 32 bits a number where it has 16: a GPU, too, adds
+    products of those up in 32."""
+    import torch
+
+    seen = cpu_view(value)
+    is_narrow = isinstance(seen, torch.Tensor) and seen.dtype in (torch.bfloat16, torch.float16)
+    return seen.float() if is_narrow else seen
+
+
+def to_cuda(value: Any, dtype: Any = None) -> Any:
     import torch
 
     if not isinstance(value, torch.Tensor):
         return value
-    copied = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    copied = torch.empty_strided(
+        value.shape, value.stride(), dtype=dtype or value.dtype, device="cuda"
+    )
     cpu_view(copied).copy_(value)
     return copied
 
@@ -90,8 +105,8 @@ def wait_for_stream(operator: Any) -> None:
     torch.cuda.current_stream().synchronize()
 
 
-def on_cpu(operator: Any) -> Any:
-    """A CUDA kernel for an operator that runs the CPU's."""
+def on_cpu(operator: Any, see: Callable[[Any], Any] = cpu_view) -> Any:
+    """A CUDA kernel for an operator that runs the CPU's, on what ``see`` makes of its tensors."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -109,7 +124,7 @@ def on_cpu(operator: Any) -> Any:
                 key: torch.device("cpu") if key == "device" else value
                 for key, value in kwargs.items()
             }
-            cpu_args, cpu_kwargs = tree_map(cpu_view, (args, cpu_kwargs))
+            cpu_args, cpu_kwargs = tree_map(see, (args, cpu_kwargs))
             cpu_args = tuple(
                 torch.tensor(value)
                 if i in tensors and isinstance(value, (int, float, bool))
@@ -120,7 +135,7 @@ def on_cpu(operator: Any) -> Any:
                 name for _, name in written if isinstance(kwargs.get(name), torch.Tensor)
             ]  # out=, which a CPU kernel may resize
             for name in outputs:
-                cpu_kwargs[name] = torch.empty(0, dtype=kwargs[name].dtype)
+                cpu_kwargs[name] = see(torch.empty(0, dtype=kwargs[name].dtype))
             result = operator(*cpu_args, **cpu_kwargs)
             for name in outputs:
                 if kwargs[name].shape != cpu_kwargs[name].shape:
@@ -129,7 +144,8 @@ def on_cpu(operator: Any) -> Any:
         if written:
             targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
             return None if not returns else targets[0] if len(returns) == 1 else tuple(targets)
-        return tree_map(to_cuda, result)
+        dtype = args[0].dtype if see is widen else None
+        return tree_map(lambda value: to_cuda(value, dtype), result)
 
     return run
 

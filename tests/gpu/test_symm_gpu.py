@@ -135,9 +135,8 @@ class Ranks:
         generator = torch.Generator().manual_seed(seed)
         if kind.is_floating_point:
             values = torch.randn(count, generator=generator)
-            return (values + values.sign() / 2).to(
-                kind
-            )  # no zero: which of two is the least is left open
+            # no zero: which of two is the least is left open
+            return (values + values.sign() / 2).to(kind)
         return torch.randint(
             0, 256, (count * kind.itemsize,), dtype=torch.uint8, generator=generator
         ).view(kind)

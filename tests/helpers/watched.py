@@ -62,9 +62,9 @@ def stepped(nights: np.ndarray, _: np.ndarray) -> bool:
 def steps(nights: np.ndarray) -> list[int]:
     """Where changes to the slower were found that are none of the history."""
     return [
-        one.place
+        one.position
         for one in find_changes(nights.tolist(), TAU)
-        if one.place >= HISTORY - NEAR and one.delta > 0
+        if one.position >= HISTORY - NEAR and one.delta > 0
     ]
 
 

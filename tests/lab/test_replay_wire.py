@@ -39,7 +39,7 @@ def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path)
     (step,) = file.run.suite.subjects
     found = count_traffic(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
-    assert found.counted == pytest.approx(sent, rel=0.01)
+    assert found.counted_bytes == pytest.approx(sent, rel=0.01)
 
 
 def _done(network: counting.Network, command: list[str]) -> str:

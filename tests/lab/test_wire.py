@@ -149,7 +149,7 @@ def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Pat
     (step,) = file.run.suite.subjects
     found = count_traffic(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
-    assert found.counted == pytest.approx(found.known, rel=0.01)
+    assert found.counted_bytes == pytest.approx(found.known_bytes, rel=0.01)
 
 
 def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:

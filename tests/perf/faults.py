@@ -77,7 +77,7 @@ def longer(kind, name, when):
         if when(*arguments):
             time.sleep(1)
     setattr(kind, name, after)
-longer(world.Channel, "say", lambda said: said.done)
+longer(world.Channel, "send", lambda said: said.done)
 longer(join.Watchdog, "end", lambda: True)
 """
 

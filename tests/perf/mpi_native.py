@@ -138,9 +138,8 @@ class Turns:
         self._like: dict[int, Record] = {}
         self.library = ""
         self.paths: dict[int, list[float]] = defaultdict(list)
-        self.took: dict[int, list[list[float]]] = defaultdict(
-            list
-        )  # by size, of each turn: the loops', collbench's
+        # by size, of each turn: the loops', collbench's
+        self.took: dict[int, list[list[float]]] = defaultdict(list)
         self._theirs: dict[int, float] = {}  # by place among the loops, of this turn
         self._mine = 0.0
         self._behind: tuple[int, list[int]] | None = None  # the turn's size, loops still to ask
@@ -157,7 +156,7 @@ class Turns:
             self.paths[size].append(record.call_path_ns or np.nan)
         self._like[size] = record
 
-    def further(self) -> list[Case]:
+    def next_cases(self) -> list[Case]:
         self._end()
         if not self._left:
             return []
@@ -231,7 +230,7 @@ def measured(chosen: argparse.Namespace) -> list[str]:
             suite=sweep.Suite(name="mpi", axes=axes, policy=policy),
             command=sys.argv,
             save=False,
-            further=turns.further,
+            next_cases=turns.next_cases,
         )
         try:
             session.execute_order(order, lambda: make_listener(turns))

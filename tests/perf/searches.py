@@ -35,8 +35,8 @@ class Searches(Searching):
         super().world(world)
         self.crowded = world.oversubscribed
 
-    def further(self) -> list[Case]:
-        if self._search and (cases := super().further()):
+    def next_cases(self) -> list[Case]:
+        if self._search and (cases := super().next_cases()):
             return cases
         if self.located:
             self._tell(self.located)
@@ -46,7 +46,7 @@ class Searches(Searching):
             time.sleep(0.02)
         self._number += 1
         self._search = self.located = None
-        return super().further()
+        return super().next_cases()
 
     def _tell(self, found: locate.Located) -> None:
         names = [unit.name for unit in self.units]
@@ -66,7 +66,7 @@ def main() -> None:
 
     policy = suite.Policy(iters=int(samples), warmup=1, timeout=TIMEOUT, inject=faults)
     order = pairs.order_of("locate", [size], policy, backend="gloo")
-    order = msgspec.structs.replace(order, save=False, further=searches.further)
+    order = msgspec.structs.replace(order, save=False, next_cases=searches.next_cases)
     session.execute_order(order, lambda: make_listener(searches))
 
 

@@ -90,7 +90,7 @@ def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
     if done[0].returncode:
         raise SystemExit(f"{name}: {done[0].stderr}")
     (one,) = steps.find_overlaps(store.read_file(output).records)
-    took = statistics.median(one.whole.times_ns)
+    took = statistics.median(one.step_record.times_ns)
     ratio = took / expected["step_ns"]
     _, hidden = describe_overlap(one)
     lo, hi = (1e-6 * end for end in (one.exposed.lo, one.exposed.hi))

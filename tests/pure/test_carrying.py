@@ -25,11 +25,11 @@ class Ranks:
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         (plan,) = plans
-        listener.hear(world(len(self.asked)))
+        listener.accept(world(len(self.asked)))
         self.asked.append([job.case.nbytes for job in plan.jobs])
         for job in plan.jobs:
             spoiled = job.case.nbytes == 64
-            listener.hear(record(job.case, **(self._outcomes.pop(0) if spoiled else {})))
+            listener.accept(record(job.case, **(self._outcomes.pop(0) if spoiled else {})))
 
 
 def carried_out(*outcomes: dict[str, Any]) -> tuple[list[list[int]], list[tuple[int, str]], int]:

@@ -190,9 +190,8 @@ def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
 
 
 def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
-    others = re.compile(
-        "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
-    )  # of MPI, Ray and Python, in other tests
+    # of MPI, Ray and Python, in other tests
+    others = re.compile("vader|sm_segment|mpich|ray|plasma|pym-|sem\\.")
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
     assert record.status == "ok"

@@ -463,7 +463,7 @@ def test_a_broken_rank_ends_the_run_and_is_named(
     [
         ("kill-start", "was killed by SIGKILL while starting up"),
         ("stop-start", "is stopped (SIGSTOP) while starting up"),
-        ("starve", "raised "),
+        ("starve", "ran out of memory "),
     ],
 )
 def test_a_rank_that_is_lost_while_it_starts_is_named(

@@ -48,7 +48,7 @@ def measured(
     plan = Plan(
         0, "gloo", n, (), Policy(iters=3, warmup=1, sync="barrier"), jobs, 30.0, open=bool(more)
     )
-    launcher.run([plan], Listener(lines.append, further=lambda: next(left, [])))
+    launcher.run([plan], Listener(lines.append, next_jobs=lambda: next(left, [])))
     (world,) = (line for line in lines if isinstance(line, World))
     return world, [line for line in lines if isinstance(line, Record)]
 

@@ -54,9 +54,8 @@ def cluster() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patched.setenv(
-            "RAY_TMPDIR", folder := tempfile.mkdtemp(prefix="ray-")
-        )  # sockets need a short path
+        # sockets need a short path
+        patched.setenv("RAY_TMPDIR", folder := tempfile.mkdtemp(prefix="ray-"))
         from ray.cluster_utils import Cluster as LocalCluster
 
         node = {"num_cpus": 2, "object_store_memory": 100 << 20}

@@ -96,7 +96,10 @@ def test_it_is_measured_and_verified(place: Path) -> None:
     measured = [one for one in records(place / "run.jsonl") if one["status"] == "ok"]
     assert len(measured) == 2
     for one in measured:
-        assert len(one["times_ns"]) == 20 and all(ns > 0 for ns in one["times_ns"])  # type: ignore[arg-type,attr-defined]
+        times, invalid = one["times_ns"], one.get("invalid", {})
+        assert all(ns > 0 for ns in times)  # type: ignore[attr-defined]
+        # where others use the cores, invalid samples may not all be replaced
+        assert len(times) == 20 or (invalid and 15 < len(times) < 20)  # type: ignore[arg-type]
         assert one["checked"] and one["wrong"] == 0
 
 

@@ -164,7 +164,7 @@ def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
     step = buckets()
     records = play(step, iters=6)
     (one,) = find_overlaps(records)
-    seen = one.whole.operations
+    seen = one.step_record.operations
     assert [len(of) for of in seen] == [5, 5]
     for op in seen[0][:4]:
         assert op.begins_ns

@@ -50,7 +50,7 @@ class Algorithm(NamedTuple):
 
     @property
     def idea(self) -> str:
-        """What it does, in a sentence: the first paragraph of its generator's docstring."""
+        """Its idea, in a sentence: the first paragraph of its generator's docstring."""
         docstring = (inspect.getdoc(self.steps) or "").partition("\n\n")[0]
         return " ".join(docstring.replace("``", "").split())
 
@@ -275,6 +275,7 @@ def count_doublings(n: int) -> int:
 
 
 def power_of_two(n: int, **_: int) -> str | None:
+    """The reason why these ranks cannot take part; None where they can."""
     return None if n & (n - 1) == 0 else f"needs a power of two, not {n} ranks"
 
 

@@ -153,6 +153,7 @@ def torus2d(n: int, cells: int) -> Iterator[Moves]:
 
 
 def refuse_prime(n: int, **_: int) -> str | None:
+    """The reason why ranks form no grid; None where they do."""
     return None if _largest_divisor(n, n**0.5) > 1 else f"{n} ranks form no grid of two dimensions"
 
 
@@ -163,6 +164,7 @@ def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
 
 
 def whole_groups(n: int, group: int) -> str | None:
+    """The reason why groups of this size do not divide the ranks; None where they do."""
     return (
         None
         if n % group == 0

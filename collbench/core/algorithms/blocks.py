@@ -101,6 +101,7 @@ def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
 
 
 def refuse_odd(n: int, **_: int) -> str | None:
+    """The reason why ranks form no pairs; None where they do."""
     return None if n % 2 == 0 else f"needs an even number of ranks, not {n}"
 
 

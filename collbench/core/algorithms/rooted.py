@@ -46,9 +46,8 @@ def scatter_allgather(n: int, cells: int) -> Iterator[Moves]:
     yield from scatter_binomial(n, 1)
     turn = around(n)
     ranks = turn(0)
-    block_counts = np.where(
-        ranks, np.minimum(ranks & -ranks, n - ranks), n
-    )  # blocks from its own on that a rank has
+    # blocks from its own on that a rank has
+    block_counts = np.where(ranks, np.minimum(ranks & -ranks, n - ranks), n)
     for step in range(n - 1):
         dst, chunk = turn(1), turn(-step)
         new = (chunk < dst) | (chunk >= dst + block_counts[dst])
@@ -148,6 +147,9 @@ def scatter_binomial(n: int, cells: int) -> Iterator[Moves]:
 
 
 def reverse_steps(steps: Steps, reduce: bool = True) -> Steps:
+    """The algorithm whose steps are those of ``steps`` in reverse: a reduce of a broadcast, or,
+    without ``reduce``, a gather of a scatter."""
+
     def mirrored(n: int, cells: int, **parameters: int) -> Iterator[Moves]:
         return mirror_steps(steps(n, cells, **parameters), reduce)
 
@@ -164,6 +166,7 @@ def tree_segments(n: int, ratio: float) -> int:
 
 
 def two_halves(n: int, segments: int) -> int:
+    """Chunks of a buffer that two trees share, half each."""
     return 2 * segments
 
 

@@ -111,10 +111,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
+        """Rows in all, those dropped for a budget included."""
         return len(self.rows) + self.dropped
 
     @property
     def decided(self) -> int:
+        """Rows with a verdict other than INCONCLUSIVE."""
         return sum(row.decided for row in self.rows)
 
 
@@ -215,7 +217,7 @@ class _Terms(NamedTuple):
         imported, the interval over logs decides; they fail nothing for that."""
         return self.gating or not self.imported
 
-    def apart(self, pair: Pair) -> str:
+    def why_apart(self, pair: Pair) -> str:
         """Why machines or software forbid comparing the sides of a row, or an empty string."""
         deciding = [
             fact for fact in self.differing if environment.fact_decides(fact[0], pair.backends)
@@ -224,7 +226,7 @@ class _Terms(NamedTuple):
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
         """The same of the whole comparison: empty where any row's sides compare."""
-        if all(self.apart(pair) for pair in pairs if len(pair.sides) == 2):
+        if all(self.why_apart(pair) for pair in pairs if len(pair.sides) == 2):
             return self.unknown or environment.explain_differences(self.differing)
         return ""
 
@@ -295,10 +297,10 @@ def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
             if side
         )
     tau = terms.base.run.suite.tau(case, default)
-    why_apart = terms.apart(pair)
+    why_apart = terms.why_apart(pair)
     gates, weighs_doubts = terms.gating and not why_apart, terms.weighs_doubts and not why_apart
     row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
-    if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
+    if pair.fake and not any(side.reason_of("wrong") for side in pair.sides.values()):
         return _rule_row(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
     lacking = rule_absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
@@ -446,11 +448,11 @@ def _make_outcome(
     return Outcome(
         rows=rows,
         dropped=sum(row.dropped for row in skipped),
-        apart=why_apart,
+        why_apart=why_apart,
         labelled=not (pairing and pairing.differs),
         gating=terms.gating,
         strict=terms.rules.strict,
-        wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
+        wrong=[row for pair, row in both if pair.head and pair.head.reason_of("wrong")],
         due=[row for pair, row in both if _is_due(terms, pair, row)],
     )
 
@@ -464,7 +466,7 @@ def _is_due(terms: _Terms, pair: Pair, row: Judged) -> bool:
         sound = (
             pair.base
             and pair.base.ran
-            and not (pair.base.said("wrong") or pair.base.said("failed"))
+            and not (pair.base.reason_of("wrong") or pair.base.reason_of("failed"))
         )
         return bool(sound) and not (pair.base and pair.base.broken)
     undecided = terms.rules.strict and not row.decided and row.verdict != "NEW"

@@ -33,8 +33,8 @@ class Alarms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_alarms(comparison: Comparison) -> Alarms | None:
-    """What the store holds of the machine of either side, by the tau of ``comparison``; None
-    where that machine is unknown."""
+    """False alarms by the store's runs of the machine of either side, by the tau of ``comparison``;
+    None where that machine is unknown."""
     runs = (comparison.base, comparison.head)
     if any(run.imported or not run.environment for run in runs):
         return None

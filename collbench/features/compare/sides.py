@@ -33,14 +33,17 @@ class Pair(NamedTuple):
 
     @property
     def sides(self) -> dict[str, CaseRows]:
+        """The sides that there are, by ``base`` and ``head``."""
         return {name: side for name, side in (("base", self.base), ("head", self.head)) if side}
 
     @property
     def case(self) -> Case:
+        """The case, of base where it has it."""
         return next(iter(self.sides.values())).case
 
     @property
     def backends(self) -> set[str]:
+        """Backends of the sides that there are."""
         return {side.case.backend for side in self.sides.values()}
 
     @property
@@ -49,13 +52,14 @@ class Pair(NamedTuple):
         return any(side.fake for side in self.sides.values())
 
     def changes(self, stage: int) -> dict[Place, float]:
+        """Logarithms of head's time over base's, by the places that both have at this stage."""
         return log_changes(self.base, self.head, stage) if self.base and self.head else {}
 
     @property
     def dropped(self) -> str:
         """Why --budget left no time to measure it on a side; empty where it did not."""
         sides = list(self.sides.values())
-        if any(side.said("wrong") or side.said("failed") for side in sides):
+        if any(side.reason_of("wrong") or side.reason_of("failed") for side in sides):
             return ""
         return next((side.dropped for side in sides if side.dropped and not side.ran), "")
 
@@ -68,9 +72,10 @@ class Pair(NamedTuple):
             return self.dropped
         sides = self.sides
         if not any(
-            side.ran or side.said("wrong") or side.said("failed") for side in sides.values()
+            side.ran or side.reason_of("wrong") or side.reason_of("failed")
+            for side in sides.values()
         ):
-            reasons = {name: side.said("skipped") for name, side in sides.items()}
+            reasons = {name: side.reason_of("skipped") for name, side in sides.items()}
             own_reasons = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
             if ONE_SIDED in reasons.values():
                 reason = own_reasons[0] if own_reasons else "no reason is recorded"
@@ -96,8 +101,8 @@ AXES = {
 
 
 def describe_unlike(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
-    """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
-    2 ranks, gloo on head."""
+    """The axes in which no case of either side is like any of the other, as in 8 ranks, nccl on
+    base, 2 ranks, gloo on head."""
     values = [_axis_values(base_rows), _axis_values(right)]
     names = _disjoint_axes(*values)
     value_lists = [
@@ -217,12 +222,13 @@ def log_changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float
 
 
 def common_places(base: CaseRows, head: CaseRows) -> list[Place]:
+    """Rounds and launches that both sides have."""
     return sorted(base.launches.keys() & head.launches.keys())
 
 
 def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
-    """What the two sides of a row differ in throughout, so that their times do not compare; only
-    whether they differ in ``name``, where that is given."""
+    """The settings in which the two sides of a row differ throughout, so that their times do not
+    compare; only whether they differ in ``name``, where that is given."""
     for fact in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
         base_values, other = (side.manner.get(fact, set[str]()) for side in (base, head))
         if base_values and other and not base_values & other:

@@ -71,10 +71,12 @@ class Ruling(NamedTuple):
 
     @property
     def bounded(self) -> bool:
+        """Whether the interval of the change has ends."""
         return self.shift is not None and math.isfinite(self.shift.lo)
 
     @property
     def way(self) -> str:
+        """ "slower" or "faster", by the estimate."""
         return "slower" if self.shift and self.shift.estimate > 0 else "faster"
 
 
@@ -83,8 +85,8 @@ def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]
     other. ``cut`` are the sides that ended early."""
     sides = {"head": head, "base": base}
     for name, side in sides.items():
-        if side and side.said("wrong"):
-            return Ruling("INVALID", f"wrong results on {name}: {side.said('wrong')}")
+        if side and side.reason_of("wrong"):
+            return Ruling("INVALID", f"wrong results on {name}: {side.reason_of('wrong')}")
     lacking = [name for name, side in sides.items() if not (side and side.ran)]
     if len(lacking) == 2:
         return Ruling("INVALID", f"no times on both sides: {_describe_cause(base or head)}")
@@ -101,16 +103,16 @@ def rule_absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]
             theirs,
         )
     for name, side in sides.items():
-        if side and side.said("failed"):
-            return Ruling("INVALID", f"failed in a launch of {name}: {side.said('failed')}")
+        if side and side.reason_of("failed"):
+            return Ruling("INVALID", f"failed in a launch of {name}: {side.reason_of('failed')}")
     return None
 
 
 def _describe_cause(side: CaseRows | None) -> str:
     causes = [
-        f"{status}: {side.said(status)}"
+        f"{status}: {side.reason_of(status)}"
         for status in ("failed", "skipped")
-        if side and side.said(status)
+        if side and side.reason_of(status)
     ]
     return causes[0] if causes else "no times"
 
@@ -376,21 +378,24 @@ class Outcome(NamedTuple):
     dropped: int
     wrong: Sequence[Judged]
     due: Sequence[Judged]
-    apart: str
+    why_apart: str
     labelled: bool
     gating: bool
     strict: bool
 
     @property
     def total(self) -> int:
+        """Rows in all, those dropped for a budget included."""
         return len(self.rows) + self.dropped
 
     @property
     def decided(self) -> int:
+        """Rows that have a verdict."""
         return sum(row.decided for row in self.rows)
 
     @property
-    def of(self) -> str:
+    def of_rows(self) -> str:
+        """ "of 12 rows", for sentences."""
         return f"of {format_count(self.total, 'row')}"
 
 
@@ -430,8 +435,8 @@ def _no_verdict(outcome: Outcome) -> str:
     dropped = (
         f"{format_count(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
     )
-    if outcome.apart:
-        return f"no verdict: {outcome.apart}"
+    if outcome.why_apart:
+        return f"no verdict: {outcome.why_apart}"
     if all(row.verdict in UNTIMED for row in outcome.rows):
         untimed = "no row has times on both sides that compare"
         return f"no verdict: {'; '.join(filter(None, [untimed, dropped]))}"
@@ -450,7 +455,7 @@ def _explain_inconclusive(outcome: Outcome) -> str:
         return f"no verdict: {bad}; {_describe_spared(outcome)}"
     reasons = Counter(describe_open(row) for row in outcome.rows if row.verdict != "NEW")
     (reason, _), *_ = reasons.most_common(1)
-    return f"inconclusive: {reason}; none {outcome.of} was decided"
+    return f"inconclusive: {reason}; none {outcome.of_rows} was decided"
 
 
 def describe_open(row: Judged) -> str:
@@ -485,7 +490,7 @@ def _describe_fine(outcome: Outcome) -> str:
         (
             f"{bad}; {_describe_spared(outcome)}"
             if bad
-            else f"none {outcome.of} is found slower by what matters"
+            else f"none {outcome.of_rows} is found slower by what matters"
         )
     ]
     return "; ".join(
@@ -515,7 +520,7 @@ def _describe_rows(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> 
         names.append(" ".join(filter(None, parts)))
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     is_what = f" {'is' if len(rows) == 1 else 'are'} {what}" if what else ""
-    return f"{len(rows)} {outcome.of}{is_what}: {', '.join(names)}{more}"
+    return f"{len(rows)} {outcome.of_rows}{is_what}: {', '.join(names)}{more}"
 
 
 def false_alarms(rows: Sequence[Judged]) -> str:

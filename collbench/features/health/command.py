@@ -304,8 +304,8 @@ def check_located(tests: int | None, ranks: str) -> Check:
         replace(finding, check="locate", severity=finding.severity if finding.sure else "hint")
         for finding in located.findings
     ]
-    missing = located.words if located.exit == Exit.NO_VERDICT else ""
-    return checks.Check("locate", lambda _: Looked(located.words, findings, missing))
+    missing = located.outcome if located.exit == Exit.NO_VERDICT else ""
+    return checks.Check("locate", lambda _: Looked(located.outcome, findings, missing))
 
 
 def search_ranks(tests: int | None, ranks: str) -> Found | None:

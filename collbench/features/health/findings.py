@@ -87,17 +87,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     busy: str = ""
 
     @property
-    def words(self) -> str:
+    def phrase(self) -> str:
         """The state, with a word where numbers are of a busy machine."""
         return f"{self.state} (on a busy machine)" if self.busy else self.state
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """The summary, and what others' load means for it."""
         return f"{self.summary}; {self.busy}" if self.busy else self.summary
 
     @property
     def exit(self) -> Exit:
+        """The exit code of this state."""
         return {"healthy": Exit.OK, "unhealthy": Exit.BAD, "no verdict": Exit.NO_VERDICT}[
             self.state
         ]

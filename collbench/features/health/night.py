@@ -57,10 +57,12 @@ class Timing(NamedTuple):
 
     @property
     def fit(self) -> bool:
+        """Whether there are launches enough to judge."""
         return len(self.medians) >= LAUNCHES
 
     @property
     def median(self) -> float:
+        """The median of the launches' medians, in ns."""
         return float(np.median(list(self.medians.values())))
 
 
@@ -94,6 +96,7 @@ class Night:
 
     @cached_property
     def fit(self) -> list[Timing]:
+        """Timings with launches enough to judge."""
         return [timing for timing in self.timings.values() if timing.fit]
 
     @property
@@ -117,6 +120,7 @@ class Night:
 
     @property
     def hosts(self) -> list[str]:
+        """Hosts of all runs of the night."""
         return sorted(
             {info.host for file in self.files for world in file.worlds for info in world.ranks}
         )
@@ -153,6 +157,7 @@ def explain_trouble(files: Sequence[RunFile]) -> str:
 
 
 def list_devices(file: RunFile) -> set[str]:
+    """Hosts of a run's ranks."""
     return {info.host for world in file.worlds for info in world.ranks}
 
 
@@ -203,6 +208,7 @@ def host_of(subject: Subject) -> tuple[str, ...]:
 def make_evidence(
     entry: NightRecord, what: str, value: float | str, expected: float | str = "", unit: str = ""
 ) -> Evidence:
+    """The evidence of a finding: a value of a case of a run, and what was expected of it."""
     return Evidence(
         what=what,
         value=value,

@@ -33,6 +33,8 @@ class Overlapped(NamedTuple):
 
     @property
     def verdict(self) -> str:
+        """Whether the two share, hide or hinder each other, by the interval of ``both``; "no
+        verdict" where that tells none of it."""
         if self.both.lo >= HIDDEN:
             return "hides"
         if self.both.lo > 1:

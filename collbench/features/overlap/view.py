@@ -51,16 +51,19 @@ def make_document(file: RunFile, overlaps: Sequence[Overlapped]) -> Document:
 
 
 def make_section(view: View) -> Section | None:
-    """What a report's runs tell; None where nothing had a background, and was measured alone."""
+    """The section on a report's runs; None where nothing had a background, and was measured
+    alone."""
     tables = [
-        replace(_make_table(overlaps), title=view.titled(number, "Two things at once"), note=LEGEND)
+        replace(
+            _make_table(overlaps), title=view.prefix_run(number, "Two things at once"), note=LEGEND
+        )
         for number, file in enumerate(view.files)
         if (overlaps := judge_overlaps(file))
     ]
     if not tables:
         return None
     sentences = ["Rounds have each collective alone, and with what is named in its background."]
-    return Section(name="overlap", title="Overlap", words=sentences, tables=tables)
+    return Section(name="overlap", title="Overlap", sentences=sentences, tables=tables)
 
 
 def _make_table(overlaps: Sequence[Overlapped]) -> Table:

@@ -30,8 +30,8 @@ LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
 
 
 def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
-    """What a schedule costs by the model, exactly for its ranks and, where a known form fits, for n
-    of them; and what no algorithm can do without."""
+    """The cost of a schedule by the model, exactly for its ranks and, where a known form fits, for
+    n of them; and what no algorithm can do without."""
     costs, least = count_costs(schedule), schedule.row.bound(schedule.n)
     formula = _format_sum(map(str, costs[:3]))
     if formulas := find_formulas(variant, schedule.n, schedule.root):

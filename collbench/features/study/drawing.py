@@ -56,6 +56,7 @@ class Cell(NamedTuple):
 
     @property
     def marked(self) -> str:
+        """The text, with a star where it is a whole contribution."""
         return self.text + "*" * (self.share == 1)
 
 
@@ -78,6 +79,7 @@ class Frame(NamedTuple):
 
     @property
     def label(self) -> str:
+        """The name of the step, or of the moment after it."""
         return (
             f"step {self.step}"
             if self.moves is not None
@@ -98,7 +100,7 @@ class Frame(NamedTuple):
         ]
 
     def note(self) -> str:
-        """What stands out about the state."""
+        """A sentence on what stands out about the state."""
         done = [sum(cell.share == 1 for cell in column) for column in zip(*self.rows, strict=True)]
         if set(done) == {len(self.rows)}:
             return "every rank has everything"
@@ -273,7 +275,7 @@ def pack_lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
 
 
 def describe_phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
-    """What steps do, in a sentence: those in a row that all add, or all copy, are a phase."""
+    """A sentence about the steps: those in a row that all add, or all copy, are a phase."""
     if not schedule.has_data:
         return ""
     phases: list[tuple[str, list[Frame]]] = []
@@ -328,9 +330,8 @@ def draw_frames(
     heads = ("step", "rank", "gets", "sends", "holds")
     columns = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
     needed = [max(map(len, "\n".join(column).split("\n"))) for column in columns]
-    moved = min(
-        width // 4, (width - 20) // 3
-    )  # for what is sent; the same at least for what is held
+    # for what is sent; the same at least for what is held
+    moved = min(width // 4, (width - 20) // 3)
     room = (8, 4, moved, moved)
     widths = tuple(map(min, needed, room))
     return [Table(heads=heads, lines=lines, align="wwwww", widths=widths), ""]
@@ -431,9 +432,8 @@ def _draw_lane(lane: Sequence[Arrow], n: int, share: int) -> str:
         line[src * share] = "┼" if line[src * share] in "├┤" else "├" if way > 0 else "┤"
         line[dst * share - way] = "▶" if way > 0 else "◀"
         label = _cut_text(note, share - 4)
-        first = (
-            min(src, src + way) * share + (share - len(label) + 1) // 2
-        )  # between the sender and its neighbour
+        # between the sender and its neighbour
+        first = min(src, src + way) * share + (share - len(label) + 1) // 2
         line[first : first + len(label)] = label
     return "".join(line)
 
@@ -455,7 +455,7 @@ def _wrap_tokens(tokens: Sequence[Words], room: int) -> list[Words]:
 
 
 def describe_signs(schedule: Schedule, visible: Sequence[Frame]) -> list[str]:
-    """What the signs in these frames mean, and what is left undefined."""
+    """The meaning of the signs in these frames, and what is left undefined."""
     texts = {cell.text for frame in visible for row in frame.rows for cell in row}
     labels = "".join(arrow.label for frame in visible for arrow in frame.arrows())
     if not schedule.has_data:
@@ -483,7 +483,7 @@ def describe_signs(schedule: Schedule, visible: Sequence[Frame]) -> list[str]:
 
 
 def side_effects(schedule: Schedule) -> list[str]:
-    """What the operation leaves undefined, if anything."""
+    """A sentence about the buffers that the operation leaves undefined; "" for none."""
     if all(
         rows is not None
         for rows in expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)

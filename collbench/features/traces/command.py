@@ -54,7 +54,7 @@ def trace(
     outputs.check_outputs(output_format, out or [], FORMATS, plotlyjs)
     verdict = judge_trace(reading.read_trace(files, form, from_ops=from_ops))
     outputs.deliver_document(view.make_document(verdict), output_format, out or [], plotlyjs)
-    if verdict.disagree or (verdict.hang and verdict.hang.named):
+    if verdict.disagree or (verdict.hang and verdict.hang.is_blamed):
         raise typer.Exit(Exit.BAD)
-    if verdict.disagreements or verdict.hang or not (verdict.communicates and verdict.whole):
+    if verdict.disagreements or verdict.hang or not (verdict.communicates and verdict.is_complete):
         raise typer.Exit(Exit.NO_VERDICT)

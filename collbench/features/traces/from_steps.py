@@ -28,7 +28,7 @@ def read_step_file(path: Path) -> Trace:
 
 
 def trace_of_step(step: Step) -> Trace:
-    """What each rank of a step calls. Raises UsageError where that is too much."""
+    """A trace of the calls of each rank of a step. Raises UsageError where that is too much."""
     calls = sum(len(program.ranks) * len(program.ops) for program in step.programs)
     if calls > MOST:
         raise UsageError(
@@ -53,8 +53,8 @@ def trace_of_step(step: Step) -> Trace:
 
 
 def of_schedule(schedule: Schedule, nbytes: int) -> Trace:
-    """What each rank of a schedule sends and receives, for a collective of this size: messages that
-    wait for those whose data they carry. Raises UsageError."""
+    """A trace of the messages of each rank of a schedule, for a collective of this size: messages
+    that wait for those whose data they carry. Raises UsageError."""
     from collbench.core import export
 
     everyone = {WORLD: tuple(range(schedule.n))}

@@ -75,9 +75,11 @@ class Families:
         return next(candidate for candidate in (name, *more) if candidate not in self.groups)
 
     def name(self, group: Group) -> str:
+        """The name of a family of groups; WORLD for all ranks."""
         return self._names.get(group, WORLD)
 
     def members(self, name: str, rank: int) -> tuple[int, ...]:
+        """The members of this rank's group in a family."""
         return next(group for group in self.groups[name] if rank in group)
 
     def on(self, ranks: Sequence[int]) -> dict[str, Groups]:
@@ -108,7 +110,7 @@ def complete_programs(
             )
     if uneven := next((op for op in like if len({*op.sends}) > 1), None):
         raise UsageError(
-            f"--assume-symmetric: nothing says what missing ranks send in {uneven.words}",
+            f"--assume-symmetric: nothing says what missing ranks send in {uneven.label}",
             "the files of all ranks, or --rebalance mean",
         )
     completed = {}
@@ -137,7 +139,7 @@ def _describe_difference(some: Sequence[Op], others: Sequence[Op]) -> str:
     both = [[op for op in ops if op.kind != "compute"] for ops in (some, others)]
     for first, other in zip(*both, strict=False):
         if replace(first, source="") != replace(other, source=""):
-            return f"{first.words}, and {other.words}"
+            return f"{first.label}, and {other.label}"
     numbers = [len(ops) for ops in both]
     return "" if numbers[0] == numbers[1] else f"the number of operations, {numbers}"
 

@@ -31,7 +31,7 @@ class Iteration(NamedTuple):
 
     @property
     def took_ns(self) -> int:
-        """What it took on the slowest rank; -1 where that is unknown."""
+        """Its time on the slowest rank; -1 where that is unknown."""
         is_timed = all(0 <= begin <= end for begin, end in self.times)
         return max((end - begin for begin, end in self.times), default=-1) if is_timed else -1
 
@@ -50,7 +50,7 @@ class Taken(NamedTuple):
 
     iteration: Iteration
     recorded: Recorded | None
-    words: str
+    description: str
 
 
 def take_iteration(trace: Trace, selection: str = "") -> Taken:

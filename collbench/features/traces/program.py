@@ -218,6 +218,6 @@ def _choose_lane(call: Call) -> str:
 def make_writer(
     rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
 ) -> Writer:
-    """What writes a rank's program: by its device's times where there are such."""
+    """A writer of a rank's program: by its device's times where there are such."""
     kind = DeviceWriter if rank.busy and rank.backend not in HOST else Writer
     return kind(rank, calls, families, factor)

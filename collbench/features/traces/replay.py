@@ -49,15 +49,15 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def factor(self) -> float:
-        """What gaps are multiplied by. Raises UsageError."""
+        """The factor for gaps. Raises UsageError."""
         match = re.fullmatch(r"x(\d{1,4}(?:\.\d{1,6})?|\.\d{1,6})", self.gaps)
         if self.gaps not in ("keep", "none") and not match:
             raise UsageError(f"--gaps {self.gaps[:40]}: that is no share of them", GAPS)
         return float(match[1]) if match else float(self.gaps == "keep")
 
     @property
-    def words(self) -> str:
-        """What of it makes another step, as the step's name has it."""
+    def description(self) -> str:
+        """The part of the step's name that says what makes it another step."""
         fields = {"gaps": self.gaps} if self.gaps != "keep" else {}
         fields |= {"ranks": self.ranks, "iteration": self.iteration, "rebalance": self.rebalance}
         return "".join(f" {name}={value}" for name, value in fields.items() if value)
@@ -95,7 +95,7 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     matches = join_calls(ranks, spans, inside, Uneven(request.assume_even, bool(request.rebalance)))
     if not matches.calls:
         hint = "ranks that form whole groups, or another --iteration"
-        raise UsageError(f"{name}{request.words}: nothing is left of the trace", hint)
+        raise UsageError(f"{name}{request.description}: nothing is left of the trace", hint)
     families = Families(ranks, matches.calls)
     writers = [make_writer(rank, matches.calls, families, factor) for rank in ranks]
     written = [
@@ -104,7 +104,7 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     ]
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
     untold = sum(writer.untold for writer in writers)
-    assumptions = [*trace.assumptions, choice.words, *lost, *matches.assumptions]
+    assumptions = [*trace.assumptions, choice.description, *lost, *matches.assumptions]
     assumptions += [FAKE_GPU] * any(rank.fake for rank in ranks)
     assumptions += [f"{rank.source} is cut at {rank.cut}" for rank in ranks if rank.cut]
     assumptions += [f"{unread.source} is not used: {unread.why}" for unread in trace.unread]
@@ -119,7 +119,7 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
         raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
     as_it_was = factor == 1 and len(selected) == trace.world and is_complete and not untold
     step = Step(
-        name=f"{printable_text(name)}{request.words}",
+        name=f"{printable_text(name)}{request.description}",
         world=len(selected),
         programs=_merge_programs(programs, selected),
         groups=families.on(selected),

@@ -251,7 +251,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     from collbench.show.words import list_caveats
 
     if not _is_run(request):
-        return request.made(ngpus), None
+        return request.make_step(ngpus), None
     if ngpus or replace(request, tflops=0.0) != Wanted(request.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
         raise UsageError(f"{request.name}: a run has its step as it was measured", hint)
@@ -265,7 +265,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     matching = (
         overlap
         for overlap in find_overlaps(select_counting(file))
-        if overlap.whole.case.subject == step.title
+        if overlap.step_record.case.subject == step.title
     )
     for text in list_caveats(file.run, file.worlds):
         print_message(text)
@@ -327,10 +327,10 @@ def _make_suite(
         backends=names,
         algorithms=algorithms or ("native",),
         envs=grammar.expand_envs(swept[2]),
-    ).settled()
+    ).resolve()
     refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
-    step = request.played(ranks, bool(member or ngpus), axes.backends)
+    step = request.resolve(ranks, bool(member or ngpus), axes.backends)
     walk.refuse_deadlock(step)
     axes = replace(axes, ranks=(step.world,))
     return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))

@@ -122,7 +122,8 @@ class Machine(NamedTuple):
     flops: float = 0.0
 
     def seconds(self, op: Op, members: tuple[int, ...]) -> float:
-        """What an operation takes at least: the bounds of ``core.collectives`` on this network."""
+        """The least seconds that an operation takes: the bounds of ``core.collectives`` on this
+        network."""
         if op.kind == "compute":
             computed = op.flops / self.flops if self.flops else 0.0
             return op.compute_ns / 1e9 or computed
@@ -156,12 +157,13 @@ class Forecast(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """What communication adds to computation."""
+        """The seconds that communication adds to computation."""
         return self.step - self.computation
 
 
 def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
-    """What a step would take; ``actors`` as in Walk. Raises UsageError where it would never end."""
+    """The time that a step would take; ``actors`` as in Walk. Raises UsageError where it would
+    never end."""
     seconds_of: dict[tuple[object, ...], float] = {}
 
     def silent(op: Op, members: tuple[int, ...]) -> float:

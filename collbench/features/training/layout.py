@@ -40,6 +40,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world(self) -> int:
+        """Ranks in all."""
         return self.tp * self.cp * self.dp * self.pp
 
     @property

@@ -45,7 +45,7 @@ class _Steps:
             if Path(request.name).suffix in (".toml", ".csv") and not step:
                 request = msgspec.structs.replace(request, name=str(path.parent / request.name))
             request = msgspec.structs.replace(request, step=step)
-            request.made()
+            request.make_step()
         except UsageError as e:
             raise UsageError(f"{where}: {e.message}", e.hint) from e
         return request
@@ -59,7 +59,7 @@ class _Steps:
         return None
 
     def resolve(self, request: Wanted, ranks: int, is_given: bool, backends: Sequence[str]) -> Step:
-        step = request.played(ranks, is_given, backends)
+        step = request.resolve(ranks, is_given, backends)
         walk.refuse_deadlock(step)
         return step
 

@@ -32,6 +32,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def numel(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
 
@@ -70,10 +71,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
+        """Parameters of all tensors."""
         return sum(tensor.numel for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all parameters in the model's type."""
         return self.parameters * DTYPES[self.dtype].size
 
     def layer(self, number: int) -> list[Tensor]:

@@ -189,7 +189,7 @@ class _Class:
 
 
 def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
-    """What a row means. Raises UsageError."""
+    """The operation that a row means. Raises UsageError."""
     kind = row.kind
     if kind not in KINDS:
         kind = _find_known(lambda name: find_collective(name).name, kind, f"{where}, kind", KINDS)
@@ -318,8 +318,8 @@ def convert_struct(
     strict: bool = True,
     otherwise: str = HINT,
 ) -> Into:
-    """What a file says, as a struct. Raises UsageError with the key; ``otherwise`` is its hint
-    where that is known."""
+    """A file's values as a struct. Raises UsageError with the key; ``otherwise`` is its hint where
+    that is known."""
     try:
         return msgspec.convert(given, into, strict=strict)
     except msgspec.ValidationError as e:

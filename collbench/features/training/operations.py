@@ -64,7 +64,7 @@ class Played(NamedTuple):
 
     @property
     def who(self) -> tuple[str, Case, int]:
-        """What tells it from all others of the step, the same on all that meet in it."""
+        """The key that tells it from all others of the step, the same on all that meet in it."""
         return self.meeting, self.case, self.turn
 
 
@@ -222,7 +222,7 @@ class Rounds(NamedTuple):
 
 
 def forecast_rounds(policy: Policy, parts: Sequence[float]) -> Rounds:
-    """What a resolved policy comes to where each of PARTS takes so many seconds."""
+    """The rounds that a resolved policy comes to where each of PARTS takes so many seconds."""
     step, _, communication = parts
     round_seconds = sum(parts)
     rounds = most_rounds(policy, round_seconds)

@@ -27,7 +27,7 @@ class Overlap(NamedTuple):
     computation hides (1: all, below 0: they are in each other's way), None where there is none to
     speak of, and the longer of the two, over what the step takes. Intervals are at 95 %."""
 
-    whole: Record
+    step_record: Record
     computation: Record
     communication: Record
     exposed: Shift
@@ -280,9 +280,9 @@ def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
 
 
 def as_alone(step: Step, step_record: Record, computation: Record) -> float | None:
-    """What the step takes, in ns, if each operation takes as long as by itself and computation as
-    long as without communication, walked in the order and the lanes of its programs; None where
-    not all of them were measured by themselves."""
+    """The time of the step in ns if each operation takes as long as by itself and computation as
+    long as without communication, walked in the order and the lanes of its programs; None where not
+    all of them were measured by themselves."""
     if not step_record.operations:
         return None
     program, operation_times = step.program(0), step_record.operations[0]
@@ -336,7 +336,7 @@ def _alone_times(program: Program, operations: Sequence[Operation], op: Op) -> S
         (
             operation.alone_ns
             for other, operation in zip(program.ops, operations, strict=True)
-            if operation.alone_ns and other.words == op.words
+            if operation.alone_ns and other.label == op.label
         ),
         (),
     )
@@ -354,6 +354,7 @@ def union_spans(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def spans_length(spans: Spans) -> int:
+    """The length in ns of spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
 

@@ -79,11 +79,13 @@ class Lane:
         threading.Thread(target=self._run, daemon=True).start()
 
     def hand(self, after: Sequence[Any], submit: Callable[[], Any]) -> _Once:
+        """Have the lane submit a call once ``after`` is done; a handle to wait for."""
         later = _Later()
         self._asked.put(partial(later.make, after, submit))
         return _Once(later)
 
     def close(self) -> None:
+        """End the thread, once what it was handed is done."""
         self._asked.put(None)
 
     def _run(self) -> None:
@@ -131,16 +133,17 @@ class Player:
         self._plays = {part: [act for _, act in self._acts(part)] for part in PARTS}
 
     def close(self) -> None:
+        """End all lanes."""
         for lane in self._lanes.values():
             lane.close()
         sys.setswitchinterval(self._interval)
 
     def play(self, part: str) -> Action:
-        """What plays this part from its begin to its end on the host."""
+        """A function that plays this part from its begin to its end on the host."""
         return partial(run_all, self._plays[part])
 
     def without(self, at: int | None) -> Action:
-        """What plays the whole step but for this operation with others."""
+        """A function that plays the whole step but for this operation with others."""
         return partial(run_all, [act for _, act in self._acts(STEP, at)])
 
     def watched(self) -> Watched:

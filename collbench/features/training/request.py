@@ -33,7 +33,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     step: Step | None = None
 
-    def made(self, world: int | None = None) -> Step:
+    def make_step(self, world: int | None = None) -> Step:
         """The step on so many ranks, on its own number where that is None. Raises UsageError."""
         from collbench.features.training import presets  # which most suites do without
 
@@ -51,7 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             refuse_step(step)
         return step
 
-    def played(self, ranks: int, is_given: bool, backends: Sequence[str]) -> Step:
+    def resolve(self, ranks: int, is_given: bool, backends: Sequence[str]) -> Step:
         """The step as these backends run it on so many ranks; on its own number of ranks, where the
         user gave none (``is_given``) and the step does not fit the ranks that there are."""
         if self.tflops and self.compute not in reshape.LONG:
@@ -66,8 +66,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def _on(self, ranks: int, is_given: bool) -> Step:
         try:
             alone = self.group or (not self.step and Path(self.name).suffix)
-            return self.made(None if alone else ranks)
+            return self.make_step(None if alone else ranks)
         except UsageError:
             if is_given:
                 raise
-            return self.made()
+            return self.make_step()

@@ -65,8 +65,8 @@ def scale_step(step: Step, by: Fraction) -> Step:
 
 
 def slice_step(step: Step, name: str) -> Step:
-    """What the ranks of the first group of this name do among themselves; operations with others
-    are left out. Raises UsageError."""
+    """The step of the ranks of the first group of this name among themselves; operations with
+    others are left out. Raises UsageError."""
     if name not in step.groups:
         hint = suggest_name(name, step.groups) or f"one of {', '.join(step.groups)}"
         raise UsageError(f"--slice {name[:40]}: {step.name} has no such groups", hint)

@@ -65,10 +65,11 @@ class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 
     @property
     def communicates(self) -> bool:
+        """Whether it is a collective or a message."""
         return self.kind not in LOCAL
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The operation as messages name it: all_reduce of 4096 B float on tp."""
         where = f" on {self.group}" if self.group else ""
         if not self.communicates:
@@ -138,7 +139,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         raise UsageError(f"rank {rank} is in no group '{name}'", "each rank of an operation is")
 
     def program(self, rank: int) -> Program:
-        """What a rank does; nothing where no program is its."""
+        """A rank's program; an empty one where none is its."""
         return next(
             (program for program in self.programs if rank in program.ranks), Program((rank,), ())
         )
@@ -158,6 +159,7 @@ class Grid(NamedTuple):
 
     @property
     def world(self) -> int:
+        """Ranks in all."""
         return math.prod(self.sizes.values())
 
     def groups(self, *dimensions: str) -> Groups:
@@ -220,6 +222,8 @@ class Writer:
         return self.add("wait", after=ids)
 
     def program(self, ranks: Iterable[int], **holds: int) -> Program:
+        """The program of these ranks, of the operations written so far; ``holds`` are bytes by
+        kind."""
         return Program(tuple(ranks), tuple(self.ops), holds)
 
 

@@ -122,7 +122,7 @@ class _Declared(msgspec.Struct):
     name: str
     world: int = 0
     groups: dict[str, Groups] = {}
-    held: list[Held] = []
+    holds: list[Held] = []
     assumptions: list[str] = []
 
     def take(self, line: str, names: Names, where: str) -> None:
@@ -141,7 +141,7 @@ class _Declared(msgspec.Struct):
         elif word == "holds":
             ranks, _, what = rest.partition(" ")
             name, _, nbytes = what.rpartition(" ")
-            self.held.append(Held(ranks, name.strip(), parse_whole(nbytes, f"{where}, #holds")))
+            self.holds.append(Held(ranks, name.strip(), parse_whole(nbytes, f"{where}, #holds")))
 
 
 def _read_csv(path: Path, content: str) -> Step:
@@ -159,14 +159,14 @@ def _read_csv(path: Path, content: str) -> Step:
                 columns = _read_header(cells, where)
     if not columns:
         raise UsageError(f"{path}: there is no header", ",".join(COLUMNS))
-    rank_texts = [line.ranks for line in lines] + [hold.ranks for hold in declared.held]
+    rank_texts = [line.ranks for line in lines] + [hold.ranks for hold in declared.holds]
     ranks = (names.ranks(rank_text, f"{path}: ranks") for rank_text in dict.fromkeys(rank_texts))
     in_groups = (rank for family in declared.groups.values() for group in family for rank in group)
     world = declared.world or 1 + max(max(map(max, ranks), default=0), max(in_groups, default=0))
     if world > MOST_RANKS:
         raise UsageError(f"{path}: #world {world}", f"{MOST_RANKS:,} at most")
     bare = Step(declared.name, world, (), declared.groups, tuple(declared.assumptions))
-    return build_step(path, bare, names, lines, declared.held)
+    return build_step(path, bare, names, lines, declared.holds)
 
 
 def _split_cells(line: str, where: str) -> list[str]:

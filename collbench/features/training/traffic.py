@@ -16,14 +16,14 @@ class Carried(NamedTuple):
     """Bytes that left all hosts in a step's communication, what its operations need at least, and
     what they take as far as is known of the library."""
 
-    counted: float
-    needed: float
-    known: float
+    counted_bytes: float
+    needed_bytes: float
+    known_bytes: float
 
 
 def count_traffic(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
-    """What links carried for a step: of the counts, that during which least else did; None where
-    there is none, or as much came from others."""
+    """The bytes that links carried for a step: of the counts, that during which least else did;
+    None where there is none, or as much came from others."""
     count = count_step(step)
     total = needed = count.total
     for part in count.parts:

@@ -279,7 +279,9 @@ class StepTrial:
         if requested is not None or not usable:
             return STOPS.index("fixed") if requested and number >= requested else 0
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
-        step_times, silent, _ = (Samples.joined(part).times for part in zip(*usable, strict=True))
+        step_times, silent, _ = (
+            Samples.concatenate(part).times for part in zip(*usable, strict=True)
+        )
         if number < EVERY or number >= self._look:
             self._look = number + stats.next_block(number)
             exposed = bound_mean(np.asarray(step_times - silent, dtype=float))
@@ -299,7 +301,7 @@ class StepTrial:
         first: dict[str, Call] = {}
         for operation in self._ops:
             if operation.what.op.kind not in POINT_TO_POINT:
-                first.setdefault(operation.what.op.words, operation.call)
+                first.setdefault(operation.what.op.label, operation.call)
         names = sorted({name for names in self._control.collect([*first]) for name in names})
         spent, times = 0.0, {}
         most = ALONE_SHARE * sum(part.times.sum() for part in step_samples) / 1e9
@@ -371,7 +373,7 @@ class StepTrial:
         if self._rank or not usable:
             return
         step_times, *without = (
-            Samples.joined(part).times.tolist() for part in zip(*usable, strict=True)
+            Samples.concatenate(part).times.tolist() for part in zip(*usable, strict=True)
         )
         for at, times in zip(places, without, strict=True):
             operation_times[at] = replace(operation_times[at], with_ns=step_times, without_ns=times)
@@ -389,7 +391,7 @@ class StepTrial:
                     Operation(
                         begins_ns=[step[0][at] for step in steps],
                         ends_ns=[step[1][at] for step in steps],
-                        alone_ns=alone.get(op.words, []) if rank == 0 else [],
+                        alone_ns=alone.get(op.label, []) if rank == 0 else [],
                     )
                     for at, op in enumerate(ops)
                 ]
@@ -467,7 +469,7 @@ class StepTrial:
         at, index, *bits = worst
         op = self._step.program(rank).ops[at]
         got, expected = (format_bits(pattern, DTYPES[op.dtype]) for pattern in bits)
-        where = f"op {at} ({op.words}{f', {op.phase}' if op.phase else ''})"
+        where = f"op {at} ({op.label}{f', {op.phase}' if op.phase else ''})"
         note = (
             f"{total} wrong elements {when}, first in {where} on rank {rank} at {index}: {got}"
             f" instead of {expected}"
@@ -478,8 +480,8 @@ class StepTrial:
 
 
 def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
-    """What rounds of all parts may take, of which there are so many already: of a job's own share
-    of a budget as much as leaves time for each operation by itself."""
+    """The seconds that rounds of all parts may take, of which there are so many already: of a job's
+    own share of a budget as much as leaves time for each operation by itself."""
     if job.seconds is not None:
         return job.seconds / (1 + ALONE_SHARE)
     return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
@@ -498,7 +500,7 @@ def _measure_round(
 def _join_rounds(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
     """The samples of each part, at rank 0. Where somebody was late for one of a round, all of it
     counts as late."""
-    parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
+    parts = [Samples.concatenate(part) for part in zip(*rounds, strict=True)]
     late = [part.late.astype(bool) for part in parts]
     return [part._replace(late=np.logical_or.reduce(late)) for part in parts]
 

@@ -32,6 +32,7 @@ class Use(NamedTuple):
 
 
 def list_uses(ops: Sequence[Op]) -> set[Use]:
+    """The groups and peers that a rank's operations need."""
     uses = set()
     for op in ops:
         if op.kind in POINT_TO_POINT:
@@ -159,7 +160,7 @@ class Walk:
 
     @property
     def seconds(self) -> float:
-        """What the step takes: until the last rank is through with all its operations."""
+        """The step's time: until the last rank is through with all its operations."""
         ends = [span.end for spans in self.spans for span in spans if span]
         return max(*self._clock, *ends, 0.0)
 
@@ -170,7 +171,7 @@ class Walk:
             self._at[actor] = at
             op = self.ops[actor][at]
             if op.kind in LOCAL:
-                if not self._here(actor, at, op):
+                if not self._do_alone(actor, at, op):
                     return
                 continue
             if self._met[actor][at] is None:
@@ -181,7 +182,7 @@ class Walk:
                 self._clock[actor] = max(self._clock[actor], span.end)
         self._at[actor] = len(spans)
 
-    def _here(self, actor: int, at: int, op: Op) -> bool:
+    def _do_alone(self, actor: int, at: int, op: Op) -> bool:
         """Do what needs nobody else, unless it waits for what is not done yet."""
         begin = self._clock[actor]
         for needed in op.after:
@@ -199,7 +200,7 @@ class Walk:
 
     def _issue(self, actor: int, at: int, op: Op) -> None:
         """An actor comes to an operation with others."""
-        name, needed = self._whom(actor, op)
+        name, needed = self._find_meeting(actor, op)
         turn = self._turns[actor][name]
         self._turns[actor][name] = turn + 1
         if (meeting := self._meetings.get((name, turn))) is None:
@@ -222,16 +223,16 @@ class Walk:
         if not meeting.open and len(meeting.there) == len(needed):
             self._complete(meeting)
 
-    def _whom(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
+    def _find_meeting(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
         """What those who meet in an operation call it alike, as a number, and who they are."""
         end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
         key = actor, op.group, end
         if (partner := self._known.get(key)) is None:
-            name, needed = self._named(actor, op)
+            name, needed = self._name_meeting(actor, op)
             partner = self._known[key] = self._names.setdefault(name, len(self._names)), needed
         return partner
 
-    def _named(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
+    def _name_meeting(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
         kinds = self.actors.kind
         group = self.actors.members(op.group, self.actors.first[actor])
         if op.kind not in POINT_TO_POINT:
@@ -251,7 +252,7 @@ class Walk:
                 first = self.actors.first
                 raise UsageError(
                     f"{self._step.name}: ranks disagree: op {partner_at} of rank {first[other]} is"
-                    f" {theirs.words}, op {at} of rank {first[actor]} is {own_op.words}",
+                    f" {theirs.label}, op {at} of rank {first[actor]} is {own_op.label}",
                     "kind, size, datatype, root and reduction are the same on all members",
                 )
             return
@@ -290,7 +291,7 @@ class Walk:
             op = self.ops[actor][at]
             members = self.actors.members(op.group, rank)
             late = next(member for member in members if self.actors.kind[member] == other)
-            sentences.append(f"rank {rank} waits in op {at} ({op.words}) for rank {late}")
+            sentences.append(f"rank {rank} waits in op {at} ({op.label}) for rank {late}")
             rank = late
         return ", ".join(sentences)
 

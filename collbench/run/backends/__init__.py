@@ -44,15 +44,13 @@ class Backend(Protocol):
     case's dtype."""
 
     policy: Policy  # set before open
-    control: (
-        Control | None
-    )  # set before open where the world is divided into groups: that of this rank's
+    # set before open where the world is divided into groups: that of this rank's
+    control: Control | None
     hosts: Sequence[str]  # set before open: that of each rank, as the world counts them
     shared: bool  # whether this rank shares its GPU with others (once opened)
     interpreted: bool  # whether kernels run in an interpreter
-    stream: (
-        Stream | None
-    )  # where the device puts collectives in order, and its clock (once opened); None on CPUs
+    # where the device puts collectives in order, and its clock (once opened); None on CPUs
+    stream: Stream | None
 
     @property
     def device(self) -> Any:
@@ -100,8 +98,8 @@ class Backend(Protocol):
         """Issue what brings all ranks' streams to the same point, where there are streams."""
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
-        """What the library says it ran, of the call made once for that; None, and no call, where it
-        says nothing."""
+        """The algorithm that the library says it ran in a call made once for that; None, and no
+        call, where it says nothing."""
 
     def finish(self) -> None:
         """Wait until the device has done all that was issued; nothing to do where calls return when

@@ -226,11 +226,12 @@ def built_nccl_version() -> tuple[int, ...]:
 
 
 def library_name() -> str:
-    """What the library is called that torch names nccl: RCCL where torch is built for ROCm."""
+    """The name of the library that torch calls nccl: RCCL where torch is built for ROCm."""
     return "RCCL" if torch.version.hip else "NCCL"
 
 
 def format_version(version: tuple[int, ...]) -> str:
+    """A version with dots between its numbers."""
     return ".".join(map(str, version))
 
 
@@ -252,9 +253,8 @@ class Registered:
         self._nccl, self._device, self._level = group._get_backend(device), device, level
         self._control = control
         self._pool: Any = None
-        dist.all_reduce(
-            torch.zeros(1, device=device), group=group
-        )  # it takes a communicator to register with
+        # it takes a communicator to register with
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
         self.allocate(1)  # so that what cannot work is known before any case
 
     def allocate(self, nbytes: int) -> torch.Tensor:

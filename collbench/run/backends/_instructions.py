@@ -56,6 +56,8 @@ Words = NDArray[np.int64]
 
 
 class Opcode(IntEnum):
+    """What an instruction of a tape does."""
+
     STOP = 0
     WAIT = 1
     MOVE = 2

@@ -28,6 +28,7 @@ from collbench.run.backends import Base, Call, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
+from collbench.survive.signals import keep_handlers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -114,7 +115,7 @@ class Variables:
         return buffer[0]
 
     def chosen(self, name: str) -> str:
-        """What a choice stands at, in the library's word for it; empty where it has none."""
+        """The value of a choice, in the library's word for it; empty where it has none."""
         index, value = self._index(name), self.value(name)
         if index is None or value is None:
             return ""
@@ -170,6 +171,8 @@ class _Requests(NamedTuple):
 
 
 class Mpi(Base):
+    """The calls of an MPI library, by mpi4py."""
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.premultiplies = False
@@ -263,7 +266,7 @@ class Mpi(Base):
         return Call(lambda: start().Wait(), lambda: self._handle([start()]))
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
-        """What was asked for, of the case prepared last: MPI does not say what it runs."""
+        """The algorithm asked for in the case prepared last: MPI does not say what it runs."""
         if self._variables is None or not self._prepared:
             return None
         algorithm = algorithm_asked_for(self._variables, self._prepared)
@@ -405,7 +408,8 @@ def _initialise_mpi() -> Any:
     that are stuck."""
     MPI = load_mpi()
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_FUNNELED)
+        with keep_handlers():
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
     atexit.unregister(MPI.Finalize)
     return MPI
 

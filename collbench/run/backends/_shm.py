@@ -50,6 +50,8 @@ Scripted = tuple[tuple[tuple[int, int], ...], tuple[Operation, ...], int]
 
 
 class SharedMemory(Base):
+    """Schedules on memory that ranks of one host share."""
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.premultiplies = False
@@ -82,10 +84,8 @@ class SharedMemory(Base):
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._buffers, self._scratch = (
-            [],
-            [],
-        )  # before the new ones, so that two cases never share the memory
+        # before the new ones, so that two cases never share the memory
+        self._buffers, self._scratch = ([], [])
         self._buffers = _memory.share_memory(self._control, nbytes)
         return self._buffers[self._rank]
 

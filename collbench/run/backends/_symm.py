@@ -47,18 +47,20 @@ Tensor = torch.Tensor
 
 
 class Reach(NamedTuple):
-    """Memory of all ranks: ``mine`` is what this process allocated, ``at`` every rank's address as
-    seen from here, ``held`` what keeps it there."""
+    """Memory of all ranks: ``local`` is what this process allocated, ``at`` every rank's address as
+    seen from here, ``handle`` what keeps it there."""
 
-    mine: Tensor
+    local: Tensor
     at: list[int]
-    held: object = None
+    handle: object = None
 
 
 Allot = Callable[[int], Reach]  # so many bytes for every rank; all ranks call it together
 
 
 class Symmetric(Base):
+    """Schedules as one Triton kernel, on memory that GPUs map of each other."""
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.premultiplies = False
@@ -91,7 +93,7 @@ class Symmetric(Base):
         self.interpreted = self._walker.INTERPRETED
         self._allot, self._most = self._on_host() if self.interpreted else self._on_gpus(local_rank)
         self._lines = self._allot(self._most * _instructions.line_bytes(n))
-        self._lines.mine.zero_()
+        self._lines.local.zero_()
         self._claim = torch.zeros(1, dtype=torch.int32, device=self.device)
         on_gpu = self.device.type == "cuda"
         self._report = torch.zeros(self._walker.REPORT_WORDS, dtype=torch.int64, pin_memory=on_gpu)
@@ -174,11 +176,11 @@ class Symmetric(Base):
         if self.policy.virtual:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._buffers = self._allot(_whole_pages(nbytes))
-        return self._buffers.mine
+        return self._buffers.local
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         assert self._buffers
-        starts = _memory.buffer_starts(case, self._rank, self._buffers.mine, send, recv)
+        starts = _memory.buffer_starts(case, self._rank, self._buffers.local, send, recv)
         pairs = [
             (base + at, base + to) for base, (at, to) in zip(self._buffers.at, starts, strict=True)
         ]
@@ -213,7 +215,7 @@ class Symmetric(Base):
         of scratch."""
         needed = room * len(extra)
         if needed and (
-            self._scratch is None or len(self._scratch.mine) < needed * len(self._ranks)
+            self._scratch is None or len(self._scratch.local) < needed * len(self._ranks)
         ):
             self._scratch = None
             self._scratch = self._allot(needed)

@@ -132,7 +132,7 @@ def refuse(case: Case) -> str:
 
 
 def describe(name: str, about: str) -> BackendInfo:
-    """What is known of one of these backends."""
+    """The entry of one of these backends."""
     return BackendInfo(
         about=about,
         packages=NCCL_WHEELS,

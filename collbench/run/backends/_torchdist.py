@@ -238,14 +238,14 @@ class TorchDistributed(Base):
         try:
             control = self.control or Control(rank, n)
             near = self.near(control) if self.device.type == "cpu" else set()
-            self._at = _Site(rank, n, control.joined(self.name), near=near)
+            self._at = _Site(rank, n, control.open_group(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(
                 f"backend {self.name} cannot be opened: {first_line(e)}",
                 "collbench doctor says what runs here",
             ) from e
         if self.stream and self.control:
-            self._everyone = make_world_control().joined(self.name)
+            self._everyone = make_world_control().open_group(self.name)
         if level := self.policy.register:
             self._registered = _cuda.Registered(
                 self._at.group, Control(rank, n), self.device, level
@@ -304,9 +304,8 @@ class TorchDistributed(Base):
         issue = CALLS[case.collective](case, send, recv, at)
         submit = partial(issue, async_op=True)
         if self.copies_first(case) and (case.collective != "broadcast" or at.rank == case.root):
-            return _after_copy(
-                send, recv, issue, submit
-            )  # of a broadcast only the root's input counts
+            # of a broadcast only the root's input counts
+            return _after_copy(send, recv, issue, submit)
         unused = BY_MESSAGES.get(case.collective) if self._nccl >= (2, 28) else None
         note = (
             f"{case.collective}: torch calls ncclSend and ncclRecv instead of {unused}"
@@ -357,9 +356,8 @@ class TorchDistributed(Base):
     def close(self) -> None:
         if self._registered:
             self._registered.release()
-        group_opened = (
-            self._at.group if hasattr(self, "_at") else None
-        )  # none, where it did not open
+        # none, where it did not open
+        group_opened = self._at.group if hasattr(self, "_at") else None
         for group in filter(None, (group_opened, self._everyone)):
             dist.destroy_process_group(group)
         if self._listener:
@@ -381,4 +379,5 @@ def _after_copy(
 
 
 def create(name: str) -> TorchDistributed:
+    """The backend of this name, not opened."""
     return TorchDistributed(name)

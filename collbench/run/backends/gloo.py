@@ -28,6 +28,7 @@ INFO = BackendInfo(
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._torchdist import TorchDistributed
 
     return TorchDistributed(name)

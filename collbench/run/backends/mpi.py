@@ -10,6 +10,7 @@ from collbench.suite.case import Case
 
 
 def create(name: str) -> Any:
+    """The backend, not opened. Raises CannotRun where MPI cannot be loaded."""
     from collbench.run.backends._mpi import Mpi
 
     return Mpi()

@@ -11,6 +11,7 @@ from collbench.suite.case import Case
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._shm import SharedMemory
 
     return SharedMemory()

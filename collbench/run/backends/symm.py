@@ -10,6 +10,7 @@ from collbench.suite.case import Case
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._symm import Symmetric
 
     return Symmetric()

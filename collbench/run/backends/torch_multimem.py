@@ -10,6 +10,7 @@ INFO = describe("torch_multimem", "torch's kernels with the switch adding up (NV
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._torchsymm import TorchSymmetric
 
     return TorchSymmetric(name)

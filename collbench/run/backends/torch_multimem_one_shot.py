@@ -10,6 +10,7 @@ INFO = describe("torch_multimem_one_shot", "the same, each rank reading the sum 
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._torchsymm import TorchSymmetric
 
     return TorchSymmetric(name)

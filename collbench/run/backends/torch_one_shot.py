@@ -10,6 +10,7 @@ INFO = describe("torch_one_shot", "torch's one-shot all_reduce: each rank reads 
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._torchsymm import TorchSymmetric
 
     return TorchSymmetric(name)

@@ -10,6 +10,7 @@ INFO = describe("torch_two_shot", "torch's two-shot kernels: reduce_scatter, the
 
 
 def create(name: str) -> Any:
+    """The backend, not opened."""
     from collbench.run.backends._torchsymm import TorchSymmetric
 
     return TorchSymmetric(name)

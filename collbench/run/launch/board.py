@@ -34,7 +34,7 @@ _DOING: dict[str, Literal["running", "stopped", "ended"]] = {
 
 
 def process_state(pid: int) -> Literal["running", "stopped", "ended"]:
-    """What a process does; one that a debugger holds is stopped, too."""
+    """The state of a process; one that a debugger holds is stopped, too."""
     try:
         return _DOING.get(psutil.Process(pid).status(), "running")
     except psutil.Error:  # it has just ended
@@ -54,7 +54,8 @@ class Phase(IntEnum):
     DONE = 7
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
+        """The phase as sentences have it."""
         return _WORDING[self]
 
 
@@ -82,6 +83,7 @@ class Board:
 
     @staticmethod
     def size(n: int) -> int:
+        """Bytes of a board for n ranks."""
         return (n + 1) * _WORDS * 8
 
     @classmethod
@@ -123,6 +125,7 @@ class Board:
         return case if Phase.CONNECTING < phase < Phase.DONE else None
 
     def beats(self) -> list[int]:
+        """The number of signs of life of each rank."""
         return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
 
     def meet(self, rank: int, ahead_ns: int) -> bool:

@@ -140,14 +140,14 @@ class Connection:
             except EOFError as e:
                 raise ConnectionError(f"rank 0: {e}") from e
 
-    def say(self, value: bytes = b"") -> None:
+    def send(self, value: bytes = b"") -> None:
         """Tell rank 0 what it has not asked for. Raises OSError when it is gone."""
         with self._lock:
             self._socket.settimeout(None)  # in this direction or the other
             self._socket.sendall(self._seal.line(Request("say", value=value)))
 
-    def told(self) -> bytes | None:
-        """What rank 0 says next, nothing where it answers ``say``; None when it is gone."""
+    def receive(self) -> bytes | None:
+        """The next message of rank 0, nothing where it answers ``say``; None when it is gone."""
         try:
             return self._seal.opened(self._line(), Answer).value
         except (OSError, EOFError):

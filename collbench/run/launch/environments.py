@@ -55,7 +55,7 @@ class Launcher(NamedTuple):
     local_n: str | Callable[[Variables], int]
     job: tuple[str, ...] = ()
     host: Callable[[Variables], str] = lambda variables: ""
-    found: bool = True  # by its variables alone
+    is_detectable: bool = True  # by its variables alone
 
 
 def slurm_local(variables: Variables) -> int:
@@ -74,6 +74,7 @@ def slurm_local(variables: Variables) -> int:
 
 
 def slurm_host(variables: Variables) -> str:
+    """The first host of a Slurm job or step; "" where none is named."""
     return next(
         list_slurm_hosts(
             _first_value(variables, "SLURM_STEP_NODELIST|SLURM_JOB_NODELIST|SLURM_NODELIST")
@@ -192,10 +193,10 @@ LAUNCHERS = (
         _one_pbs_host,
         ("PBS_JOBID",),
         lambda variables: next(iter(pbs_hosts(variables)), ""),
-        found=False,
+        is_detectable=False,
     ),
     # its ranks are told who they are (keeper.py); a command with this launcher is none of them
-    Launcher("ray", "ray", (), "", "", "", "", found=False),
+    Launcher("ray", "ray", (), "", "", "", "", is_detectable=False),
 )
 
 
@@ -216,7 +217,11 @@ def detect_variables(
         raise UsageError(f"--launcher: '{launcher}' is not one of {', '.join(NAMES)}")
     if launcher in STARTING:
         return None
-    rows = [row for row in LAUNCHERS if launcher == row.name or (launcher == "auto" and row.found)]
+    rows = [
+        row
+        for row in LAUNCHERS
+        if launcher == row.name or (launcher == "auto" and row.is_detectable)
+    ]
     for row in rows:
         if all(_first_value(variables, name) for name in (*row.signs, row.rank, row.n)) or _is_pbs(
             row, variables
@@ -275,6 +280,7 @@ def _read_member(row: Launcher, variables: Variables) -> Membership:
 
 
 def row_of(member: Membership) -> Launcher:
+    """The launcher that started this rank."""
     return next(row for row in LAUNCHERS if row.title == member.launcher)
 
 

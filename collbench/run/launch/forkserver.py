@@ -127,6 +127,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
+        """Fork ranks and tell of their ends, until the parent is gone."""
         while True:
             ready, _, _ = select.select([self._control.fileno(), self._wake_r], [], [])
             if self._wake_r in ready:
@@ -187,10 +188,11 @@ class Server:
 
 
 def main() -> None:
+    """The fork server: loads torch once, then forks a rank for each message on its socket, whose
+    descriptor is the first argument."""
     streams.secure_streams()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is the parent's to handle: it ends the ranks
+    # Ctrl-C is the parent's to handle: it ends the ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
     # the reason this process exists: torch is loaded before the forks

@@ -10,12 +10,13 @@ import traceback
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, RunBroken, first_line
+from collbench.core.errors import CollbenchError, RunBroken
 from collbench.machine import environment
 from collbench.run.jobs import Plan
 from collbench.run.launch import join
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.world import Channel, Failure, Listener, Said
+from collbench.survive.crash import describe_error, is_out_of_memory
 
 MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
 
@@ -52,12 +53,13 @@ def live_as_rank(channel: Channel) -> int:
         _take_part(instructions, channel)
     except Exception as e:
         if not isinstance(e, CollbenchError):
-            traceback.print_exc()
+            if not is_out_of_memory(e):
+                traceback.print_exc()
             who = f"rank {instructions.member.rank} on {environment.host_name()}"
-            e = RunBroken(f"{who} raised {type(e).__name__}: {first_line(e)}")
-        channel.say(Said(error=Failure.of(e)))
+            e = RunBroken(f"{who} {describe_error(e)}")
+        channel.send(Said(error=Failure.of(e)))
         return 1
-    channel.say(Said(done=True))
+    channel.send(Said(done=True))
     return 0
 
 
@@ -73,8 +75,8 @@ def _take_part(instructions: Told, channel: Channel) -> None:
     listener = Listener(
         channel.line,
         so_far=channel.line,
-        further=channel.further,
-        hung=lambda error: channel.say(Said(error=Failure.of(error))),
+        next_jobs=channel.next_jobs,
+        hung=lambda error: channel.send(Said(error=Failure.of(error))),
         turn=channel.turn,
     )
     join.Joined(instructions.member, MEET_SECONDS).run(

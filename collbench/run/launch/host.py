@@ -113,7 +113,7 @@ class Host:
                 self._fail(order.number, e)
         return answer
 
-    def tell(self, rank: int, value: bytes) -> Future[News]:
+    def send_to_rank(self, rank: int, value: bytes) -> Future[News]:
         """Tell a rank what it has not asked for; done once it is sent."""
         return self._order("tell", rank, value)
 
@@ -136,7 +136,7 @@ class Host:
         """The ranks that are stopped, else those that have been silent for so long, and in words
         what is wrong with them, or with the process; "" where nothing is."""
         try:
-            return self._order("lost", seconds=seconds).result(ANSWER_SECONDS).words
+            return self._order("lost", seconds=seconds).result(ANSWER_SECONDS).text
         except OSError:
             return f"the process in which ranks meet (pid {self._process.pid}) does not answer"
 

@@ -65,13 +65,13 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a side's ranks live: the interpreter, its whole environment, and what there is to say
-    of both; of the environment the side's ``own``, and the ``tree`` it was built in, if any."""
+    """Where a side's ranks live: the interpreter, its whole environment, and what there is to
+    say of both; the ``variables`` that the side sets, and the ``tree`` it was built in, if any."""
 
     python: str
     settings: dict[str, str]
     described: dict[str, Any]
-    own: dict[str, str] = {}
+    variables: dict[str, str] = {}
     tree: str = ""
 
 
@@ -88,6 +88,7 @@ def isolate_settings(settings: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def builds_folder() -> Path:
+    """Where checked-out revisions are built and kept."""
     return store.home_folder() / "builds"
 
 
@@ -127,9 +128,8 @@ def find_interpreter(text: str, option: str) -> str:
             f"{option}: there is no interpreter '{text}'",
             "the path of a python, or of its environment",
         )
-    return str(
-        Path(program).absolute()
-    )  # never resolved: a virtual environment's python is a link to the system's
+    # never resolved: a virtual environment's python is a link to the system's
+    return str(Path(program).absolute())
 
 
 def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.host import Host
 from collbench.run.launch.meeting import name_hello, open_listener
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
+from collbench.survive.crash import describe_error
 from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
@@ -170,8 +171,8 @@ def meet_ranks(member: Membership, seconds: float) -> Meeting:
 
 @contextmanager
 def hold_meeting(member: Membership, seconds: float) -> Iterator[Meeting]:
-    """What ``meet_ranks`` finds; libraries then keep to the interface that ranks met on, and who
-    does not leave at the end is named."""
+    """The meeting that ``meet_ranks`` makes; libraries then keep to the interface that ranks met
+    on, and who does not leave at the end is named."""
     connection, host = meeting = meet_ranks(member, seconds)
     try:
         keep_to(rendezvous.find_interface(connection.address))
@@ -224,6 +225,7 @@ class Watchdog(threading.Thread):
         self._stop = threading.Event()
 
     def run(self) -> None:
+        """Tell rank 0 of life, and end this process where no rank moves any more."""
         due, pause = time.monotonic(), self._plan.timeout * _SILENT / 3
         while not self._stop.wait(1.0):
             if time.monotonic() >= due:
@@ -269,6 +271,7 @@ class Watchdog(threading.Thread):
         return self._stall.broken(f"{who} {what} for {seconds:.0f} s", (behind or [rank])[0])
 
     def end(self) -> None:
+        """Stop watching."""
         self._stop.set()
 
 
@@ -302,13 +305,13 @@ class Joined(World):
             timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
             timer.daemon = True
             timer.start()
-            setup = self._place(meeting.connection.hosts)
+            setup = self._make_setup(meeting.connection.hosts)
             store = Store(meeting.connection)
             control = worker.connect_control(setup, store)
             member = self._member._replace(local_rank=setup.local_rank, local_n=setup.local_n)
             board = shared_board(member, control)
             line = _add_facts(
-                _collect_hosts(control, setup, meeting.connection.hosts), listener.hear
+                _collect_hosts(control, setup, meeting.connection.hosts), listener.accept
             )
             agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
             timer.cancel()
@@ -320,7 +323,7 @@ class Joined(World):
                 try:
                     turn = meeting.turned(listener.turn)
                     rank_worker = worker.Worker(
-                        setup, plan, control, board, line, listener.further, turn
+                        setup, plan, control, board, line, listener.next_jobs, turn
                     )
                     rank_worker.run()
                     self.opened += 1
@@ -337,7 +340,7 @@ class Joined(World):
                     watchdog.end()
         rendezvous.leave_mpi()
 
-    def _place(self, hosts: list[str]) -> Place:
+    def _make_setup(self, hosts: list[str]) -> Place:
         from collbench.run.rank import worker
 
         rank, n = self._member.rank, self._member.n
@@ -373,9 +376,8 @@ def follow_rank_0(member: Membership, seconds: float) -> Exit:
     try:
         joined_ranks.run([], listener)
     except KeyboardInterrupt:
-        os._exit(
-            Exit.INTERRUPTED
-        )  # libraries under a collective abort when Python takes itself down around them
+        # libraries under a collective abort when Python takes itself down around them
+        os._exit(Exit.INTERRUPTED)
     broken = any(isinstance(error, RunBroken) for error in unopened)
     if not broken and (joined_ranks.opened or not unopened):
         return Exit.OK
@@ -417,7 +419,7 @@ def _blame_rank(error: Exception, meeting: Meeting) -> str:
     """What happened to a rank. That another is gone may be known a moment later only; more than
     that and the launcher ends this one, too, before it could tell."""
     if not says_peer_is_gone(first_line(error)):
-        return f"raised {type(error).__name__}: {first_line(error)}"
+        return describe_error(error)
     until = time.monotonic() + _MOMENT
     while meeting.host and not meeting.host.gone and time.monotonic() < until:
         time.sleep(0.001)

@@ -62,6 +62,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a place says to a question; one of these."""
+
     room: memory.Room | None = None
     described: dict[str, Any] = {}
     error: Failure | None = None
@@ -82,6 +84,8 @@ class Keeper:
         self._servers: dict[str, tuple[object, ForkServer]] = {}  # by side
 
     def ask(self, question: Question) -> Answer:
+        """Describe this place, its software under a side, or its memory; an error where a setting
+        is refused."""
         try:
             if question.room:
                 return Answer(room=memory.measure_room(*question.room))
@@ -96,7 +100,8 @@ class Keeper:
         except CollbenchError as e:
             return Answer(error=Failure.of(e))
 
-    def tell(self, world: str, text: str) -> None:
+    def send(self, world: str, text: str) -> None:
+        """Pass a line to the rank of this world, if it is still there."""
         if stdin := world in self._ranks and self._ranks[world].stdin:
             with suppress(OSError):  # it has ended, as is told in a moment
                 stdin.write(text.encode() + b"\n")
@@ -138,7 +143,7 @@ class Keeper:
             return
         with process:
             yield as_json(Said(pid=process.pid))
-            self.tell(instructions.world, as_json(instructions))
+            self.send(instructions.world, as_json(instructions))
             if instructions.world in self._ended:
                 process.kill()
             for stream, line in _read_lines(process):
@@ -234,10 +239,12 @@ class Forked:
         self.stdout.close()
 
     def kill(self) -> None:
+        """Kill the rank, if it is still there."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
+        """The exit code of the rank, once it has ended; negative for a signal."""
         try:
             return os.waitstatus_to_exitcode(self._server.note()[0].status)
         except (EOFError, OSError):  # the server was killed, and this with it
@@ -245,6 +252,7 @@ class Forked:
 
 
 def as_json(value: object) -> str:
+    """A struct or plain value as one line of JSON."""
     return msgspec.json.encode(value).decode()
 
 

@@ -32,6 +32,7 @@ from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
 from collbench.run.launch.meeting import name_hello
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.run.launch.world import Said
+from collbench.survive.signals import STOPPING
 
 _SILENT = 0.6  # of the time without progress; both ends say three times in it that they are there
 
@@ -69,7 +70,7 @@ class Far:
         if self._why:
             on_line(as_json(Said(lost=self._why)))
 
-    def tell(self, world: str, text: str) -> None:
+    def send(self, world: str, text: str) -> None:
         self._send(Errand("tell", world, text))
 
     def end(self, world: str) -> None:
@@ -86,7 +87,7 @@ class Far:
     def _send(self, errand: Errand) -> None:
         self._send_bytes(msgspec.json.encode(errand))
 
-    def hear(self, message: bytes) -> None:
+    def handle_message(self, message: bytes) -> None:
         world, _, line = message.decode().partition(" ")
         if not world:
             self._answers.put(line)
@@ -113,7 +114,7 @@ class Launched(Places):
         hosts = meeting.connection.hosts
         self._far = {
             rank: Far(
-                lambda message, rank=rank: self._host.tell(rank, message),  # type: ignore[misc]
+                lambda message, rank=rank: self._host.send_to_rank(rank, message),  # type: ignore[misc]
                 f"rank {rank} on {host}",
             )
             for rank, host in enumerate(hosts)
@@ -127,13 +128,13 @@ class Launched(Places):
             )
             for rank, host in enumerate(hosts)
         ]
-        self._host.hear = self._hear
+        self._host.hear = self._handle_message
 
-    def _hear(self, rank: int, message: bytes | None) -> None:
+    def _handle_message(self, rank: int, message: bytes | None) -> None:
         if rank not in self._far:
             return  # this process's own, when it ends
         if message:
-            self._far[rank].hear(message)
+            self._far[rank].handle_message(message)
         elif message is None and any(hello.rank == rank for hello in self._host.gone):
             self._far[rank].lose(f"the process that {self.launcher} started there has ended")
         elif message is None:
@@ -146,7 +147,7 @@ class Launched(Places):
     def broken(self, error: BaseException) -> None:
         """Raise RunBroken where what interrupts this process is that another has ended. A launcher
         ends all then, or says twice that it does: none of that cuts short what is told."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
         if isinstance(error, KeyboardInterrupt):
             time.sleep(_MOMENT)
@@ -156,7 +157,7 @@ class Launched(Places):
     def dismiss(self, code: int) -> None:
         """Tell the others with which code this process ends."""
         message = msgspec.json.encode(Errand("exit", text=str(int(code))))
-        sent = [self._host.tell(rank, message) for rank in self._far]
+        sent = [self._host.send_to_rank(rank, message) for rank in self._far]
         concurrent.futures.wait(sent, LEAVE_SECONDS)
 
 
@@ -198,12 +199,12 @@ class _Serving:
     def __init__(self, connection: Connection, keeper: Keeper, timeout: float) -> None:
         self._connection, self._keeper, self._timeout = connection, keeper, timeout
         self._heard = time.monotonic()
-        self._say("")
+        self._send("")
         threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
 
     def until_told(self) -> int:
         code = ""
-        while (message := self._connection.told()) is not None:
+        while (message := self._connection.receive()) is not None:
             self._heard = time.monotonic()
             if message:
                 errand = msgspec.json.decode(message, type=Errand)
@@ -218,9 +219,9 @@ class _Serving:
         match errand.op:
             case "run":
                 instructions = msgspec.json.decode(errand.text, type=Told)
-                keeper.run(instructions, lambda line: self._say(f"{world} {line}"))
+                keeper.run(instructions, lambda line: self._send(f"{world} {line}"))
             case "tell":
-                keeper.tell(world, errand.text)
+                keeper.send(world, errand.text)
             case "end":
                 keeper.end(world)
             case "ask":
@@ -228,16 +229,16 @@ class _Serving:
 
     def _answer(self, text: str) -> None:
         question = msgspec.json.decode(text, type=Question)
-        self._say(f" {as_json(self._keeper.ask(question))}")
+        self._send(f" {as_json(self._keeper.ask(question))}")
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         with suppress(OSError):  # rank 0 has gone, as is found by who listens to it
-            self._connection.say(text.encode())
+            self._connection.send(text.encode())
 
     def _beat(self) -> None:
         while time.monotonic() - self._heard < self._timeout * _SILENT:
             time.sleep(self._timeout * _SILENT / 3)
-            self._say("")
+            self._send("")
         self._tell_lost("hears nothing of")
         os._exit(Exit.TIMEOUT)
 

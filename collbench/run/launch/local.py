@@ -95,7 +95,7 @@ class ForkServer(Parent):
         return self._ours.fileno()
 
     def note(self) -> tuple[Note, list[int]]:
-        """What it tells of a rank next (wait for the descriptor to be readable first). EOFError if
+        """The next note about a rank (wait for the descriptor to be readable first). EOFError if
         the server itself died."""
         try:
             data, fds, _, _ = socket.recv_fds(self._ours, 65536, 1)
@@ -179,6 +179,7 @@ class Launcher(FreshRanks):
 
     @contextmanager
     def started(self, plan: Plan, listener: Listener) -> Iterator[Watch]:
+        """Within its ``with`` block ranks of a plan run, and are watched."""
         board, fd = Board.create(plan.processes)
         try:
             with folders.make_private() as folder, self._parent(plan, folder) as parent:
@@ -207,10 +208,12 @@ class Launcher(FreshRanks):
             raise
 
     def release(self, env: Env) -> None:
+        """End the fork server of this environment, if there is one."""
         if env in self._servers:
             self._servers.pop(env).close()
 
     def close(self) -> None:
+        """End all fork servers."""
         for env in list(self._servers):
             self.release(env)
 
@@ -265,12 +268,12 @@ class Watch(RankWatch):
         to measure, tell."""
         if (self.errors or self.deaths) and self._measured():
             own_errors = {
-                rank: f"raised {error.message}"
+                rank: error.clause
                 for rank, error in self.errors.items()
                 if not says_peer_is_gone(error.message)
             }
             for rank, message in (
-                own_errors | {r: end.words for r, end in self.deaths.items()}
+                own_errors | {r: end.description for r, end in self.deaths.items()}
             ).items():
                 print_message(f"{self._who(rank)} {message} while leaving; all had been measured")
             self.errors.clear()
@@ -334,7 +337,7 @@ class Watch(RankWatch):
         return [(rank, pid) for rank, pid in processes if rank not in self._gone]
 
     def _stopped(self, rank: int, pid: int) -> RunBroken:
-        phrase = STOPPED.words
+        phrase = STOPPED.description
         if pid != self._pids.get(rank):
             phrase = f"cannot go on: its parent process (pid {pid}) {phrase}"
         return self.broken(rank, phrase, self._limit())
@@ -410,7 +413,7 @@ class Watch(RankWatch):
         if len(rest) > LINE_LIMIT:
             raise self.broken(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
         for line in lines:
-            self.hear(rank, line)
+            self.handle_line(rank, line)
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:
@@ -427,14 +430,14 @@ class Watch(RankWatch):
         own_errors = [
             error for error in self.errors.values() if not says_peer_is_gone(error.message)
         ]
-        if own_errors and not self.deaths and not any(error.traceback for error in own_errors):
+        if own_errors and not self.deaths and not any(error.own for error in own_errors):
             return own_errors[0].as_error(self._board.job(0))
         rank, error = min(
             self.errors.items(),
-            key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
+            key=lambda at: (says_peer_is_gone(at[1].message), not at[1].own),
         )
-        hint = keep_traceback(error.traceback) if error.traceback else ""
-        return self.broken(rank, f"raised {error.message}", hint)
+        hint = keep_traceback(error.traceback) if error.traceback else error.hint
+        return self.broken(rank, error.clause, hint)
 
     def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:
         return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
@@ -448,7 +451,7 @@ class Watch(RankWatch):
         hint = self._limit()
         parent, born, n = self._parent, len(self._pids), self.plan.processes
         stopped = process_state(parent.process.pid) == "stopped"
-        what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
+        what = STOPPED.description if stopped else f"has not moved for {seconds:.0f} s"
         missing = [rank for rank in range(n) if rank not in self._pids]
         if born and len(missing) == 1 and not stopped and self._by_mpirun:
             return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)

@@ -37,6 +37,7 @@ import msgspec
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
 from collbench.run.launch.board import process_state
+from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
 
@@ -154,7 +155,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int = 0  # of the order that is answered
     seconds: float = 0.0
     names: list[str] = []  # of ranks and their hosts
-    words: str = ""
+    text: str = ""
     rank: int = -1  # that says or leaves
     value: bytes | None = None  # what it says; None where it leaves
     gone: Hello | None = None  # the rank, where it leaves without a word
@@ -171,6 +172,7 @@ class Seal:
         self._out, self._in = (own_direction, 0), (other_direction, 0)
 
     def line(self, message: msgspec.Struct) -> bytes:
+        """A message as a line with its seal. Raises ValueError where it is too long."""
         body = msgspec.json.encode(message)
         if len(body) > LINE_LIMIT - 80:
             raise ValueError(
@@ -219,6 +221,7 @@ def _open_door(door: Door) -> socket.socket:
 
 
 def describe_doors(doors: Sequence[Door]) -> str:
+    """Where ranks meet: a socket's path, or a host and its ports."""
     if isinstance(doors[0], Path):
         return str(doors[0])
     return (
@@ -290,7 +293,7 @@ class MeetingServer:
             case "awake":
                 return News(seconds=self._awake())
             case "lost":
-                return News(words=self._lost(order.seconds))
+                return News(text=self._lost(order.seconds))
             case "end_stopped":
                 for rank in self._stopped():
                     os.kill(self._pids[rank], signal.SIGKILL)
@@ -548,6 +551,7 @@ def find_stopped(pids: Mapping[int, int]) -> list[int]:
 
 
 def say_stopped(names: Sequence[str]) -> str:
+    """A sentence about processes that a signal has stopped."""
     return f"{', '.join(names)} is stopped (SIGSTOP)"
 
 
@@ -574,7 +578,7 @@ def main() -> None:
     """The process, whose standard input is its end of the socket between it and rank 0. That
     decides when it ends, and so signals that a terminal or a launcher sends to all processes are
     ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(serve(socket.socket(fileno=0)))
     folders.sweep_folders(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed

@@ -133,8 +133,8 @@ class Mpirun(Parent):
         return self._ready.fileno()
 
     def note(self) -> tuple[Note, list[int]]:
-        """What a warden says next, once there is something to read. EOFError when mpirun has ended
-        and nothing is left to hear."""
+        """The next note of a warden, once there is something to read. EOFError when mpirun has
+        ended and nothing is left to hear."""
         ready = [fd for fd, _ in self._ready.poll(0)]
         if self._notes.fileno() not in ready:
             killed = (self.process.poll() or 0) < 0  # which is why its wardens end, too
@@ -206,9 +206,8 @@ def _guard_rank(notes_path: str, board: str, mpirun: str) -> None:
         above = os.pidfd_open(int(mpirun))
     except ProcessLookupError:
         return
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # mpirun sends it to the rank too, whose end is yet to be told
+    # mpirun sends it to the rank too, whose end is yet to be told
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         notes.connect(notes_path)

@@ -59,7 +59,7 @@ class Place(Protocol):
     def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
         """Start a rank, of which ``on_line`` gets each line (Said), in any thread."""
 
-    def tell(self, world: str, text: str) -> None:
+    def send(self, world: str, text: str) -> None:
         """Tell the rank of a world what it waits for."""
 
     def end(self, world: str) -> None:
@@ -84,7 +84,7 @@ class Seat(NamedTuple):
 
     at: Place
     node: Node
-    place: int
+    number: int
 
 
 class Places(FreshRanks):
@@ -104,7 +104,7 @@ class Places(FreshRanks):
         return ""
 
     def broken(self, error: BaseException) -> None:
-        """What ends an experiment here. Raises RunBroken for one that stands for it."""
+        """End an experiment here. Raises RunBroken for one that stands for it."""
         return
 
     def refuse(self, case: Case) -> str:
@@ -127,8 +127,8 @@ class Places(FreshRanks):
         return {**answer.described, "git": environment.gather_facts(Path.cwd())["git"]}
 
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
-        """What ranks of a world of n share, on the node that is the tightest for them. A GPU that
-        is a place's alone is one rank's."""
+        """The memory that ranks of a world of n share, on the node where each has the least. Where
+        a place has GPUs of its own, each rank has one to itself."""
         seats = self.among(n)
         alone = backend_info(backend).gpu != ""
         sharers = [1 if alone and s.node.gpus else len(_select_beside(s, seats)) for s in seats]
@@ -136,10 +136,10 @@ class Places(FreshRanks):
         rooms = [answer.room for answer in self._answers(seats, questions) if answer.room]
         return min(rooms, key=lambda room: room.available // room.sharers)
 
-    def settled(self, home: Home, name: SideName) -> Home:
+    def resolve(self, home: Home, name: SideName) -> Home:
         """A side's home, once a place on each host has been found to have it; described as it is
         at rank 0's. Raises CannotRun and UsageError, which name the host."""
-        seats = [seat for seat in self.seats if seat.place == 0]
+        seats = [seat for seat in self.seats if seat.number == 0]
         answers = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
         git = home.described.get("git")
         return msgspec.structs.replace(home, described={**answers[0].described, "git": git})
@@ -184,7 +184,7 @@ class SideRanks(FreshRanks):
 
 def _make_side(home: Home, name: SideName) -> Side:
     return Side(
-        "" if home.python == sys.executable else home.python, home.own, home.tree, f"--{name}"
+        "" if home.python == sys.executable else home.python, home.variables, home.tree, f"--{name}"
     )
 
 
@@ -240,7 +240,7 @@ class Watch(RankWatch):
         self._pids: dict[int, int] = {}
         self._gone: set[int] = set()
         self._begun, self._done, self._look = False, 0, 0.0
-        self._each = 1 + any(job.beside for job in plan.jobs)  # cases of a job
+        self._each = 1 + any(job.companion for job in plan.jobs)  # cases of a job
         self._taken: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
@@ -261,7 +261,7 @@ class Watch(RankWatch):
         if select.select([self._woken], [], [], seconds)[0]:
             self._woken.recv(1 << 16)
         while not self._taken.empty():
-            self.hear(*self._taken.get())
+            self.handle_line(*self._taken.get())
         if (job := self.job) is not None:
             self.listener.tick(self.plan.jobs[job].case, Phase.MEASURING)
         if self.busy() and time.monotonic() > self._look:
@@ -288,8 +288,8 @@ class Watch(RankWatch):
         at = self._done // self._each
         return at if self._begun and at < len(self.plan.jobs) else None
 
-    def hear(self, rank: int, line: bytes | str) -> Said:
-        message = super().hear(rank, line)
+    def handle_line(self, rank: int, line: bytes | str) -> Said:
+        message = super().handle_line(rank, line)
         if message.line is not None:
             self._begun = True
             # the last of a job's records is the first group's
@@ -318,7 +318,7 @@ class Watch(RankWatch):
         super().check(last)
 
     def answer(self, rank: int, text: bytes) -> None:
-        self._seats[rank].at.tell(self._world, text.decode())
+        self._seats[rank].at.send(self._world, text.decode())
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
         return end.signal == signal.SIGABRT, rank
@@ -336,6 +336,7 @@ class Watch(RankWatch):
         return self.plan.doing("starting up" if self.job is None else "at work on", self.job)
 
     def who(self, rank: int) -> str:
+        """The rank's name in sentences."""
         return (
             f"rank {rank} on {self._seats[rank].node.host} (pid {self._pids.get(rank, 'unknown')})"
         )

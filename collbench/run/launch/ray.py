@@ -64,9 +64,9 @@ class Where(msgspec.Struct, frozen=True):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
-            from ray._private.services import (
-                canonicalize_bootstrap_address,
-            )  # what ray.init takes "auto" for
+
+            # what ray.init takes "auto" for
+            from ray._private.services import canonicalize_bootstrap_address
         except ImportError as e:
             raise CannotRun(
                 "--launcher ray: Ray is not installed", "pip install 'collbench[ray]'"
@@ -75,9 +75,8 @@ class Where(msgspec.Struct, frozen=True):
             return ray
         try:
             address = canonicalize_bootstrap_address(ray_address) or ray_address
-            host, _, port = address.rpartition(
-                ":"
-            )  # where nobody listens any more, Ray itself would try for minutes
+            # where nobody listens any more, Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
             if not port.isdigit():
                 raise ValueError("not HOST:PORT")
             socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
@@ -90,8 +89,8 @@ class Where(msgspec.Struct, frozen=True):
             ) from e
         return ray
 
-    def settle(self, axes: Axes) -> Axes:
-        """The axes settled like ``Axes.settled``, with what all nodes have together."""
+    def resolve(self, axes: Axes) -> Axes:
+        """The axes as ``Axes.resolve`` gives them, by what all nodes have together."""
         offered = self.connect().cluster_resources()
         gpus, cpus = (int(offered.get(name, 0)) for name in ("GPU", "CPU"))
         backends = axes.backends or (("nccl",) if gpus else ("gloo",))
@@ -141,8 +140,8 @@ class Actor:
 
         threading.Thread(target=pump, daemon=True, name="collbench-ray").start()
 
-    def tell(self, world: str, text: str) -> None:
-        self._actor.tell.remote(world, text)
+    def send(self, world: str, text: str) -> None:
+        self._actor.send.remote(world, text)
 
     def end(self, world: str) -> None:
         self._actor.end.remote(world)
@@ -172,12 +171,12 @@ class Cluster(Places):
         self._group: Any = None
         self._actors: list[Any] = []
         try:
-            self._place(max(suite.values("ranks")), where.placement.upper(), seconds)
+            self._place_actors(max(suite.values("ranks")), where.placement.upper(), seconds)
         except BaseException:
             self.close()
             raise
 
-    def _place(self, n: int, strategy: str, seconds: float) -> None:
+    def _place_actors(self, n: int, strategy: str, seconds: float) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -213,8 +212,8 @@ class Cluster(Places):
 
     def among(self, n: int) -> list[Seat]:
         """n of the seats, in the order of ranks: those of a node follow each other."""
-        by_node = sorted(self.seats, key=lambda seat: (seat.node.id, seat.place))
-        in_turn = sorted(by_node, key=lambda seat: seat.place)
+        by_node = sorted(self.seats, key=lambda seat: (seat.node.id, seat.number))
+        in_turn = sorted(by_node, key=lambda seat: seat.number)
         chosen = (in_turn if self._spread else by_node)[:n]
         return [seat for seat in by_node if seat in chosen]
 

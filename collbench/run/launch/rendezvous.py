@@ -33,6 +33,7 @@ from collbench.machine import environment
 from collbench.run.launch import environments, folders
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Door
+from collbench.survive.signals import keep_handlers
 
 PORTS = 8  # tried one after the other, at rank 0 and by who looks for it
 
@@ -238,7 +239,8 @@ def _by_mpi(member: Membership, own_text: str) -> str | None:
     except (ImportError, RuntimeError):
         return None
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_FUNNELED)
+        with keep_handlers():
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (member.rank, member.n):
         raise CannotRun(

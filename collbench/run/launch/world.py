@@ -24,7 +24,6 @@ from collbench.core.errors import (
     CollbenchError,
     Exit,
     RunBroken,
-    first_line,
     says_peer_is_gone,
 )
 from collbench.core.text import print_message
@@ -36,6 +35,7 @@ from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.survive.crash import MEMORY_HINT, describe_error, is_out_of_memory
 
 LINE_LIMIT = 256 << 20
 
@@ -56,7 +56,7 @@ class Listener(NamedTuple):
 
     ``line`` gets a world, then its records; ``so_far`` records of what is still measured, each of
     which replaces the one before; ``tick``, often, the case that ranks are at and what
-    they do with it; ``further`` says what an open plan goes on with; ``turn`` waits for that of a
+    they do with it; ``next_jobs`` says what an open plan goes on with; ``turn`` waits for that of a
     world of joined ranks; ``lost`` hears of a plan that broke before the error is raised.
     ``unopened`` hears of a plan whose world did not open: CannotRun where it cannot, RunBroken
     where a rank broke; the plans after it run, unless it raises. Of joined ranks that stand still
@@ -65,14 +65,14 @@ class Listener(NamedTuple):
 
     line: Hear
     tick: Callable[[Case, Phase], None] = lambda case, phase: None
-    further: Callable[[], list[Job]] = list
+    next_jobs: Callable[[], list[Job]] = list
     lost: Callable[[Plan, RunBroken], None] = lambda plan, error: None
     hung: Callable[[RunBroken], None] = lambda error: None
     turn: Callable[[int], object] = lambda job: None
     so_far: Callable[[types.Record], None] = lambda record: None
     unopened: Callable[[Plan, CollbenchError], None] = end_run
 
-    def hear(self, line: types.World | types.Record) -> None:
+    def accept(self, line: types.World | types.Record) -> None:
         """Tell who is to hear of it."""
         if isinstance(line, types.Record) and line.stop == "cut":
             return self.so_far(line)
@@ -87,7 +87,7 @@ class World(Protocol):
         return environment.gather_facts(Path.cwd())
 
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
-        """What n ranks share."""
+        """The memory that n ranks share."""
         return memory.measure_room(backend, n, policy)
 
     def load(self) -> dict[str, Load]:
@@ -117,20 +117,29 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error as a rank tells of it; with a traceback where it was not foreseen."""
+    """An error as a rank tells of it; with a traceback where it was not foreseen. One that is
+    ``own`` befell this rank alone, and its message is a clause that follows the rank's name."""
 
     message: str
     hint: str = ""
     exit: int = Exit.CANNOT_RUN
     traceback: str = ""
+    own: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """The error that is being handled."""
         if isinstance(error, CollbenchError):
             return cls(error.message, error.hint, error.exit)
-        message = f"{type(error).__name__}: {first_line(error)}"
-        return cls(message, traceback=traceback.format_exc())
+        message = describe_error(error)
+        if is_out_of_memory(error):
+            return cls(message, MEMORY_HINT, own=True)
+        return cls(message, traceback=traceback.format_exc(), own=True)
+
+    @property
+    def clause(self) -> str:
+        """The clause that follows the name of the rank."""
+        return self.message if self.own else f"failed: {self.message}"
 
     def as_error(self, job: int | None = None) -> CannotRun | RunBroken:
         """The same where it ends a run, at that place in the plan."""
@@ -160,19 +169,23 @@ class Channel(NamedTuple):
     source: Any  # files that bytes are read from, and written to
     sink: Any
 
-    def say(self, message: Said) -> None:
+    def send(self, message: Said) -> None:
+        """Send a message."""
         self.sink.write(msgspec.json.encode(message) + b"\n")
         self.sink.flush()
 
     def line(self, line: types.World | types.Record) -> None:
-        self.say(Said(line=line))
+        """Send a world or a record."""
+        self.send(Said(line=line))
 
-    def further(self) -> list[Job]:
-        self.say(Said(further=True))
+    def next_jobs(self) -> list[Job]:
+        """Ask for the next jobs of an open plan, and wait for them."""
+        self.send(Said(further=True))
         return msgspec.json.decode(self.source.readline(), type=list[Job])
 
     def turn(self, job: int) -> None:
-        self.say(Said(turn=job))
+        """Say that this world comes to a job, and wait until it is its turn."""
+        self.send(Said(turn=job))
         self.source.readline()
 
 
@@ -198,20 +211,21 @@ class StallWatch:
         self._moved = time.monotonic() - until
 
     def behind(self) -> list[int]:
+        """Ranks that are not as far as the foremost."""
         places = [self._board.where(rank)[1:] for rank in range(self._board.n)]
         return [rank for rank, progress in enumerate(places) if progress < max(places)]
 
     def broken(self, what: str, rank: int, hint: str = "") -> RunBroken:
         """An error that tells ``what`` happened while ``rank`` was doing what it does now."""
         job = self._board.job(rank)
-        doing = self._plan.doing(self._board.where(rank)[0].words, job)
+        doing = self._plan.doing(self._board.where(rank)[0].label, job)
         return RunBroken(f"{what} while {doing}", hint, job)
 
 
 class Death(NamedTuple):
     """How a rank ended, and by which signal, if any."""
 
-    words: str
+    description: str
     signal: int = 0
 
     @classmethod
@@ -230,6 +244,7 @@ STOPPED = Death("is stopped (SIGSTOP)")
 
 
 def tell_late(who: str, what: str = "did not end") -> None:
+    """Say on the terminal who is killed because it did not end in time."""
     message = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
     print_message(f"{who} {message}")
 
@@ -253,12 +268,13 @@ class RankWatch:
         self._since: float | None = None
         self._over = math.inf
 
-    def hear(self, rank: int, line: bytes | str) -> Said:
+    def handle_line(self, rank: int, line: bytes | str) -> Said:
+        """Take in a message of a rank, and pass on what the listener is to hear."""
         message = msgspec.json.decode(line, type=Said)
         if message.line is not None:
-            self.listener.hear(message.line)
+            self.listener.accept(message.line)
         elif message.further:
-            self.plan.jobs.extend(more := self.listener.further())
+            self.plan.jobs.extend(more := self.listener.next_jobs())
             self.answer(rank, msgspec.json.encode(more))
         elif message.turn is not None:
             self.waits_at = message.turn
@@ -272,6 +288,7 @@ class RankWatch:
 
     @property
     def waiting(self) -> bool:
+        """Whether the world waits for its turn, and nothing is wrong with it."""
         return self.waits_at >= 0 and not (self.deaths or self.errors)
 
     @property
@@ -307,7 +324,7 @@ class RankWatch:
             return self.raised()
         rank = min(ends, key=lambda rank: self.precedence(rank, ends[rank]))
         hint = self.out_of_memory if ends[rank].signal == signal.SIGKILL else ""
-        return self.broken(rank, ends[rank].words, hint)
+        return self.broken(rank, ends[rank].description, hint)
 
     @abstractmethod
     def busy(self) -> bool:

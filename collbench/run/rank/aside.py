@@ -33,7 +33,7 @@ class Cadence(NamedTuple):
     sync: Sync
     make: Make | None = None
 
-    def taken(
+    def sample(
         self,
         sampler: Sampler,
         measured: Measured | None,

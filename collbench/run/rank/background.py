@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 
 def make_background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
-    """What a case has in its background on this rank; None for nothing. All ranks ask."""
+    """The background of a case on this rank; None for none. All ranks ask."""
     if not case.background:
         return None
     other = backgrounds.background_case(case)
@@ -165,16 +165,18 @@ class Behind:
             yield
 
     def since(self) -> list[int]:
-        """What it took each time since this was last asked; the first belongs to another time."""
+        """The time of each repetition since this was last asked; the first belongs to another
+        time."""
         times = self._times[1:]
         self._times.clear()
         return times[:MOST]
 
-    def told(self) -> Background:
+    def result(self) -> Background:
+        """Its times alone and during calls, in ns."""
         return Background(alone_ns=self._alone, during_ns=self.since())
 
     def wrong(self) -> str:
-        """What is wrong with the data that it left; empty if nothing is."""
+        """A sentence on what is wrong with the data that it left; "" where nothing is."""
         return self._task.wrong()
 
     def _go(self) -> None:

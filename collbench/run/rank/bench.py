@@ -23,14 +23,14 @@ from collbench.suite.policy import Policy
 
 class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
-    ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
+    ``ranks`` are those whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
     anyway. ``watch`` is of this rank's GPU, if it has one, and ``streak`` its guards'; ``in_turns``
     as in Plan; the ``calibrator`` is Protocol's.
     """
 
     rank: int
-    held: Sequence[int]
+    ranks: Sequence[int]
     backend: Backend
     control: Control
     board: Board
@@ -85,5 +85,6 @@ class Sites:
         return self._open[groups, lane]
 
     def close(self) -> None:
+        """Close the backends of all groups."""
         for backend in self._open.values():
             backend.close()

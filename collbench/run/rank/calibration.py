@@ -42,11 +42,10 @@ _PARTS = 1_000_000  # of a share, in messages
 
 
 def read_signs(readings: np.ndarray, cramped: bool) -> np.ndarray:
-    """What each rank saw by cause, shape (ranks, causes): shares, then ln of ns; UNKNOWN where it
-    does not know. ``readings`` are integers, a row a rank: steal, delay and the work of its other
-    threads in millionths of the block, ns of arithmetic, copy and round trip; negative where not
-    known. In a ``cramped`` world any rank's threads may have been on its core.
-    """
+    """The signs that each rank saw by cause, shape (ranks, causes): shares, then ln of ns; UNKNOWN
+    where it does not know. ``readings`` are integers, a row a rank: steal, delay and the work of
+    its other threads in millionths of the block, ns of arithmetic, copy and round trip; negative
+    where not known. In a ``cramped`` world any rank's threads may have been on its core."""
     steal, delay, threads = readings[:, :3].T / _PARTS
     ours = np.maximum(0.0, threads.sum() if cramped else threads)
     others = np.where(delay < 0, UNKNOWN, np.maximum(0.0, delay - ours))
@@ -85,13 +84,14 @@ class Calibrator:
         self.launch: deque[np.ndarray] = deque(maxlen=MOST)  # at rank 0
 
     def before(self) -> None:
+        """Look at this rank's speed and counters before a block."""
         arithmetic = _typical_time(lambda: sum(range(NUMBERS)))
         copy = _typical_time(lambda: np.copyto(self._to, self._from))
         self._times = [arithmetic, copy, self._round_trip()]
         self._counts = self._read()
 
     def after(self) -> np.ndarray | None:
-        """What all ranks tell of the block, at rank 0."""
+        """All ranks' signs of the block, at rank 0."""
         wall, *spent = self._read() - self._counts
         shares = [-1 if math.isnan(share) else int(share / wall * _PARTS) for share in spent]
         return self.control.gather(np.array([*shares, *self._times]))
@@ -135,9 +135,9 @@ class Blocks:
         """All ranks have taken one: the places of those that are now to be replaced, at rank 0. One
         may be found disturbed when more of the launch is known."""
         readings = self._calibrator.after() if self._calibrator else None
-        return [] if readings is None else self.judged(readings)
+        return [] if readings is None else self.judge(readings)
 
-    def judged(self, readings: np.ndarray) -> Sequence[int]:
+    def judge(self, readings: np.ndarray) -> Sequence[int]:
         """The same, by what all ranks tell of the latest block."""
         assert self._calibrator
         signs, launch = read_signs(readings, self._calibrator.cramped), self._calibrator.launch
@@ -152,8 +152,8 @@ class Blocks:
         return now
 
     @property
-    def told(self) -> Calibration | None:
-        """What is recorded of them, at rank 0."""
+    def summary(self) -> Calibration | None:
+        """Their summary for the record, at rank 0."""
         if not self._times:
             return None
         arithmetic, copy, trip = (

@@ -28,12 +28,12 @@ class Buffers(NamedTuple):
 
     send: torch.Tensor
     recv: torch.Tensor
-    whole: torch.Tensor | None
+    memory: torch.Tensor | None
 
     @property
     def written(self) -> torch.Tensor:
         """All that a call may write to."""
-        return self.recv if self.whole is None else self.whole
+        return self.recv if self.memory is None else self.memory
 
 
 Slot = list[Buffers]  # one entry for each rank that this process holds
@@ -82,7 +82,7 @@ def allocate_slots(
 
 
 def copy_slots(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
-    """What all slots hold, rank by rank; nothing where the device has not twice the room for it, as
+    """Copies of all slots, rank by rank; nothing where the device has not twice the room for it, as
     libraries may want some, too."""
     written = [[buffers.written for buffers in slot] for slot in slots]
     if 2 * sum(buffer.nbytes for slot in written for buffer in slot) > room:
@@ -158,6 +158,7 @@ class Planted:
 
 
 def wait_seconds(seconds: float) -> None:
+    """Wait so long: asleep at first, then spinning, since sleep ends late."""
     until = time.perf_counter() + seconds
     if seconds > _SLEEPS:
         time.sleep(seconds - _SLEEPS)
@@ -183,6 +184,7 @@ class Pattern:
         self._rng = np.random.default_rng([seed, group_control.rank])
 
     def tarry(self) -> None:
+        """Wait as long as the pattern has this rank arrive late for its next call."""
         self._turn += 1
         if self._kind == "random":
             wait_seconds(self._spread * self._rng.random())
@@ -191,8 +193,8 @@ class Pattern:
 
 
 def submit_times(call: Call, control: Control, beat: Callable[[], None]) -> np.ndarray | None:
-    """What it takes each rank to hand a call over, without waiting for it, at rank 0; None where
-    it must wait."""
+    """The time that each rank takes to hand a call over, without waiting for it, at rank 0; None
+    where it must wait."""
     if call.submit is None:
         return None
     times = []

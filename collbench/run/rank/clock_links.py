@@ -145,6 +145,7 @@ class Links:
         return trips
 
     def serve(self, peer: int, times: int, read: Callable[[], int]) -> None:
+        """Answer a peer's questions after this clock, so many times."""
         link = self._peers[peer]
         for _ in range(times):
             _receive_word(link)
@@ -165,6 +166,7 @@ class Links:
         return value
 
     def close(self) -> None:
+        """Close the connections to all peers."""
         for link in self._peers.values():
             link.close()
         self._peers.clear()

@@ -68,11 +68,12 @@ class Computation:
                 began = clock()
                 units[self._timed]()
                 finish()
+                self._beat()
                 took.append(clock() - began)
             (self._unit_ns,) = decide([max(1, min(took))])
 
     def action(self, work: Work) -> Action | None:
-        """What does this work; None for none."""
+        """A function that does this work; None for none."""
         if self._kind in ("spin", "sleep"):
             rest = self._sleep if self._kind == "sleep" else self._spin
             return partial(rest, work.compute_ns) if work.compute_ns else None
@@ -123,5 +124,6 @@ class Computation:
 
 
 def run_all(parts: Sequence[Action]) -> None:
+    """Do all parts in turn."""
     for part in parts:
         part()

@@ -51,7 +51,7 @@ class Control:
         number = next(number for number, members in enumerate(groups) if self.rank in members)
         divided_control = Control(groups[number].index(self.rank), len(groups[number]))
         divided_control.groups, divided_control.number = groups, number
-        divided_control._group = divided_control.joined("gloo")
+        divided_control._group = divided_control.open_group("gloo")
         return divided_control
 
     def among(self, groups: Groups) -> Control:
@@ -77,7 +77,7 @@ class Control:
         """This group's ranks, as the world counts them."""
         return self.groups[self.number]
 
-    def joined(self, backend: str) -> Any:
+    def open_group(self, backend: str) -> Any:
         """A new process group of ``backend`` for each group; this rank's is returned. Names are
         counted alike on all ranks, and so never used twice, only if every rank takes part in making
         every group."""

@@ -43,9 +43,9 @@ Counters = dict[str, int]  # "tcp", "ib" or "nvlink", then whose it is
 def count_sent(
     control: Control, watch: Watch | None, case: Case, call: Callable[[], object]
 ) -> list[Sent]:
-    """What left all hosts in calls of all ranks, at every rank: nothing for cases too small to
-    tell, and again where the first count is not what is needed, so that what comes only once is
-    known for that. ``call`` returns when this rank is done."""
+    """The bytes that left all hosts in calls of all ranks, at every rank: nothing for cases too
+    small to tell, and again where the first count is not what is needed, so that what comes only
+    once is known for that. ``call`` returns when this rank is done."""
     calls = _choose_calls(case) if control.n == case.world else 0  # virtual ranks are one process
     counts: list[Sent] = []
     while calls and len(counts) < MOST_COUNTS and settle_counts(case, counts) is None:
@@ -56,7 +56,8 @@ def count_sent(
 def count_once(
     control: Control, watch: Watch | None, call: Callable[[], object], calls: int = 1
 ) -> Sent:
-    """What left all hosts in so many calls of all ranks, and in as long a time without."""
+    """The bytes that left all hosts in so many calls of all ranks, and in as long a time
+    without."""
     ns, sent = _count_during(control, watch, lambda: [call() for _ in range(calls)])
     pause = min(ns * 1e-9, LONGEST)
     idle_ns, idle = _count_during(control, watch, partial(time.sleep, pause))

@@ -64,11 +64,11 @@ class Model(NamedTuple):
     drift: int = 0
 
     def forth(self, t: int) -> int:
-        """What the other clock reads when this one reads ``t``."""
+        """The other clock's reading when this one reads ``t``."""
         return t + self.offset + self.drift * (t - self.origin) // PARTS
 
     def back(self, t: int) -> int:
-        """What this clock reads when the other one reads ``t``."""
+        """This clock's reading when the other one reads ``t``."""
         return self.origin + (t - self.offset - self.origin) * PARTS // (PARTS + self.drift)
 
     def over(self, other: Model) -> Model:
@@ -94,10 +94,8 @@ def fit_model(points: np.ndarray) -> Model:
     """The line through (time, offset, width) rows, the narrow weighing most: half its width is what
     an offset errs."""
     times, offsets, widths = points.T
-    origin, first = (
-        int(times[-1]),
-        int(offsets[-1]),
-    )  # floats hold differences only, which are small
+    # floats hold differences only, which are small
+    origin, first = (int(times[-1]), int(offsets[-1]))
     x, y, weight = (
         (times - origin).astype(float),
         (offsets - first).astype(float),
@@ -252,6 +250,7 @@ class GlobalClock:
             self._look(AGAIN, 0.0, anew=False)
 
     def close(self) -> None:
+        """Close the connections by which ranks compare clocks."""
         self._links.close()
 
     def meet(self) -> bool:

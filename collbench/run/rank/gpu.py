@@ -360,7 +360,7 @@ class AmdWatch:
         self._smi, self._gpu, self._index, self._name = smi, gpu, index, name
         clock = amd.ask_amdsmi(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
         self._default = amd.read_number(clock, "max_clk")
-        self._before = amd.read_state(smi, gpu).held
+        self._before = amd.read_state(smi, gpu).limit_counts
 
     def find_lock(self, stream: Stream) -> str:
         """None is looked for: no reading is judged by its clock."""
@@ -368,8 +368,8 @@ class AmdWatch:
 
     def read(self) -> GpuState:
         now = amd.read_state(self._smi, self._gpu)
-        rising = [name for name, by in now.held.items() if by > self._before.get(name, by)]
-        self._before = now.held
+        rising = [name for name, by in now.limit_counts.items() if by > self._before.get(name, by)]
+        self._before = now.limit_counts
         return GpuState(
             index=self._index,
             name=self._name,

@@ -154,23 +154,27 @@ class Samples(NamedTuple):
 
     @property
     def durations(self) -> np.ndarray:
+        """Ends less starts, in ns, shape (ranks, samples)."""
         return np.asarray(self.ends - self.starts)
 
     @property
     def times(self) -> np.ndarray:
-        """What each sample took: on its slowest rank."""
+        """The time of each sample: on its slowest rank."""
         return np.asarray(self.durations.max(axis=0))
 
     @classmethod
-    def joined(cls, blocks: Sequence[Samples]) -> Samples:
+    def concatenate(cls, blocks: Sequence[Samples]) -> Samples:
+        """All samples of blocks, in order."""
         starts, ends, late, device = (np.hstack([b[k] for b in blocks]) for k in (0, 1, 2, 4))
         return cls(starts, ends, late, np.sum([b.switches for b in blocks], axis=0), device)
 
     @property
     def none(self) -> Samples:
+        """The same without a sample."""
         return self.only(np.zeros(len(self.late), bool))._replace(switches=0 * self.switches)
 
     def only(self, chosen: np.ndarray) -> Samples:
+        """Samples where ``chosen``, a mask, is true."""
         starts, ends, device = (
             values[:, chosen] for values in (self.starts, self.ends, self.device)
         )
@@ -222,6 +226,7 @@ class Sampler:
 
     @property
     def called(self) -> int:
+        """Calls so far."""
         return self._next * self.inner
 
     @property
@@ -336,7 +341,7 @@ class _Pace(NamedTuple):
     done around it."""
 
     sample: float
-    whole: float
+    total: float
 
 
 class Protocol:
@@ -386,7 +391,7 @@ class Protocol:
         ``first_ns`` is what this rank's first call took."""
         sampler = self._make(self._first)
         warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
-        typical, around = pace.sample, pace.whole - pace.sample
+        typical, around = pace.sample, pace.total - pace.sample
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
         refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
         repeats, swap = self._control.decide([repeats, int(refused)])
@@ -403,7 +408,7 @@ class Protocol:
         samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace)
         overhead = overhead_ns(sampler, self._control)
         aside = ALONE_SHARE * self._most_seconds if valid_any else 0.0
-        alone = sampler.alone(pace.whole / sampler.inner, aside)
+        alone = sampler.alone(pace.total / sampler.inner, aside)
         waited = sampler.waited()
         if samples is None:
             return None, sampler
@@ -416,7 +421,7 @@ class Protocol:
         how = sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead
         return (
             Measured(
-                usable, *how, sampler.timed_by, alone, bare, self._blocks.told, waited, hopeless
+                usable, *how, sampler.timed_by, alone, bare, self._blocks.summary, waited, hopeless
             ),
             sampler,
         )
@@ -463,8 +468,8 @@ class Protocol:
         long, between = (TURN_S, WINDOW_NS) if self._in_turns else (longest, 0)
         most = max(1, int(1e9 * long / max(pace.sample + between, 1)))
         settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(pace.sample, 1))) * self._in_turns
-        block = self.iters or max(1, min(10, int(1e9 * longest / max(pace.whole, 1))))
-        all_of_them = (self.iters or 0) * pace.whole / 1e9
+        block = self.iters or max(1, min(10, int(1e9 * longest / max(pace.total, 1))))
+        all_of_them = (self.iters or 0) * pace.total / 1e9
         patience = MAX_LOST * max(self._most_seconds, all_of_them)
         stop = valid = 0
         block, settle = self._control.decide([min(block, most), settle])
@@ -482,7 +487,7 @@ class Protocol:
                 for index in disturbed:
                     self._disturbed += len(blocks[index].late)
                     blocks[index] = blocks[index].none
-                samples_so_far = Samples.joined(blocks)
+                samples_so_far = Samples.concatenate(blocks)
                 elapsed, valid = time.perf_counter() - begun, int(not samples_so_far.late.all())
                 time_left = 0.0 if hopeless and not valid else patience
                 block, stop = self._next_block(samples_so_far, elapsed, most, time_left)

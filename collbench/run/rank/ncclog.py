@@ -181,7 +181,7 @@ class _Log:
         self.turn(False)
 
     def turn(self, attentive: bool) -> str:
-        text = self._said()
+        text = self._read()
         if not attentive and not self._always:
             self.close()
             return text
@@ -194,7 +194,7 @@ class _Log:
         """Leave the environment as it was."""
         self._set(self._theirs, -1)
 
-    def _said(self) -> str:
+    def _read(self) -> str:
         if self._fd < 0:
             return ""
         text = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")

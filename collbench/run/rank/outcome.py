@@ -193,8 +193,8 @@ def _record_times(case: Case, outcome: MeasuredCase) -> Record:
 def case_times(
     case: Case, samples: Samples, common: GlobalClock | None, ranks: Sequence[int] | None = None
 ) -> np.ndarray:
-    """What each sample took these ranks, all unless told: from start to end on the slowest of them;
-    where some come late on purpose, from the last one's start to the last one's end."""
+    """The time of each sample on these ranks, all unless told: from start to end on the slowest of
+    them; where some come late on purpose, from the last one's start to the last one's end."""
     selected = slice(None) if ranks is None else list(ranks)
     durations = samples.durations[selected]
     if not case.arrival:
@@ -206,8 +206,8 @@ def case_times(
 def select_control(
     control: Aside | None, ranks: Sequence[int], calls_together: int
 ) -> ControlTiming | None:
-    """What the samples in the other cadence took on the slowest of these ranks, whose calls are
-    made ``calls_together`` at a time."""
+    """The times of samples in the other cadence on the slowest of these ranks, whose calls are made
+    ``calls_together`` at a time."""
     if control is None:
         return None
     times = control.samples.durations[list(ranks)].max(axis=0).tolist()

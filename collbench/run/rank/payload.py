@@ -342,11 +342,11 @@ class Tables(NamedTuple):
     inputs: Array
 
     def send(self, rank: int) -> Array:
-        """What ``rank`` contributes; for copies the same table for all ranks."""
+        """The contribution of ``rank``; for copies the same table for all ranks."""
         return encode_values(self.inputs[rank % len(self.inputs)], self.dtype)
 
     def expected(self, ranks: tuple[int, ...]) -> Array:
-        """What reducing the contributions of ``ranks`` gives; of none: the copied pattern."""
+        """The result of reducing the contributions of ``ranks``; of none: the copied pattern."""
         if not ranks:
             return self.send(0)
         scale = _SCALE.get(self.op)
@@ -432,14 +432,14 @@ def _list_arrivals(
 
 
 def send_layout(case: Case, rank: int) -> list[Piece]:
-    """What ``rank``'s send buffer holds, from ``Tables.send(rank)``."""
+    """The contents of ``rank``'s send buffer, from ``Tables.send(rank)``."""
     length = int(_cell_lengths(case)[rank].sum())
     return [Piece(0, length, 0 if case.row.reduces else rank, 0, ())] if length else []
 
 
 def recv_layout(case: Case, rank: int) -> list[Piece] | None:
-    """What ``rank``'s receive buffer must hold, from ``Tables.expected(piece.ranks)``; None if
-    undefined."""
+    """The contents that ``rank``'s receive buffer must have, from ``Tables.expected(piece.ranks)``;
+    None if undefined."""
     sizes = _cell_lengths(case)
     starts = sizes.cumsum(1) - sizes
     arrivals = _list_arrivals(case.collective, case.n, case.root, bool(case.splits), rank)

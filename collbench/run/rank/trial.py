@@ -80,7 +80,7 @@ class Seen(NamedTuple):
     chose: Choice | None
     sent: list[Sent]
     notes: list[str]
-    beside: list[Background | None]
+    backgrounds: list[Background | None]
 
 
 class Trial:
@@ -107,15 +107,14 @@ class Trial:
         self._planted = bench.planted()
         self._late = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation
-        self._slots = allocate_slots(bench.backend, slots, bench.held, self._policy.unalign)
+        self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
-        self._seed = self._policy.seed + zlib.crc32(
-            self._case.key.encode()
-        )  # no two cases share data
+        # no two cases share data
+        self._seed = self._policy.seed + zlib.crc32(self._case.key.encode())
         self._beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
             Checker(self._case, self._seed, rank, device, bench.backend.premultiplies, self._beat)
-            for rank in bench.held
+            for rank in bench.ranks
         ]
         # repeated in place, a reduction feeds on its own result: inputs are put back before each
         # call
@@ -230,7 +229,9 @@ class Trial:
         if not measured.samples.durations.size:
             return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
         chose = None if number else data.chose
-        backgrounds = [data.beside[rank] for rank in ranks if data.beside] + data.beside
+        backgrounds = [
+            data.backgrounds[rank] for rank in ranks if data.backgrounds
+        ] + data.backgrounds
         notes = [
             data.notes[0],
             self._unfused(),
@@ -365,7 +366,7 @@ class Trial:
         cadence, most = self._other_cadence(), self._policy.max_seconds
         if cadence is None:
             return None
-        return cadence.taken(sampler, measured, self._control, iters, most or math.inf)
+        return cadence.sample(sampler, measured, self._control, iters, most or math.inf)
 
     def _other_cadence(self) -> Cadence | None:
         """How the calls are made that are the case's control: as a program's are where the case
@@ -425,7 +426,7 @@ class Trial:
         digests = []
         for _ in range(2):
             self._fill(0)
-            places = list(zip(self._bench.held, self._checkers, self._slots[0], strict=True))
+            places = list(zip(self._bench.ranks, self._checkers, self._slots[0], strict=True))
             for rank, checker, buffers in places:
                 check.fill_floats(buffers.send, checker.sends, self._seed, rank)
             self._bench.backend.finish()
@@ -479,7 +480,7 @@ class Trial:
         wrong, first = 0, None
         for slot in slots:
             for rank, checker, buffers in zip(
-                self._bench.held, self._checkers, self._slots[slot], strict=True
+                self._bench.ranks, self._checkers, self._slots[slot], strict=True
             ):
                 checked, bad, where = checker.check_recv(buffers.recv, slot)
                 self._checked += checked
@@ -504,7 +505,7 @@ class Trial:
         """How each rank's background fared."""
         if not self._case.background:
             return []
-        result = msgspec.to_builtins(self._behind.told()) if self._behind else None
+        result = msgspec.to_builtins(self._behind.result()) if self._behind else None
         return msgspec.convert(self._control.collect(result), list[Background | None])
 
     def _check_after(self, sampler: Sampler, fresh: bool) -> Sequence[CaseOutcome]:

@@ -101,6 +101,8 @@ def connect_control(setup: Place, store: Any) -> Control:
 
 
 class Worker:
+    """A rank at work: it opens backends, measures its jobs and reports to rank 0."""
+
     def __init__(
         self,
         setup: Place,
@@ -193,7 +195,7 @@ class Worker:
         if stream:
             assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
         policy = self._policy.resolved(world.cramped)
-        in_turns = self._plan.in_turns or any(job.beside for job in self._plan.jobs)
+        in_turns = self._plan.in_turns or any(job.companion for job in self._plan.jobs)
         calibrator = None
         if in_turns and not backend_info(self._plan.backend).gpu and not world.oversubscribed:
             calibrator = Calibrator(self._control, board, self._others.stolen, world.cramped)
@@ -240,7 +242,7 @@ class Worker:
         self._held = range(self._plan.n) if self._policy.virtual else own_rank
         self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
-    def _place(self, case: Case) -> Bench:
+    def _make_bench(self, case: Case) -> Bench:
         """What the case is measured with: by this rank in its group, if it has been placed in
         one."""
         if not groups.count_placed_ranks(case.groups):
@@ -249,7 +251,7 @@ class Worker:
         group_control = self._backend.control = self._control.among(
             groups.list_members(case.groups, case.world)
         )
-        return self._bench._replace(held=[] if group_control.idle else [group_control.rank])
+        return self._bench._replace(ranks=[] if group_control.idle else [group_control.rank])
 
     def _open(self, setup: Place) -> None:
         try:
@@ -345,7 +347,7 @@ class Worker:
         """One case in every group, and what is to be done beside: records at rank 0, of each case
         the first group's last."""
         self._wait_for_turn()
-        jobs = [job, *([job.beside] if job.beside else [])]
+        jobs = [job, *([job.companion] if job.companion else [])]
         works = [self._case(job) for job in jobs]
         outcomes: list[list[Record]] = [[]] * len(jobs)
         spent = [0.0] * len(jobs)
@@ -386,7 +388,7 @@ class Worker:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         about = AboutCase(self._plan.index, started, self._policy.inject)
-        bench = self._place(case)
+        bench = self._make_bench(case)
         untried: CaseOutcome
         try:
             if reason := self._refuse(job, bench):
@@ -435,7 +437,7 @@ class Worker:
         runner = runner_of(case)
         if reason := runner.refuse(case, job.subject, refuse):
             return reason
-        tried = (self._probe(probe, bench.held) for probe in runner.list_probes(job))
+        tried = (self._probe(probe, bench.ranks) for probe in runner.list_probes(job))
         return next(filter(None, tried), "")
 
     def _why_unverified(self, job: Job) -> str:
@@ -510,10 +512,10 @@ def local_rank(rank: int, board: Board, at: socket.socket) -> int:
         board.enter(rank, Phase.CONNECTING)
         control = connect_control(setup, dist.FileStore(orders.store, n))  # type: ignore[attr-defined]
         Worker(
-            setup, orders.plan, control, board, channel.line, channel.further, channel.turn
+            setup, orders.plan, control, board, channel.line, channel.next_jobs, channel.turn
         ).run()
     except BaseException as e:
-        channel.say(Said(error=Failure.of(e)))
+        channel.send(Said(error=Failure.of(e)))
         return 1
-    channel.say(Said(done=True))
+    channel.send(Said(done=True))
     return 0

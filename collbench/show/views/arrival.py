@@ -58,7 +58,7 @@ def make_arrival(view: View) -> Section | None:
         make_table("cadence", "As called and aligned", took, other, align="llrrrrl"),
     ]
     tables = [table for table in tables if table.lines]
-    return Section(name="arrival", title="Arrival", words=sentences, tables=tables)
+    return Section(name="arrival", title="Arrival", sentences=sentences, tables=tables)
 
 
 def _line_apart(series: Series, point: Point) -> Line:
@@ -125,7 +125,7 @@ def make_skew(view: View) -> Section | None:
     return Section(
         name="skew",
         title="Late ranks",
-        words=sentences,
+        sentences=sentences,
         figures=[
             _draw_map(view, index, key, grouped[key], late[key])
             for index, key in enumerate(drawn_keys)
@@ -195,7 +195,7 @@ def _draw_map(view: View, index: int, key: _Key, points: Sequence[Point], cells:
         f"rank {rank}" + (f" ({hosts[rank]})" if many and rank in hosts else "") for rank in ranks
     ]
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
-    title = view.titled(run, f"{collective}, {plain_line(backend)}, {n} ranks, {mode}")
+    title = view.prefix_run(run, f"{collective}, {plain_line(backend)}, {n} ranks, {mode}")
     caption = (
         f"In the median of the cases of a size, rank {ranks[row]} is the latest: by"
         f" {cells[row, column]:.1%} of the time at {format_size(sizes[column])}."
@@ -237,7 +237,7 @@ def _list_ranks(
         )
         late = what == "late_rank"
         cells = (
-            view.titled(run, f"rank {rank} of {world.n} ({plain_line(world.backend)})"),
+            view.prefix_run(run, f"rank {rank} of {world.n} ({plain_line(world.backend)})"),
             plain_line(info.host) if info else "unknown",
             _name_seat(info),
             ", ".join(sorted({point.case.collective for point in points})),

@@ -23,7 +23,7 @@ NAMED = 1  # of those that tie with the best, this many are named
 
 
 def make_section(view: View) -> Section | None:
-    """What a report begins with; None where each case has one implementation only."""
+    """The section that a report begins with; None where each case has one implementation only."""
     if not (best_list := find_best(view.points)):
         return None
     sentences = _libraries(best_list)
@@ -41,10 +41,10 @@ def make_section(view: View) -> Section | None:
     return Section(
         name="best",
         title=TITLE.removesuffix(": "),
-        words=sentences,
+        sentences=sentences,
         figures=drawn,
         tables=tables,
-        beside=bool(drawn),
+        side_by_side=bool(drawn),
     )
 
 

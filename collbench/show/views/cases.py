@@ -222,7 +222,7 @@ BAD = ("wrong", "failed")  # the status of a row that has no time to show
 
 
 def describe_common(run: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
-    """What most rows have, said once above their table."""
+    """A sentence on what most rows have, above their table."""
     crowded = {world.cramped for world in run.worlds.values()}
     return [
         tone_text(plain_line(text), "quiet")
@@ -307,7 +307,7 @@ def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document
         f"{len(files):,} of {total:,} runs; --last {total} shows all" if total > len(files) else ""
     )
     table = Table(
-        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), whole=kept_columns, note=more
+        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), uncut=kept_columns, note=more
     )
     return Document(
         title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": total}
@@ -404,9 +404,10 @@ def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
 
 
 def summarise_run(run: Gathered) -> list[Words]:
-    """What went wrong, how busy others kept the machine, floor and peak of each collective and
-    mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
-    cases, what was left out and why, what was verified, and where it is kept."""
+    """Lines below a run's table: what went wrong, how busy others kept the machine, floor and peak
+    of each collective and mode, rows with two modes, who came late, what the flags that occurred
+    mean, what is noted of cases, what was left out and why, what was verified, and where it is
+    kept."""
     lines = [tone_text(text, "bad") for text in list_caveats(run.run, run.worlds.values())]
     counting = [(record, row) for record, row in run.outcomes if not (row and FAKE in row.flags)]
     lines += [
@@ -449,10 +450,12 @@ def best_tables(run: Gathered) -> list[Table]:
 
 
 def tone_notice(text: str) -> Words:
+    """Text in the tone of a notice."""
     return tone_text(text, "notice")
 
 
 def describe_busy(run: Gathered) -> str:
+    """A sentence about the load of others; "" where there was none."""
     return describe_run_load(run.run, (record for record, _ in run.arrived), run.ended)
 
 

@@ -43,7 +43,7 @@ def make_section(view: View) -> Section:
     """Differences first, since they explain others; then the facts of each run, side by side."""
     runs = list(range(len(view.files)))[:BESIDE]
     if not runs:
-        return Section(name="environment", title="Environment", words=["There is no run."])
+        return Section(name="environment", title="Environment", sentences=["There is no run."])
     sentences = (
         [f"The first {BESIDE} of {len(view.files)} runs are shown."]
         if len(view.files) > BESIDE
@@ -83,7 +83,7 @@ def make_section(view: View) -> Section:
     return Section(
         name="environment",
         title="Environment",
-        words=sentences,
+        sentences=sentences,
         tables=[t for t in tables if t.lines],
         folded=not differences and not any(table.lines for table in hosts),
     )
@@ -120,7 +120,7 @@ def _topology_tables(view: View, runs: list[int]) -> list[Table]:
     return [
         make_table(
             f"topology-{run}",
-            view.titled(run, "GPU topology"),
+            view.prefix_run(run, "GPU topology"),
             heads,
             lines,
             align="l" * len(heads),
@@ -141,7 +141,7 @@ def describe_unlike(view: View) -> list[str]:
                 " and others" if len(differs) > 4 else ""
             )
             sentences.append(
-                view.titled(run, f"The hosts are not alike, see Environment: {names}.")
+                view.prefix_run(run, f"The hosts are not alike, see Environment: {names}.")
             )
     return sentences
 
@@ -178,7 +178,7 @@ def _unlike_tables(view: View, runs: list[int]) -> list[Table]:
             )
             for key in (hosts[0].differs if hosts else ())
         ]
-        title = view.titled(run, f"What differs between hosts{more}")
+        title = view.prefix_run(run, f"What differs between hosts{more}")
         tables.append(make_table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
     return tables
 
@@ -212,7 +212,7 @@ def _difference_lines(view: View, runs: list[int]) -> list[Line]:
 
 
 def _describe_group(view: View, run: int, world: World) -> tuple[str, ...]:
-    name = view.titled(run, f"{format_count(world.n, 'rank')}, {plain_line(world.backend)}")
+    name = view.prefix_run(run, f"{format_count(world.n, 'rank')}, {plain_line(world.backend)}")
     start = format_duration(world.init_ns) if world.init_ns else ""
     return (
         name,

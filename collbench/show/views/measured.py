@@ -125,7 +125,7 @@ def make_bandwidths(view: View) -> Section:
     return Section(
         name="bandwidth",
         title="Bandwidth and time",
-        words=sentences,
+        sentences=sentences,
         figures=drawn,
         tables=[_times_table(points, folded=bool(drawn))] if points else [],
         closing=closing,
@@ -213,7 +213,7 @@ def make_distributions(view: View) -> Section | None:
             " are not those of single calls."
         )
     return Section(
-        name="distribution", title="Distribution", words=sentences, figures=drawn, folded=True
+        name="distribution", title="Distribution", sentences=sentences, figures=drawn, folded=True
     )
 
 
@@ -303,7 +303,7 @@ def make_outliers(view: View) -> Section | None:
     return Section(
         name="outliers",
         title="Outliers",
-        words=sentences,
+        sentences=sentences,
         figures=[drawn] if cases else [],
         tables=[table],
         folded=True,
@@ -333,7 +333,7 @@ def make_pairs(view: View) -> Section | None:
     drawn_pairs = list(grouped.items())[:MATRICES]
     drawn = [_draw_pairs(view, index, *item) for index, item in enumerate(drawn_pairs)]
     sentences = left_out(len(drawn_pairs), len(grouped), "matrices")
-    return Section(name="pairs", title="Pairs", words=sentences, figures=drawn)
+    return Section(name="pairs", title="Pairs", sentences=sentences, figures=drawn)
 
 
 def _draw_pairs(
@@ -360,7 +360,9 @@ def _draw_pairs(
     caption = (
         f"busbw of {format_count(len(rate_of_pair), 'pair')} of ranks, each at its largest size."
     )
-    title = view.titled(run, f"busbw between pairs, {collective}, {plain_line(backend)}, {mode}")
+    title = view.prefix_run(
+        run, f"busbw between pairs, {collective}, {plain_line(backend)}, {mode}"
+    )
     about = {"collective": collective, "backend": plain_line(backend)}
     return figures.draw_heatmap(f"pairs-{index}", title, caption, matrix, about)
 

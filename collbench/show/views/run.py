@@ -45,7 +45,7 @@ DATA = 28_000_000  # bytes of rows to be downloaded from a page
 NAMES = ("run", *COLUMNS, "over")
 
 
-MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
+MEANINGS = {column.name: column.description for column in columns.COLUMNS} | {
     "run": "the run's label",
     "cycle": "repetition, from 0",
     "step": "step of training, with a digest of what it does",
@@ -60,8 +60,8 @@ MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
 
 
 def make_summary(view: View) -> Section:
-    """What was left out or went wrong, what was verified, each collective's floor and peak, the
-    meaning of flags, and what is noted of cases."""
+    """The section of a run: what was left out or went wrong, what was verified, each collective's
+    floor and peak, the meaning of flags, and what is noted of cases."""
     counts = _count_statuses(view)
     other_counts = [
         f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]
@@ -75,7 +75,7 @@ def make_summary(view: View) -> Section:
             f"{', '.join([record_text, *other_counts])}, in {format_count(len(view.files), 'run')}."
         ]
     sentences[:0] = [
-        view.titled(run, text)
+        view.prefix_run(run, text)
         for run, file in enumerate(view.files)
         for text in list_caveats(file.run, file.worlds)
     ]
@@ -104,7 +104,9 @@ def make_summary(view: View) -> Section:
     candidates = (answers or peaks, summing.flag_table(view), _notes_table(view))
     tables = [table for table in candidates if table.lines]
     closing = summing.describe_late(view)
-    return Section(name="summary", title="Summary", words=sentences, tables=tables, closing=closing)
+    return Section(
+        name="summary", title="Summary", sentences=sentences, tables=tables, closing=closing
+    )
 
 
 def _notes_table(view: View) -> Table:
@@ -115,19 +117,19 @@ def _notes_table(view: View) -> Table:
             for note in notes_of(record):
                 noted.setdefault((run, note), []).append(record)
     lines = [
-        Line((view.titled(run, note), _describe_cases(members), f"{len(members):,}"))
+        Line((view.prefix_run(run, note), _describe_cases(members), f"{len(members):,}"))
         for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
     ]
     return make_table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
 
 
 def make_trouble(view: View) -> Section | None:
-    """What was left out, where some of it failed or was wrong: that stands before any figure."""
+    """The section on what failed or was wrong, or left out besides: it stands before any figure."""
     return left_out(view) if _list_troubles(view) else None
 
 
 def make_skips(view: View) -> Section | None:
-    """What was left out, where it was only skipped."""
+    """The section on what was left out, where all of it was only skipped."""
     return None if _list_troubles(view) else left_out(view)
 
 
@@ -151,14 +153,19 @@ def left_out(view: View) -> Section | None:
             for key, value in same[0].items()
             if all(fields.get(key) == value for fields in same)
         }
-        cells = (status, view.titled(run, reason), _describe_cases(members), f"{len(members):,}")
+        cells = (
+            status,
+            view.prefix_run(run, reason),
+            _describe_cases(members),
+            f"{len(members):,}",
+        )
         lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
     counts = Counter(other.why for other in view.others)
     sentences = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
     table = make_table(
         "reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll"
     )
-    return Section(name="left-out", title="Left out", words=sentences, tables=[table])
+    return Section(name="left-out", title="Left out", sentences=sentences, tables=[table])
 
 
 def make_data(view: View) -> Section:
@@ -176,7 +183,7 @@ def make_data(view: View) -> Section:
         ]
     lines = [Line((name, MEANINGS[name])) for name in NAMES]
     meant = make_table("columns", "Columns", ("column", "meaning"), lines, align="ll")
-    return Section(name="data", title="Data", words=sentences, tables=[meant], folded=True)
+    return Section(name="data", title="Data", sentences=sentences, tables=[meant], folded=True)
 
 
 SECTIONS: tuple[tuple[str, Callable[[View], Section | None]], ...] = (
@@ -319,7 +326,7 @@ def _list_troubles(view: View) -> list[rows.Other]:
 
 
 def _tell_story(view: View, run: int, record: Record) -> str:
-    return plain_line(view.titled(run, f"{record.status}: {tell_story(record)}"))
+    return plain_line(view.prefix_run(run, f"{record.status}: {tell_story(record)}"))
 
 
 def _describe_cases(members: Sequence[Record]) -> str:

@@ -84,9 +84,10 @@ class View(NamedTuple):
         return self.files[point.run].records[point.record]
 
     def world(self, point: Point) -> World | None:
+        """The world of a point's record; None where the file has none."""
         return self.worlds[point.run].get(self.record(point).world)
 
-    def titled(self, run: int, text: str) -> str:
+    def prefix_run(self, run: int, text: str) -> str:
         """``text``, with the run's label before it where there are several."""
         return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
 
@@ -138,7 +139,7 @@ def group_series(series: Iterable[Series]) -> dict[str, list[Series]]:
 
 
 def name_mode(point: Point) -> str:
-    """What titles call its mode: "host", or "isolated, predicted"."""
+    """The name of its mode in titles: "host", or "isolated, predicted"."""
     return point.case.mode + (", predicted" if point.predicted else "")
 
 

@@ -184,17 +184,19 @@ def busy_runs(view: View) -> list[str]:
     if len(view.files) == 1:  # the headline says it
         return []
     return [
-        view.titled(run, load_text)
+        view.prefix_run(run, load_text)
         for run, f in enumerate(view.files)
         if (load_text := busy.describe_run_load(f.run, f.records, f.end))
     ]
 
 
 def describe_modes(view: View) -> list[str]:
+    """A sentence where cases of a report were measured in two modes."""
     return two_modes((p.case, p.first, view.record(p).inner) for p in view.points)
 
 
 def describe_crowded(view: View) -> list[str]:
+    """A sentence where cases had more ranks than cores."""
     many = sum(OVERSUBSCRIBED in point.flags for point in view.points)
     if not many:
         return []
@@ -205,17 +207,18 @@ def describe_crowded(view: View) -> list[str]:
 
 
 def describe_late(view: View) -> list[str]:
+    """A sentence for each rank that came late most often, three at most."""
     late_counts = Counter(
         (p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None
     )
     return [
-        view.titled(run, f"rank {rank} came late in {format_count(times, 'case')}.")
+        view.prefix_run(run, f"rank {rank} came late in {format_count(times, 'case')}.")
         for (run, rank), times in late_counts.most_common(3)
     ]
 
 
 def describe_verified(view: View) -> list[str]:
-    """What collbench verified, and what the logs of other tools report."""
+    """Sentences on the data that collbench verified, and on what the logs of other tools report."""
     records = [record for file in view.files if not file.run.imported for record in file.records]
     checked = sum(record.checked for record in records)
     lines = _describe_reported(view) if any(file.run.imported for file in view.files) else []
@@ -268,7 +271,7 @@ def describe_averages(view: View) -> list[str]:
     """The average bus bandwidths that imported logs end with."""
     imported = ((run, file.run) for run, file in enumerate(view.files) if file.run.imported)
     return [
-        view.titled(n, f"{plain_line(r.suite.description)}.")
+        view.prefix_run(n, f"{plain_line(r.suite.description)}.")
         for n, r in imported
         if r.suite.description
     ]
@@ -283,6 +286,6 @@ def describe_traffic(view: View) -> list[str]:
         if p.first.carried > 1
     }
     return [
-        view.titled(run, f"{name} of {label}, {format_count(n, 'rank')}: {moves}.")
+        view.prefix_run(run, f"{name} of {label}, {format_count(n, 'rank')}: {moves}.")
         for (run, name, label, n), moves in moves_of.items()
     ]

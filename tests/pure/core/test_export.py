@@ -268,9 +268,8 @@ def test_msccl_keeps_the_runtimes_limits() -> None:
         )
     with pytest.raises(CannotRun, match="thread blocks"):
         export.write_msccl(algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0)
-    long = algorithms.find_variant("broadcast", "scatter_allgather").schedule(
-        90
-    )  # up to 64 neighbouring cells in a message
+    # up to 64 neighbouring cells in a message
+    long = algorithms.find_variant("broadcast", "scatter_allgather").schedule(90)
     executed(long, export.write_msccl(long, 0), True, 0)
     wide = algorithms.find_variant("all_gather", "gather_broadcast").schedule(80)
     executed(wide, export.write_msccl(wide, 0), False, 0)

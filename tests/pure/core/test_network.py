@@ -147,9 +147,8 @@ def test_hierarchical_meets_its_closed_form_on_two_levels(nodes: int, group: int
 
 
 def test_an_oversubscribed_tree_slows_what_leaves_the_leaf() -> None:
-    schedule = algorithms.find_variant("sendrecv", "direct").schedule(
-        8
-    )  # one message leaves each leaf of 4
+    # one message leaves each leaf of 4
+    schedule = algorithms.find_variant("sendrecv", "direct").schedule(8)
     wire = Link(0, 1, 0)
     assert simulate.predict_seconds(schedule, FatTree(wire, 4, 1.0), 1) == pytest.approx(1)
     assert simulate.predict_seconds(schedule, FatTree(wire, 4, 8.0), 1) == pytest.approx(2)

@@ -345,15 +345,15 @@ def test_moves_broadcast_iterate_and_select() -> None:
         Move(0, 1, 1, 1, False),
         Move(1, 2, 0, 0, False),
     ]
-    assert [move.dst for move in moves.of(2)] == [2, 2, 0, 0]
+    assert [move.dst for move in moves.for_rank(2)] == [2, 2, 0, 0]
     assert list(Moves(1, 2, 3, 4, True)) == [Move(1, 2, 3, 4, True)]
     assert all(type(value) in (int, bool) for value in next(iter(moves)))
-    assert [len(Moves(0, 1).of(rank)) for rank in range(3)] == [1, 1, 0]
+    assert [len(Moves(0, 1).for_rank(rank)) for rank in range(3)] == [1, 1, 0]
 
 
 def test_a_schedule_seen_by_one_rank() -> None:
     ring = algorithms.find_variant("all_gather", "ring").schedule(4)
-    assert [[move[:3] for move in moves] for moves in ring.of(1)] == [
+    assert [[move[:3] for move in moves] for moves in ring.for_rank(1)] == [
         [(0, 1, 0), (1, 2, 1)],
         [(0, 1, 3), (1, 2, 0)],
         [(0, 1, 2), (1, 2, 3)],

@@ -177,7 +177,7 @@ def test_a_reading_has_all_that_amd_smi_says() -> None:
         memory_mhz=900,
         celsius=41,
         watts=140,
-        held={
+        limit_counts={
             "prochot": 0,
             "package_power_limit": 1000,
             "socket_thermal_limit": 20,

@@ -95,7 +95,7 @@ def test_every_column_is_documented_once() -> None:
     assert len(set(NAMES)) == len(NAMES)
     told = (collbench.frame.__doc__ or "").split("Columns:")[1]
     lines = [line.strip() for line in told.splitlines() if line.strip()]
-    assert lines == [f"{column.name}: {column.told}" for column in COLUMNS]
+    assert lines == [f"{column.name}: {column.description}" for column in COLUMNS]
     assert (
         "    median: time of a call: the median of the samples of all cycles that count (ns)"
         in told

@@ -44,7 +44,7 @@ def test_of_counts_of_a_step_the_quietest_counts_not_the_least(order: int) -> No
         for got, idle in counts
     ]
     found = count_traffic(step, case(MIB, n=2), seen, "")
-    assert found is not None and (found.counted, found.needed) == (2 * MIB, 2 * MIB)
+    assert found is not None and (found.counted_bytes, found.needed_bytes) == (2 * MIB, 2 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_what_takes_long_to_prepare_is_measured_once(passes: Passes) -> None:
     huge = case(1 << 30)
     (job,) = passes.first(planned(huge)).jobs
     assert job.seconds is None
-    passes.heard(scattered(huge, 0.5))
-    assert passes.further() == []
+    passes.accept(scattered(huge, 0.5))
+    assert passes.next_jobs() == []
 
 
 def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Passes) -> None:
@@ -63,22 +63,22 @@ def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Pa
     for what, spread, stop in zip(
         SMALL, (0.1, 0.5, 0.01), ("budget", "max_n", "converged"), strict=True
     ):
-        passes.heard(scattered(what, spread, stop))
-    again = passes.further()
+        passes.accept(scattered(what, spread, stop))
+    again = passes.next_jobs()
     assert [job.case for job in again] == [SMALL[1], SMALL[0]]
     assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].control
     for job in again:
-        passes.heard(scattered(job.case, 0.5))
-    assert passes.further() == []
+        passes.accept(scattered(job.case, 0.5))
+    assert passes.next_jobs() == []
 
 
 def test_the_record_of_both_visits_has_the_samples_of_both(passes: Passes) -> None:
     passes.first(planned(SMALL[0]))
     first = scattered(SMALL[0], 0.5, seconds=1.0, checked=3, control_ns=[5, 6], preempted=1)
     second = scattered(SMALL[0], 0.4, seconds=2.0, checked=4, invalid={"late start": 2})
-    assert passes.heard(first) is first
-    passes.further()
-    both = passes.heard(second)
+    assert passes.accept(first) is first
+    passes.next_jobs()
+    both = passes.accept(second)
     assert both is not None and both.again
     assert both.times_ns == first.times_ns + second.times_ns
     assert [len(times) for times in both.per_rank] == [120] * 4
@@ -105,10 +105,10 @@ def test_the_state_of_gpus_is_that_of_the_worse_visit(
 
 def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
     passes.first(planned(SMALL[0]))
-    passes.heard(scattered(SMALL[0], 0.5, steady=False))
-    passes.further()
+    passes.accept(scattered(SMALL[0], 0.5, steady=False))
+    passes.next_jobs()
     second = scattered(SMALL[0], 0.4)
-    both = passes.heard(second)
+    both = passes.accept(second)
     assert both is not None and both.times_ns == second.times_ns and both.steady
 
 
@@ -121,10 +121,10 @@ def test_both_visits_together_may_be_narrow_enough() -> None:
 def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: Passes) -> None:
     passes.first(planned(*SMALL[:2]))
     for what in SMALL[:2]:
-        passes.heard(scattered(what, 0.5))
-    passes.further()
-    assert passes.heard(Record(case=SMALL[0], status="failed", note="rank 1 was killed")) is None
-    wrong = passes.heard(Record(case=SMALL[1], status="wrong", wrong=3))
+        passes.accept(scattered(what, 0.5))
+    passes.next_jobs()
+    assert passes.accept(Record(case=SMALL[0], status="failed", note="rank 1 was killed")) is None
+    wrong = passes.accept(Record(case=SMALL[1], status="wrong", wrong=3))
     assert wrong is not None and wrong.again and wrong.status == "wrong"
 
 
@@ -133,15 +133,15 @@ NONE = {"status": "failed", "note": "no valid sample (9 x throttled); x", "inval
 
 def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> None:
     passes.first(planned(*SMALL))
-    passes.heard(scattered(SMALL[0], 0.5))
-    passes.heard(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
-    passes.heard(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
-    again = passes.further()
+    passes.accept(scattered(SMALL[0], 0.5))
+    passes.accept(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
+    passes.accept(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
+    again = passes.next_jobs()
     assert [(job.case, job.inner, job.control) for job in again] == [
         (SMALL[1], None, True),
         (SMALL[0], 1, False),
     ]
-    found = passes.heard(scattered(SMALL[1], 0.5, control_ns=[5, 6]))
+    found = passes.accept(scattered(SMALL[1], 0.5, control_ns=[5, 6]))
     assert found is not None and found.again
     assert (len(found.times_ns), found.control_ns) == (60, [5, 6])
 
@@ -156,10 +156,10 @@ def test_a_gpu_held_back_in_the_first_visit_alone_is_told_of(
     passes.first(planned(SMALL[0]))
     visit = {"seconds": 1.0, "invalid": {"throttled": 9}, **first}
     without = visit.get("status") == "failed"
-    passes.heard(Record(case=SMALL[0], **visit) if without else scattered(SMALL[0], 0.5, **visit))
-    passes.further()
+    passes.accept(Record(case=SMALL[0], **visit) if without else scattered(SMALL[0], 0.5, **visit))
+    passes.next_jobs()
     second = {"seconds": 2.0, "invalid": {"late start": 1}, "gpus": WELL}
-    found = passes.heard(scattered(SMALL[0], 0.4, **second))
+    found = passes.accept(scattered(SMALL[0], 0.4, **second))
     assert found is not None and found.status == "ok" and found.seconds == 3.0
     assert found.gpus == HOT and len(found.times_ns) == 60
     assert found.invalid == {**visit["invalid"], "late start": 1}
@@ -167,10 +167,10 @@ def test_a_gpu_held_back_in_the_first_visit_alone_is_told_of(
 
 def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: Passes) -> None:
     passes.first(planned(SMALL[0]))
-    assert passes.heard(Record(case=SMALL[0], **NONE)) is not None  # type: ignore[arg-type]
-    passes.further()
-    assert passes.heard(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
-    assert passes.further() == []
+    assert passes.accept(Record(case=SMALL[0], **NONE)) is not None  # type: ignore[arg-type]
+    passes.next_jobs()
+    assert passes.accept(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
+    assert passes.next_jobs() == []
 
 
 class Clock:
@@ -208,7 +208,7 @@ def spent(
     for current in [budget.first(each) for each in worlds]:
         assert current.open and current.jobs == []
         clock.now += 1.0
-        while jobs := budget.further():
+        while jobs := budget.next_jobs():
             (job,) = jobs
             assert job.seconds is not None and job.seconds <= 2.0 and job.least == FEWEST_SAMPLES
             call = slow * runner_of(job.case).guess_call(job)
@@ -216,7 +216,7 @@ def spent(
             took = slow * runner_of(job.case).guess_fixed(job, POLICY) + count * call
             clock.now += took
             done = record(job.case, times_ns=[round(call * 1e9)] * count, seconds=took)
-            found.append(budget.heard(done))
+            found.append(budget.accept(done))
     return clock.now - began, found, dropped
 
 
@@ -264,7 +264,7 @@ def test_a_budget_is_kept_with_steps(
     began, done = clock.now, 0
     for _ in [budget.first(each) for each in worlds]:
         clock.now += 1.0
-        while jobs := budget.further():
+        while jobs := budget.next_jobs():
             (job,) = jobs
             each = np.array([0.5, 0.2, 0.3]) * slow * runner_of(job.case).guess_call(job)
             rounds = FEWEST_SAMPLES
@@ -274,7 +274,7 @@ def test_a_budget_is_kept_with_steps(
             took = 0.1 + beside + (1 + ALONE_SHARE) * rounds * sum(each)
             clock.now += took
             for part, ns in zip(job.case.siblings, each[::-1] * 1e9, strict=True):
-                budget.heard(record(part, times_ns=[round(ns)] * rounds, seconds=took))
+                budget.accept(record(part, times_ns=[round(ns)] * rounds, seconds=took))
             done += 1
     assert done
     assert clock.now - began <= 1.1 * seconds
@@ -287,12 +287,12 @@ def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
         Job(msgspec.structs.replace(whole, cycle=at), 1, "hot", subject=STEPPED) for at in range(2)
     ]
     budget.first(Plan(0, "gloo", 4, (), POLICY, jobs, 30.0))
-    (job,) = budget.further()
+    (job,) = budget.next_jobs()
     for part in job.case.siblings:
-        budget.heard(record(part, times_ns=[5 * 10**8] * 12, seconds=20.0))
+        budget.accept(record(part, times_ns=[5 * 10**8] * 12, seconds=20.0))
     least = 2.0 + FEWEST_SAMPLES * 1.5  # of 20 s, 18 s were rounds
     clock.now += 1000.0 * 0.97 - 1.01 * least * pacing.SLACK
-    assert len(budget.further()) == 1
+    assert len(budget.next_jobs()) == 1
 
 
 def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:

@@ -89,12 +89,12 @@ class Ended(worlds.World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         (plan,) = plans
-        listener.hear(factories.world(index=plan.index, n=2))
-        (job,) = plan.jobs or listener.further()
+        listener.accept(factories.world(index=plan.index, n=2))
+        (job,) = plan.jobs or listener.next_jobs()
         for rounds in range(1, self._rounds + 1):
             for each in job.case.siblings:
                 record = factories.record(each, times_ns=[1000] * rounds, stop="cut")
-                listener.hear(msgspec.structs.replace(record, world=plan.index))
+                listener.accept(msgspec.structs.replace(record, world=plan.index))
         if isinstance(self._end, RunBroken):
             listener.lost(plan, self._end)
         raise self._end
@@ -117,7 +117,7 @@ def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
     assert [(r.status, len(r.times_ns)) for r in found.records] == [("ok", 7)] * 3
     assert {r.note for r in found.records} == {"cut short after 7 rounds: interrupted"}
     (one,) = find_overlaps(found.records)
-    assert len(one.whole.times_ns) == 7
+    assert len(one.step_record.times_ns) == 7
     assert rows.select_gateable(rows.make_rows([found])) == []
 
 
@@ -210,16 +210,16 @@ class Passing(worlds.World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         for plan in plans:
-            listener.hear(factories.world(index=plan.index, n=2))
+            listener.accept(factories.world(index=plan.index, n=2))
             jobs = list(plan.jobs)
             while jobs:
                 self.jobs += [job.case for job in jobs]
                 for job in jobs:
                     record = factories.record(job.case, stop="budget", seconds=0.2)
-                    listener.hear(msgspec.structs.replace(record, world=plan.index))
+                    listener.accept(msgspec.structs.replace(record, world=plan.index))
                 if self._end:
                     raise self._end
-                jobs = listener.further()
+                jobs = listener.next_jobs()
 
 
 def pass_over(
@@ -309,12 +309,12 @@ class Blind(worlds.World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         for plan in plans:
-            listener.hear(factories.world(index=plan.index, n=2))
+            listener.accept(factories.world(index=plan.index, n=2))
             for case in (case for job in plan.jobs for case in job.case.siblings):
                 note = f"{NOT_VERIFIED}rank 0 misses errors" if case.dtype == "half" else ""
                 fields = {"status": "failed", "times_ns": [], "note": note} if note else {}
                 record = factories.record(case, **{"times_ns": [1000] * 20, **fields})
-                listener.hear(msgspec.structs.replace(record, world=plan.index))
+                listener.accept(msgspec.structs.replace(record, world=plan.index))
 
 
 def measure_blindly(path: Path, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> Exit:

@@ -40,7 +40,7 @@ def a_document(*blocks) -> Document:
         verdict=EVIL,
         weight="bad",
         runs=[EVIL],
-        sections=[Section(name="s", title=EVIL, words=[EVIL], tables=[a_table(title="t")])],
+        sections=[Section(name="s", title=EVIL, sentences=[EVIL], tables=[a_table(title="t")])],
         brief=blocks,
         comment=blocks,
         values={"a": EVIL, "b": float("inf")},

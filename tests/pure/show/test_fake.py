@@ -149,7 +149,7 @@ def test_a_report_draws_no_pairs_of_a_fake_gpu(on: Any, drawn: bool) -> None:
 def test_a_report_of_wrong_data_says_first_that_it_is_wrong() -> None:
     made = pages(run_file(records(status="wrong", wrong=1), [FAKE]))
     assert made.verdict == "4 of 4 cases gave wrong data." and made.weight == "bad"
-    assert any(WORD in str(words) for words in made.sections[0].words)
+    assert any(WORD in str(words) for words in made.sections[0].sentences)
 
 
 def test_a_frame_has_no_times_and_the_word() -> None:

@@ -73,4 +73,4 @@ def test_only_the_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(environment, "core_count", lambda: 4)
     axes = Axes(collectives=("barrier",), sizes=(0,), ranks=(8,))
     assert {case.mode for case in expand_axes(axes)[0]} == {"host"}
-    assert {case.mode for case in expand_axes(axes.settled(8, 2))[0]} == {"isolated"}
+    assert {case.mode for case in expand_axes(axes.resolve(8, 2))[0]} == {"isolated"}

@@ -82,7 +82,7 @@ def test_a_command_has_the_options_of_the_table_in_its_order(name: str) -> None:
     for row in rows:
         option = options[row.name]
         assert [*option.opts, *option.secondary_opts] == row.flags.replace("/", " ").split()
-        assert option.help == row.help and option.default == row.said
+        assert option.help == row.help and option.default == row.command_default
 
 
 @pytest.mark.parametrize(

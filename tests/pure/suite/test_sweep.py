@@ -307,4 +307,4 @@ def test_one_rank_under_a_launcher_is_one_a_process(
     asked: tuple[int, ...], launched: int, ranks: tuple[int, ...]
 ) -> None:
     axes = Axes(collectives=("all_reduce",), sizes=(8,), backends=("gloo",), ranks=asked)
-    assert axes.settled(launched).ranks == ranks
+    assert axes.resolve(launched).ranks == ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.survive.signals import ONE_WISH, Interrupts
+from collbench.survive.signals import ONE_WISH, STOPPING, Interrupts, keep_handlers
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -20,6 +21,17 @@ def test_signals_interrupt_and_are_given_back(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt), Interrupts():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_library_that_takes_a_signal_for_itself_does_not_get_it(number: signal.Signals) -> None:
+    """UCX takes SIGHUP, in C, of which Python knows nothing."""
+    taken = ctypes.CDLL(None).signal
+    taken.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        with keep_handlers():
+            taken(number, signal.SIG_IGN.value)
+        os.kill(os.getpid(), number)
 
 
 def test_what_is_held_is_done_whole() -> None:

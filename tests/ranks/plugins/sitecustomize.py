@@ -78,14 +78,14 @@ def in_nth_fork(act: Callable[[], object]) -> None:
 def never_leave() -> None:
     from collbench.run.launch.world import Channel, Said
 
-    say = Channel.say
+    say = Channel.send
 
     def last_words(self: Channel, said: Said) -> None:
         say(self, said)
         if said.done:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    Channel.say = last_words  # type: ignore[method-assign]
+    Channel.send = last_words  # type: ignore[method-assign]
 
 
 def starve() -> None:

@@ -172,7 +172,7 @@ def _build_homes(
         else order.places
     )
     if places:
-        homes = {name: places.settled(home, name) for name, home in homes.items()}
+        homes = {name: places.resolve(home, name) for name, home in homes.items()}
     return replace(order, homes=homes, places=places)
 
 
@@ -255,10 +255,10 @@ def _show_plan(order: Order) -> None:
     cases = [job.case for row in rows for job in row.jobs.values()]
     cases += [skip.case for side in SIDES for skip in skips[side]]
     fake = fake_gpus({case.backend for case in cases})
-    times = [_describe_time(order, expected)] if expected.kept else []
+    times = [_describe_time(order, expected)] if expected.rows else []
     terminal.print_blocks(*sides, *listed, *times, *fake)
     refuse_nothing(rows, skips)
-    if not expected.kept:
+    if not expected.rows:
         raise plan.nothing_runs([expected.reason])
 
 
@@ -271,7 +271,7 @@ def _describe_time(order: Order, expected: Forecast) -> str:
     budget = BUDGET if order.budget is None else order.budget
     most = min(expected.most, budget) if order.budget else expected.most
     about = (
-        f"{format_count(len(expected.kept), 'row')}, {first} paired launches: about"
+        f"{format_count(len(expected.rows), 'row')}, {first} paired launches: about"
         f" {format_clock(expected.seconds)}"
     )
     about += f" (up to {format_clock(most)} if noisy)" if most > expected.seconds else ""

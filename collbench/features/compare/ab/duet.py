@@ -98,7 +98,7 @@ def share_ranks(players: Sequence[Player]) -> None:
     ours, theirs = players
     cases = {sibling for job in theirs.plan.jobs for sibling in job.case.siblings}
     jobs = [
-        msgspec.structs.replace(job, beside=companion)
+        msgspec.structs.replace(job, companion=companion)
         for job, companion in zip(ours.plan.jobs, theirs.plan.jobs, strict=True)
     ]
 

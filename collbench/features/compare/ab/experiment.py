@@ -77,6 +77,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> memory.Rooms:
+        """The function that measures the memory which ranks share."""
         return self.places.room if self.places else memory.measure_room
 
     @property
@@ -89,7 +90,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def launcher(self, name: SideName) -> FreshRanks:
-        """What starts the ranks of a side."""
+        """The name of the launcher that starts a side's ranks."""
         home = self.homes[name]
         if self.places:
             return SideRanks(self.places, home, name)
@@ -120,7 +121,7 @@ class _Side:
             id=f"{experiment}-{name}",
             started=session.time_now(),
             command=session.clean_command(order.command),
-            suite=order.suite.settled(),
+            suite=order.suite.resolve(),
             policy=order.suite.policy,
             environment=home.described,
             tag=environment.mask_text(order.tag),
@@ -157,7 +158,7 @@ class _Launch(NamedTuple):
 
     side: _Side
     plan: Plan
-    hear: Hear
+    on_line: Hear
 
 
 class Experiment:
@@ -179,7 +180,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """What both runs are found by."""
+        """The name by which both runs are found."""
         return self._name
 
     @property
@@ -189,7 +190,7 @@ class Experiment:
 
     @property
     def files(self) -> tuple[RunFile, RunFile]:
-        """What there is of base and of head so far."""
+        """The files of base and of head so far."""
         return self._sides["base"].file, self._sides["head"].file
 
     def run(self) -> None:
@@ -243,7 +244,7 @@ class Experiment:
         while True:
             row_verdicts = {row.key: row for row in self._order.judge(*self.files)}
             verdicts = {
-                row.key: [row_verdicts[key] for key in row.judged if key in row_verdicts]
+                row.key: [row_verdicts[key] for key in row.judged_keys if key in row_verdicts]
                 for row in rows
             }
             flagged = [
@@ -278,7 +279,7 @@ class Experiment:
                 row.key: max((verdict.lacking for verdict in verdicts[row.key]), default=0.0)
                 for row in some
             }
-            keys = self._ledger.worth(lacking, self._left() - reserve)
+            keys = self._ledger.worth(lacking, self._time_left() - reserve)
             if keys:
                 self._rounds(stage, [row for row in some if row.key in keys], AHEAD, beyond=True)
                 return True
@@ -288,7 +289,7 @@ class Experiment:
         """Those of the rows for which so many rounds end within the budget; the others are recorded
         as dropped, with a budget that holds all."""
         spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
-        keys = self._ledger.affordable((row.key for row in rows), rounds, self._left())
+        keys = self._ledger.affordable((row.key for row in rows), rounds, self._time_left())
         affordable = [row for row in rows if row.key in keys]
         note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
         for row in rows:
@@ -299,7 +300,7 @@ class Experiment:
             raise plan.nothing_runs([note])
         return affordable
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         return self._budget - (time.monotonic() - self._began)
 
     def _renew(self) -> None:
@@ -369,7 +370,7 @@ class Experiment:
         worlds = list(matching.by_world(rows, self._order.suite.policy).items())
         done = self._done[stage]
         for at in range(done, done + number):
-            if beyond and self._left() < self._ledger.seconds(row.key for row in rows):
+            if beyond and self._time_left() < self._ledger.seconds(row.key for row in rows):
                 return
             if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
                 self._renew()
@@ -458,7 +459,7 @@ class Experiment:
     def _launch(self, launch: _Launch, step: Step) -> None:
         """One world, of one side or both."""
         self._tell(step)
-        listener = self._listener(launch.side, launch.hear, step)
+        listener = self._listener(launch.side, launch.on_line, step)
         with duet.blame_side(launch.side.name):
             launch.side.launcher.run([launch.plan], listener)
 

@@ -18,7 +18,7 @@ class Forecast(NamedTuple):
     """The rows that are expected to be measured, those expected to be dropped for --budget and the
     reason, and how many seconds the first stage takes; at ``most``, where times scatter."""
 
-    kept: Sequence[Row]
+    rows: Sequence[Row]
     dropped: Sequence[Row]
     reason: str
     seconds: float
@@ -43,7 +43,7 @@ def forecast_experiment(order: Order, rows: Sequence[Row]) -> Forecast:
     names = [row.key for row in remaining]
     scattered = _expected_costs(order, rows, most=True)
     return Forecast(
-        kept=remaining,
+        rows=remaining,
         dropped=[row for row in rows if row not in remaining],
         reason=reason,
         seconds=pilot + starts + rounds * ledger.seconds(names),

@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     key: str
     jobs: dict[SideName, Job]
-    judged: Sequence[str]
+    judged_keys: Sequence[str]
 
 
 def by_world(rows: Sequence[Row], policy: Policy) -> dict[object, list[Row]]:
@@ -85,7 +85,7 @@ def match_rows(
 ) -> tuple[list[Row], dict[SideName, list[Skip]]]:
     """Rows that both sides may run, on ``places`` if given, else on this machine, and the cases
     that each side leaves out. Raises UsageError where two rows of a side are one of the other."""
-    suite = suite.settled()
+    suite = suite.resolve()
     cases, left_out = suite.expand()
     swept, given = (
         {name for env in envs for name, _ in env}

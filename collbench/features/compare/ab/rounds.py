@@ -62,13 +62,13 @@ class Ledger:
         self._beside: defaultdict[object, deque[float]] = defaultdict(lambda: deque(maxlen=FRESH))
 
     def note(self, world: object, rows: Mapping[str, float], seconds: float) -> None:
-        """What a pair of launches took in all, and each of its rows."""
+        """Note the seconds that a pair of launches took, and each of its rows."""
         self._seconds.update(rows)
         self._worlds.update(dict.fromkeys(rows, world))
         self._beside[world].append(max(0.0, seconds - sum(rows.values())))
 
     def seconds(self, keys: Iterable[str]) -> float:
-        """What a round of these rows takes, as the last ones did."""
+        """The seconds that a round of these rows takes, by the last ones."""
         return self._cost(dict.fromkeys(keys, 1.0))
 
     def _cost(self, pairs: Mapping[str, float]) -> float:

@@ -192,7 +192,11 @@ def settle_home(variant: Variant, build: Build, option: str, folder: Path) -> Ho
         python, settings, option
     )
     return Home(
-        python=python, settings=settings, described=described, own=variables, tree=str(tree or "")
+        python=python,
+        settings=settings,
+        described=described,
+        variables=variables,
+        tree=str(tree or ""),
     )
 
 

@@ -231,8 +231,8 @@ def _select_loud(view: Readable) -> list[Shown]:
     folded = ("SAME", *UNDECIDED) if view.comparison.paired else ("SAME",)
     quiet = [row for row in view.rows if row.verdict in folded]
     spare = max(0, ALWAYS - (len(view.rows) - len(quiet)))
-    quiet_keys = {row.judged.key for row in quiet[spare:] if row.judged}
-    return [row for row in view.rows if row.judged and row.judged.key not in quiet_keys]
+    quiet_keys = {row.row_verdict.key for row in quiet[spare:] if row.row_verdict}
+    return [row for row in view.rows if row.row_verdict and row.row_verdict.key not in quiet_keys]
 
 
 def _listed_table(rows: Sequence[Shown]) -> Table:
@@ -241,7 +241,7 @@ def _listed_table(rows: Sequence[Shown]) -> Table:
     name_heads = _place_heads(rows)
     lines = []
     for row in strip_repeated(rows):
-        tone = WEIGHTS[row.judged.verdict] if row.judged else ""
+        tone = WEIGHTS[row.row_verdict.verdict] if row.row_verdict else ""
         first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
         places = (row.name.place,) * len(name_heads)
         lines.append(Line((first, *places, *row.figures, tone_text(row.verdict, tone), row.why)))
@@ -331,14 +331,14 @@ def make_section(view: Readable) -> Section:
     return Section(
         name="comparison",
         title="Comparison",
-        words=_make_sentences([describe_decided(view), *left_out(view, dropped=True)]),
+        sentences=_make_sentences([describe_decided(view), *left_out(view, dropped=True)]),
         figures=[drawn] if drawn else [],
         tables=[table for table in _make_tables(view) if table.lines],
     )
 
 
 def make_method(view: Readable) -> Section:
-    """What the verdicts rest on, and why rows have none."""
+    """The grounds of the verdicts, and why rows have none."""
     comparison = view.comparison
     sentences = [
         " · ".join(list_facts(comparison)),
@@ -348,7 +348,10 @@ def make_method(view: Readable) -> Section:
     ]
     sentences += [*left_out(view, dropped=False), *comparison.notes]
     return Section(
-        name="method", title="How it was measured", words=_make_sentences(sentences), folded=True
+        name="method",
+        title="How it was measured",
+        sentences=_make_sentences(sentences),
+        folded=True,
     )
 
 
@@ -368,11 +371,11 @@ def _make_tables(view: Readable) -> list[Table]:
                 row.why,
                 *row.figures,
             ),
-            forest.filter_row(comparison, row.judged.case),
-            WEIGHTS[row.judged.verdict],
+            forest.filter_row(comparison, row.row_verdict.case),
+            WEIGHTS[row.row_verdict.verdict],
         )
         for row in view.rows
-        if row.judged
+        if row.row_verdict
     ]
     means = [
         Line(
@@ -473,7 +476,7 @@ def _flatten_rows(view: Readable) -> list[dict[str, Any]]:
 
 
 def _name_rows(view: Readable) -> dict[str, str]:
-    return {row.judged.key: row.row for row in view.rows if row.judged}
+    return {row.row_verdict.key: row.row for row in view.rows if row.row_verdict}
 
 
 def _junit_cases(view: Readable) -> list[JunitCase]:
@@ -481,7 +484,7 @@ def _junit_cases(view: Readable) -> list[JunitCase]:
     skipped where it was not judged. What else makes the exit code other than 0 is an error of a
     test case called comparison."""
     comparison, names = view.comparison, skipped_names(view.comparison)
-    cases = [_junit_case(row, row.judged) for row in view.rows if row.judged]
+    cases = [_junit_case(row, row.row_verdict) for row in view.rows if row.row_verdict]
     cases += [
         JunitCase(
             group=f"collbench.{row.case.collective}",

@@ -61,11 +61,11 @@ MATTER = "rgba(128,128,128,0.16)"
 
 def draw_forest(view: Readable) -> Figure | None:
     """The rows with a change, in the order of their verdicts; None where there are none."""
-    decided = [row for row in view.rows if row.judged and row.judged.delta is not None]
+    decided = [row for row in view.rows if row.row_verdict and row.row_verdict.delta is not None]
     if not decided:
         return None
     drawn = decided[:MOST]
-    worst = max(decided, key=lambda row: (row.judged and row.judged.delta) or 0.0)
+    worst = max(decided, key=lambda row: (row.row_verdict and row.row_verdict.delta) or 0.0)
     excerpt = f", {len(drawn)} of {len(decided):,} rows" if len(drawn) < len(decided) else ""
     data = _draw_rows(view.comparison, drawn)
     ends = [x for trace in data for x in trace["x"] if x]
@@ -78,7 +78,7 @@ def draw_forest(view: Readable) -> Figure | None:
     return Figure(
         name="changes",
         title=f"Change from base to head{excerpt}",
-        words=(
+        caption=(
             "Per row, how much longer head takes than base: the mark is the estimate, the line"
             " through it the interval. A change within the pale whisker could have been missed"
             " (up to MDE, the smallest change that would be found), one within the grey band is too"
@@ -98,7 +98,7 @@ def draw_forest(view: Readable) -> Figure | None:
 
 
 def filter_row(comparison: Comparison, case: Case) -> Meta:
-    """What a page filters a row by: nothing in which the sides differ."""
+    """The values by which a page filters a row: nothing in which the sides differ."""
     has_backend = strip_sides(comparison, case).backend
     return {
         name: value
@@ -121,7 +121,7 @@ def _finite_ratio(share: float | None) -> float | None:
 def _draw_shapes(rows: Sequence[Shown]) -> list[Trace]:
     """The line of no change, and behind it the band of what does not matter, which is as wide as
     each row's tau."""
-    taus = enumerate(row.judged.tau for row in rows if row.judged)
+    taus = enumerate(row.row_verdict.tau for row in rows if row.row_verdict)
     bands = [[*members] for _, members in groupby(taus, key=lambda item: item[1])]
     ends = {"type": "rect", "layer": "below", "line": {"width": 0}, "fillcolor": MATTER}
     zero = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
@@ -142,10 +142,12 @@ def _draw_rows(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
     data: list[Trace] = []
     verdicts: dict[str, dict[str, None]] = {}
     for index, row in enumerate(rows):
-        if row.judged:
-            verdict = row.judged.verdict
+        if row.row_verdict:
+            verdict = row.row_verdict.verdict
             kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
-            data += _draw_row(row, row.judged, index, kind, filter_row(comparison, row.judged.case))
+            data += _draw_row(
+                row, row.row_verdict, index, kind, filter_row(comparison, row.row_verdict.case)
+            )
             verdicts.setdefault(kind, {})[verdict.lower()] = None
     for look, names in verdicts.items():
         data.append(

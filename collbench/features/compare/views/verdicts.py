@@ -115,8 +115,8 @@ class Name(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A row as people read it; ``judged`` is what it was made from, ``name`` what its columns call
-    it, and ``row`` sentences."""
+    """A row as people read it. It shows ``row_verdict``; columns call it ``name``, and sentences
+    ``row``."""
 
     row: str
     base: str
@@ -125,12 +125,12 @@ class Shown(NamedTuple):
     mde: str
     verdict: str
     why: str
-    judged: Judged | None = None
+    row_verdict: Judged | None = None
     name: Name = Name("", "", "")
 
     @property
     def figures(self) -> tuple[str, str, str, str]:
-        """What stands below FIGURES."""
+        """The cells below FIGURES."""
         return self.base, self.head, self.change, self.mde
 
 
@@ -160,11 +160,8 @@ def label_cases(comparison: Comparison, selected: Sequence[Case]) -> dict[Case, 
     """Names of cases: what is not common to all of them, and the size."""
     cases = {case: strip_sides(comparison, case) for case in selected}
     lines = [axis_values(case) for case in cases.values()]
-    owned = (
-        "op",
-        "root",
-        "splits",
-    )  # that only some collectives have, and so do not set rows apart by being absent
+    # that only some collectives have, and so do not set rows apart by being absent
+    owned = ("op", "root", "splits")
     varying = [
         name
         for name in AXES
@@ -282,12 +279,17 @@ class Readable(NamedTuple):
         return "notice" if doubtful else "good"
 
     def having(self, *verdicts: Verdict) -> list[Shown]:
+        """Rows with one of these verdicts."""
         return [row for row in self.rows if row.verdict in verdicts]
 
 
 def make_readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
+    """A comparison, and its means over collectives with the row that fared worst, as every medium
+    shows them."""
     rows = list_shown(comparison)
-    deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
+    deltas = {
+        row.row_verdict.key: (row.row, row.row_verdict.delta) for row in rows if row.row_verdict
+    }
     means = []
     for mean in comparison.aggregates:
         about = shorten_text(" ".join(filter(None, ["geomean", mean.collective, mean.sizes])), 60)
@@ -305,7 +307,12 @@ def _describe_verdict(view: Readable) -> str:
             "" if view.comparison.exit else "; too unreliable to fail the comparison"
         )
     manner = "confirmed" if view.having("SUSPECT") else "found"
-    changed = [operation for row in view.rows if row.judged for operation in row.judged.operations]
+    changed = [
+        operation
+        for row in view.rows
+        if row.row_verdict
+        for operation in row.row_verdict.operations
+    ]
     what = "no row" if any(operation.delta > 0 for operation in changed) else "nothing"
     return "; ".join([f"{what} {manner} slower", *rest])
 
@@ -328,7 +335,7 @@ def first_names(names: Sequence[str], most: int = LISTED) -> str:
 
 def describe_decided(view: Readable) -> str:
     """How many rows have a verdict, and which; how many have none."""
-    rows = [row.judged for row in view.rows if row.judged]
+    rows = [row.row_verdict for row in view.rows if row.row_verdict]
     clear, still_open = (
         Counter(_verdict_kind(row) for row in rows if row.decided == whether)
         for whether in (True, False)
@@ -364,12 +371,14 @@ def _format_range(shares: Sequence[float]) -> str:
 
 
 def list_advice(view: Readable) -> list[str]:
-    """What would decide the rows that scatter too much: by how much launches do, what more of them
-    would find, and how to make them scatter less."""
+    """Advice that would decide the rows that scatter too much: by how much launches do, what more
+    of them would find, and how to make them scatter less."""
     rows = [
-        row.judged
+        row.row_verdict
         for row in view.having("INCONCLUSIVE")
-        if row.judged and row.judged.scatter is not None and math.isfinite(row.judged.scatter)
+        if row.row_verdict
+        and row.row_verdict.scatter is not None
+        and math.isfinite(row.row_verdict.scatter)
     ]
     if not rows:
         return []
@@ -401,8 +410,8 @@ def name_undecided(view: Readable) -> dict[str, list[str]]:
     differ in figures only are one, told as of the first row."""
     names: dict[str, tuple[str, list[str]]] = {}
     for row in view.having(*UNDECIDED):
-        if row.judged:
-            reason, more = _reason_open(row.judged), row.judged.why.partition("; ")[0]
+        if row.row_verdict:
+            reason, more = _reason_open(row.row_verdict), row.row_verdict.why.partition("; ")[0]
             name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
             names.setdefault(re.sub(r"[\d.,]*\d", "", reason), (reason, []))[1].append(name)
     return dict(names.values())
@@ -468,8 +477,8 @@ def strip_repeated(rows: Sequence[Shown]) -> list[Shown]:
     ``reasons``."""
     repeated = Counter(why for row in rows if (why := _told_below(row)))
     return [
-        row._replace(why=_explain_verdict(row.judged, ""))
-        if row.judged and repeated[_told_below(row)] > 1
+        row._replace(why=_explain_verdict(row.row_verdict, ""))
+        if row.row_verdict and repeated[_told_below(row)] > 1
         else row
         for row in rows
     ]
@@ -477,17 +486,17 @@ def strip_repeated(rows: Sequence[Shown]) -> list[Shown]:
 
 def _told_below(row: Shown) -> str:
     """The whole reason of a row that ``reasons`` tells whole."""
-    if not (row.judged and row.verdict in UNDECIDED):
+    if not (row.row_verdict and row.verdict in UNDECIDED):
         return ""
-    why = row.judged.why
-    return why if _reason_open(row.judged).endswith(why) else ""
+    why = row.row_verdict.why
+    return why if _reason_open(row.row_verdict).endswith(why) else ""
 
 
 def describe_operations(view: Readable) -> list[str]:
     """A line for each step of which single operations changed, with the first of them."""
     lines = []
     for row in view.rows:
-        operations = row.judged.operations if row.judged else []
+        operations = row.row_verdict.operations if row.row_verdict else []
         for slower in (True, False):
             names = [
                 _describe_operation(operation)

@@ -75,10 +75,12 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def n(self) -> int:
+        """Ranks, one on each GPU."""
         return self.gpus * self.nodes
 
     @property
     def sizes(self) -> list[tuple[int, float]]:
+        """Pairs of bytes and GB/s, by size. Raises UsageError for a size that is none."""
         return sorted(
             (parse_size(text, "expectations"), rate) for text, rate in self.points.items()
         )
@@ -114,6 +116,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def name(self) -> str:
+        """The collective, and the machine, in words."""
         nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
         how = (", in the switch" if self.switch else "") + (
             ", one NVLink domain" if self.domain and self.nodes > 1 else ""

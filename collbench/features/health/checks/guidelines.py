@@ -287,9 +287,8 @@ def _moderated_pvalues(samples: Iterable[Sequence[float]]) -> list[float]:
         float(np.mean(sample)) / math.sqrt(v / len(sample))
         for sample, v in zip(arrays, pooled, strict=True)
     ]
-    total = np.minimum(
-        prior + freedom, freedom.sum()
-    )  # shared by all, it is known no better than by all
+    # shared by all, it is known no better than by all
+    total = np.minimum(prior + freedom, freedom.sum())
     return [float(stdtr(df, -value)) for df, value in zip(total, t, strict=True)]
 
 
@@ -324,7 +323,7 @@ def _trigamma_inverse(value: float) -> float:
 
 
 def make_finding(check: str, missed: Missed, advice: str) -> Finding:
-    """What a missed claim comes to: a warning where it is missed grossly, else a hint."""
+    """The finding of a missed claim: a warning where it is missed grossly, else a hint."""
     left_side, right = missed.claim.left, missed.claim.right
     expected = sum(timing.median for timing in right) * missed.claim.factor
     allowed = (

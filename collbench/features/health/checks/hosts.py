@@ -344,9 +344,8 @@ def check_pairs(night: Night) -> Looked:
     few = not any(matrix and uniformity.is_comparable(matrix, {}) for _, matrix in matrices)
     findings = []
     for file in measured:
-        crowded = any(
-            world.oversubscribed for world in file.worlds
-        )  # then pairs disturb each other
+        # then pairs disturb each other
+        crowded = any(world.oversubscribed for world in file.worlds)
         findings += [
             msgspec.structs.replace(
                 finding, check="pairs", severity="hint" if crowded else finding.severity

@@ -46,8 +46,8 @@ class Known(NamedTuple):
 
 
 def read_known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
-    """What ``book`` says of these runs, of one night, which are added to it; nothing of later
-    nights. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
+    """Add these runs, of one night, to ``book``, and return what it says of them by that night and
+    those before. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
     for file in files:
         book.add(file, machine)
     machine, tonight, taus = (

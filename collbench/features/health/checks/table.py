@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def judge_night(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
-    """What a night of runs comes to; ``more`` are checks beyond CHECKS, as those that need a
+    """The verdict on a night of runs; ``more`` are checks beyond CHECKS, as those that need a
     history.
 
     Missing data is never a pass: without findings, a night is healthy only where every need of the

@@ -51,8 +51,8 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseline:
-    """What the last nights show, of each row those of its last segment. Raises UsageError where
-    they are too few."""
+    """A baseline of the last nights, for each row those of its last segment. Raises UsageError
+    where they are too few."""
     nights = {row.key: row.segments[-1].valid[-PAST:] for row in series if row.nights}
     enough = {key: values for key, values in nights.items() if len(values) >= LEARNING}
     if not enough:

@@ -61,8 +61,8 @@ def gate_night(past: Sequence[float], tonight: float, tau: float) -> Gate:
 
 
 def confirm_reruns(past: Sequence[float], reruns: Sequence[float], tau: float) -> Gate:
-    """What fresh launches, measured at once, say of a candidate. Raises UsageError for fewer than
-    RERUNS."""
+    """The verdict of fresh launches, measured at once, on a candidate. Raises UsageError for fewer
+    than RERUNS."""
     if len(reruns) < RERUNS:
         raise UsageError(f"{len(reruns)} launches confirm nothing", f"{RERUNS} are needed")
     return _judge_value(past, stats.median(reruns), tau, STILL, "alarm")

@@ -32,10 +32,10 @@ TAU = 0.03  # the smallest change that matters
 
 
 class Change(NamedTuple):
-    """``place`` is the first night after it, ``delta`` how much longer a call takes since, ``p`` by
-    the t-test."""
+    """A change of level: the ``position`` of the first night after it, the relative change of a
+    call's time (``delta``), and the t-test's ``p``."""
 
-    place: int
+    position: int
     delta: float
     p: float
 
@@ -50,7 +50,7 @@ def find_changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
             weakest = min(changes, key=lambda change: abs(change.delta))
             if abs(weakest.delta) >= tau:
                 break
-        places.remove(weakest.place)
+        places.remove(weakest.position)
     return changes
 
 
@@ -85,9 +85,8 @@ def _find_farthest(x: Floats) -> int:
     """The split with the greatest energy distance between its sides, each of at least LEAST
     nights."""
     n = len(x)
-    sums = (
-        np.abs(x[:, None] - x).cumsum(0).cumsum(1)
-    )  # over all pairs of the first i+1 and j+1 nights
+    # over all pairs of the first i+1 and j+1 nights
+    sums = np.abs(x[:, None] - x).cumsum(0).cumsum(1)
     left_count = np.arange(LEAST, n - LEAST + 1)
     right = n - left_count
     left_sums, rows, all_sums = (

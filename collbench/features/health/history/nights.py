@@ -81,6 +81,7 @@ class Stretch(NamedTuple):
 
     @property
     def valid(self) -> list[Night]:
+        """Nights that may be judged."""
         return [night for night in self.nights if night.valid]
 
 
@@ -115,7 +116,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [Stretch(begins[begin], self.nights[begin:end]) for begin, end in pairwise(ends)]
 
     def until(self, day: str) -> Series:
-        """What was known in the night ``day``."""
+        """The series up to the night ``day``."""
         return msgspec.structs.replace(
             self, nights=[night for night in self.nights if night.day <= day]
         )
@@ -205,9 +206,8 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     launches: dict[Case, list[NightLaunch]] = {}
     for side in gather_case_rows([file], False, lambda _, case: case.key).values():
         case = side.case
-        align = (
-            {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
-        )  # is in no key
+        # is in no key
+        align = {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}
         settings = sorted((side.manner | align).items())
         manner = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in settings)
         launches[case] = [
@@ -254,8 +254,8 @@ def _make_night(launches: Sequence[NightLaunch]) -> Night:
 
 
 def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
-    """What runs of one night say, by the key of each row: of one that changed its fingerprint
-    meanwhile, the last."""
+    """The nights that runs of one night make, by the key of each row: of one that changed its
+    fingerprint meanwhile, the last."""
     launches_by_case: dict[str, list[NightLaunch]] = {}
     for file in files:
         for case, case_launches in launches_of(file).items():

@@ -20,15 +20,15 @@ APART = 2  # nights by which neighbours that saw the same change may differ
 
 
 class Turn(NamedTuple):
-    """A change of one row: ``day`` is the first night after it, ``place`` the number of that night
-    among all nights of the series given, ``standing`` whether the level and the last night still
-    are what the change made them, to half its size, and the change did not itself bring back the
-    level of before. It is ``over``, and stands no more, where a new segment began since.
+    """A change of one row: ``day`` is the first night after it, ``position`` the number of that
+    night among all nights of the series given, ``standing`` whether the level and the last night
+    still are what the change made them, to half its size, and the change did not itself bring back
+    the level of before. It is ``over``, and stands no more, where a new segment began since.
     """
 
     series: Series
     day: str
-    place: int
+    position: int
     change: Change
     standing: bool
     over: bool
@@ -57,6 +57,7 @@ class Shift(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
+        """Bytes of its rows."""
         return [row.case.size for row in self.rows]
 
 
@@ -96,10 +97,10 @@ def find_turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn
         nights, over = segment.valid, segment is not series.segments[-1]
         values = [night.value for night in nights]
         changes = find_changes(values, tau)
-        ends = [0, *(change.place for change in changes), len(values)]
+        ends = [0, *(change.position for change in changes), len(values)]
         levels = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends) if b > a]
         for number, change in enumerate(changes):
-            day, grown = nights[change.place].day, math.log1p(change.delta)
+            day, grown = nights[change.position].day, math.log1p(change.delta)
             undoes = number > 0 and abs(levels[number + 1] - levels[number - 1]) < 0.5 * abs(grown)
             now = [(value - levels[number]) / grown for value in (levels[-1], values[-1])]
             standing = not (over or undoes) and min(now) > 0.5
@@ -117,7 +118,7 @@ def _chain_turns(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
             match = min(
                 (turn for turn in turns if _turns_agree(chain[-1], turn)),
                 default=None,
-                key=lambda turn: turn.place,
+                key=lambda turn: turn.position,
             )
             if match is None:
                 yield chain
@@ -129,14 +130,14 @@ def _chain_turns(rows: Sequence[Sequence[Turn]]) -> Iterator[list[Turn]]:
 
 
 def _turns_agree(a: Turn, b: Turn) -> bool:
-    return abs(a.place - b.place) <= APART and (a.change.delta > 0) == (b.change.delta > 0)
+    return abs(a.position - b.position) <= APART and (a.change.delta > 0) == (b.change.delta > 0)
 
 
 def _make_shift(chain: Sequence[Turn]) -> Shift:
     """Named by the night in the middle of those that its rows name, the earlier of two."""
-    middle = sorted(turn.place for turn in chain)[(len(chain) - 1) // 2]
+    middle = sorted(turn.position for turn in chain)[(len(chain) - 1) // 2]
     return Shift(
-        day=next(turn.day for turn in chain if turn.place == middle),
+        day=next(turn.day for turn in chain if turn.position == middle),
         delta=stats.median([turn.change.delta for turn in chain]),
         p=max(turn.change.p for turn in chain),
         rows=tuple(turn.series for turn in chain),

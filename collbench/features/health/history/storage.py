@@ -149,7 +149,7 @@ class Book:
         self._insert = DIALECTS[address.get_backend_name()]
         self._engine = _make_engine(address, self.name)
         self._writer = self._engine.execution_options(writes=True)
-        with self._told():
+        with self._refuse_failures():
             self._ready()
 
     def __enter__(self) -> Book:
@@ -159,6 +159,7 @@ class Book:
         self.close()
 
     def close(self) -> None:
+        """Close the database."""
         self._engine.dispose()
 
     def add(self, file: RunFile, machine: str = "") -> bool:
@@ -204,7 +205,7 @@ class Book:
             ],
         }
         count = sql.select(sql.func.count()).where(ROWS.c.run == run.id)
-        with self._told(), self._writer.begin() as to:
+        with self._refuse_failures(), self._writer.begin() as to:
             before = to.scalar(count)
             for table, rows in lines.items():
                 to.execute(self._insert(table).on_conflict_do_nothing(), rows)
@@ -212,7 +213,7 @@ class Book:
 
     def holds(self, run: str) -> bool:
         """Whether the run of this id is kept."""
-        with self._told(), self._engine.begin() as to:
+        with self._refuse_failures(), self._engine.begin() as to:
             return to.scalar(sql.select(RUNS.c.id).where(RUNS.c.id == run)) is not None
 
     def accept(self, baseline: Baseline) -> bool:
@@ -224,13 +225,14 @@ class Book:
             "made": baseline.when,
             "content": content,
         }
-        with self._told(), self._writer.begin() as to:
+        with self._refuse_failures(), self._writer.begin() as to:
             existing = to.scalar(sql.select(BASELINES.c.id).where(BASELINES.c.id == line["id"]))
             to.execute(self._insert(BASELINES).on_conflict_do_nothing(), [line])
             return existing is None
 
     def machines(self) -> list[str]:
-        with self._told(), self._engine.begin() as to:
+        """Machines of which the book has runs. Raises CannotRun."""
+        with self._refuse_failures(), self._engine.begin() as to:
             return list(to.scalars(sql.select(RUNS.c.machine).distinct().order_by(RUNS.c.machine)))
 
     def baselines(self, machine: str) -> list[Baseline]:
@@ -238,7 +240,7 @@ class Book:
         query = sql.select(BASELINES.c.id, BASELINES.c.content).where(
             BASELINES.c.machine == machine
         )
-        with self._told(), self._engine.begin() as to:
+        with self._refuse_failures(), self._engine.begin() as to:
             lines = to.execute(query.order_by(BASELINES.c.made, BASELINES.c.id)).all()
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
@@ -255,7 +257,7 @@ class Book:
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
-        with self._told(), self._engine.begin() as to:
+        with self._refuse_failures(), self._engine.begin() as to:
             cases = _select_cases(to, machine, part)
             columns = (
                 ROWS.c.key,
@@ -337,7 +339,7 @@ class Book:
             raise CannotRun(f"history at {self.name}: line {name} of {table}: {e}", hint) from e
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _refuse_failures(self) -> Iterator[None]:
         """What the database says is raised as CannotRun, in one line and without secrets. Where it
         takes long, that is said."""
         waiting = f"history at {self.name} does not answer yet: does another process hold it?"
@@ -406,9 +408,8 @@ def _make_engine(url: sql.URL, name: str) -> sql.Engine:
 
     @sql.event.listens_for(engine, "begin")
     def _(connection: sql.Connection) -> None:
-        writes = connection.get_execution_options().get(
-            "writes"
-        )  # who reads first and then writes would have to fail
+        # who reads first and then writes would have to fail
+        writes = connection.get_execution_options().get("writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine

@@ -51,7 +51,7 @@ FIGURES, CURVES = 40, 12  # of a page, and of a figure
 
 
 def label_rows(series: Sequence[Series]) -> dict[str, str]:
-    """What to call each row, by its key: in what it differs from the others, and its size."""
+    """A label for each row, by its key: in what it differs from the others, and its size."""
     varying = split_axes([row.case for row in series])[0] if series else []
     several = len({row.case.mode for row in series}) > 1
     return {row.key: _label_case(row.case, {"collective", *varying}, several) for row in series}
@@ -93,6 +93,7 @@ def describe_shift(shift: Shift) -> str:
 
 
 def make_headline(outlook: Outlook) -> str:
+    """One line for a trend: rows that stand slower, faster or crept, or why there is no verdict."""
     standing = [shift for shift in outlook.changed if shift.standing]
     slower = sum(shift.delta > 0 for shift in standing)
     faster, crept = len(standing) - slower, len(outlook.creeping)
@@ -110,6 +111,7 @@ def make_headline(outlook: Outlook) -> str:
 
 
 def find_weight(outlook: Outlook) -> Weight:
+    """How a trend is coloured."""
     bad = outlook.creeping or any(shift.standing and shift.delta > 0 for shift in outlook.changed)
     return "bad" if bad else "good" if outlook.most_nights >= 2 * LEAST else "notice"
 
@@ -276,9 +278,9 @@ def _nights_table(series: Sequence[Series], last: int) -> Table:
 
 
 def make_document(outlook: Outlook, everything: bool = False, columns: int = WIDE) -> Document:
-    """What happened, and how each row went: on a terminal of so many ``columns`` those that changed
-    or ``everything``; on a page a figure for each line of rows, those with a change first, and all
-    nights as data."""
+    """The events, and the course of each row: on a terminal of so many ``columns`` those that
+    changed or ``everything``; on a page a figure for each line of rows, those with a change first,
+    and all nights as data."""
     span = (
         f"{outlook.machine}: {format_count(len(outlook.days), 'night')}, {outlook.days[0]} to"
         f" {outlook.days[-1]}"
@@ -297,7 +299,7 @@ def make_document(outlook: Outlook, everything: bool = False, columns: int = WID
 
 
 def make_sections(outlook: Outlook) -> list[Section]:
-    """What changed, and each line of rows over its nights, if it has several; folded where nothing
+    """The changes, and each line of rows over its nights, if it has several; folded where nothing
     changed."""
     happened = [Line((plain_line(text),), {}, colour) for text, colour in list_sentences(outlook)]
     table = Table(name="happened", title="What happened", heads=("what",), lines=happened)
@@ -311,11 +313,13 @@ def make_sections(outlook: Outlook) -> list[Section]:
     note = [f"{omitted} further lines of rows are in the data."] if omitted > 0 else []
     nothing = [] if happened else ["No change, no new segment, no row beyond its baseline."]
     tables = [table] if happened else []
-    changes = Section(name="changes", title="Changes", words=nothing, tables=tables)
+    changes = Section(name="changes", title="Changes", sentences=nothing, tables=tables)
     if not order:
         return [changes]
     drawn = [_draw_figure(outlook, index, line) for index, line in enumerate(order[:FIGURES])]
-    nights = Section(name="nights", title="Nights", words=note, figures=drawn, folded=not changed)
+    nights = Section(
+        name="nights", title="Nights", sentences=note, figures=drawn, folded=not changed
+    )
     return [changes, nights]
 
 
@@ -338,7 +342,7 @@ def _draw_figure(outlook: Outlook, index: int, line: Sequence[Series]) -> Figure
     return Figure(
         name=f"line-{index}",
         title=plain_line(f"{name}, {line[0].case.mode}{excerpt}"),
-        words=f"{summary}.",
+        caption=f"{summary}.",
         data=[_draw_curve(row, number) for number, row in enumerate(drawn)],
         layout={
             "xaxis": {"type": "date", "title": {"text": "night"}},

@@ -93,7 +93,7 @@ def _show_found(result: Found, output_format: str, one_way: str) -> None:
     if output_format == "json":
         content = {
             "injected": inject,
-            "words": result.words,
+            "words": result.outcome,
             "located": result.located,
             "findings": result.findings,
         }
@@ -101,16 +101,16 @@ def _show_found(result: Found, output_format: str, one_way: str) -> None:
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in result.findings]
     next_step = f"which direction is slow: {one_way}" if advice else ""
-    for line in filter(None, (describe_planted(inject), *advice, result.words, next_step)):
+    for line in filter(None, (describe_planted(inject), *advice, result.outcome, next_step)):
         typer.echo(plain_line(line))
 
 
 class Found(NamedTuple):
-    """What a search came to, in ``words`` and as ``findings``; ``file`` is what it measured."""
+    """What a search came to, in ``outcome`` and as ``findings``; ``file`` is what it measured."""
 
     located: Located
     findings: list[Finding]
-    words: str
+    outcome: str
     exit: Exit
     file: RunFile
 
@@ -154,6 +154,7 @@ class Searching:
         self.located: Located | None = None
 
     def world(self, world: World) -> None:
+        """Take the ranks or hosts of a world as the units to search."""
         self.units = list_units(world)
 
     def record(self, record: Record, row: Derived | None) -> None:
@@ -166,7 +167,7 @@ class Searching:
             row.busbw or 0.0 if row and record.status == "ok" else 0.0
         )
 
-    def further(self) -> list[Case]:
+    def next_cases(self) -> list[Case]:
         """Cases of the next round; none when the search has ended."""
         from collbench.features.health.locate import search as locate
 
@@ -239,7 +240,7 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
 
     searching = Searching(rules, seconds)
     reporter = make_listener(searching)
-    searching_order = replace(order, further=searching.further)
+    searching_order = replace(order, next_cases=searching.next_cases)
     if session.execute_order(searching_order, lambda: reporter) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     if reporter.ended is None:

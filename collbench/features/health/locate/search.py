@@ -122,7 +122,7 @@ class _State:
         self.reference = 0.0
 
     @property
-    def named(self) -> set[int]:
+    def named_hosts(self) -> set[int]:
         return {
             host
             for culprit in self.culprits
@@ -153,7 +153,7 @@ class _State:
     def partner(self, host: int, had: frozenset[int | None], busy: set[int]) -> int | None:
         """The nearest good host that is free, by the order of hosts, which mostly is that of
         racks."""
-        usable = set(self.fine) - had - busy - self.named - self.suspects - {host}
+        usable = set(self.fine) - had - busy - self.named_hosts - self.suspects - {host}
         usable -= {other for link in self.links if host in link for other in link}
         return min(usable, key=lambda other: (abs(other - host), other), default=None)
 
@@ -167,7 +167,7 @@ class _State:
         deeper = math.log(max(1 - 2 * self.rules.tau, stats.TINY))
         alpha, beta = (NormalDist().cdf(z / spread) for z in (depth, deeper - depth))
         cleared = {host for host, times in self.fine.items() if times >= CLEARED}
-        unknown = sorted(set(range(self.n)) - cleared - self.named)
+        unknown = sorted(set(range(self.n)) - cleared - self.named_hosts)
         return Located(
             self.culprits,
             unknown,
@@ -195,7 +195,8 @@ def start_search(n: int, rules: Rules) -> Search:
 
 
 def describe_plan(n: int, rules: Rules, noun: str = "hosts") -> str:
-    """What will be done to n hosts, or to what the ``noun`` says, before anything is."""
+    """A sentence, before anything is done, about what will be done to n hosts, or to what ``noun``
+    says."""
     if n <= FEW:
         pairs = n * (n - 1) // 2
         return (
@@ -250,7 +251,9 @@ def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
 
 def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
     for number in range(PASSES):
-        waiting = [h for h in range(state.n) if state.fine[h] < CLEARED and h not in state.named]
+        waiting = [
+            h for h in range(state.n) if state.fine[h] < CLEARED and h not in state.named_hosts
+        ]
         if not waiting:
             return
         state.suspects = set()
@@ -386,9 +389,8 @@ def _search_together(
             try:
                 later.append((line, line.send(_Told(share, other))))
             except StopIteration as ended:
-                state.suspects -= (
-                    set() if ask.partner else set(ask.group)
-                )  # a link's ends are fine without it
+                # a link's ends are fine without it
+                state.suspects -= set() if ask.partner else set(ask.group)
                 if ended.value:
                     state.culprits.append(ended.value)
         waiting = later

@@ -76,7 +76,7 @@ class Matrix(NamedTuple):
 
 
 def blame_ends(rates: Rates) -> Blame:
-    """What stands out among pairs that should be alike."""
+    """The ends that stand out among pairs that should be alike."""
     best = find_reach(rates)
     if len(best) == 2 * len(rates):  # which end of a pair it is, nobody can tell
         return Blame({}, _find_low(rates) if rates else {})
@@ -88,8 +88,8 @@ def blame_ends(rates: Rates) -> Blame:
 
 
 def blame_ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
-    """What stands out, by what it does slowly. One way at a time, an end that sends and the same
-    end that receives are two, and so are both ways of a link."""
+    """The ends and ways that stand out, by what they do slowly. One way at a time, an end that
+    sends and the same end that receives are two, and so are both ways of a link."""
     if not one_way:
         return {"reaches": blame_ends(rates)}
     blame = blame_ends({(a, ~b): rate for (a, b), rate in rates.items()})
@@ -102,8 +102,8 @@ def blame_ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
 
 
 def find_reach(rates: Rates) -> dict[int, float]:
-    """What each end reaches with its best partner; of four and more the second best, which no
-    chance has made."""
+    """The bandwidth that each end reaches with its best partner; of four and more the second best,
+    which no chance has made."""
     by_end: dict[int, list[float]] = defaultdict(list)
     for pair, rate in rates.items():
         for end in pair:
@@ -133,8 +133,8 @@ def _find_low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, f
 
 
 def make_matrix(file: RunFile) -> Matrix | None:
-    """What a run says of pairs of ranks; None where it has measured none. Where it has measured
-    them both ways at once and one way at a time, the latter counts."""
+    """A run's matrix of pairs of ranks; None where it has measured none. Where it has measured them
+    both ways at once and one way at a time, the latter counts."""
     cases_ = group_rows(make_rows([file]), lambda row: row.case)
     one_way = any(_is_about_pair(case) and case.row.one_way for case in cases_)
     by_size: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -200,7 +200,7 @@ def is_comparable(matrix: Matrix, racks: Mapping[str, str]) -> bool:
 
 
 def judge_pairs(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:
-    """What stands out in a run's pairs. ``racks`` are hosts', where they are known."""
+    """The findings that stand out in a run's pairs. ``racks`` are hosts', where they are known."""
     matrix = make_matrix(file)
     if matrix is None:
         return []
@@ -327,7 +327,7 @@ def _make_finding(
 
 
 def summarise_pairs(matrix: Matrix, racks: Mapping[str, str]) -> list[str]:
-    """What pairs reach by how far apart they are, in words."""
+    """Sentences about the bandwidth of pairs, by how far apart they are."""
     lines, noun = [], "direction" if matrix.one_way else "pair"
     for kind, rates in class_rates(matrix, racks).items():
         values = sorted(rates.values())

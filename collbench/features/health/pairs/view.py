@@ -182,7 +182,7 @@ def _reach_table(measured: Pairs) -> Table:
 
 
 def list_verdicts(measured: Pairs) -> list[str]:
-    """What stands out, or that nothing does, or why that cannot be said."""
+    """Sentences: what stands out, or that nothing does, or why that cannot be said."""
     if not measured.findings:
         if not pairs.is_comparable(measured.matrix, measured.racks):
             number = format_count(len(measured.matrix.rates), "pair")

@@ -168,7 +168,7 @@ def _findings_section(verdict: Verdict) -> Section:
         carded=True,
     )
     return Section(
-        name="findings", title="Findings", words=sentences, tables=[table] if lines else []
+        name="findings", title="Findings", sentences=sentences, tables=[table] if lines else []
     )
 
 
@@ -207,7 +207,7 @@ def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
     return Section(
         name="checks",
         title="Checks",
-        words=sentences if ended else ["No check was made."],
+        sentences=sentences if ended else ["No check was made."],
         tables=tables,
     )
 
@@ -270,7 +270,7 @@ def _evidence_section(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> S
     table = Table(
         name="evidence", title="Evidence", heads=heads, lines=lines, align="lllll", note=note
     )
-    return Section(name="evidence", title="Evidence", words=[], tables=[table])
+    return Section(name="evidence", title="Evidence", sentences=[], tables=[table])
 
 
 def _format_certainty(finding: Finding) -> str:
@@ -288,7 +288,7 @@ def _make_brief(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [tone_text("collbench health  ", strong=True) + hosts]
     if verdict.injected:
         blocks.append(tone_text(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
-    blocks += [tone_text(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
+    blocks += [tone_text(f"{verdict.phrase}: ", WEIGHTS[verdict.state]) + verdict.sentence, ""]
     for finding in verdict.findings:
         since = f", since {finding.since}" if finding.since else ""
         sentence = (
@@ -369,7 +369,7 @@ def describe_mark(verdict: Verdict) -> str:
 
 
 def _make_sentence(verdict: Verdict) -> str:
-    return f"{describe_mark(verdict)}{verdict.words}: {verdict.told}"
+    return f"{describe_mark(verdict)}{verdict.phrase}: {verdict.sentence}"
 
 
 def make_line(verdict: Verdict) -> str:
@@ -378,8 +378,8 @@ def make_line(verdict: Verdict) -> str:
     hosts = f" ({_name_some(verdict.hosts, 2)})" if verdict.hosts else ""
     count = f", {format_count(grave, 'finding')}" if grave else ""
     text = (
-        f"{MARKS[verdict.state]} collbench{hosts}: {describe_mark(verdict)}{verdict.words}{count}:"
-        f" {verdict.told}"
+        f"{MARKS[verdict.state]} collbench{hosts}: {describe_mark(verdict)}{verdict.phrase}{count}:"
+        f" {verdict.sentence}"
     )
     return text if len(text) <= LINE else text[: LINE - 1] + "…"
 
@@ -392,9 +392,8 @@ def make_nagios(verdict: Verdict) -> tuple[int, str]:
         if any(f.severity == "critical" for f in verdict.findings)
         else NAGIOS[verdict.state]
     )
-    text = f"{describe_mark(verdict)}{verdict.told}".replace(
-        "|", "/"
-    )  # which begins performance data
+    # which begins performance data
+    text = f"{describe_mark(verdict)}{verdict.sentence}".replace("|", "/")
     data = " ".join(
         f"{severity}={number}" for severity, number in _count_severities(verdict).items()
     )
@@ -453,7 +452,7 @@ def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
 
 
 def list_gauges(verdict: Verdict) -> list[Gauge]:
-    """What node_exporter is told. Findings are counted by check, severity and subject."""
+    """The gauges for node_exporter. Findings are counted by check, severity and subject."""
     findings: dict[tuple[tuple[str, str], ...], int] = {}
     for finding in verdict.findings:
         labels = {

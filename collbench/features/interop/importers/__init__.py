@@ -55,11 +55,11 @@ MOST_NS = 1e15  # of a call, eleven days
 
 
 class Format(NamedTuple):
-    """``module`` reads logs in which ``mark`` is found; ``words`` say what that is."""
+    """``module`` reads logs in which ``mark`` is found; ``description`` say what that is."""
 
     module: str
     mark: re.Pattern[str]
-    words: str
+    description: str
 
 
 FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl-tests does
@@ -161,7 +161,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     op: str = "none"
     root: int = 0
     in_place: bool = False
-    told: ToolTime | None = None
+    tool_time: ToolTime | None = None
     times_ns: list[int] = []
     per_rank: list[list[int]] = []
     count: int | None = None
@@ -315,7 +315,7 @@ class Reading:
         """Warns where the log's own numbers do not fit together, most likely because ranks are
         counted wrongly. Raises UsageError for blocks so uneven that the case would be another one.
         """
-        if refused or line.told is None:
+        if refused or line.tool_time is None:
             return
         if abs(case.size - line.size) > 0.01 * line.size:
             raise UsageError(
@@ -332,12 +332,11 @@ class Reading:
         slack = 500 * last_digit(time)  # half a unit of the last place, in nanoseconds
         least, most = (
             case.moved / t if t > 0 else math.inf
-            for t in (line.told.time + slack, line.told.time - slack)
+            for t in (line.tool_time.time + slack, line.tool_time.time - slack)
         )
         factor = case.row.busbw(case.n)
-        net = (
-            (1.0, factor) if case.row.total else (1.0,)
-        )  # the oldest count no bytes that a rank sends itself
+        # the oldest count no bytes that a rank sends itself
+        net = (1.0, factor) if case.row.total else (1.0,)
         for name, text, factors in zip(
             ("algbw", "busbw"), bandwidths, (net, (factor,)), strict=True
         ):
@@ -377,7 +376,7 @@ class Reading:
 
 
 def facts_of(table: Table) -> list[tuple[str, str]]:
-    """What Case does not hold of a table, as far as the log tells."""
+    """Facts of a table that Case does not hold, as far as the log tells."""
     hosts = sorted({rank.host for rank in table.ranks if rank.host})
     devices = sorted({name for rank in table.ranks if (name := _device_name(rank))})
     facts = [
@@ -443,7 +442,7 @@ def _make_record(case: Case, table: Table, line: Line, world: int) -> Record:
         started=line.started,
         times_ns=line.times_ns,
         per_rank=line.per_rank,
-        told=line.told,
+        told=line.tool_time,
         chose=line.chose,
         sync=table.sync,
         wrong=None if line.wrong is None else min(line.wrong, MOST),
@@ -454,9 +453,9 @@ def _make_record(case: Case, table: Table, line: Line, world: int) -> Record:
 def _no_time(line: Line) -> list[float]:
     """Numbers of a line that are printed as times and can be none; nothing that moves data takes
     none."""
-    if line.told is None:
+    if line.tool_time is None:
         return []
-    printed = line.told
+    printed = line.tool_time
     given = (
         printed.time,
         printed.min,
@@ -481,7 +480,7 @@ def _find_collective(name: str) -> str:
 
 
 def last_digit(text: str) -> float:
-    """What one unit in the last place of a printed number is worth: 0.01 for 12.34, 1e6 for
+    """The worth of one unit in the last place of a printed number: 0.01 for 12.34, 1e6 for
     1.2e+07."""
     exponent = Decimal(text).as_tuple().exponent
     return 10.0**exponent if isinstance(exponent, int) else 0.0
@@ -525,7 +524,9 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
             (name for name, log_format in FORMATS.items() if log_format.mark.search(text)), ""
         )
     if not kind:
-        marks = ", ".join(f"'{log_format.words}' ({name})" for name, log_format in FORMATS.items())
+        marks = ", ".join(
+            f"'{log_format.description}' ({name})" for name, log_format in FORMATS.items()
+        )
         raise UsageError(
             f"{request.name} is not a log of a known kind",
             f"looked for {marks}; --from names the kind",
@@ -539,7 +540,7 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
     if not any(record.told or record.status == "wrong" for record in reading.records):
         why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
         why += [record.note for record in reading.records]
-        why += [f"nothing in it looks like '{FORMATS[kind].words}' and a table"]
+        why += [f"nothing in it looks like '{FORMATS[kind].description}' and a table"]
         raise UsageError(
             ": ".join([request.name, "no result in it", *why[:1]]), f"it was read as {kind}"
         )

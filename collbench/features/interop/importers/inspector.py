@@ -188,7 +188,7 @@ def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
         size=kind.nbytes * (n if block else 1),
         dtype="int8",
         op="sum" if COLLECTIVES[name].reduces else "none",
-        told=ToolTime(
+        tool_time=ToolTime(
             time=statistics.median(times),
             over="median",
             ranks="slowest" if is_complete else "mean",

@@ -145,11 +145,11 @@ class _Tables:
     def any_line(self, where: str, text: str) -> None:
         self._reading.failures += bool(FAILURE.search(text))
         if tokens := commands.words_of(text):
-            self._hear(tokens)
+            self._take_command(tokens)
         else:
             self.line(where, text)
 
-    def _hear(self, tokens: list[str]) -> None:
+    def _take_command(self, tokens: list[str]) -> None:
         """A command, unless it is what the launcher before it runs."""
         self._first = self._first or tokens
         if (
@@ -214,7 +214,7 @@ class _Tables:
         table = self._table = self._table or self._begin_table(row, streaming)
         n = table.n
         kind = self._types.get(row.reduces, "float" if row.reduces else "int8")
-        printed = None if reason else self._told(values)
+        printed = None if reason else self._parse_times(values)
         checked, defects = cells.get("Validation", ""), values.get("defects") or 0.0
         note = {"Pass": VALIDATED, "Fail": "validation failed"}.get(checked, "")
         self._reading.add(
@@ -224,7 +224,7 @@ class _Tables:
                 size=size * (n if test.block else 1),
                 dtype=kind,
                 op="sum" if row.reduces else "none",
-                told=printed,
+                tool_time=printed,
                 failed=reason,
                 bad=checked == "Fail" or defects > 0,
                 note=f"{cells['defects']} defects" if defects else note,
@@ -260,7 +260,7 @@ class _Tables:
         all."""
         return values.get("Max", values.get("Avg"))
 
-    def _told(self, values: Mapping[str, float | None]) -> ToolTime:
+    def _parse_times(self, values: Mapping[str, float | None]) -> ToolTime:
         means = [1e3 * (values.get(name) or 0.0) for name in ("Min", "Avg", "Max")]
         return ToolTime(
             time=1e3 * (self._time(values) or 0.0),

@@ -303,7 +303,7 @@ def _take_half(
         table,
         msgspec.structs.replace(
             line,
-            told=ToolTime(time=time * 1e3, samples=0 if "over" in printed else 1, **printed),
+            tool_time=ToolTime(time=time * 1e3, samples=0 if "over" in printed else 1, **printed),
             times_ns=times,
             per_rank=rows if times and per_rank else [],
             printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if is_complete else None,

@@ -373,7 +373,7 @@ class _Tables:
             table,
             msgspec.structs.replace(
                 line,
-                told=printed,
+                tool_time=printed,
                 note=self._reading.rebuilt() if "cputime" in half else note,
                 printed=None if "cputime" in half else (time, half["algbw"], half["busbw"]),
             ),
@@ -504,6 +504,7 @@ def _is_measure(text: str) -> bool:
 
 
 def mode_of(blocking: int) -> Mode:
+    """The mode that nccl-tests' option -z (0 to 3) stands for."""
     return {2: "host", 3: "isolated"}.get(blocking, "streaming")  # type: ignore[return-value]
 
 

@@ -131,7 +131,7 @@ def _take_record(
         dtype=fields["type"],
         in_place=fields["inplace"] == "1",
         op=nccltests.SPELLED.get(fields["redop"], fields["redop"]),
-        told=ToolTime(time=time * 1e3, samples=1),
+        tool_time=ToolTime(time=time * 1e3, samples=1),
         wrong=None if wrong is None else int(wrong),
         printed=(fields["time"], fields["algbw"], fields["busbw"]),
     )

@@ -155,8 +155,8 @@ def library_hosts(every: Iterable[str]) -> set[str]:
 
 
 def cut_library_output(text: str, hosts: Iterable[str]) -> str:
-    """What stands before NCCL's output in a line, with the number that is glued to one of
-    ``hosts``; the whole line where there is none of it."""
+    """The text before NCCL's output in a line, with the number that is glued to one of ``hosts``;
+    the whole line where there is none of it."""
     match = find_library_output(text)
     if match is None:
         return text

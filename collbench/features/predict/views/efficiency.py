@@ -125,11 +125,11 @@ def make_efficiency(view: View) -> Section | None:
     ]
     judged_merits = [merit for merit in every if merit.link is not None or merit.share is not None]
     if not judged_merits:
-        return Section(name="efficiency", title="Efficiency", words=sentences)
+        return Section(name="efficiency", title="Efficiency", sentences=sentences)
     return Section(
         name="efficiency",
         title="Efficiency",
-        words=sentences,
+        sentences=sentences,
         figures=_draw_shares(view, merits),
         tables=[_merits_table(view, judged_merits), _links_table(view, stick.constants)],
         closing=[MEANT],
@@ -205,14 +205,14 @@ def make_crossovers(view: View) -> Section | None:
         what="crossovers",
         common=len(WHERE) + 1,
     )
-    return Section(name="crossovers", title="Crossovers", words=sentences, tables=[table])
+    return Section(name="crossovers", title="Crossovers", sentences=sentences, tables=[table])
 
 
 def _filter_values(view: View, point: Point) -> Where:
     case = point.case
     env = f" {format_settings(case.env)}" if case.env else ""
     split = f" {case.splits}" if case.splits else ""
-    name = view.titled(point.run, plain_line(f"{case.collective}{split}{env}"))
+    name = view.prefix_run(point.run, plain_line(f"{case.collective}{split}{env}"))
     return (
         name,
         format_count(case.n, "rank"),
@@ -272,9 +272,8 @@ def _suggest_command(view: View, points: list[Point]) -> str:
     """The command that measures sendrecv beside these points, which have none."""
     run = view.files[points[0].run].run
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
-    is_scheduled = all(
-        point.case.algorithm != "native" for point in points
-    )  # a transport without a sendrecv of its own
+    # a transport without a sendrecv of its own
+    is_scheduled = all(point.case.algorithm != "native" for point in points)
     command = [
         f"collbench sendrecv --backend {plain_line(case.backend)}",
         f"--algo {algorithms.list_algorithms(PROBE)[0].name}" if is_scheduled else "",
@@ -358,7 +357,7 @@ def _link_line(view: View, constants: Constants) -> Line:
     }
     backend = plain_line(constants.backend)
     name = f"{backend}, {constants.ranks} ranks, {constants.dtype}, {constants.mode}"
-    source = f"{view.titled(constants.source, 'sendrecv')} {plain_line(case.label)}"
+    source = f"{view.prefix_run(constants.source, 'sendrecv')} {plain_line(case.label)}"
     if constants.alpha is None or constants.beta is None:
         return Line(
             (name, source, "-", "-", "-", "-", plain_line(constants.refused)), about, "notice"

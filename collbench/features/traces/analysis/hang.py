@@ -71,7 +71,7 @@ class Hang(NamedTuple):
     fronts: tuple[Front, ...]
 
     @property
-    def named(self) -> bool:
+    def is_blamed(self) -> bool:
         """Whether somebody is to blame."""
         return self.cause not in ("unread", "some", "all", "follows")
 

@@ -33,7 +33,7 @@ class Judged(NamedTuple):
     """All that is told of a trace. ``disagreements`` are those that did not hang the job."""
 
     trace: Trace
-    joined: Joined
+    matches: Joined
     hang: Hang | None
     disagreements: tuple[Meeting, ...]
     lacks: tuple[Lack, ...]
@@ -53,18 +53,18 @@ class Judged(NamedTuple):
     def disagree(self) -> bool:
         """Whether ranks disagree for sure: operations that the library does not number, of which
         some ranks have more than others, may be joined wrongly."""
-        labels = [group.label for group in self.joined.groups]
-        counted_anew = labels if self.trace.form == own.FORM else self.joined.by_order
-        unsure = {*counted_anew} & _short_ranks(self.joined).keys()
+        labels = [group.label for group in self.matches.groups]
+        counted_anew = labels if self.trace.form == own.FORM else self.matches.by_order
+        unsure = {*counted_anew} & _short_ranks(self.matches).keys()
         return any(meeting.group.label not in unsure for meeting in self.disagreements)
 
     @property
     def communicates(self) -> bool:
         """Whether there is any operation or message to judge."""
-        return bool(self.joined.meetings or self.joined.messages)
+        return bool(self.matches.meetings or self.matches.messages)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all files are used to their ends, and most calls could be read."""
         cut = self.trace.unread or any(rank.cut for rank in self.trace.ranks)
         return not cut and not self.is_mostly_lost
@@ -92,7 +92,7 @@ class Judged(NamedTuple):
 
 
 def judge_trace(trace: Trace) -> Judged:
-    """What a trace tells."""
+    """The judgement of a trace."""
     matches = join_calls(trace)
     stuck = find_hang(trace, matches)
     fronts = stuck.fronts if stuck else ()
@@ -172,7 +172,7 @@ def _lacking_files(verdict: Judged) -> Iterator[Lack]:
 
 def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     """Calls that are there, and not whole."""
-    every = (*verdict.joined.meetings, *verdict.joined.messages)
+    every = (*verdict.matches.meetings, *verdict.matches.messages)
     untimed = sum(meeting.taken is None for meeting in every)
     if every and untimed == len(every):
         yield Lack(
@@ -184,12 +184,12 @@ def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
         yield Lack(
             f"no times of {untimed:,} of {format_count(len(every), 'operation')}", "left out"
         )
-    if verdict.joined.by_order:
+    if verdict.matches.by_order:
         yield Lack(
-            f"operations of {_list_labels(verdict.joined.by_order)} have no numbers",
+            f"operations of {_list_labels(verdict.matches.by_order)} have no numbers",
             "those of different ranks are joined by their order",
         )
-    if unknown := [group.label for group in verdict.joined.groups if not group.known]:
+    if unknown := [group.label for group in verdict.matches.groups if not group.is_known]:
         yield Lack(
             f"who is in {_list_labels(unknown)} is not in the trace",
             "those seen in it are taken for its members",
@@ -203,9 +203,9 @@ def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
     if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
         yield Lack(f"no root of {format_count(number, 'call')}", "ranks are not compared in that")
-    if verdict.joined.alone:
+    if verdict.matches.alone:
         yield Lack(
-            f"{format_count(verdict.joined.alone, 'message')} without their other half",
+            f"{format_count(verdict.matches.alone, 'message')} without their other half",
             "the other rank's trace begins later or ends earlier",
         )
 
@@ -220,7 +220,7 @@ def _lacking_times(verdict: Judged) -> Iterator[Lack]:
     if any(exposed.how == "" for exposed in verdict.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
     if verdict.hang is None:
-        for label, ranks in _short_ranks(verdict.joined).items():
+        for label, ranks in _short_ranks(verdict.matches).items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
                 "a trace that was taken for less long, began later, or lost calls",

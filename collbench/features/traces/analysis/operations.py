@@ -19,12 +19,12 @@ EXCHANGES = ("all_to_all", "all_to_allv")  # which is which may differ among ran
 
 class Group(NamedTuple):
     """Ranks that do operations together. ``name`` is the trace's, ``label`` what people call it;
-    where the trace does not tell who is in it (``known``), ``ranks`` are those seen in it."""
+    where the trace does not tell who is in it (``is_known``), ``ranks`` are those seen in it."""
 
     name: str
     label: str
     ranks: tuple[int, ...]
-    known: bool = True
+    is_known: bool = True
 
 
 class Taken(NamedTuple):
@@ -38,7 +38,7 @@ class Taken(NamedTuple):
 
 class Meeting(NamedTuple):
     """Calls of the same operation by rank, of those that are in the trace and called it. ``number``
-    is the library's count of the group's operations, else their place in its order. ``place``
+    is the library's count of the group's operations, else their place in its order. ``order``
     orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
     are the calls that do not fit it; all of them where no call is called by more ranks than
     another. ``taken`` is None where the trace does not tell it of all the calls that it has."""
@@ -46,7 +46,7 @@ class Meeting(NamedTuple):
     group: Group
     number: int
     calls: Mapping[int, Call]
-    place: tuple[int, int]
+    order: tuple[int, int]
     call: Call
     odd: Mapping[int, Call]
     taken: Taken | None
@@ -124,8 +124,8 @@ def _member_elements(call: Call, splits: Sequence[int], n: int) -> Sequence[int]
 
 
 def describe_difference(call: Call, other: Call) -> str:
-    """What two calls of one operation do not agree on; nothing where they do, or one of them does
-    not tell."""
+    """The arguments in which two calls of one operation differ; nothing where they do, or one of
+    them does not tell."""
     exchange = {call.kind, other.kind} <= {*EXCHANGES}
     if call.kind != other.kind and not exchange:
         return "operation"
@@ -196,8 +196,8 @@ def join_calls(trace: Trace) -> Joined:
         alone += unmatched
     return Joined(
         tuple(sorted(by_group, key=lambda group: (-len(group.ranks), group.ranks, group.name))),
-        tuple(sorted(meetings, key=lambda meeting: meeting.place)),
-        tuple(sorted(messages, key=lambda meeting: meeting.place)),
+        tuple(sorted(meetings, key=lambda meeting: meeting.order)),
+        tuple(sorted(messages, key=lambda meeting: meeting.order)),
         alone,
         tuple(dict.fromkeys(by_order)),
     )

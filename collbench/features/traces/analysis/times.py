@@ -74,7 +74,7 @@ class Operations(NamedTuple):
 def list_operations(matches: Joined) -> list[Operations]:
     """In order of first use."""
     by_kind: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
-    in_order = sorted((*matches.meetings, *matches.messages), key=lambda meeting: meeting.place)
+    in_order = sorted((*matches.meetings, *matches.messages), key=lambda meeting: meeting.order)
     for meeting in in_order:
         call = meeting.call
         by_kind[call.phase, meeting.group.label, _operation_kind(call)].append(meeting)
@@ -165,16 +165,17 @@ def _carried_bytes(meeting: Meeting) -> float:
     if call.kind == "all_to_allv":
         if not any(call.sends for call in meeting.calls.values()):
             return call.nbytes * (n - 1) / n
-        return max(max(e.sends, e.gets) - e.kept for e in exchanged_bytes(meeting).values())
+        return max(max(e.sends, e.gets) - e.local for e in exchanged_bytes(meeting).values())
     return COLLECTIVES[call.kind].busbw(n) * call.nbytes
 
 
 class Exchanged(NamedTuple):
-    """Bytes that a rank ``sends`` and ``gets`` in an all_to_allv, and those of both it ``kept``."""
+    """Bytes that a rank ``sends`` and ``gets`` in an all_to_allv; ``local`` ones, which it sends to
+    itself, are among both."""
 
     sends: int
     gets: int
-    kept: int
+    local: int
 
 
 def exchanged_bytes(meeting: Meeting) -> dict[int, Exchanged]:

@@ -30,7 +30,7 @@ STAGES = "pp"
 
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a file of AICB tells of rank 0, and what is taken for granted. Raises UsageError."""
+    """The calls of rank 0 by a file of AICB, and what is taken for granted. Raises UsageError."""
     parsed, world = _Found(stream), 0
     columns: list[str] = []
     for number, line in enumerate(stream.lines(), 1):
@@ -206,7 +206,7 @@ COMMS = {
 
 
 def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a file of SimAI tells: layers, forward in their order and backward in reverse. Raises
+    """The calls by a file of SimAI: layers, forward in their order and backward in reverse. Raises
     UsageError."""
     lines = stream.lines()
     head = next(lines, "").split()

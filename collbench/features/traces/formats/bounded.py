@@ -83,7 +83,7 @@ class Stream:
             raise self.refused(self.limits.nbytes, what, "take less of it, or one rank at a time")
         return piece
 
-    def whole(self) -> bytes:
+    def read_all(self) -> bytes:
         """All that is left, where that is no more than a value may have. Raises UsageError."""
         pieces = []
         while piece := self.more():
@@ -113,9 +113,11 @@ class Stream:
             raise UsageError(f"{self.path}: line {number}: it is no text", HINT) from e
 
     def refused(self, at: int, why: str, hint: str = HINT) -> UsageError:
+        """An error that names the byte."""
         return UsageError(f"{self.path}: byte {at:,}: {why}", hint)
 
     def cut(self, at: int, why: str) -> CutError:
+        """The error of a file that ends too early, with the byte."""
         return CutError(f"{self.path}: byte {at:,}: {why}", HINT, at)
 
 
@@ -208,7 +210,7 @@ class Json:
             raise self._refused("there is more after its end")
 
     def decoded(self, key: str, kind: type[T], default: T) -> T:
-        """What the header says under a key. Raises UsageError."""
+        """The header's value of a key. Raises UsageError."""
         return self.decode(self.header[key], kind, key) if key in self.header else default
 
     def decode(self, raw: bytes, kind: type[T], what: str) -> T:
@@ -240,7 +242,7 @@ class Json:
                 return
 
     def _key(self) -> str:
-        at = self._place
+        at = self._position
         if not self._next():
             raise self.stream.cut(at, "it ends before its end")
         if self._next() != b'"':
@@ -270,7 +272,7 @@ class Json:
             if number > self.stream.limits.nodes:
                 raise self._refused(f"there are more than {self.stream.limits.nodes:,} nodes")
             self._next()
-            at = self._place
+            at = self._position
             yield Element(key, at, self._value())
             if self._closed(b"]"):
                 return
@@ -279,7 +281,7 @@ class Json:
         """Whether that was the last; a comma is passed."""
         character = self._next()
         if not character:
-            raise self.stream.cut(self._place, "it ends before its end")
+            raise self.stream.cut(self._position, "it ends before its end")
         if character not in (b",", bracket):
             raise self._refused("a comma is missing")
         self._at += 1
@@ -294,7 +296,7 @@ class Json:
             if len(self._buffer) - self._at > longest:
                 raise self._refused(f"a value has more than {longest:,} B, {OR_DEEP}")
             if not self._fill():
-                raise self.stream.cut(self._place, f"it ends within a value, {OR_DEEP}")
+                raise self.stream.cut(self._position, f"it ends within a value, {OR_DEEP}")
         if len(match[0]) > longest:
             raise self._refused(f"a value has more than {longest:,} B")
         self._at = match.end()
@@ -318,8 +320,8 @@ class Json:
         return bool(piece)
 
     @property
-    def _place(self) -> int:
+    def _position(self) -> int:
         return self._before + self._at
 
     def _refused(self, why: str) -> UsageError:
-        return self.stream.refused(self._place, why)
+        return self.stream.refused(self._position, why)

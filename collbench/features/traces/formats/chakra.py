@@ -60,7 +60,7 @@ class Node(NamedTuple):
 
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    """The calls by a rank's file, and what is taken for granted. Raises UsageError."""
     parsed = _Found(stream.path)
     for number, (at, message) in enumerate(pb.read_messages(stream)):
         try:
@@ -290,7 +290,7 @@ def _read_groups(path: Path) -> dict[str, list[int]]:
     if not groups_file.is_file():
         return {}
     with Stream(groups_file) as stream:
-        raw = stream.whole()
+        raw = stream.read_all()
         try:
             return msgspec.json.decode(raw, type=dict[str, list[Rank]]) if raw.strip() else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

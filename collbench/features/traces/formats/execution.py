@@ -86,7 +86,7 @@ class _Comms(msgspec.Struct):
 
 
 def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    """The calls by a rank's file, and what is taken for granted. Raises UsageError."""
     source = Json(stream, "nodes")
     parsed = _Found(stream, from_ops)
     cut = ""
@@ -182,10 +182,10 @@ class _Found:
             return
         for group in groups:
             ranks = parse_listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
-            name = self._named(group.pg_name, group.pg_desc)
+            name = self._name_group(group.pg_name, group.pg_desc)
             self.made.group(name, ranks or range(group.group_size), group.pg_desc)
 
-    def _named(self, name: str, desc: str) -> str:
+    def _name_group(self, name: str, desc: str) -> str:
         """The name of a group; that of all has the empty one."""
         if desc == "default_pg" and not self._default:
             self._default = name
@@ -203,7 +203,7 @@ class _Found:
         number, member, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
         member = member if is_number(member) and 0 <= member < MOST_RANKS else -1
         key = _parse_number(number)
-        group = self._named(comms.pg_name, comms.pg_desc)
+        group = self._name_group(comms.pg_name, comms.pg_desc)
         if comms.collective_name == "wait":
             self._wait(group if comms.pg_name else None, key, at)
         elif comms.collective_name != "init":

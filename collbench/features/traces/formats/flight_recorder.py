@@ -83,7 +83,7 @@ class _Group(msgspec.Struct):
 
 
 def read_rank(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, a pickle where it is ``packed``, and what is taken for granted.
+    """The calls by a rank's file, a pickle where it is ``packed``, and what is taken for granted.
     Raises UsageError."""
     calls = Calls(stream.path)
     groups, entries, reached = _read_pickle(stream, calls) if packed else _read_json(stream, calls)

@@ -111,14 +111,14 @@ class _World(msgspec.Struct):
 
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, and what is taken for granted; of a file that is cut, up to there.
-    Raises UsageError."""
+    """The calls by a rank's file, and what is taken for granted; of a file that is cut, up to
+    there. Raises UsageError."""
     source, parsed = Json(stream, "traceEvents"), _Found(stream)
     cut = ""
     try:
         for _, at, raw in source:
             parsed.take(raw, at, source)
-            if parsed.held > MOST_KEPT:
+            if parsed.kept_count > MOST_KEPT:
                 raise stream.refused(at, f"more than {MOST_KEPT:,} kernels and launches", FEWER)
     except CutError as e:
         if not parsed.events:
@@ -246,7 +246,7 @@ class _Found:
             self.launched[correlation] = when[0]
 
     @property
-    def held(self) -> int:
+    def kept_count(self) -> int:
         """How much is kept of it."""
         lists = (self.kernels, self.launched, self.steps, self.computing, self.unnamed)
         return sum(map(len, lists))

@@ -131,11 +131,12 @@ class Writer:
             raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 def read_job(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
-    """What the files of one job say, each of one rank. Raises UsageError."""
+    """The trace of one job, by files of one rank each. Raises UsageError."""
     ranks_found: dict[int, RankTrace] = {}
     spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
     unread: list[Unread] = []
@@ -178,7 +179,7 @@ def _refuse_another_jobs(timed_ranks: Sequence[tuple[Interval, RankTrace]]) -> N
 
 
 def list_assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
-    """What these traces leave open and is taken for granted."""
+    """Assumptions about what these traces leave open."""
     assumptions: dict[str, None] = {}
     for rank in ranks:
         calls = [call for call in rank.calls if call.kind != "wait"]
@@ -203,7 +204,7 @@ def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
 
 
 def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable
-    """What one file says. Raises UsageError, with the line."""
+    """The trace of a rank, by its file. Raises UsageError, with the line."""
     return _read_file(path, limits).trace()
 
 

@@ -49,7 +49,7 @@ class _Entry(msgspec.Struct):
 
 
 def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    """The calls by a rank's file, and what is taken for granted. Raises UsageError."""
     source, parsed = Json(stream), _Found(stream)
     cut = ""
     try:

@@ -44,7 +44,7 @@ class Form(NamedTuple):
     title: str
     begins: Callable[[bytes, Path], bool]
     read: Callable[[Path, _Asked], Told]
-    whole: Callable[[Sequence[Path], _Asked], Trace] | None = None  # of all files at once
+    read_together: Callable[[Sequence[Path], _Asked], Trace] | None = None  # of all files at once
 
 
 def _make_object_test(*names: str) -> Callable[[bytes, Path], bool]:
@@ -178,7 +178,7 @@ def read_trace(
     from_ops: bool = False,
     limits: Limits = Limits(),  # noqa: B008 - immutable
 ) -> Trace:
-    """What files, or the files of folders, tell of one job, each of one of its ranks.
+    """The trace of one job, by files, or files of folders, each of one of its ranks.
 
     ``form`` is the name of a format, else it is recognised. ``from_ops`` reads an execution trace's
     c10d operators. Raises UsageError.
@@ -199,7 +199,7 @@ def read_trace(
     )
     unread = [replace(entry, rank=by_name[Path(entry.source)]) for entry in unread]
     request = _Asked(limits, from_ops, by_name)
-    if read_together := FORMS[form].whole:
+    if read_together := FORMS[form].read_together:
         trace = read_together(files, request)
         return replace(trace, unread=(*trace.unread, *_other_files(unread, trace.ranks)))
     return _read_ranks(form, files, request, unread)

@@ -57,7 +57,7 @@ class Row(NamedTuple):
     many members they are multiplied, and the one with the tensors that it fills."""
 
     kind: str
-    whole: str
+    sized_by: str
     fills: str
     times_members: bool = False
 
@@ -104,10 +104,10 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def read_call(row: Row, given: Arguments) -> Said | None:
-    """What a call asks for; None where that is nothing, as its tensors have no data."""
+    """The fields of a call; None where its tensors have no data."""
     group = ProcessGroup.unbox(given["process_group"])
-    parts = list_tensors(given[row.whole])
-    filled = parts if row.fills == row.whole else list_tensors(given[row.fills])
+    parts = list_tensors(given[row.sized_by])
+    filled = parts if row.fills == row.sized_by else list_tensors(given[row.fills])
     first = next(iter(filled or parts), None)
     if first is not None and not is_real(first):
         return None
@@ -373,18 +373,19 @@ class _Onward:
         self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
         self._exclude = torch._C._ExcludeDispatchKeyGuard
         self._known: dict[int, Any] = {}  # what the dispatcher would take, by sets of keys
-        self._taken(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))  # tells of a torch without
+        # tells of a torch without
+        self._find_key(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
 
     def __call__(self, keys: Any, args: tuple[Any, ...]) -> Any:
         number = keys.raw_repr()
         if number not in self._known:
-            self._known[number] = self._taken(keys)
+            self._known[number] = self._find_key(keys)
         if (handler := self._known[number]) is not None:
             return self._call(handler, *args)
         with self._exclude(self._mine):  # as without us, errors and all
             return self._operator(*args)
 
-    def _taken(self, keys: Any) -> Any:
+    def _find_key(self, keys: Any) -> Any:
         """The dispatcher's next key after ours, for which there is a kernel; None without."""
         names, has = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
         for key in (
@@ -397,7 +398,7 @@ class _Onward:
 
 
 def work_of(boxed: Any) -> Work | None:
-    """What an operator returns as its work, as Python has it; None where that is none."""
+    """The work object that an operator returns, as Python has it; None where it returns none."""
     try:
         return Work.unbox(boxed) if boxed is not None else None
     except Exception:  # none, where calls are coalesced

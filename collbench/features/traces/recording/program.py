@@ -77,6 +77,7 @@ class Seen:
 
     @property
     def call(self) -> Call:
+        """The call as it is written, with the times that are known by now."""
         state: State = "started" if self.under_way else ""
         return Call(
             **self.fields,
@@ -309,7 +310,7 @@ class Program:
             return any(observed.future is not None for observed in self._held)
 
     def ready(self) -> list[Line]:
-        """What can be written: no call before it may still change."""
+        """The calls that can be written: no call before them may still change."""
         now = self._now()
         old = now - int(HELD_S * 1e9)
         with self._lock:

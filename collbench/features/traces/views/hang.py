@@ -247,7 +247,7 @@ def draw_hang(verdict: Judged) -> Figure | None:
     ranks = _drawn_ranks(verdict.hang, front)
     calls = [
         (rank, meeting, call)
-        for meeting in verdict.joined.meetings
+        for meeting in verdict.matches.meetings
         if meeting.group == front.group and front.number - DRAWN <= meeting.number <= front.number
         for rank, call in meeting.calls.items()
         if rank in ranks and _begin_time(call) >= 0
@@ -388,7 +388,7 @@ def _around_table(verdict: Judged, front: Front) -> Table:
     low, high = front.number - BEFORE, front.number + AFTER
     near = [
         meeting
-        for meeting in verdict.joined.meetings
+        for meeting in verdict.matches.meetings
         if low <= meeting.number <= high and meeting.group == front.group
     ]
     lines = [Line(_describe_called(meeting, meeting.number == front.number)) for meeting in near]

@@ -44,7 +44,7 @@ FIRST = 200  # calls of a rank that are drawn where no iteration is marked
 class Headline(NamedTuple):
     """What there is to know first."""
 
-    words: str
+    text: str
     weight: Weight
 
 
@@ -53,7 +53,7 @@ def make_document(verdict: Judged) -> Document:
     head = warn_of_fake(verdict, make_headline(verdict))
     about = _describe_trace(verdict)
     tables = _make_tables(verdict)
-    brief: list[Block] = [tone_text(head.words, head.weight, strong=True), about]
+    brief: list[Block] = [tone_text(head.text, head.weight, strong=True), about]
     for table in chain(*tables.values()):
         brief += ["", tone_text(table.title, strong=True), _shorten_table(table)]
         brief += [tone_text(table.note, "quiet")] if table.note else []
@@ -61,12 +61,12 @@ def make_document(verdict: Judged) -> Document:
         brief += ["", tone_text(MORE, "quiet")]
     return Document(
         title=_make_title(verdict),
-        verdict=head.words,
+        verdict=head.text,
         weight=head.weight,
         runs=[about],
         brief=brief,
         sections=_make_sections(verdict, tables),
-        values={"schema": 1, "verdict": head.words, **plain_values(verdict)},
+        values={"schema": 1, "verdict": head.text, **plain_values(verdict)},
         rows=[part._asdict() for part in verdict.parts],
     )
 
@@ -88,14 +88,14 @@ def make_headline(verdict: Judged) -> Headline:
     files = _describe_files(verdict)
     if verdict.hang:
         message = "; ".join([hung.describe_hang(verdict.hang), *files])
-        return Headline(message, "bad" if verdict.hang.named else "notice")
+        return Headline(message, "bad" if verdict.hang.is_blamed else "notice")
     if verdict.disagreements:
         message, weight = _describe_disagreement(verdict)
         return Headline("; ".join([message, *files]), weight)
     if not verdict.communicates or verdict.is_mostly_lost:
         return Headline("; ".join([_explain_nothing(verdict), *files]), "notice")
     message, weight = _describe_fine(verdict)
-    if verdict.whole:
+    if verdict.is_complete:
         return Headline(message, weight)
     return Headline(f"{'; '.join(files)}. As far as the rest tells: {message}", "notice")
 
@@ -104,7 +104,7 @@ def warn_of_fake(verdict: Judged, head: Headline) -> Headline:
     """The headline, which says first that a trace is of a fake GPU."""
     if not verdict.trace.fake:
         return head
-    return Headline(f"FAKE: {FAKE_GPU}. {head.words}", "bad")
+    return Headline(f"FAKE: {FAKE_GPU}. {head.text}", "bad")
 
 
 def _describe_files(verdict: Judged) -> list[str]:
@@ -185,9 +185,9 @@ def _describe_trace(verdict: Judged) -> str:
     return (
         f"{_name_form(verdict)}: {len(trace.ranks):,} of {format_count(trace.world, 'rank')},"
         f" {steps},"
-        f" {format_count(len(verdict.joined.meetings), 'operation')} and"
-        f" {format_count(len(verdict.joined.messages), 'message')} on"
-        f" {format_count(len(verdict.joined.groups), 'group')}"
+        f" {format_count(len(verdict.matches.meetings), 'operation')} and"
+        f" {format_count(len(verdict.matches.messages), 'message')} on"
+        f" {format_count(len(verdict.matches.groups), 'group')}"
     )
 
 
@@ -229,7 +229,7 @@ def _shorten_table(table: Table) -> Table:
 def _groups_table(verdict: Judged) -> Table:
     """A line for each label of groups."""
     by_label: dict[str, list[Group]] = defaultdict(list)
-    for group in verdict.joined.groups:
+    for group in verdict.matches.groups:
         by_label[group.label].append(group)
     lines = []
     for label, groups in by_label.items():
@@ -436,7 +436,7 @@ def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[S
             figures = [drawn]
         if tables or figures:
             section = Section(
-                name=name, title=TITLES[name], words=[], figures=figures, tables=tables
+                name=name, title=TITLES[name], sentences=[], figures=figures, tables=tables
             )
             sections.append(section)
     return sections
@@ -444,7 +444,7 @@ def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[S
 
 def _operation_tables(verdict: Judged) -> list[Table]:
     """The first operations one by one."""
-    total = len(verdict.joined.meetings)
+    total = len(verdict.matches.meetings)
     lines = [
         Line(
             (
@@ -476,7 +476,7 @@ def _operation_tables(verdict: Judged) -> list[Table]:
 def _one_by_one(verdict: Judged) -> list[dict[str, Any]]:
     """The first operations: what they took across ranks, and who came last."""
     operations = []
-    for meeting in verdict.joined.meetings[:LISTED]:
+    for meeting in verdict.matches.meetings[:LISTED]:
         took, call = meeting.taken, meeting.call
         operation = {
             "number": meeting.number,
@@ -563,7 +563,7 @@ def plain_values(verdict: Judged) -> dict[str, Any]:
         "shared_clock": verdict.clock.shared,
         "groups": [
             {"group": group.label, "name": group.name, "ranks": list(group.ranks)}
-            for group in verdict.joined.groups
+            for group in verdict.matches.groups
         ],
         "unread": [msgspec.structs.asdict(unread) for unread in trace.unread],
         "cut": {str(rank.rank): rank.cut for rank in trace.ranks if rank.cut},

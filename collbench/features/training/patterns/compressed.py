@@ -87,10 +87,12 @@ class Factors(NamedTuple):
 
     @property
     def p(self) -> int:
+        """Elements of the left factor."""
         return self.rows * self.rank
 
     @property
     def q(self) -> int:
+        """Elements of the right factor."""
         return self.columns * self.rank
 
     @property
@@ -100,6 +102,7 @@ class Factors(NamedTuple):
 
     @property
     def orthogonal(self) -> float:
+        """Flops that make the left factor's columns orthogonal."""
         return 2.0 * self.rows * self.rank * self.rank
 
 
@@ -286,14 +289,17 @@ class Block(NamedTuple):
 
     @property
     def p(self) -> int:
+        """Elements of all left factors."""
         return sum(factors.p for factors in self.factors)
 
     @property
     def q(self) -> int:
+        """Elements of all right factors."""
         return sum(factors.q for factors in self.factors)
 
     @property
     def products(self) -> float:
+        """Flops of all products."""
         return sum(factors.flops for factors in self.factors)
 
 

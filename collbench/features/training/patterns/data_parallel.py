@@ -70,17 +70,18 @@ def fuse_buckets(tensors: Iterable[Tensor], limit: int, itemsize: int = 1) -> li
 
 
 def count_elements(tensors: Iterable[Tensor]) -> int:
+    """Elements of all tensors."""
     return sum(tensor.numel for tensor in tensors)
 
 
 def count_flops(tensors: Iterable[Tensor]) -> float:
-    """What forward computes with tensors, for one token."""
+    """The flops of forward with these tensors, for one token."""
     return sum(tensor.flops for tensor in tensors)
 
 
 def flops_before(model: Model, buckets: Sequence[Sequence[Tensor]]) -> list[float]:
-    """What forward computes, for one token, with what backward comes to before each of these parts
-    is complete. A head that is tied to the embedding comes first."""
+    """The flops of forward, for one token, with the parameters that backward comes to before each
+    of these parts is complete. A head that is tied to the embedding comes first."""
     head = model.tensors[0] if model.tied else None
     work = [count_flops(tensor for tensor in part if tensor is not head) for part in buckets]
     return [work[0] + (head.flops if head else 0), *work[1:]]
@@ -150,8 +151,8 @@ class Ddp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ddp_buckets(model: Model, options: Ddp, reduced: int = 2) -> list[list[Tensor]]:
-    """What is reduced together, in this order, once there were so many reductions. Before buckets
-    are rebuilt they are made from the first tensor on, as one unless a list of sizes or
+    """The buckets that are reduced, in this order, once there were so many reductions. Before
+    buckets are rebuilt they are made from the first tensor on, as one unless a list of sizes or
     ``find_unused_parameters`` asks for more, and taken in reverse."""
     itemsize = DTYPES[model.dtype].size
     if reduced >= options.rebuilds:

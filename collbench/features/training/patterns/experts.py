@@ -251,6 +251,7 @@ class MoeBlocks(Blocks):
         self.dispatch, self.mine = dispatch, self.tokens // layout.tp
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
+        """The router, the dispatch of tokens to experts, these, and their results' way back."""
         rest = [t for t in section.tensors if t.flops and not is_attention(t)]
         experts = [t for t in rest if ROUTED in t.name]
         if not experts:
@@ -307,16 +308,17 @@ class MoeBlocks(Blocks):
 
     @property
     def experts(self) -> Experts:
+        """The model's experts, which it must have."""
         assert self.model.experts
         return self.model.experts
 
-    def held(self, part: Part, chunk: int, stage: int) -> list[Gradients]:
+    def list_gradients(self, part: Part, chunk: int, stage: int) -> list[Gradients]:
         """The buckets of what all ranks have, and of this rank's experts, by themselves."""
         everywhere = [
             section._replace(tensors=tuple(t for t in section.tensors if ROUTED not in t.name))
             for section in part
         ]
-        buckets = super().held(tuple(everywhere), chunk, stage)
+        buckets = super().list_gradients(tuple(everywhere), chunk, stage)
         experts = [
             (tensor.numel, at)
             for at, section in enumerate(part)
@@ -326,6 +328,7 @@ class MoeBlocks(Blocks):
         return buckets + self.bucketed(experts, "edp", part, chunk + stage == 0)
 
     def groups(self) -> dict[str, Groups]:
+        """The groups of this layout by name, with the two hops of a dispatch by node."""
         families = super().groups()
         return families | make_hops(families["ep"], self.dispatch.inside)
 
@@ -407,7 +410,7 @@ def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
 
 
 def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
-    """What is taken from a framework's source without running it, or left open."""
+    """Assumptions: read in a framework's source without running it, or left open."""
     if way.startswith("deepep"):
         yield f"transcribed from {DEEPEP}: FP8 with a float for {SCALED} numbers, bfloat16 back"
         yield "gradients go as tokens do: combine's are dispatched in FP8, dispatch's combined"

@@ -59,6 +59,7 @@ class Ahead:
         self.reductions: list[int] = []
 
     def gather(self, unit: Sequence[Tensor], group: str) -> tuple[int, ...]:
+        """Begin to gather the parameters of a unit; the operations' numbers to wait for."""
         if not unit or not group:
             return ()
         source = name_bucket("gather", len(self.w.ops), unit)
@@ -68,21 +69,26 @@ class Ahead:
         )
 
     def ready(self, ids: Sequence[int]) -> None:
+        """Wait for operations with these numbers."""
         if ids:
             self.w.wait(*ids)
 
     def compute(self, unit: Sequence[Tensor], times: int) -> None:
+        """Compute with a unit, so many times its forward flops."""
         if unit:
             source = name_bucket("compute", len(self.w.ops), unit)
             self.w.compute(times * count_flops(unit) * self.tokens, source=source)
 
     def forward(self) -> None:
+        """All operations of a forward pass."""
         self.w.phase = "forward"
         self.ready(self.gather(self.root, self.group))
         self._through(self.layers, self.group, 1, False)
         self.compute(self.root, 1)
 
     def backward(self, reduces: bool) -> None:
+        """All operations of a backward pass; gradients are reduced in the last one of a step
+        only."""
         self.w.phase = "backward"
         self.ready(self.gather(self.root, self.root_again))
         self._through(self.layers[::-1], self.again, 2, reduces)

@@ -37,8 +37,8 @@ class Slot(NamedTuple):
 
 
 def schedule_stage(stage: int, layout: Layout, gpipe: bool = False) -> list[Slot]:
-    """What a pipeline stage computes, in order: some forward passes to warm up, then one forward
-    and one backward in turn, and the backward passes that are left."""
+    """The order in which a pipeline stage computes: some forward passes to warm up, then one
+    forward and one backward in turn, and the backward passes that are left."""
     pp, chunks, batches = layout.pp, layout.chunks, range(layout.micro_batches)
     order = [
         (chunk, batch)
@@ -100,7 +100,9 @@ class Stage:
 
     def __init__(self, blocks: Blocks, stage: int, parts: Sequence[Part]) -> None:
         self.blocks, self.at, self.held, self.writer = blocks, stage, parts, Block("backward")
-        self.buckets = [blocks.held(part, chunk, stage) for chunk, part in enumerate(parts)]
+        self.buckets = [
+            blocks.list_gradients(part, chunk, stage) for chunk, part in enumerate(parts)
+        ]
         self.shared = [
             [b for b in chunk_buckets if blocks.width(b.group) > 1]
             for chunk_buckets in self.buckets
@@ -167,7 +169,7 @@ class Stage:
         self.left -= {chunk}
 
     def finish(self) -> None:
-        """What is left to reduce, the norm of all gradients, and the optimizer's step."""
+        """The reductions that are left, the norm of all gradients, and the optimizer's step."""
         blocks, writer, layout = self.blocks, self.writer, self.blocks.layout
         options, ends = blocks.options, self.at in {0, layout.pp - 1}
         for chunk in sorted(self.left):
@@ -208,6 +210,7 @@ class Stage:
 
     @property
     def holds(self) -> dict[str, int]:
+        """Bytes that a rank of this stage holds, by kind."""
         blocks = self.blocks
         buckets = [b for chunk_buckets in self.buckets for b in chunk_buckets]
         elements = sum(b.elements for b in buckets)
@@ -250,7 +253,7 @@ def assemble_step(
 
 
 def list_assumptions(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
-    """What the step takes from a framework's source without running it, or leaves open."""
+    """Assumptions: read in a framework's source without running it, or left open."""
     layout, model, options = blocks.layout, blocks.model, blocks.options
     yield f"transcribed from {SOURCE}, not run; with overlap and distributed optimizer"
     if blocks.vocab != model.vocab:

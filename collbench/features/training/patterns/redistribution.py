@@ -89,6 +89,7 @@ class Placed(NamedTuple):
         return self._replace(axes=axes)
 
     def without(self, dimension: str) -> Placed:
+        """The same without a dimension of the mesh."""
         axes = tuple(tuple(d for d in axis if d != dimension) for axis in self.axes)
         return Placed(axes, tuple(d for d in self.partial if d != dimension))
 

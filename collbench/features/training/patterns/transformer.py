@@ -110,6 +110,7 @@ class Block(Writer):
         self._flops, self._after = self._flops + flops, self._after + after
 
     def flush(self) -> None:
+        """Write down the computation that has been collected, as one operation."""
         if self._flops or self._after:
             fields = {"flops": self._flops, "after": self._after, "source": self.source}
             self.add("compute", lane="compute", **fields)
@@ -244,12 +245,13 @@ class Blocks:
             self._over_tp(block, "reduce_scatter" if self.sp else "all_reduce")
 
     def row_backward(self, block: Block, flops: float) -> None:
+        """The backward pass of a layer that is cut by rows."""
         if self.sp:
             self._over_tp(block, "all_gather")
         block.work(2 * flops)
 
     def flops(self, tensors: Iterable[Tensor]) -> float:
-        """What a rank computes with these for a micro-batch in forward, beside attention's
+        """The flops of a rank with these for a micro-batch in forward, beside attention's
         scores."""
         share = self.tokens / self.layout.tp
         return sum(min(t.flops, 2.0 * t.numel) for t in tensors) * share
@@ -309,7 +311,7 @@ class Blocks:
             self._over_cp(block, "all_to_all", nbytes, wait="call")
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
-        """What comes after attention."""
+        """The operations after attention."""
         self.dense(block, [t for t in section.tensors if t.flops and not is_attention(t)], forward)
 
     def dense(self, block: Block, tensors: Sequence[Tensor], forward: bool) -> None:
@@ -329,7 +331,7 @@ class Blocks:
         rows = self.vocab if tensor.shape[0] == self.model.vocab else tensor.shape[0]
         return rows * math.prod(tensor.shape[1:]) // self.layout.tp
 
-    def held(self, part: Part, chunk: int, stage: int) -> list[Gradients]:
+    def list_gradients(self, part: Part, chunk: int, stage: int) -> list[Gradients]:
         """The buckets of a part, in the order in which backward fills them. Those of a pipeline's
         further stages and chunks are one."""
         sized = [(self.numel(t), at) for at, section in enumerate(part) for t in section.tensors]

@@ -184,7 +184,7 @@ class _Partitioned(_Zero):
             self.w.wait(*self.last)
             self.last = ()
 
-    def made(self) -> Step:
+    def make_step(self) -> Step:
         self.passes(self.backward)
         self.update()
         nbytes = self.share * self.n
@@ -407,7 +407,7 @@ class _Fetched(_Zero):
         self.reduce(open_)
         self.w.wait()
 
-    def made(self) -> Step:
+    def make_step(self) -> Step:
         for _ in range(self.layout.micro_batches):
             self.run()
         parts = [Tensor(t.name, (-(-t.numel // self.n),)) for t in self.model.tensors]
@@ -432,21 +432,21 @@ def zero1(model: Model, layout: Layout, options: Zero) -> Step:
     """A step of ZeRO stage 1: the optimizer's state is split."""
     if options.how == "paper":
         return _zero_paper(model, layout, 1)
-    return _Partitioned(model, layout, 1, options).made()
+    return _Partitioned(model, layout, 1, options).make_step()
 
 
 def zero2(model: Model, layout: Layout, options: Zero) -> Step:
     """A step of ZeRO stage 2: gradients are split, too."""
     if options.how == "paper":
         return _zero_paper(model, layout, 2)
-    return _Partitioned(model, layout, 2, options).made()
+    return _Partitioned(model, layout, 2, options).make_step()
 
 
 def zero3(model: Model, layout: Layout, options: Zero3) -> Step:
     """A step of ZeRO stage 3: parameters are split, too, and gathered for forward and for
     backward."""
     if options.how == "deepspeed":
-        return _Fetched(model, layout, options).made()
+        return _Fetched(model, layout, options).make_step()
     zero = _Zero(model, layout, 3)
     on = Ahead(
         model,

@@ -57,21 +57,21 @@ CLOSE = 0.8, 1.25  # of what was expected
 
 
 def make_document(file: RunFile) -> Document:
-    """What came of each step of a run."""
+    """The results of each step of a run."""
     overlaps = find_overlaps(select_counting(file))
     brief: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
     rows: list[dict[str, Any]] = []
     for overlap in overlaps:
-        case = overlap.whole.case
+        case = overlap.step_record.case
         step = step_of(file, case)
         phases = (
-            divide_phases(step, overlap.whole.operations[0])
-            if step and overlap.whole.operations
+            divide_phases(step, overlap.step_record.operations[0])
+            if step and overlap.step_record.operations
             else []
         )
         if len(overlaps) > 1:
             brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
-        if overlap.whole.stop == "cut":
+        if overlap.step_record.stop == "cut":
             brief.append(
                 tone_text(
                     f"{_describe_cut(overlap)}; collbench run --resume measures it again", "notice"
@@ -87,8 +87,8 @@ def make_document(file: RunFile) -> Document:
             brief.append(blame)
         brief += [f"assumed: {assumption}" for assumption in (step.assumptions if step else ())]
         values: dict[str, Any] = {"operations": [phase._asdict() for phase in phases]}
-        if step and overlap.whole.operations:
-            without = list_blamed(step.program(0), overlap.whole.operations[0])
+        if step and overlap.step_record.operations:
+            without = list_blamed(step.program(0), overlap.step_record.operations[0])
             values["without"] = [
                 {"op": blamed.at, **_plain_bounds(blamed.less)} for blamed in without
             ]
@@ -107,7 +107,7 @@ def make_document(file: RunFile) -> Document:
 
 def _describe_cut(overlap: Overlap) -> str:
     """That a run ended while the step was measured."""
-    rounds = format_count(len(overlap.whole.times_ns), "round")
+    rounds = format_count(len(overlap.step_record.times_ns), "round")
     return (
         f"cut short: of {rounds} that were finished, whose data was not checked afterwards;"
         " no verdict rests on them"
@@ -120,8 +120,8 @@ def name_step(case: Case) -> str:
 
 
 def describe_overlap(overlap: Overlap) -> list[str]:
-    """What a step takes, and what of it is communication that nothing hides."""
-    share = overlap.exposed.estimate / max(1.0, median(overlap.whole.times_ns))
+    """Sentences on a step's time, and on its communication that nothing hides."""
+    share = overlap.exposed.estimate / max(1.0, median(overlap.step_record.times_ns))
     lines = [
         f"exposed communication {format_within(overlap.exposed)}: {share:.0%} of the step"
         " (step less computation, round by round)",
@@ -153,10 +153,10 @@ def describe_overlap(overlap: Overlap) -> list[str]:
 
 def _describe_expected(overlap: Overlap, step: Step | None) -> list[Block]:
     """What the step would take by what its operations take one by one, and what it took."""
-    ns = as_alone(step, overlap.whole, overlap.computation) if step else None
+    ns = as_alone(step, overlap.step_record, overlap.computation) if step else None
     if not ns:
         return []
-    took = median(overlap.whole.times_ns)
+    took = median(overlap.step_record.times_ns)
     sentence = (
         f"with every operation at its stand-alone speed: {format_duration(ns)}; measured"
         f" {took / ns:.2f} × that"
@@ -165,21 +165,22 @@ def _describe_expected(overlap: Overlap, step: Step | None) -> list[Block]:
 
 
 def recorded_words(recorded: Recorded) -> str:
-    """What iterations of the trace took, and from when to when that is."""
+    """A sentence on the times of the trace's iterations, and from when to when they count."""
     number = len(recorded.times_ns)
     return f"median of {format_count(number, 'iteration')} of the trace, {recorded.meaning}"
 
 
 def recorded_values(recorded: Recorded) -> dict[str, Any]:
+    """A recorded step's times and their median, as programs read them."""
     return {"median_ns": median(recorded.times_ns), **msgspec.structs.asdict(recorded)}
 
 
 def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
     """What the step took beside what it took in its trace."""
-    before, row = median(recorded.times_ns), derive_row(overlap.whole)
+    before, row = median(recorded.times_ns), derive_row(overlap.step_record)
     ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
     ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
-    took = median(overlap.whole.times_ns)
+    took = median(overlap.step_record.times_ns)
     lines = [
         Line(("recorded", format_duration(before), "", "")),
         Line(
@@ -203,7 +204,7 @@ def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
 
 def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
     """That computation takes cores from communication, where there are too few for both."""
-    cramped = any(w.cramped for w in file.worlds if w.index == overlap.whole.world)
+    cramped = any(w.cramped for w in file.worlds if w.index == overlap.step_record.world)
     if not cramped or step is None or step.compute in ("none", "sleep"):
         return []
     sentence = (
@@ -215,18 +216,22 @@ def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> l
 
 def _describe_wire(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
     """What links carried, against what the operations need."""
-    library = next((w.library for w in file.worlds if w.index == overlap.whole.world), "")
-    carried = count_traffic(step, overlap.whole.case, overlap.whole.sent, library) if step else None
+    library = next((w.library for w in file.worlds if w.index == overlap.step_record.world), "")
+    carried = (
+        count_traffic(step, overlap.step_record.case, overlap.step_record.sent, library)
+        if step
+        else None
+    )
     if carried is None:
         return []
-    share = carried.counted / carried.needed
+    share = carried.counted_bytes / carried.needed_bytes
     if share < UNSEEN:
         return ["no counter saw the data, as in shared memory"]
     sentence = (
-        f"links carried {format_size(carried.counted)} for {format_size(carried.needed)} that a"
-        " step has to send"
+        f"links carried {format_size(carried.counted_bytes)} for"
+        f" {format_size(carried.needed_bytes)} that a step has to send"
     )
-    more = carried.known / carried.needed
+    more = carried.known_bytes / carried.needed_bytes
     if more > 1:
         sentence += f": {share:.2f}x, where {more:.2f}x is known of this library"
     return [sentence if more > 1 else f"{sentence} ({share:.2f}x)"]
@@ -277,8 +282,8 @@ def _make_table(phases: list[Phase]) -> Table:
 def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
     """What steps take less without single operations; None where none was left out."""
     blamed_list = (
-        list_blamed(step.program(0), overlap.whole.operations[0])
-        if overlap.whole.operations
+        list_blamed(step.program(0), overlap.step_record.operations[0])
+        if overlap.step_record.operations
         else []
     )
     total = overlap.exposed.estimate
@@ -312,7 +317,7 @@ def _alone_cells(phase: Phase) -> tuple[Cell, Cell]:
 
 def plain_values(overlap: Overlap) -> dict[str, Any]:
     """A step as programs read it, in ns."""
-    case = overlap.whole.case
+    case = overlap.step_record.case
     bounds = {
         name: None if value is None else _plain_bounds(value)
         for name, value in (
@@ -323,10 +328,10 @@ def plain_values(overlap: Overlap) -> dict[str, Any]:
     }
     parts = {
         f"{record.case.collective}_ns": median(record.times_ns)
-        for record in (overlap.whole, overlap.computation, overlap.communication)
+        for record in (overlap.step_record, overlap.computation, overlap.communication)
     }
     about = {"workload": case.subject, "implementation": case.label, "ranks": case.n}
-    return {**about, "rounds": len(overlap.whole.times_ns), **parts, **bounds}
+    return {**about, "rounds": len(overlap.step_record.times_ns), **parts, **bounds}
 
 
 def _plain_bounds(value: Shift) -> dict[str, float | None]:
@@ -347,29 +352,29 @@ def make_section(view: View) -> Section | None:
     drawn: list[Figure] = []
     for number, file in enumerate(view.files):
         for overlap in find_overlaps(select_counting(file)):
-            case = overlap.whole.case
-            title = view.titled(
+            case = overlap.step_record.case
+            title = view.prefix_run(
                 number, f"{name_step(case)} on {case.label}, {format_count(case.n, 'rank')}"
             )
             tables.append(_parts_table(title, overlap))
-            if overlap.whole.stop == "cut":
+            if overlap.step_record.stop == "cut":
                 tables[-1] = replace(tables[-1], note=_describe_cut(overlap))
             step = step_of(file, case)
             if step and step.recorded:
                 recorded_table = _recorded_table(overlap, step.recorded)
                 tables.append(replace(recorded_table, title=f"{title}: replayed beside recorded"))
-            if step is None or not overlap.whole.operations:
+            if step is None or not overlap.step_record.operations:
                 continue
-            phases = divide_phases(step, overlap.whole.operations[0])
+            phases = divide_phases(step, overlap.step_record.operations[0])
             tables += [
                 replace(_make_table(phases), title=f"{title}: by phase", note=LEGEND),
-                _operations_table(title, step.program(0), overlap.whole.operations[0]),
+                _operations_table(title, step.program(0), overlap.step_record.operations[0]),
             ]
             if blame := _blamed_table(overlap, step):
                 tables.append(replace(blame, title=f"{title}: without one operation"))
             drawn += [
                 _draw_waterfall(title, overlap, phases),
-                _draw_timeline(title, step, overlap.whole.operations),
+                _draw_timeline(title, step, overlap.step_record.operations),
             ]
     if not tables:
         return None
@@ -380,14 +385,14 @@ def make_section(view: View) -> Section | None:
         " Intervals are at 95 %.",
     ]
     return Section(
-        name="steps", title="Training steps", words=sentences, figures=drawn, tables=tables
+        name="steps", title="Training steps", sentences=sentences, figures=drawn, tables=tables
     )
 
 
 def _parts_table(title: str, overlap: Overlap) -> Table:
     """What a step takes, and its parts, with their intervals."""
     lines = []
-    for record in (overlap.whole, overlap.computation, overlap.communication):
+    for record in (overlap.step_record, overlap.computation, overlap.communication):
         row = derive_row(record)
         ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
         lines.append(
@@ -417,7 +422,7 @@ def _operations_table(title: str, program: Program, operation_times: Sequence[Op
             (
                 str(timed.at),
                 timed.op.phase,
-                timed.op.words,
+                timed.op.label,
                 timed.op.source,
                 *(
                     "-" if ns is None else format_duration(ns)
@@ -443,7 +448,7 @@ def _operations_table(title: str, program: Program, operation_times: Sequence[Op
 
 def _draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Figure:
     """From what computation takes alone to what the step takes: what was waited for, by phase."""
-    computation, took = median(overlap.computation.times_ns), median(overlap.whole.times_ns)
+    computation, took = median(overlap.computation.times_ns), median(overlap.step_record.times_ns)
     waited = [
         (" ".join(filter(None, (phase.phase, phase.group, phase.kind))), phase.waited)
         for phase in phases
@@ -474,7 +479,7 @@ def _draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Fi
     )
     layout = {"yaxis": {"title": {"text": "ms"}}, "xaxis": {"type": "category"}}
     heading = f"{title}: what is exposed"
-    return Figure(name="exposed", title=heading, words=caption, data=[trace], layout=layout)
+    return Figure(name="exposed", title=heading, caption=caption, data=[trace], layout=layout)
 
 
 SAVED = COLOURS[2]  # what makes a step shorter
@@ -495,7 +500,7 @@ def _draw_timeline(
             kind = "computation" if op.kind == "compute" else kind
             lane = (op.group or "world") if op.communicates else ""
             when = times.begins_ns[-1], times.ends_ns[-1]
-            bars[kind].append(Bar(rank, lane, *when, op.kind, (op.words, op.source)))
+            bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
     caption = "One step: when each operation was under way, and when the program stood still."
     thinned = {kind: thin_points(kind_bars) for kind, kind_bars in bars.items()}
     return draw_timeline(f"{title}: one step", caption, thinned, "ms after the step's begin")
@@ -503,27 +508,27 @@ def _draw_timeline(
 
 class Bar(NamedTuple):
     """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'.
-    ``words`` stand in the bar, ``more`` is shown where the pointer rests on it."""
+    ``label`` stand in the bar, ``more`` is shown where the pointer rests on it."""
 
     rank: int
     lane: str
     begin_ns: int
     end_ns: int
-    words: str
+    label: str
     more: tuple[str, ...] = ()
 
     @property
-    def told(self) -> str:
+    def hover(self) -> str:
         """All that is known of it."""
         took = (
             f"{format_duration(self.end_ns - self.begin_ns)} from {format_duration(self.begin_ns)}"
         )
-        return join_hover([*(self.more or (self.words,)), self.lane, took])
+        return join_hover([*(self.more or (self.label,)), self.lane, took])
 
 
 def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
-    """What was under way when: bars of each kind in SHOWN, in a row for each rank. A row's lanes
-    lie one below the other, the program's own on top."""
+    """The course of a step: bars of each kind in SHOWN, in a row for each rank. A row's lanes lie
+    one below the other, the program's own on top."""
     every = [bar for kind_bars in bars.values() for bar in kind_bars]
     lanes = sorted({bar.lane for bar in every})
     ranks = sorted({bar.rank for bar in every}, reverse=True)
@@ -539,7 +544,7 @@ def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], a
     return Figure(
         name="timeline",
         title=title,
-        words=caption,
+        caption=caption,
         data=[draw_bars(kind, kind_bars, lanes) for kind, kind_bars in bars.items() if kind_bars],
         layout=layout,
         height=160 + 26 * len(ranks) * max(1, len(lanes)),
@@ -558,10 +563,10 @@ def draw_bars(kind: str, kind_bars: Sequence[Bar], lanes: Sequence[str]) -> dict
         "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in kind_bars],
         "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in kind_bars],
         "width": thick,
-        "text": [escape_plotly(bar.words) for bar in kind_bars],
+        "text": [escape_plotly(bar.label) for bar in kind_bars],
         "textposition": "inside",
         "insidetextanchor": "start",
-        "hovertext": [bar.told for bar in kind_bars],
+        "hovertext": [bar.hover for bar in kind_bars],
         "hoverinfo": "text",
         "marker": {"color": SHOWN[kind], "line": {"color": "rgba(128,128,128,0.7)", "width": 1}},
         "meta": {},

@@ -142,7 +142,8 @@ def _describe_memory(count: Count) -> str:
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
-    """What a step would take, and what of that is communication that computation does not hide."""
+    """A sentence on the time that a step would take, and on its communication that computation does
+    not hide."""
     inside = f" ({describe_link(machine.inside)} inside)" if machine.node > 1 else ""
     hosts = f"hosts of {format_count(machine.node, 'rank')}{inside}"
     hosts += f", between them {describe_link(machine.link)}"
@@ -170,12 +171,16 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
     """What a step would take beside what it took in a run, whole and by phase."""
     took = [
         median(record.times_ns)
-        for record in (overlap.whole, overlap.computation, overlap.communication)
+        for record in (overlap.step_record, overlap.computation, overlap.communication)
     ]
     predictions = (expected.step, expected.computation, expected.communication, expected.exposed)
     names = ("step", "computation", "communication", "exposed")
     rows = [*zip(names, predictions, [*took, overlap.exposed.estimate], strict=True)]
-    under_way = measure_busy(step, overlap.whole.operations[0]) if overlap.whole.operations else {}
+    under_way = (
+        measure_busy(step, overlap.step_record.operations[0])
+        if overlap.step_record.operations
+        else {}
+    )
     rows += [
         (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
         for (phase, group), ns in under_way.items()

@@ -187,9 +187,8 @@ def test_a_stage_two_that_is_too_short_confirms_nothing() -> None:
     assert (row.verdict, row.stage, row.pairs) == ("SUSPECT", 1, 8)
     assert "too few paired launches (5) for the 95.00%" in row.why
     many = dict.fromkeys(sized(8), spread(0.12))
-    found = compare(
-        *experiment(many, dict.fromkeys(many, spread(0.12, 8))), Rules()
-    )  # 2 / 2^8 > 0.05 / 8
+    # 2 / 2^8 > 0.05 / 8
+    found = compare(*experiment(many, dict.fromkeys(many, spread(0.12, 8))), Rules())
     assert {row.verdict for row in found.rows} == {"SUSPECT"}
     found = compare(*experiment(many, dict.fromkeys(many, spread(0.12, 9))), Rules())
     assert {row.verdict for row in found.rows} == {"REGRESSED"}
@@ -494,9 +493,8 @@ def test_an_interruption_in_the_first_round_makes_no_row_gone() -> None:
     assert [row.case for row in found.rows] == [OTHER]
     assert [row.reason[:24] for row in found.skipped] == ["left out: the experiment"]
     assert not found.dropped
-    gone = compare(
-        *experiment({ROW: [(1e6, None)], OTHER: spread(0)}), Rules()
-    )  # later rounds: so it was no interruption
+    # later rounds: so it was no interruption
+    gone = compare(*experiment({ROW: [(1e6, None)], OTHER: spread(0)}), Rules())
     assert gone.rows[0].verdict == "GONE"
 
 
@@ -1058,9 +1056,8 @@ def test_aggregates_are_of_rows_that_compare_by_collective_and_size() -> None:
         OTHER: spread(0.21, width=0),
         gather: spread(0),
     }
-    found = compare(
-        *experiment(rows, change=lost("head", "failed", (0,))), Rules()
-    )  # which spoils ROW
+    # which spoils ROW
+    found = compare(*experiment(rows, change=lost("head", "failed", (0,))), Rules())
     sizes = [(a.collective, a.sizes, a.rows) for a in found.aggregates]
     assert sizes == [
         ("all_reduce", "under 32 KiB", 2),

@@ -236,9 +236,8 @@ def test_headers_of_each_collective_alone_in_one_old_log() -> None:
         text = text.replace(" Group  0", "").replace("warmup iters: 1", "warmupIters: 5")
         return f"Running: CUDA_VISIBLE_DEVICES=1,2 ./build/{test}_perf -g 4\n{text}"
 
-    gathered = (
-        table("all_gather", "", " ").replace("20.97", "15.73").replace("21.40", "16.05")
-    )  # net of the own block
+    # net of the own block
+    gathered = table("all_gather", "", " ").replace("20.97", "15.73").replace("21.40", "16.05")
     found = read(
         gathered + table("broadcast", "    root", "2") + table("all_reduce", "   redop", "sum")
     )
@@ -1136,7 +1135,7 @@ def test_torn_gzip_is_told_in_words() -> None:
 def test_no_time_that_a_run_may_not_hold_gets_into_one(name: str) -> None:
     reading = Reading(Asked(name="x"))
     told = ToolTime(time=5.0, **{name: 1e15})
-    line = importers.Line(where="here", size=8, dtype="float", op="sum", told=told)
+    line = importers.Line(where="here", size=8, dtype="float", op="sum", tool_time=told)
     reading.add(importers.Table(collective="all_reduce", n=2), line)
     assert (reading.records, reading.lost) == ([], [("here", "a time of 1e+12 us")])
 

@@ -46,9 +46,9 @@ def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
 
 
 def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
-    settled = toml.load_suite(str(suite(tmp_path))).settled()
+    settled = toml.load_suite(str(suite(tmp_path))).resolve()
     assert not settled.requests
-    assert settled.settled() == settled
+    assert settled.resolve() == settled
     assert {step.title for step in settled.subjects} == {
         case.subject for case in settled.expand()[0]
     }
@@ -126,7 +126,7 @@ def traced(tmp_path: Path, text: str = TRACED) -> Path:
 
 def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
     read = toml.load_suite(str(traced(tmp_path)))
-    (step,) = read.settled().subjects
+    (step,) = read.resolve().subjects
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
     rows, _ = matching.match_rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]

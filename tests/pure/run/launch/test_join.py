@@ -78,7 +78,7 @@ def test_hosts_that_differ_come_first() -> None:
         HostInfo(host=f"n{i}", fingerprint="0", differs=slow if i == 5 else fast) for i in range(7)
     ]
     summary, machines = told(of(world(hosts=hosts)))
-    assert "The hosts are not alike, see Environment: kernel, driver." in summary.words
+    assert "The hosts are not alike, see Environment: kernel, driver." in summary.sentences
     first = machines.tables[0]
     assert (first.title, first.heads) == (
         "What differs between hosts",
@@ -94,7 +94,7 @@ def test_hosts_that_are_alike_are_no_news() -> None:
     alike = [HostInfo(host=name, fingerprint="0") for name in "ab"]
     for worlds in ([world()], [world(hosts=alike)]):
         summary, machines = told(of(*worlds))
-        assert not any("not alike" in words for words in summary.words)
+        assert not any("not alike" in words for words in summary.sentences)
         assert "hosts" not in " ".join(table.name for table in machines.tables)
 
 

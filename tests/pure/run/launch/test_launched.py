@@ -37,14 +37,14 @@ def wire() -> Wire:
 
 
 def test_two_worlds_are_told_apart(wire: Wire) -> None:
-    wire.far.hear(b'w2 {"pid": 7}')
-    wire.far.hear(b"w1 a line of words")
+    wire.far.handle_message(b'w2 {"pid": 7}')
+    wire.far.handle_message(b"w1 a line of words")
     assert wire.heard == [("w2", '{"pid": 7}'), ("w1", "a line of words")]
 
 
 def test_nothing_is_heard_of_a_world_that_has_ended(wire: Wire) -> None:
     wire.far.end("w1")
-    wire.far.hear(b'w1 {"exit": -9}')
+    wire.far.handle_message(b'w1 {"exit": -9}')
     assert wire.heard == []
     assert [errand.op for errand in wire.errands] == ["run", "run", "end"]
 
@@ -60,7 +60,7 @@ def test_a_lost_place_is_lost_to_all_its_worlds_and_to_later_ones(wire: Wire) ->
 
 
 def test_what_is_asked_is_answered_without_a_world(wire: Wire) -> None:
-    wire.far.hear(b" " + msgspec.json.encode(Answer(described={"kernel": "6"})))
+    wire.far.handle_message(b" " + msgspec.json.encode(Answer(described={"kernel": "6"})))
     assert wire.far.ask(Question()).described == {"kernel": "6"}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.backends import _memory
@@ -24,7 +27,8 @@ from collbench.run.launch.world import Death, Failure, Listener
 from collbench.suite.policy import Policy
 
 FORESEEN = Failure("no such thing here", "take another")
-STARVED = Failure("MemoryError: planted", traceback="Traceback of rank 1\n")
+STARVED = Failure("ran out of memory (MemoryError: planted)", "free some", own=True)
+FAULTY = Failure("raised KeyError: 'planted'", traceback="Traceback of rank 1\n", own=True)
 
 
 TERMINATED = Death.by(-signal.SIGTERM, "")
@@ -59,6 +63,39 @@ def test_who_ran_out_of_memory_is_to_blame_and_not_who_misses_its_memory() -> No
     error = blamed(lost_memory(), STARVED)
     assert isinstance(error, RunBroken)
     assert "rank 1 on " in error.message and "MemoryError: planted" in error.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate"
+            " memory: you tried to allocate 67108864 bytes. Error code 12"
+        ),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        RuntimeError("std::bad_alloc"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_a_rank_without_memory_is_no_fault_to_report(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, with what to do, and no traceback is kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = blamed(lost_memory(), Failure.of(error))
+    assert "rank 1 on " in told.message and "out of memory" in told.message
+    assert "ulimit -v" in told.hint and not list(tmp_path.iterdir())
+
+
+def test_the_traceback_of_what_was_not_foreseen_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = blamed(FORESEEN, FAULTY)
+    assert "rank 1 on " in told.message and [file.read_text() for file in tmp_path.iterdir()] == [
+        FAULTY.traceback
+    ]
 
 
 def test_what_was_not_foreseen_comes_before_what_was() -> None:

@@ -126,11 +126,11 @@ def test_a_rank_says_and_is_told_what_nobody_asked_for(launch: Launch) -> None:
     heard: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
     launch.host.hear = lambda rank, said: heard.put((rank, said))
     _, second = met(launch.come(0, 1))
-    second.say(b"w line")
+    second.send(b"w line")
     assert heard.get(timeout=10) == (1, b"w line")
-    assert second.told() == b""  # it was heard
-    launch.host.tell(1, b"run").result(10)
-    assert second.told() == b"run"
+    assert second.receive() == b""  # it was heard
+    launch.host.send_to_rank(1, b"run").result(10)
+    assert second.receive() == b"run"
     second.close()
     assert heard.get(timeout=10) == (1, None)
     assert launch.host.gone == []
@@ -150,10 +150,10 @@ def test_all_know_how_long_their_world_has_had_its_turn(launch: Launch) -> None:
 def test_orders_fail_once_the_process_has_ended(launch: Launch) -> None:
     met(launch.come(0, 1))
     assert (launch.host.ended, launch.host.lost(SECONDS)) == ("", "")
-    waiting = launch.host.tell(7, b"for a rank that never comes")
+    waiting = launch.host.send_to_rank(7, b"for a rank that never comes")
     launch.host.close()
     assert isinstance(waiting.exception(10), OSError)
-    assert isinstance(launch.host.tell(1, b"too late").exception(10), OSError)
+    assert isinstance(launch.host.send_to_rank(1, b"too late").exception(10), OSError)
     assert launch.host.ended == f"the process in which ranks meet (pid {os.getpid()})"
     assert launch.host.lost(SECONDS) == f"{launch.host.ended} does not answer"
     launch.host.see_off(0.0)

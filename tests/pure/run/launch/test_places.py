@@ -58,7 +58,7 @@ def broken(message: str, code: int = 4) -> dict[str, Any]:
 def told(events: list[tuple[int, dict[str, Any]]], last: bool = True) -> Watch:
     watch = Watch(PLAN, SEATS, Listener(lambda line: None))
     for rank, event in events:
-        watch.hear(rank, msgspec.json.encode(event).decode())
+        watch.handle_line(rank, msgspec.json.encode(event).decode())
     watch.check(last)
     return watch
 
@@ -192,11 +192,11 @@ def test_a_place_that_is_lost_is_to_blame_at_once() -> None:
 
 
 def test_jobs_beside_each_other_are_one() -> None:
-    jobs = [msgspec.structs.replace(PLAN.jobs[0], beside=PLAN.jobs[1])] * 2
+    jobs = [msgspec.structs.replace(PLAN.jobs[0], companion=PLAN.jobs[1])] * 2
     watch = Watch(msgspec.structs.replace(PLAN, jobs=jobs), SEATS, Listener(lambda line: None))
     at = []
     for line in (WORLD, *[Record(case=case, status="ok") for case in CASES]):
-        watch.hear(0, msgspec.json.encode({"line": line}))
+        watch.handle_line(0, msgspec.json.encode({"line": line}))
         at.append(watch.job)
     assert at == [0, 0, 1]
 
@@ -237,12 +237,14 @@ def held(answers: list[Answer], hosts: list[str]) -> tuple[Places, list[Asked]]:
     return places, asked
 
 
-HOME = Home(python="/opt/python", settings={}, described={"git": "g"}, own={"X": "1"}, tree="/t")
+HOME = Home(
+    python="/opt/python", settings={}, described={"git": "g"}, variables={"X": "1"}, tree="/t"
+)
 
 
 def test_a_side_is_looked_for_once_on_each_host() -> None:
     places, asked = held([Answer(described={"python": "3.11"})] * 3, ["a", "a", "b"])
-    assert places.settled(HOME, "head").described == {"python": "3.11", "git": "g"}
+    assert places.resolve(HOME, "head").described == {"python": "3.11", "git": "g"}
     side = Side("/opt/python", {"X": "1"}, "/t", "--head")
     assert [at.questions for at in asked] == [[Question(side=side)], [], [Question(side=side)]]
 
@@ -251,7 +253,7 @@ def test_a_host_without_a_sides_interpreter_is_named() -> None:
     wrong = Answer(error=Failure("--head: /opt/python does not start", "try it by hand"))
     places, _ = held([Answer(), wrong], ["a", "b"])
     with pytest.raises(CannotRun) as raised:
-        places.settled(HOME, "head")
+        places.resolve(HOME, "head")
     assert raised.value.message == "b: --head: /opt/python does not start"
 
 

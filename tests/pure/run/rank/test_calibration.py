@@ -38,7 +38,7 @@ def told(**off: int) -> np.ndarray:
 def some(calibrator: Calibrator, blocks: Sequence[np.ndarray], planned: int = 100) -> Blocks:
     case = Blocks(calibrator, planned)
     for each in blocks:
-        case.judged(each)
+        case.judge(each)
     return case
 
 
@@ -52,39 +52,39 @@ def test_a_block_is_replaced_and_counted_by_what_was_seen_beside_it(
     calibrator: Calibrator, cause: str
 ) -> None:
     case = some(calibrator, [told()] * 20)
-    assert case.judged(told(**OFF[cause])) == [20]
-    assert case.told and case.told.replaced == {cause: 1}
-    assert case.told.blocks == 21
+    assert case.judge(told(**OFF[cause])) == [20]
+    assert case.summary and case.summary.replaced == {cause: 1}
+    assert case.summary.blocks == 21
 
 
 def test_the_other_speed_of_a_cache_is_as_unusual_where_it_is_the_faster(
     calibrator: Calibrator,
 ) -> None:
     case = some(calibrator, [told()] * 20)
-    assert case.judged(told(round_trip=150)) == [20]
+    assert case.judge(told(round_trip=150)) == [20]
 
 
 def test_less_steal_than_usual_disturbs_nothing(calibrator: Calibrator) -> None:
     case = some(calibrator, [told(steal=400_000)] * 20)
-    assert case.judged(told()) == []
+    assert case.judge(told()) == []
 
 
 def test_nothing_is_replaced_before_it_is_known_what_is_usual_and_then_what_was_not(
     calibrator: Calibrator,
 ) -> None:
     case = some(calibrator, [told(copy=60_000), *[told()] * (FEWEST - 2)])
-    assert case.told and case.told.replaced == {}
-    assert case.judged(told()) == [0]
+    assert case.summary and case.summary.replaced == {}
+    assert case.judge(told()) == [0]
 
 
 def test_small_differences_disturb_nothing(calibrator: Calibrator) -> None:
     case = some(calibrator, [told()] * 20)
-    assert case.judged(told(arithmetic=115_000, copy=18_000, round_trip=330, steal=40_000)) == []
+    assert case.judge(told(arithmetic=115_000, copy=18_000, round_trip=330, steal=40_000)) == []
 
 
 def test_a_speed_that_is_nearly_as_frequent_is_as_usual(calibrator: Calibrator) -> None:
     case = some(calibrator, [told(round_trip=ns) for ns in (300, 600) * 20])
-    assert case.told and case.told.replaced == {}
+    assert case.summary and case.summary.replaced == {}
 
 
 def test_no_more_than_half_of_what_was_planned_is_replaced_and_the_rest_is_said(
@@ -92,14 +92,17 @@ def test_no_more_than_half_of_what_was_planned_is_replaced_and_the_rest_is_said(
 ) -> None:
     some(calibrator, [told()] * 30)
     case = some(calibrator, [told(copy=60_000)] * 8, planned=10)
-    assert case.told and case.told.replaced == {"memory": 5}
-    assert case.told.left == {"memory": 3}
+    assert case.summary and case.summary.replaced == {"memory": 5}
+    assert case.summary.left == {"memory": 3}
 
 
 def test_a_single_block_may_be_replaced_once(calibrator: Calibrator) -> None:
     some(calibrator, [told()] * 30)
     case = some(calibrator, [told(copy=60_000)] * 2, planned=1)
-    assert case.told and (case.told.replaced, case.told.left) == ({"memory": 1}, {"memory": 1})
+    assert case.summary and (case.summary.replaced, case.summary.left) == (
+        {"memory": 1},
+        {"memory": 1},
+    )
 
 
 def test_a_case_that_is_held_up_by_itself_throughout_is_not_disturbed(
@@ -107,7 +110,7 @@ def test_a_case_that_is_held_up_by_itself_throughout_is_not_disturbed(
 ) -> None:
     some(calibrator, [told()] * 30)
     case = some(calibrator, [told(delay=400_000)] * 10)
-    assert case.told and case.told.replaced == {}
+    assert case.summary and case.summary.replaced == {}
 
 
 @pytest.mark.parametrize(("cramped", "others"), [(False, 0.3), (True, 0.1)])
@@ -118,23 +121,23 @@ def test_what_the_ranks_own_threads_had_was_not_others(cramped: bool, others: fl
 
 def test_what_nobody_can_tell_is_not_judged(calibrator: Calibrator) -> None:
     case = some(calibrator, [told(**dict.fromkeys(KINDS, -1))] * 20)
-    assert case.judged(told(**OFF["caches"])) == []
+    assert case.judge(told(**OFF["caches"])) == []
     unknown = some(calibrator, [told()] * MOST)
-    assert unknown.judged(told(**dict.fromkeys(KINDS, -1))) == []
+    assert unknown.judge(told(**dict.fromkeys(KINDS, -1))) == []
 
 
 def test_medians_are_of_the_slowest_rank_and_of_what_is_known(calibrator: Calibrator) -> None:
     case = some(calibrator, [told(copy=25_000, round_trip=-1)] * 3)
-    assert case.told
-    assert case.told.copy_ns == 25_000
-    assert case.told.round_trip_ns == 300
+    assert case.summary
+    assert case.summary.copy_ns == 25_000
+    assert case.summary.round_trip_ns == 300
 
 
 def test_ranks_without_a_calibrator_keep_all_blocks_and_tell_nothing() -> None:
     case = Blocks(None)
     case.before()
     assert case.after() == []
-    assert case.told is None
+    assert case.summary is None
 
 
 # in the protocol, with one rank
@@ -193,13 +196,13 @@ def test_samples_of_a_disturbed_block_are_measured_again() -> None:
     assert sorted(set(samples.times // 10**6)) == [0, 2, 3, 4]
     assert len(samples.times) == 40
     assert samples.switches == [4]
-    assert protocol._blocks.told and protocol._blocks.told.replaced == {"steal": 1}
+    assert protocol._blocks.summary and protocol._blocks.summary.replaced == {"steal": 1}
 
 
 def test_no_sample_is_replaced_for_its_value() -> None:
     samples, protocol = measured([], Taker(slow=[1, 2]))
     assert list(samples.times[10:30]) == [10**9] * 20
-    assert protocol._blocks.told and protocol._blocks.told.replaced == {}
+    assert protocol._blocks.summary and protocol._blocks.summary.replaced == {}
 
 
 # a word's way between two ranks

@@ -178,9 +178,8 @@ def measured(
 def test_samples_that_launching_may_have_slowed_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = clocked(
-        monkeypatch, FakeStream(launch=100_000)
-    )  # 16 samples take 6.4 ms to issue, and the wait 2 ms
+    # 16 samples take 6.4 ms to issue, and the wait 2 ms
+    slow = clocked(monkeypatch, FakeStream(launch=100_000))
     took = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, do_nothing).take(
         AHEAD, aligned(slow)
     )
@@ -265,9 +264,8 @@ def test_a_graph_gives_every_buffer_its_turn_and_is_replayed(
     ]  # warmed as a graph, before the first sample
     assert stream.log.count("capture") == (2 if given is None and calls > 3 else 1)
     last = len(stream.log) - stream.log[::-1].index("hold")
-    alone = stream.log.index(
-        "call"
-    )  # none was launched by itself before the host's clock had its turn
+    # none was launched by itself before the host's clock had its turn
+    alone = stream.log.index("call")
     assert stream.log[alone:] == ["call", "drain"] * 20 and last < alone
 
 

@@ -370,9 +370,8 @@ def test_encode_rounds_to_nearest_even_as_torch_does(d: DType) -> None:
     )
     halves = payload.decode_bits(rng.integers(0, payload._largest_bits(d), 20_000), d)
     halves = halves / 2 + payload.decode_bits(payload.encode_values(halves, d) + 1, d) / 2  # ties
-    values = (
-        values.astype(np.float32).astype(np.float64) if d.size < 8 else values
-    )  # torch goes through float32
+    # torch goes through float32
+    values = values.astype(np.float32).astype(np.float64) if d.size < 8 else values
     for sample in (values, halves[np.abs(halves) < largest]):
         assert (
             payload.decode_bits(payload.encode_values(sample, d), d) == rounded(sample, d)

@@ -118,11 +118,11 @@ def sound(document: Document) -> None:
     names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
     assert len(names) == len(set(names))
     for found in document.sections:
-        assert found.title and (found.words or found.figures or found.tables)
-        assert all(words == words.strip() and words for words in found.words)
+        assert found.title and (found.sentences or found.figures or found.tables)
+        assert all(words == words.strip() and words for words in found.sentences)
         for figure in found.figures:
             json.dumps(figure.data, allow_nan=False), json.dumps(figure.layout, allow_nan=False)
-            assert figure.data and figure.words and re.fullmatch(r"[\w-]+", figure.name)
+            assert figure.data and figure.caption and re.fullmatch(r"[\w-]+", figure.name)
             for trace in figure.data:
                 assert set(trace["meta"]) <= set(FILTERS)
         for table in found.tables:
@@ -207,18 +207,18 @@ def test_unverified_and_oversubscribed_runs_are_no_good_news() -> None:
     unverified = sections.make_document([run(ok(checked=0, wrong=None))])
     assert (
         unverified.weight == "notice"
-        and "Data was not verified." in section(unverified, "summary").words
+        and "Data was not verified." in section(unverified, "summary").sentences
     )
     crowded = sections.make_document([run(ok(), worlds=[world(oversubscribed=True)])])
     assert crowded.weight == "notice" and "not fit for claims" in crowded.verdict
-    assert any("not fit for claims" in words for words in section(crowded, "summary").words)
+    assert any("not fit for claims" in words for words in section(crowded, "summary").sentences)
 
 
 def test_wrong_data_is_told_and_its_time_is_not() -> None:
     document = sections.make_document([run(WRONG, *sweep(dtype="double"))])
     assert any(
         "rank 1, element 2: got 7, expected 8" in words
-        for words in section(document, "summary").words
+        for words in section(document, "summary").sentences
     )
     assert all(
         "float," not in trace["name"]
@@ -307,7 +307,7 @@ def test_invalid_times_are_shown_nowhere_and_counted_as_left_out() -> None:
     assert (point.median, point.launches) == (1000, 1)
     assert "invalid!" in point.flags
     left = section(document, "left-out")
-    assert left.words == ["2 invalid!, 1 skipped."]
+    assert left.sentences == ["2 invalid!, 1 skipped."]
     rows = [(line.cells[0], line.cells[1], line.cells[3]) for line in left.tables[0].lines]
     why = "more than a quarter of the samples had to be repeated"
     assert rows == [("invalid!", why, "2"), ("skipped", "too large", "1")]
@@ -528,7 +528,7 @@ def test_what_was_left_out_is_counted_by_reason() -> None:
 
 def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
     found = section(sections.make_document([run(*sweep(n=2))]), "efficiency")
-    words = " ".join(found.words)
+    words = " ".join(found.sentences)
     assert "sendrecv was not measured with gloo on 2 ranks, float, isolated" in words
     assert (
         "collbench sendrecv --backend gloo -g 2 -d float --mode isolated -b 8 -e 1048576" in words
@@ -584,7 +584,7 @@ def test_hostile_text_stays_text() -> None:
     files = [run(*records, *late, worlds=worlds, **about), run(*records, worlds=worlds, id="r2")]
     document = sections.make_document(files)
     sound(document)
-    plain = [*document.runs, document.title, *(w for s in document.sections for w in s.words)]
+    plain = [*document.runs, document.title, *(w for s in document.sections for w in s.sentences)]
     plain += [
         str(cell)
         for s in document.sections
@@ -635,12 +635,12 @@ def test_twenty_thousand_cases_stay_bounded_and_say_so(monkeypatch: pytest.Monke
     assert max(len(table.lines) for found in document.sections for table in found.tables) <= 500
     assert any(
         re.search(r"\d of \d+ lines shown; the rest is in the data", w)
-        for w in section(document, "bandwidth").words
+        for w in section(document, "bandwidth").sentences
     )
     assert "Largest gains first." in section(document, "best").tables[0].note
     assert (
         len(document.data) < len(records)
-        and f"of {len(records):,}" in section(document, "data").words[0]
+        and f"of {len(records):,}" in section(document, "data").sentences[0]
     )
 
 
@@ -708,11 +708,13 @@ def test_text_is_aligned_left_and_figures_right() -> None:
         "links": ("note", "from"),
     }.items():
         table = tables[name]
-        assert len(table.left) == len(table.heads)
+        assert len(table.left_aligned) == len(table.heads)
         assert all(
-            left for head, left in zip(table.heads, table.left, strict=True) if head in heads
+            left
+            for head, left in zip(table.heads, table.left_aligned, strict=True)
+            if head in heads
         )
-        assert not all(table.left)
+        assert not all(table.left_aligned)
 
 
 def test_axes_have_readable_ticks_wherever_values_lie() -> None:
@@ -773,7 +775,7 @@ def test_predictions_are_never_reported_as_measurements() -> None:
     sound(document)
     assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all results")
     assert (
-        section(document, "summary").words[0]
+        section(document, "summary").sentences[0]
         == "3 records measured, 3 predicted by a model, in 1 run."
     )
     floors = table_of(document, "summary", "best-of")
@@ -814,7 +816,7 @@ def test_pipelined_calls_have_no_latency_to_tell(mode: Any, inner: int, told: bo
     document = sections.make_document([run(*records)])
     assert ("fastest" in [name for name, *_ in table_of(document, "summary", "answers")]) == told
     said = any(
-        "mean of several calls" in words for words in section(document, "distribution").words
+        "mean of several calls" in words for words in section(document, "distribution").sentences
     )
     assert said == (inner > 1)
 
@@ -836,7 +838,7 @@ def test_an_imported_mean_is_not_called_a_median() -> None:
     hover = next(trace["text"][0] for trace in found.figures[0].data if "text" in trace)
     assert "mean over iterations, of the slowest rank 1.01 µs" in hover and "median" not in hover
     assert document.data[0]["over"] == "mean over iterations, of the slowest rank"
-    words = " ".join(section(document, "efficiency").words)
+    words = " ".join(section(document, "efficiency").sentences)
     assert "into one log" in words and "report both runs" not in words
 
 
@@ -854,8 +856,8 @@ def test_an_imported_mean_is_not_called_a_median() -> None:
 def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str) -> None:
     told = Record(case=case(), status="ok", told=ToolTime(time=1000.5), note=note)
     document = sections.make_document([run(told, environment={}, imported="osu")])
-    assert says in section(document, "summary").words
-    assert "Data was not verified." not in section(document, "summary").words
+    assert says in section(document, "summary").sentences
+    assert "Data was not verified." not in section(document, "summary").sentences
 
 
 @pytest.mark.parametrize(("samples", "has_interval"), [(0, False), (6, True), (40, True)])
@@ -874,7 +876,7 @@ def test_an_imported_run_does_not_claim_that_we_verified_its_data(wrong: int) ->
     told = Record(
         case=case(), status="ok", told=ToolTime(time=1000.5), checked=1_431_306_240, wrong=wrong
     )
-    words = section(sections.make_document([run(told, imported="nccl-tests")]), "summary").words
+    words = section(sections.make_document([run(told, imported="nccl-tests")]), "summary").sentences
     assert f"The log reports {wrong} wrong elements." in words
     assert not any("verified" in word for word in words)
 
@@ -886,7 +888,7 @@ def test_an_imported_run_shows_the_average_bus_bandwidth_of_its_log() -> None:
     file = run(
         told, imported="nccl-tests", suite=msgspec.structs.replace(suite, description=average)
     )
-    assert f"{average}." in section(sections.make_document([file]), "summary").words
+    assert f"{average}." in section(sections.make_document([file]), "summary").sentences
 
 
 def test_every_time_and_bandwidth_is_in_a_table() -> None:
@@ -904,11 +906,11 @@ def test_sizes_that_are_not_drawn_are_said() -> None:
     for name in ("bandwidth", "efficiency"):
         assert (
             "Of up to 60 sizes, each line is drawn at 48, evenly spread."
-            in section(document, name).words
+            in section(document, name).sentences
         )
     assert not any(
         "evenly spread" in words
-        for words in section(sections.make_document([run(*sweep())]), "bandwidth").words
+        for words in section(sections.make_document([run(*sweep())]), "bandwidth").sentences
     )
 
 
@@ -923,9 +925,9 @@ def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
 
     few = said("native", "ring", samples=3)
     assert [str(line.cells[1]) for line in few.tables[0].lines] == ["gloo ? ring@gloo (n<6)"]
-    assert few.words == ["gloo is the fastest in 0 of 1 case, not known in 1."]
+    assert few.sentences == ["gloo is the fastest in 0 of 1 case, not known in 1."]
     both = said("native", backends=("gloo", "shm"))
-    assert not any("fastest" in words for words in both.words)
+    assert not any("fastest" in words for words in both.sentences)
 
 
 def test_pairs_of_runs_and_backends_stay_apart() -> None:
@@ -979,7 +981,7 @@ def test_runs_are_told_apart_by_libraries_that_their_backends_use(backend: str, 
         for name, libraries in (("r1", {}), ("r2", {"mpi4py": "4.1.2"}))
     ]
     environment = section(sections.make_document(files), "environment")
-    assert ("The runs' machines are the same" in environment.words[-1]) == same
+    assert ("The runs' machines are the same" in environment.sentences[-1]) == same
     (prints,) = [
         line.cells
         for table in environment.tables
@@ -1004,7 +1006,7 @@ def test_of_several_runs_the_summary_says_which_machine_was_busy() -> None:
         run(ok(), id="r1", tag="quiet"),
         run(ok(seconds=1, load=BUSY), id="r2", tag="loud"),
     )
-    words = section(sections.make_document([quiet, loud]), "summary").words
+    words = section(sections.make_document([quiet, loud]), "summary").sentences
     (told,) = (line for line in words if "other processes" in line)
     assert told.startswith("loud: other processes used 1.3 of 2 CPUs")
 
@@ -1067,7 +1069,7 @@ def test_the_first_screen_has_the_answers_and_the_curves() -> None:
     assert [found.name for found in document.sections][:3] == ["summary", "bandwidth", "left-out"]
     answers, *_ = section(document, "summary").tables
     assert [line.cells[0] for line in answers.lines] == ["fastest", "peak busbw", "data"]
-    assert not section(document, "summary").words[1:]  # that something was skipped
+    assert not section(document, "summary").sentences[1:]  # that something was skipped
     failed = sections.make_document([run(*sweep(), FAILED)])
     assert [found.name for found in failed.sections][:3] == ["summary", "left-out", "bandwidth"]
 
@@ -1113,7 +1115,7 @@ def test_the_best_at_each_size_is_said_with_how_much_longer_others_take() -> Non
     assert cells[0][:3] == ("8 B", "ring@gloo", "1.00 µs")
     assert cells[0][4:] == ("two_shot@gloo 1.5x", "4x")
     assert cells[1][1] == "ring@gloo = two_shot@gloo" and cells[1][4:] == ("-", "4x")
-    assert found.words == [
+    assert found.sentences == [
         "gloo is the fastest in 0 of 2 cases, slower than another in 2"
         " (at most 4x, all_reduce of 8 B)."
     ]
@@ -1165,13 +1167,13 @@ def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
     found = section(sections.make_document([run(*sweep(), *slow)]), "efficiency")
     link = next(figure for figure in found.figures if figure.name.endswith("link"))
     assert max(y for trace in link.data for y in trace["y"]) <= figures.MOST_SHARE
-    assert "1 point above 300% left out." in link.words
-    assert any("above 150%: there sendrecv itself is slow" in words for words in found.words)
+    assert "1 point above 300% left out." in link.caption
+    assert any("above 150%: there sendrecv itself is slow" in words for words in found.sentences)
 
 
 def test_shares_of_a_sendrecv_that_is_not_slow_need_no_words() -> None:
     found = section(sections.make_document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
-    assert not any("there sendrecv itself" in words for words in found.words)
+    assert not any("there sendrecv itself" in words for words in found.sentences)
 
 
 def test_dashes_tell_in_place_from_out_of_place_where_there_are_both() -> None:
@@ -1228,6 +1230,6 @@ def test_what_a_log_reports_of_its_data_was_not_verified_by_collbench(wrong: int
         checked=99,
     )
     document = sections.make_document([run(told, environment={}, imported="nccl-tests")])
-    words = section(document, "summary").words
+    words = section(document, "summary").sentences
     assert f"The log reports {wrong} wrong elements." in words
     assert not any("were verified" in line for line in words)

@@ -40,4 +40,4 @@ def test_rows_are_of_one_world_where_their_cases_are(cases: list[Case], worlds: 
 
 
 def test_what_groups_measure_at_once_is_judged_for_each() -> None:
-    assert len(row(case(8, groups="mod:2", of=2)).judged) == 2
+    assert len(row(case(8, groups="mod:2", of=2)).judged_keys) == 2

@@ -380,7 +380,7 @@ def test_false_alarms_of_this_machine_are_told_in_every_medium(
     found = make_document(comparison([judged("SAME")]), alarms=alarms)
     assert [line for line in markdown.render_markdown(found).splitlines() if "A/A" in line] == words
     _, shown = found.sections
-    assert [line for line in shown.words if "A/A" in line] == [f"{line}." for line in words]
+    assert [line for line in shown.sentences if "A/A" in line] == [f"{line}." for line in words]
     assert all(line in terminal.render_text(found, 200) for line in words)
     assert json.loads(programs.as_json(found))["alarms"] == (
         alarms and msgspec.structs.asdict(alarms)
@@ -430,7 +430,7 @@ def test_few_rows_judged_is_the_first_line_of_every_medium() -> None:
     assert terminal.render_text(made, 120).startswith(FEW)
     assert markdown.render_markdown(made).splitlines()[1].startswith(f"### collbench: ⚠️ {FEW}")
     assert made.verdict.startswith(FEW)
-    assert not any(FEW in words for section in made.sections for words in section.words)
+    assert not any(FEW in words for section in made.sections for words in section.sentences)
     found = json.loads(programs.as_json(made))
     assert [*found][1] == "verdict" and found["verdict"].startswith(FEW)
     assert (found["rows_decided"], found["rows_total"], found["exit"]) == (2, 5, 0)
@@ -452,7 +452,7 @@ def test_rows_dropped_for_a_budget_are_named_with_one_that_holds_them_everywhere
     texts = (
         terminal.render_text(made, 200),
         markdown.render_markdown(made),
-        " ".join(made.sections[0].words),
+        " ".join(made.sections[0].sentences),
     )
     assert all(word in text for text in texts for word in words)
     assert "(16 B)" in texts[0] and "skipped on both sides" in texts[0]
@@ -770,8 +770,8 @@ def test_names_and_changes_stand_beside_the_lines() -> None:
 
 def test_what_a_comparison_rests_on_is_folded_below_it() -> None:
     first, second = make_document(example()).sections
-    assert first.figures and not first.folded and len(first.words) <= 2
-    assert second.folded and not {*first.words} & {*second.words}
+    assert first.figures and not first.folded and len(first.sentences) <= 2
+    assert second.folded and not {*first.sentences} & {*second.sentences}
 
 
 def test_the_plot_tells_verdicts_by_colour_and_by_symbol() -> None:
@@ -823,7 +823,7 @@ def test_a_comparison_without_a_single_pair_is_shown_all_the_same(rows: list[Jud
     )
     assert (
         make_section(verdicts.make_readable(view)).figures == []
-        and make_section(verdicts.make_readable(view)).words
+        and make_section(verdicts.make_readable(view)).sentences
     )
 
 

@@ -80,7 +80,7 @@ def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
     values[30 - least :] += 0.2
     (found,) = find_changes(values.tolist())
     before, after = values[:-least], values[-least:]
-    assert found.place == 30 - least
+    assert found.position == 30 - least
     assert found.delta == pytest.approx(math.expm1(after.mean() - before.mean()))
     assert found.p == pytest.approx(
         reference.ttest_ind(before, after, equal_var=False).pvalue, rel=1e-6
@@ -90,14 +90,14 @@ def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
 def test_two_odd_nights_are_no_level_three_are() -> None:
     quiet = [0.001 * (-1) ** n for n in range(30)]
     assert find_changes([*quiet, 0.2, 0.201]) == []
-    assert [one.place for one in find_changes([*quiet, 0.2, 0.201, 0.199])] == [30]
+    assert [one.position for one in find_changes([*quiet, 0.2, 0.201, 0.199])] == [30]
 
 
 def test_steps_up_and_down_and_in_long_series_are_all_found() -> None:
     rng = np.random.default_rng(4)
     levels = np.repeat([0, 0.1, 0.05, 0.2], [60, 40, 35, 70])
     found = find_changes((levels + rng.normal(0, 0.01, len(levels))).tolist())
-    assert [one.place for one in found] == pytest.approx([60, 100, 135], abs=1)
+    assert [one.position for one in found] == pytest.approx([60, 100, 135], abs=1)
     assert [round(one.delta, 2) for one in found] == pytest.approx([0.105, -0.049, 0.162], abs=0.01)
 
 
@@ -116,7 +116,7 @@ def test_nothing_changes_in_too_few_or_equal_nights(values: list[float]) -> None
 
 def test_a_step_between_levels_that_do_not_scatter_at_all_is_found() -> None:
     (found,) = find_changes([1.0] * 20 + [1.1] * 5)
-    assert (found.place, found.p) == (20, 0.0)
+    assert (found.position, found.p) == (20, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_when_its_time_is_over_no_round_is_begun(seconds: float, rounds: int) ->
     searching = locate.Searching(Rules(), seconds)
     searching.world(factories.world(n=4, ranks=factories.hosted(4)))
     searching.record(factories.record(CASE), None)
-    while searching.further():
+    while searching.next_cases():
         searching._reached = defaultdict(lambda: 1.0)
     assert searching.located and searching.located.rounds == rounds
 
@@ -60,7 +60,7 @@ def test_nobody_is_named_by_the_times_of_fake_gpus(
         reporter = make()
         reporter.begin(factories.run(), [CASE], [])
         reporter.world(factories.world(ranks=ranks, fake=fake))
-        order.further.__self__.located = located
+        order.next_cases.__self__.located = located
         reporter.end(factories.ENDED, None)
         return Exit.OK
 

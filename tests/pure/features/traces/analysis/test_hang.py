@@ -144,7 +144,7 @@ def test_a_circle_that_others_wait_for_does_not_have_them_in_it() -> None:
 def test_where_all_are_in_it_nobody_is_named() -> None:
     found = judged(reduces(DONE, IN), reduces(DONE, IN))
     assert found
-    assert (found.cause, found.culprits, found.named) == ("all", (0, 1), False)
+    assert (found.cause, found.culprits, found.is_blamed) == ("all", (0, 1), False)
 
 
 def test_a_rank_whose_device_has_not_begun_what_others_have_is_named() -> None:
@@ -171,7 +171,7 @@ def test_groups_that_devices_take_in_another_order_are_a_circle() -> None:
 def test_where_some_are_through_the_others_are_told() -> None:
     found = judged(reduces(DONE, DONE), reduces(DONE, IN))
     assert found
-    assert (found.cause, found.culprits, found.named) == ("some", (1,), False)
+    assert (found.cause, found.culprits, found.is_blamed) == ("some", (1,), False)
 
 
 def test_a_receive_that_nobody_sends_to_waits_for_that_rank() -> None:
@@ -205,7 +205,7 @@ def test_a_send_of_another_tag_is_none_where_the_library_goes_by_tags(
     waits = call("recv", peer=1, tag=5, **IN)
     found = judged([*reduces(DONE), waits], [*reduces(DONE), sent], backend=backend)
     assert found
-    assert (found.culprits, found.named) == ((1,) if named else (0,), named)
+    assert (found.culprits, found.is_blamed) == ((1,) if named else (0,), named)
 
 
 def test_calls_that_have_begun_on_gloo_are_not_through_though_none_has_ended() -> None:
@@ -218,7 +218,7 @@ def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
     lost = Lost("its buffer kept the last calls only", calls=7)
     found = judged([*reduces(DONE), call("recv", peer=1, **IN)], reduces(DONE), lost=(lost,))
     assert found
-    assert not found.named
+    assert not found.is_blamed
 
 
 def test_a_rank_that_waits_for_a_message_is_no_culprit_elsewhere() -> None:
@@ -313,7 +313,7 @@ def dumps(*reached: tuple[int, int, int] | None, number: int = 41, **fields: Any
 def test_a_rank_that_completed_what_others_wait_in_is_not_accused() -> None:
     found = dumps((41, 41, 40), (41, 41, 41))
     assert found
-    assert (found.cause, found.named, found.fronts[0].done) == ("some", False, (1,))
+    assert (found.cause, found.is_blamed, found.fronts[0].done) == ("some", False, (1,))
 
 
 def test_a_rank_whose_count_is_behind_is_named() -> None:
@@ -331,7 +331,7 @@ def test_a_rank_whose_count_began_nothing_is_named() -> None:
 def test_an_empty_dump_without_a_count_tells_nothing() -> None:
     found = dumps((41, 41, 40), None)
     assert found
-    assert (found.named, found.fronts[0].unknown) == (False, (1,))
+    assert (found.is_blamed, found.fronts[0].unknown) == (False, (1,))
 
 
 def test_a_count_settles_a_ring_that_overflowed() -> None:
@@ -349,7 +349,7 @@ def test_an_empty_dump_is_no_send_that_is_missing() -> None:
     ranks = (made.ranks[0], replace(made.ranks[1], only_active=True))
     found = find_hang(both := replace(made, ranks=ranks), join_calls(both))
     assert found
-    assert not found.named
+    assert not found.is_blamed
 
 
 @pytest.mark.parametrize(("rank", "cause"), [(1, "unread"), (-1, "unread"), (2, "silent")])
@@ -358,7 +358,7 @@ def test_a_rank_whose_file_cannot_be_read_is_not_accused(rank: int, cause: str) 
     lame = replace(made, unread=(Unread("x", "the file is empty", rank),))
     found = find_hang(lame, join_calls(lame))
     assert found
-    assert (found.cause, found.named) == (cause, cause == "silent")
+    assert (found.cause, found.is_blamed) == (cause, cause == "silent")
 
 
 def test_blocks_that_sender_and_receiver_do_not_agree_on_are_named() -> None:
@@ -368,6 +368,6 @@ def test_blocks_that_sender_and_receiver_do_not_agree_on_are_named() -> None:
     ]
     found = judged(*programs)
     assert found
-    assert (found.cause, found.named) == ("unequal", True)
+    assert (found.cause, found.is_blamed) == ("unequal", True)
     (block,) = found.fronts[0].unequal
     assert (block.source, block.target, block.sends, block.expects) == (0, 1, 3, 1)

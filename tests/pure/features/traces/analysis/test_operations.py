@@ -52,7 +52,7 @@ def test_a_group_that_the_trace_does_not_tell_of_has_those_seen_in_it() -> None:
     )
     (group,) = found.groups
     assert group.ranks == (0, 2)
-    assert not group.known
+    assert not group.is_known
 
 
 def test_a_send_and_its_receive_are_one_message() -> None:

@@ -49,7 +49,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_is_read_back_as_it_was(name: str, tmp_path: Path) -> None:
     ranks, layout = STEPS[name]
-    trace = steps.trace_of_step(Wanted(name, layout=layout, layers=2).made(ranks))
+    trace = steps.trace_of_step(Wanted(name, layout=layout, layers=2).make_step(ranks))
     calls = [
         [said(rank, call) for call in rank.calls if call.kind not in ("wait", "mark")]
         for rank in trace.ranks
@@ -135,12 +135,12 @@ def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> No
 
 def test_files_of_others_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step.0.et").write_bytes(b"another's")
-    trace = steps.trace_of_step(Wanted("toy:ddp").made(2))
+    trace = steps.trace_of_step(Wanted("toy:ddp").make_step(2))
     with pytest.raises(UsageError, match=r"step\.0\.et exists"):
         chakra_files.write_ranks(tmp_path, "step", trace.ranks)
 
 
 def test_what_was_written_is_written_again(tmp_path: Path) -> None:
-    trace = steps.trace_of_step(Wanted("toy:ddp").made(2))
+    trace = steps.trace_of_step(Wanted("toy:ddp").make_step(2))
     chakra_files.write_ranks(tmp_path, "step", trace.ranks)
     assert "2 files" in chakra_files.write_ranks(tmp_path, "step", trace.ranks)

@@ -146,7 +146,7 @@ TIMED = [[call(span=(at + late, at + 100)) for at in range(0, 3000, 100)] for la
 
 def test_a_rank_that_is_late_is_what_there_is_to_know_first() -> None:
     told = view.make_headline(judge_trace(trace(*TIMED)))
-    assert told.words == (
+    assert told.text == (
         "rank 2 comes last to 30 of 30 operations of world (0-2), and costs 2.10 µs of waiting"
     )
     assert told.weight == "notice"

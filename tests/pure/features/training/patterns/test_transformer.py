@@ -216,9 +216,8 @@ def test_forward_communicates_as_torchs_parallel_layer(sp: bool) -> None:
 @pytest.mark.parametrize("sp", [False, True])
 def test_backward_does_too_but_for_inputs_that_are_gathered_again(sp: bool) -> None:
     again = Counter({"all_gather": 2 if sp else 0})
-    scalar = Counter(
-        {"all_reduce": of_torch(sp)[1]["all_reduce"] if sp else 0}
-    )  # of the test's loss
+    # of the test's loss
+    scalar = Counter({"all_reduce": of_torch(sp)[1]["all_reduce"] if sp else 0})
     assert per_layer("backward", sp) == of_torch(sp)[1] - scalar + again
 
 

@@ -69,7 +69,7 @@ def test_time_that_a_step_saves_has_its_sign() -> None:
 
 
 def test_a_step_is_named_without_its_digest() -> None:
-    assert steps.name_step(overlap((1.0,) * 6, 1, 1).whole.case) == "x layers=2"
+    assert steps.name_step(overlap((1.0,) * 6, 1, 1).step_record.case) == "x layers=2"
 
 
 def test_the_bars_of_a_waterfall_lead_from_computation_to_the_step() -> None:
@@ -111,7 +111,7 @@ def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> st
     suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), subjects=(step,))
     records = [
         Record(case=each, status="ok", world=0, times_ns=[ns * MS] * 8, stop=stop)  # type: ignore[arg-type]
-        for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
+        for each, ns in zip(suite.resolve().expand()[0], (12, 10, 4), strict=True)
     ]
     file = run_file(records, [world(n=2, cramped=cramped)], suite=suite)
     return " ".join(map(str, steps.make_document(file).brief))
@@ -143,7 +143,7 @@ def test_a_step_that_was_cut_short_is_told_so(stop: str, told: bool) -> None:
 def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
     one = overlap((11.0,) * 6, 10, 4)
     records = [
-        replace(record, world=0) for record in (one.whole, one.computation, one.communication)
+        replace(record, world=0) for record in (one.step_record, one.computation, one.communication)
     ]
     made = steps.make_document(run_file(records, [world(n=2, fake=fake)]))
     assert bool(made.values["steps"]) != fake and made.values.get("fake", False) == fake
