@@ -309,7 +309,9 @@ def _end_process(code: int) -> None:
     """Ends this process; at once where it is a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
+        from collbench.run.launch import join
         from collbench.run.launch.forkserver import leave_process
 
-        leave_process(code, f"rank {distributed.get_rank()} on {socket.gethostname()}")
+        who = f"rank {distributed.get_rank()} on {socket.gethostname()}"
+        leave_process(code, who, join.describe_stopped)
     sys.exit(code)

@@ -208,23 +208,23 @@ class _Clocks:
 
     def __init__(self, n: int) -> None:
         # row: the progress of each that this rank can count on
-        self._known = np.eye(n, dtype=np.int32)
-        self._at = {1: self._known.copy()}
+        self._progress = np.eye(n, dtype=np.int32)
+        self._at = {1: self._progress.copy()}
         self.awaited: set[tuple[int, int]] = set()
 
     def wait(self, rank: int, needs: dict[int, int]) -> tuple[tuple[int, int], ...]:
         waits = []
         for peer, progress in sorted(needs.items(), key=lambda need: -need[1]):
-            if self._known[rank, peer] < progress:
+            if self._progress[rank, peer] < progress:
                 waits.append((peer, progress))
                 self.awaited.add((peer, progress))
-                np.maximum(self._known[rank], self._at[progress][peer], out=self._known[rank])
+                np.maximum(self._progress[rank], self._at[progress][peer], out=self._progress[rank])
         return tuple(waits)
 
     def tick(self, progress: int) -> None:
         """All ranks have come to the same progress (which is not to say at the same time)."""
-        np.fill_diagonal(self._known, progress)
-        self._at[progress] = self._known.copy()
+        np.fill_diagonal(self._progress, progress)
+        self._at[progress] = self._progress.copy()
 
 
 class _Uses:

@@ -213,8 +213,11 @@ class Budget:
         self._until = time.monotonic() + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
         self._ahead: list[list[Job]] = []  # of this world and those to come
-        self._seen: dict[str, Cost] = {}
-        self._known: dict[bool, list[tuple[Cost, Cost]]] = {False: [], True: []}  # seen, guessed
+        self._costs: dict[str, Cost] = {}
+        self._cost_pairs: dict[bool, list[tuple[Cost, Cost]]] = {
+            False: [],
+            True: [],
+        }  # seen, guessed
         self._policy = policy
         self._guesses: dict[Case, Cost] = {}
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
@@ -249,8 +252,8 @@ class Budget:
             times = np.sum([part.times_ns for part in parts], axis=0) / 1e9
             call = float(np.median(times))
             cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
-            self._seen[record.case.key] = cost
-            self._known[_is_large(job)].append((cost, self._guess(job)))
+            self._costs[record.case.key] = cost
+            self._cost_pairs[_is_large(job)].append((cost, self._guess(job)))
             self._correct()
         return record
 
@@ -301,7 +304,7 @@ class Budget:
     def _cost(self, job: Job) -> Cost:
         """What was seen of the case in an earlier cycle; else a guess, corrected by what others
         took: by a sum for what every case costs, by a factor for what grows with the size."""
-        cost = self._seen.get(job.case.key)
+        cost = self._costs.get(job.case.key)
         if cost is not None:
             return cost
         guess = self._guess(job)
@@ -318,9 +321,9 @@ class Budget:
     def _correct(self) -> None:
         """Works out the corrections anew, for small and large cases: seconds that every case costs,
         and factors of what else is fixed and of a call."""
-        more = [cost.fixed - guess.fixed for cost, guess in self._known[False]]
+        more = [cost.fixed - guess.fixed for cost, guess in self._cost_pairs[False]]
         per_case = max(0.0, float(np.median(more))) if more else 0.0
-        for large, pairs in self._known.items():
+        for large, pairs in self._cost_pairs.items():
             call = float(np.median([s.call / g.call for s, g in pairs])) if pairs else 1.0
             filled = [max(0.0, s.fixed - per_case) / g.fixed for s, g in pairs if large]
             factor = max(1.0, float(np.median(filled))) if filled else 1.0

@@ -135,7 +135,7 @@ class Status(Gathered):
             self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         )
         self._live: Frame | None = None
-        self._known: set[Case] = set()  # cases that have a record
+        self._recorded: set[Case] = set()  # cases that have a record
         self._now: tuple[Case, str, float] | None = None
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
@@ -166,7 +166,7 @@ class Status(Gathered):
         self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        phase = f"pass 2 of 2, {phase}" if case in self._known else phase
+        phase = f"pass 2 of 2, {phase}" if case in self._recorded else phase
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
@@ -181,7 +181,7 @@ class Status(Gathered):
             return
         self._foretold.add(key)
         warm = [self._warm[sibling] for sibling in case.siblings[::-1]]
-        launches = sum(case.key == key and case not in self._known for case in self.cases)
+        launches = sum(case.key == key and case not in self._recorded for case in self.cases)
         policy = self.run.policy.resolved(self.worlds[record.world].cramped)
         forecast = runner_of(case).forecast(warm, policy, launches)
         if forecast is None:
@@ -196,7 +196,7 @@ class Status(Gathered):
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
-        self._known.add(record.case)
+        self._recorded.add(record.case)
         self._now = (record.case, "done", 0.0)
 
     def end(self, end: End, path: Path | None) -> None:
@@ -350,7 +350,7 @@ class Watch:
             *columns, console=self._console, transient=True, disable=not self._console.is_terminal
         )
         self._tasks: dict[int, TaskID] = {}
-        self._told: tuple[int, int] | None = None
+        self._shown_step: tuple[int, int] | None = None
 
     def __enter__(self) -> Watch:
         self._bar.start()
@@ -368,8 +368,8 @@ class Watch:
         case = step.case
         what = f": {case.collective} {case.label} {format_size(case.nbytes)}" if case else ""
         self._bar.update(self._tasks[step.stage], completed=step.launch, doing=f"{step.side}{what}")
-        if self._bar.disable and self._told != (step.stage, step.round):
-            self._told = (step.stage, step.round)
+        if self._bar.disable and self._shown_step != (step.stage, step.round):
+            self._shown_step = (step.stage, step.round)
             self._console.print(
                 f"{name}, round {step.round + 1} of {step.rounds}" if step.stage else name
             )

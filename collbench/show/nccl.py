@@ -235,7 +235,7 @@ class Text(Reporter):
         self, out: IO[str], options: Options = DEFAULTS, get_path: Callable[[], Path] | None = None
     ) -> None:
         """``get_path`` gives, once the run has begun, the path of its JSON, if there is one."""
-        self._out, self._options, self._beside = out, options, get_path
+        self._out, self._options, self._get_path = out, options, get_path
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pair_cases(cases), 0
@@ -290,7 +290,7 @@ class Text(Reporter):
     def _introduce(self) -> None:
         if not self._introduced:
             self._introduced = True
-            self._print(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
+            self._print(*[f"# Writing JSON output to {self._get_path()}"] if self._get_path else [])
             self._print(
                 f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
@@ -330,7 +330,7 @@ class Text(Reporter):
             )
             self._print(_format_row(measured[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
-            self._shown += measured
+            self._block_outcomes += measured
             self._remark(*_describe_isolated(measured), *_describe_doubted(measured))
         for record, _ in measured:
             if record.status in ("failed", "skipped"):
@@ -368,7 +368,7 @@ class Text(Reporter):
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
-        self._shown: list[Outcome] = []
+        self._block_outcomes: list[Outcome] = []
         self._repeated: Counter[str] = Counter()
         matching_worlds = [
             w
@@ -403,7 +403,7 @@ class Text(Reporter):
         )
 
     def _conclude(self) -> None:
-        if self._table and not any(map(has_line, self._shown)):
+        if self._table and not any(map(has_line, self._block_outcomes)):
             self._print("# nothing of this table ran: there is no result", "#")
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
@@ -411,17 +411,19 @@ class Text(Reporter):
             self._print(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
-            self._remark(*(f"note: {line}" for line in count_notes(self._shown)))
+            self._remark(*(f"note: {line}" for line in count_notes(self._block_outcomes)))
             crowded = {world.cramped for world in self._worlds}
-            meanings = explain_doubts(self._shown, self._run.policy, crowded, self._run.command)
+            meanings = explain_doubts(
+                self._block_outcomes, self._run.policy, crowded, self._run.command
+            )
             self._remark(*(f"flagged: {line}" for line in meanings))
-            self._remark(*(f"counted: {line}" for line in list_movements(self._shown)))
+            self._remark(*(f"counted: {line}" for line in list_movements(self._block_outcomes)))
             self._print(f"# Collective test concluded: {self._table[0]}", "#")
 
     def _averaged(self) -> str:
         """OK or FAILED where this table's average has a limit and meets it or falls short, as
         nccl-tests has it; else nothing."""
-        records = [record for record, _ in self._shown]
+        records = [record for record, _ in self._block_outcomes]
         file = RunFile(run=self._run, worlds=self._worlds, records=records, end=None, path=Path())
         answers = {result.answer for result in limits.judge_limits(file) if result.average}
         return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""

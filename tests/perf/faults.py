@@ -386,7 +386,7 @@ class Trial:
 def culprits(said: str, local: bool) -> set[int]:
     """Ranks that collbench blames, else those that the launcher does."""
     told = "\n".join(line for line in said.splitlines() if line.startswith(("collbench:", "rank ")))
-    speaker = r"rank \d+ on \S+ lost |rank \d+ of \d+ on \S+ \(\S+\) did not reach "
+    speaker = r"rank \d+ on \S+ lost |rank \d+ of \d+ on \S+ \([^)]*\)+ did not reach "
     said, told = (re.sub(speaker, "", text) for text in (said, told))
     told = told.split(" never came")[0]
     found = re.findall(r"\brank (\d+)", told)

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from collbench.run.launch.board import LEAVE_SECONDS
+
 # Rank 0 holds Python's lock for 5 s, and has made the file before it lets go; nothing else of its
 # process can run meanwhile. Rank 1 asks in the middle of that.
 HOLDING = """
@@ -38,6 +40,23 @@ with join.hold_meeting(member, 60) as meeting:
         store.set("asked", "1")
         print(store.get("asked").decode(), "after" if released.exists() else "before")
     control.barrier()
+"""
+
+# Rank 0 stops itself once rank 1 has left.
+STOPPING = """
+import os, signal, time
+from collbench.run.launch import join
+from collbench.run.rank import worker
+from collbench.run.rank.control import Store
+
+member = join.detect_launcher()
+with join.hold_meeting(member, 60) as meeting:
+    store = Store(meeting.connection)
+    worker.connect_control(worker.Place(*member[1:], launcher="environment"), store).barrier()
+    if member.rank == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 MEETING = "collbench.run.launch.meeting"
@@ -66,6 +85,33 @@ def test_no_rank_waits_for_pythons_lock_of_another(tmp_path: Path) -> None:
     ends = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], ends
     assert ends[1][0] == "1 before\n"
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_stops_when_all_others_have_left_is_ended() -> None:
+    """Its launcher would wait for it for ever."""
+    port = free_port()
+    ranks = [start(rank, port, "-c", STOPPING) for rank in range(2)]
+    ends = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0], ends
+
+
+@pytest.mark.slow
+def test_a_rank_0_that_is_stopped_with_its_launcher_is_a_persons() -> None:
+    port, shell = (
+        free_port(),
+        "import os, subprocess, signal, sys\np = subprocess.Popen(sys.argv[1:])\n",
+    )
+    shell += "os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(p.wait())"
+    launcher = start(0, port, "-c", shell, sys.executable, "-c", STOPPING)
+    other = start(1, port, "-c", STOPPING)
+    assert launcher.stdout and other.wait(60) == 0
+    pid = int(launcher.stdout.readline())
+    time.sleep(LEAVE_SECONDS + 4)
+    assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    os.kill(pid, signal.SIGCONT), launcher.send_signal(signal.SIGCONT)
+    launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
 
 
 def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:

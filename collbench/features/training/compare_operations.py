@@ -70,7 +70,7 @@ class _Watch:
         operations = list_played(step, 0, case.backend, case.algorithm)
         number = {operation.who: at for at, operation in enumerate(operations)}
         self.places = [operation.at for operation in operations]
-        self._met = [
+        self._met_operations = [
             [
                 (operation.at, number[operation.who])
                 for operation in played
@@ -94,7 +94,7 @@ class _Watch:
             program = self.step.program(rank)
             for k in range(count):
                 spans = under_way(program, records, k)
-                for at, number in self._met[rank]:
+                for at, number in self._met_operations[rank]:
                     begin, end = spans[at]
                     took[k, number] = min(took[k, number], end - begin)
         middle: Floats = np.median(took, axis=0)

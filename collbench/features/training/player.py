@@ -50,7 +50,7 @@ class _Later:
     """The handle of a call that a lane is yet to make."""
 
     def __init__(self) -> None:
-        self._made = threading.Event()
+        self._submitted = threading.Event()
         self._work: Any = None
         self._failed: list[BaseException] = []
 
@@ -61,10 +61,10 @@ class _Later:
             self._work = submit()
         except BaseException as e:
             self._failed.append(e)
-        self._made.set()
+        self._submitted.set()
 
     def wait(self) -> None:
-        self._made.wait()
+        self._submitted.wait()
         if self._failed:
             raise self._failed[0]
         if self._work is not None:
@@ -75,21 +75,21 @@ class Lane:
     """A thread that makes calls in their order, each once what it comes after is done."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+        self._actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
     def hand(self, after: Sequence[Any], submit: Callable[[], Any]) -> _Once:
         """Have the lane submit a call once ``after`` is done; a handle to wait for."""
         later = _Later()
-        self._asked.put(partial(later.make, after, submit))
+        self._actions.put(partial(later.make, after, submit))
         return _Once(later)
 
     def close(self) -> None:
         """End the thread, once what it was handed is done."""
-        self._asked.put(None)
+        self._actions.put(None)
 
     def _run(self) -> None:
-        while make := self._asked.get():
+        while make := self._actions.get():
             make()
 
 

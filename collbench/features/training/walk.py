@@ -140,8 +140,8 @@ class Walk:
         self._tails: list[dict[tuple[str, str], int]] = [{} for _ in range(number)]
         self._turns: list[Counter[int]] = [Counter() for _ in range(number)]
         self._meetings: dict[tuple[int, int], _Meeting] = {}
-        self._met: list[list[_Meeting | None]] = [[None] * len(ops) for ops in self.ops]
-        self._known: dict[Hashable, tuple[int, frozenset[int]]] = {}
+        self._meetings_at: list[list[_Meeting | None]] = [[None] * len(ops) for ops in self.ops]
+        self._partners: dict[Hashable, tuple[int, frozenset[int]]] = {}
         self._names: dict[Hashable, int] = {}
         self._waiting: dict[tuple[int, int], list[_Meeting]] = defaultdict(list)
         self._undone: list[set[int]] = [set() for _ in range(number)]
@@ -174,7 +174,7 @@ class Walk:
                 if not self._do_alone(actor, at, op):
                     return
                 continue
-            if self._met[actor][at] is None:
+            if self._meetings_at[actor][at] is None:
                 self._issue(actor, at, op)
             if op.wait == "call":
                 if (span := spans[at]) is None:
@@ -207,7 +207,7 @@ class Walk:
             meeting = self._meetings[name, turn] = _Meeting(needed)
         else:
             self._agree(meeting, actor, at, op)
-        self._met[actor][at] = meeting
+        self._meetings_at[actor][at] = meeting
         self._undone[actor].add(at)
         meeting.there[actor] = at
         begin, tails = max(meeting.begin, self._clock[actor]), self._tails[actor]
@@ -227,9 +227,9 @@ class Walk:
         """What those who meet in an operation call it alike, as a number, and who they are."""
         end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
         key = actor, op.group, end
-        if (partner := self._known.get(key)) is None:
+        if (partner := self._partners.get(key)) is None:
             name, needed = self._name_meeting(actor, op)
-            partner = self._known[key] = self._names.setdefault(name, len(self._names)), needed
+            partner = self._partners[key] = self._names.setdefault(name, len(self._names)), needed
         return partner
 
     def _name_meeting(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
@@ -287,7 +287,7 @@ class Walk:
             visited.add(actor)
             if self._at[actor] == len(self.ops[actor]):
                 return ", ".join([*sentences, f"which has ended (rank {rank})"])
-            at, other = self._late(actor)
+            at, other = self._find_late(actor)
             op = self.ops[actor][at]
             members = self.actors.members(op.group, rank)
             late = next(member for member in members if self.actors.kind[member] == other)
@@ -295,9 +295,9 @@ class Walk:
             rank = late
         return ", ".join(sentences)
 
-    def _late(self, actor: int) -> tuple[int, int]:
+    def _find_late(self, actor: int) -> tuple[int, int]:
         """The operation that an actor stands still for, and an actor that has not come to it."""
-        met = {at: meeting for at, meeting in enumerate(self._met[actor]) if meeting}
+        met = {at: meeting for at, meeting in enumerate(self._meetings_at[actor]) if meeting}
         for at in sorted(self._undone[actor]):
             if missing := sorted(met[at].needed - {*met[at].there}):
                 return at, missing[0]

@@ -97,7 +97,7 @@ class Symmetric(Base):
         self._claim = torch.zeros(1, dtype=torch.int32, device=self.device)
         on_gpu = self.device.type == "cuda"
         self._report = torch.zeros(self._walker.REPORT_WORDS, dtype=torch.int64, pin_memory=on_gpu)
-        self._said = self._report.numpy()  # which the host reads at the price of memory
+        self._report_words = self._report.numpy()  # which the host reads at the price of memory
         self.finish()
         self._control.barrier()  # all progress is 0
         if not self.policy.virtual:
@@ -267,8 +267,8 @@ class Symmetric(Base):
         """Raises RuntimeError if a rank of this process has waited in vain."""
         if self.stream:
             self.stream.drain()
-        if self._said[0]:
-            _, rank, channel, peer, awaited, reached = self._said.tolist()
+        if self._report_words[0]:
+            _, rank, channel, peer, awaited, reached = self._report_words.tolist()
             progress = (  # below: of earlier calls
                 f"progress {awaited} awaited, {max(reached, 0)} seen (channel {channel})"
             )

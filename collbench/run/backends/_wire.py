@@ -52,13 +52,13 @@ class Room:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kept: dict[object, Tensor] = {}
+        self._buffers: dict[object, Tensor] = {}
 
     def get(self, name: object, nbytes: int) -> Tensor:
         """At least so many bytes, the same ones for the same name."""
-        if name not in self._kept or len(self._kept[name]) < nbytes:
-            self._kept[name] = torch.empty(nbytes + PAGE, dtype=torch.uint8, device=self._device)
-        return self._kept[name][:nbytes]
+        if name not in self._buffers or len(self._buffers[name]) < nbytes:
+            self._buffers[name] = torch.empty(nbytes + PAGE, dtype=torch.uint8, device=self._device)
+        return self._buffers[name][:nbytes]
 
 
 Start = Callable[[Messages, Any], Post]  # makes that of messages between the ranks of a group

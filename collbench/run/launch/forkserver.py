@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -51,13 +52,15 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
     fresh: bool = False
 
 
-def leave_process(status: int, unwatched: str = "") -> NoReturn:
+def leave_process(
+    status: int, unwatched: str = "", find_cause: Callable[[], str] = lambda: ""
+) -> NoReturn:
     """End this process at once, its exit handlers run and all printed. Python would take torch down
     part by part first, for a quarter of a second, in which libraries may abort around ranks that
     are gone. Where nobody else watches this process, by whose name it is called then, exit handlers
-    have LEAVE_SECONDS."""
+    have LEAVE_SECONDS; ``find_cause`` says then what they may have waited for."""
     if unwatched:
-        limit = threading.Timer(LEAVE_SECONDS, _cut_short, (status, unwatched))
+        limit = threading.Timer(LEAVE_SECONDS, _cut_short, (status, unwatched, find_cause))
         limit.daemon = True
         limit.start()
     with suppress(BrokenPipeError):
@@ -66,10 +69,12 @@ def leave_process(status: int, unwatched: str = "") -> NoReturn:
     os._exit(status)
 
 
-def _cut_short(status: int, who: str) -> None:
-    late = f"did not end within {LEAVE_SECONDS:g} s of its last work, and is killed"
+def _cut_short(status: int, who: str, find_cause: Callable[[], str]) -> None:
+    message = f"{who} did not end within {LEAVE_SECONDS:g} s of its last work, and is killed"
+    if cause := find_cause():
+        message = f"{cause} while leaving; all had been measured"
     with suppress(OSError):
-        os.write(2, f"collbench: {who} {late}\n".encode())
+        os.write(2, f"collbench: {message}\n".encode())
     os._exit(status)
 
 

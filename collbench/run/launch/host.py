@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import msgspec
@@ -23,8 +23,19 @@ from collbench.core.text import print_message
 from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.children import bound_command, module_command
 from collbench.run.launch.meeting import Hello, News, Order, Terms
+from collbench.survive.signals import STOPPING
 
 ANSWER_SECONDS = 5.0  # of the process itself, which waits for nothing
+
+
+@contextmanager
+def _hold_signals() -> Iterator[None]:
+    """A process that is started within gets no signal before it says how it takes them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Host:
@@ -44,7 +55,7 @@ class Host:
         self._answers: dict[int, Future[News]] = {}
         self._control, theirs = socket.socketpair()
         command = module_command(sys.executable, "collbench.run.launch.meeting")
-        with listener, theirs:
+        with listener, theirs, _hold_signals():
             self._process = subprocess.Popen(
                 # it is not killed with rank 0, but goes on to clean up after it
                 bound_command(sys.executable, signal.SIGCONT, os.getpid(), *command),

@@ -147,6 +147,9 @@ class Meeting(NamedTuple):
         return waited
 
 
+_connections: list[Connection] = []  # of this process, one for each meeting
+
+
 def divert_stdout() -> None:
     """Send what libraries write to standard output to standard error from now on. The command
     itself prints at a descriptor of its own (cli.main)."""
@@ -174,6 +177,7 @@ def hold_meeting(member: Membership, seconds: float) -> Iterator[Meeting]:
     """The meeting that ``meet_ranks`` makes; libraries then keep to the interface that ranks met
     on, and who does not leave at the end is named."""
     connection, host = meeting = meet_ranks(member, seconds)
+    _connections.append(connection)
     try:
         keep_to(rendezvous.find_interface(connection.address))
         yield meeting
@@ -183,6 +187,11 @@ def hold_meeting(member: Membership, seconds: float) -> Iterator[Meeting]:
     finally:
         if host:
             host.close()
+
+
+def describe_stopped() -> str:
+    """The ranks of this process's meetings that are stopped on this host, in words; "" for none."""
+    return next(filter(None, (connection.stopped() for connection in _connections)), "")
 
 
 def keep_to(interface: str) -> None:

@@ -198,14 +198,14 @@ class _Serving:
 
     def __init__(self, connection: Connection, keeper: Keeper, timeout: float) -> None:
         self._connection, self._keeper, self._timeout = connection, keeper, timeout
-        self._heard = time.monotonic()
+        self._last_word = time.monotonic()
         self._send("")
         threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
 
     def until_told(self) -> int:
         code = ""
         while (message := self._connection.receive()) is not None:
-            self._heard = time.monotonic()
+            self._last_word = time.monotonic()
             if message:
                 errand = msgspec.json.decode(message, type=Errand)
                 code = errand.text if errand.op == "exit" else ""
@@ -236,7 +236,7 @@ class _Serving:
             self._connection.send(text.encode())
 
     def _beat(self) -> None:
-        while time.monotonic() - self._heard < self._timeout * _SILENT:
+        while time.monotonic() - self._last_word < self._timeout * _SILENT:
             time.sleep(self._timeout * _SILENT / 3)
             self._send("")
         self._tell_lost("hears nothing of")

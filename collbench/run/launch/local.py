@@ -229,15 +229,15 @@ class Watch(RankWatch):
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
         self._store = Path(store)
-        self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
+        self._request = msgspec.json.encode(Asked(plan, store)) + b"\n"
         self._pids: dict[int, int] = {}
         self._wardens: dict[int, int] = {}
         self._idle: dict[int, float] = {}  # seconds that processes were seen stopped
-        self._looked = self._begun
+        self._last_look = self._begun
         self._channels: dict[int, socket.socket] = {}
         self._unsent: dict[int, memoryview] = {}
         self._partial = [b""] * plan.processes
-        self._gone: set[int] = set()
+        self._ended_ranks: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ, -1)
 
@@ -245,7 +245,7 @@ class Watch(RankWatch):
         return self._selector.fileno()
 
     def busy(self) -> bool:
-        return len(self._gone) < self.plan.processes and not self.overdue()
+        return len(self._ended_ranks) < self.plan.processes and not self.overdue()
 
     def move(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
@@ -301,7 +301,7 @@ class Watch(RankWatch):
         """Whether anybody did not leave, which is then said."""
         if not self._over:
             return True
-        late = [rank for rank in self._pids if rank not in self._gone]
+        late = [rank for rank in self._pids if rank not in self._ended_ranks]
         still = [rank for rank in late if process_state(self._pids[rank]) != "ended"]
         stopped = [rank for rank in still if process_state(self._pids[rank]) == "stopped"]
         who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
@@ -313,9 +313,9 @@ class Watch(RankWatch):
         """Raises RunBroken for a rank that is stopped while others load, which passes for
         progress."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS or self._has_loaded():
+        if now - self._last_look < LOOK_SECONDS or self._has_loaded():
             return
-        seconds, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
+        seconds, self._last_look = min(now - self._last_look, 2 * LOOK_SECONDS), now
         rank_of_pid = {pid: rank for rank, pid in self._processes()}
         if len(self._wardens) < self.plan.processes:  # one may be stopped before it tells of itself
             rank_of_pid = {pid: rank for rank, pid in self._parent.below()} | rank_of_pid
@@ -334,7 +334,7 @@ class Watch(RankWatch):
     def _processes(self) -> list[tuple[int, int]]:
         """Ranks and their wardens (rank, pid), as far as they are known and have not ended."""
         processes = [*self._pids.items(), *self._wardens.items()]
-        return [(rank, pid) for rank, pid in processes if rank not in self._gone]
+        return [(rank, pid) for rank, pid in processes if rank not in self._ended_ranks]
 
     def _stopped(self, rank: int, pid: int) -> RunBroken:
         phrase = STOPPED.description
@@ -375,7 +375,7 @@ class Watch(RankWatch):
             raise error from None
         rank = note.rank
         if note.pid:
-            self._pids[rank], self._unsent[rank] = note.pid, memoryview(self._asked)
+            self._pids[rank], self._unsent[rank] = note.pid, memoryview(self._request)
             channel = self._channels[rank] = socket.socket(fileno=fds[0])
             channel.setblocking(False)
             self._selector.register(channel, _BOTH, rank)
@@ -383,7 +383,7 @@ class Watch(RankWatch):
         if note.warden:
             self._wardens[rank] = note.warden
             return
-        self._gone.add(rank)
+        self._ended_ranks.add(rank)
         if note.alone and rank not in self.done:
             self.deaths.setdefault(rank, ORPHANED)
         elif rank not in self.done and rank not in self.errors:

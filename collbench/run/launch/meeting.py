@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
-from collbench.run.launch.board import process_state
+from collbench.run.launch.board import LEAVE_SECONDS, process_state
 from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
@@ -243,12 +244,12 @@ class MeetingServer:
         self._verdict = Verdict()
         self._values: dict[str, bytes] = {}
         self._set: dict[str, asyncio.Event] = {}
-        self._heard: dict[
-            int, float
-        ] = {}  # when from each rank; infinity while it waits for an answer
+        # when from each rank; infinity while it waits for an answer
+        self._last_beats: dict[int, float] = {}
+        self._departed: set[int] = set()  # ranks that said bye
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
-        self._gone: set[int] = set()
+        self._left_ranks: set[int] = set()
         # when a world that takes turns had its last, infinity while it waits for one
         self._woke = -math.inf
         self._decided = asyncio.Event()
@@ -259,6 +260,7 @@ class MeetingServer:
         asyncio.get_running_loop().set_exception_handler(self._report)
         self._tell_news(News())
         self._start(self._admit_ranks())
+        self._start(self._end_stopped_host())
         with suppress(OSError):
             while line := await orders.readline():
                 self._start(self._answer(msgspec.json.decode(line, type=Order)))
@@ -319,8 +321,8 @@ class MeetingServer:
     def _silent(self, seconds: float) -> list[int]:
         """Ranks that have said nothing for so long, though they have not left."""
         before = time.monotonic() - seconds
-        late = (rank for rank, at in self._heard.items() if at < before)
-        return sorted(set(late) - self._gone)
+        late = (rank for rank, at in self._last_beats.items() if at < before)
+        return sorted(set(late) - self._left_ranks)
 
     def _stopped(self) -> list[int]:
         """Ranks on this host whose processes are stopped."""
@@ -338,13 +340,34 @@ class MeetingServer:
         """Wait for all to leave. Those that do not are returned, and killed where they are surely
         processes of this host, but for rank 0's."""
         until = time.monotonic() + seconds
-        while self._heard and time.monotonic() < until:
+        while self._last_beats and time.monotonic() < until:
             await asyncio.sleep(0.005)
-        late = sorted(set(self._heard) - self._gone)
+        late = sorted(set(self._last_beats) - self._left_ranks)
         for rank in late:
             if self._pids.get(rank, os.getppid()) != os.getppid():
                 os.kill(self._pids[rank], signal.SIGKILL)
         return self._names(late)
+
+    async def _end_stopped_host(self) -> None:
+        """Kill rank 0 where it stays stopped when all others have left: its launcher
+        would wait for it for ever. One whose launcher is stopped, too, is a person's (Ctrl-Z)."""
+        rank_0, since = os.getppid(), math.inf
+        launcher = psutil.Process(rank_0).ppid()
+        while os.getppid() == rank_0:
+            alone = len(self._departed - {0}) == self._n - 1 > 0
+            if (
+                not alone
+                or process_state(rank_0) != "stopped"
+                or process_state(launcher) == "stopped"
+            ):
+                since = math.inf
+            elif since == math.inf:
+                since = time.monotonic()
+            # a rank that MPI keeps waiting for it has LEAVE_SECONDS, too, and can still say why
+            if time.monotonic() - since > LEAVE_SECONDS + 1:
+                os.kill(rank_0, signal.SIGKILL)
+                return
+            await asyncio.sleep(0.5)
 
     async def _admit_ranks(self) -> None:
         server = await asyncio.start_server(
@@ -376,7 +399,7 @@ class MeetingServer:
         if len(self._pending) > PENDING + self._n:
             next(iter(self._pending)).transport.abort()
         try:
-            hello, seal = await asyncio.wait_for(self._met(reader, writer), HELLO_SECONDS)
+            hello, seal = await asyncio.wait_for(self._greet(reader, writer), HELLO_SECONDS)
         except _STRANGE:
             self._strays += 1
             writer.transport.abort()
@@ -387,7 +410,7 @@ class MeetingServer:
             await self._receive(hello, seal, reader, writer)
         writer.close()
 
-    async def _met(
+    async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Hello, Seal]:
         """Who comes, once it has proved that it belongs here. Raises ValueError for anybody
@@ -428,20 +451,21 @@ class MeetingServer:
             while True:
                 request = seal.opened(await reader.readuntil(b"\n"), Request)
                 if request.op == "bye":
-                    self._heard.pop(hello.rank, None)
+                    self._last_beats.pop(hello.rank, None)
+                    self._departed.add(hello.rank)
                     self._tell_news(News(rank=hello.rank))
                     return
-                self._heard[hello.rank] = math.inf
+                self._last_beats[hello.rank] = math.inf
                 if request.op == "say":
                     self._tell_news(News(rank=hello.rank, value=request.value))
                     await self._news.drain()
                 if request.op != "beat":
                     writer.write(seal.line(await self._done(request)))
                     await writer.drain()
-                self._heard[hello.rank] = time.monotonic()
+                self._last_beats[hello.rank] = time.monotonic()
         except _STRANGE:
             if not self._verdict.refused:
-                self._gone.add(hello.rank)
+                self._left_ranks.add(hello.rank)
                 self._tell_news(News(rank=hello.rank, gone=hello))
 
     def _note_pid(self, rank: int, at: socket.socket) -> None:
@@ -580,6 +604,7 @@ def main() -> None:
     ignored."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     asyncio.run(serve(socket.socket(fileno=0)))
     folders.sweep_folders(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
 

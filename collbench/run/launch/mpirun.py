@@ -102,7 +102,7 @@ class Mpirun(Parent):
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready = select.epoll()
         self._alive = 0
-        self._heard: set[int] = set()  # ranks whose wardens have begun
+        self._begun_ranks: set[int] = set()  # ranks whose wardens have begun
         self._wardens: dict[int, int] = {}  # descriptors of their processes, and whose they are
         self.hint = f"{self._mpirun} -n 2 {python} -c 'import torch' tells why"
 
@@ -153,7 +153,7 @@ class Mpirun(Parent):
         return note, fds
 
     def _follow(self, note: Note) -> Note:
-        self._heard.add(note.rank)
+        self._begun_ranks.add(note.rank)
         try:
             descriptor = os.pidfd_open(note.warden)
         except ProcessLookupError:
@@ -169,7 +169,7 @@ class Mpirun(Parent):
         return self._wardens.pop(descriptor)
 
     def unheard(self, n: int) -> list[int]:
-        return [rank for rank in range(n) if self._heard and rank not in self._heard]
+        return [rank for rank in range(n) if self._begun_ranks and rank not in self._begun_ranks]
 
     def below(self) -> list[tuple[int, int]]:
         processes: list[tuple[int, int]] = []

@@ -238,16 +238,16 @@ class Watch(RankWatch):
         super().__init__(plan, listener, _GRACE)
         self._seats, self._world, self._guard = seats, world, guard
         self._pids: dict[int, int] = {}
-        self._gone: set[int] = set()
+        self._ended_ranks: set[int] = set()
         self._begun, self._done, self._look = False, 0, 0.0
         self._each = 1 + any(job.companion for job in plan.jobs)  # cases of a job
-        self._taken: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self._incoming: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
 
     def take(self, rank: int, line: str) -> None:
         """Have a line heard by whoever moves this; from any thread."""
-        self._taken.put((rank, line))
+        self._incoming.put((rank, line))
         with suppress(OSError):  # it is awake, or nobody listens any more
             self._wake.send(b".")
 
@@ -255,24 +255,24 @@ class Watch(RankWatch):
         return self._woken.fileno()
 
     def busy(self) -> bool:
-        return len(self._gone) < self.plan.n and not self.overdue()
+        return len(self._ended_ranks) < self.plan.n and not self.overdue()
 
     def move(self, seconds: float) -> None:
         if select.select([self._woken], [], [], seconds)[0]:
             self._woken.recv(1 << 16)
-        while not self._taken.empty():
-            self.handle_line(*self._taken.get())
+        while not self._incoming.empty():
+            self.handle_line(*self._incoming.get())
         if (job := self.job) is not None:
             self.listener.tick(self.plan.jobs[job].case, Phase.MEASURING)
         if self.busy() and time.monotonic() > self._look:
             self._look = time.monotonic() + _GUARD
             if lost := self._guard():
                 raise RunBroken(f"{lost} while {self._doing()}", "is its host up?", self.job)
-        self.check(last=len(self._gone) == self.plan.n)
+        self.check(last=len(self._ended_ranks) == self.plan.n)
 
     def leave_behind(self) -> None:
         """Name whoever did not end in time."""
-        if late := [rank for rank in range(self.plan.n) if rank not in self._gone]:
+        if late := [rank for rank in range(self.plan.n) if rank not in self._ended_ranks]:
             tell_late(", ".join(map(self.who, late)))
 
     def close(self) -> None:
@@ -301,11 +301,11 @@ class Watch(RankWatch):
         elif message.stopped is not None:
             (self.stopped.add if message.stopped else self.stopped.discard)(rank)
         elif message.lost is not None:
-            self._gone.add(rank)
+            self._ended_ranks.add(rank)
             self.deaths[rank] = Death(f"was lost ({message.lost})")
             self._since = -self._grace  # nothing more is to be heard, and others may be ended soon
         elif message.exit is not None:
-            self._gone.add(rank)
+            self._ended_ranks.add(rank)
             if message.exit and rank not in self.errors:
                 self.deaths[rank] = Death.by(message.exit, "exited with")
         return message

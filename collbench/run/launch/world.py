@@ -195,14 +195,14 @@ class StallWatch:
     def __init__(self, board: Board, plan: Plan) -> None:
         self._board, self._plan = board, plan
         self.beats, self._moved = board.beats(), time.monotonic()
-        self._beside: Sequence[float] = ()
+        self._other_beats: Sequence[float] = ()
 
     def stalled(self, other_beats: Sequence[float] = ()) -> float:
         """Seconds since any rank has moved, once they are more than the plan allows; before, 0.
         Ranks without a line on the board count as moving while ``other_beats`` changes."""
         latest, now = self._board.beats(), time.monotonic()
-        if latest != self.beats or other_beats != self._beside:
-            self.beats, self._beside, self._moved = latest, other_beats, now
+        if latest != self.beats or other_beats != self._other_beats:
+            self.beats, self._other_beats, self._moved = latest, other_beats, now
         seconds = now - self._moved
         return seconds if seconds > self._plan.timeout else 0.0
 

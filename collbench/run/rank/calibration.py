@@ -124,7 +124,7 @@ class Blocks:
         self._signs: list[np.ndarray] = []
         self._times: list[np.ndarray] = []
         self._replaced: dict[int, str] = {}
-        self._left: list[str] = []
+        self._causes: list[str] = []
 
     def before(self) -> None:
         """All ranks are about to take a block."""
@@ -148,7 +148,7 @@ class Blocks:
         fresh = [block for block in causes if causes[block] and block not in self._replaced]
         now = fresh[: max(1, self.planned // 2) - len(self._replaced)]
         self._replaced |= {block: causes[block] for block in now}
-        self._left = [causes[block] for block in fresh[len(now) :]]
+        self._causes = [causes[block] for block in fresh[len(now) :]]
         return now
 
     @property
@@ -170,7 +170,7 @@ class Blocks:
         return Calibration(
             blocks=len(self._times),
             replaced=dict(Counter(self._replaced.values())),
-            left=dict(Counter(self._left)),
+            left=dict(Counter(self._causes)),
             arithmetic_ns=arithmetic,
             copy_ns=copy,
             round_trip_ns=trip,

@@ -180,7 +180,7 @@ class Pattern:
 
     def __init__(self, arrival: str, group_control: Control, seed: int) -> None:
         self._kind, self._spread = arrivals.parse_arrival(arrival)
-        self._own, self._turn = group_control, 0
+        self._group, self._turn = group_control, 0
         self._rng = np.random.default_rng([seed, group_control.rank])
 
     def tarry(self) -> None:
@@ -188,7 +188,7 @@ class Pattern:
         self._turn += 1
         if self._kind == "random":
             wait_seconds(self._spread * self._rng.random())
-        elif self._turn % self._own.n == self._own.rank:
+        elif self._turn % self._group.n == self._group.rank:
             wait_seconds(self._spread)
 
 

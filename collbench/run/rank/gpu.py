@@ -70,7 +70,7 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cycles_per_ns = 0.0
-        self._beside: dict[object, Any] = {}
+        self._lane_streams: dict[object, Any] = {}
 
     def mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -78,9 +78,9 @@ class Cuda:
         return event
 
     def mark_after(self, work: Any, lane: object) -> Any:
-        if lane not in self._beside:
-            self._beside[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side = self._beside[lane]
+        if lane not in self._lane_streams:
+            self._lane_streams[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side = self._lane_streams[lane]
         with torch.cuda.stream(side):
             work.wait()  # has the current stream wait, here the one beside
             return self.mark()

@@ -89,11 +89,11 @@ class Trial:
     def __init__(self, bench: Bench, job: Job, behind: Behind | None = None) -> None:
         self._bench, self._behind = bench, behind
         self._control, self._rank, self._job = bench.control, bench.rank, job
-        self._own = bench.backend.control or bench.control  # this rank's group
+        self._group = bench.backend.control or bench.control  # this rank's group
         self._case = (
             job.case
-            if self._own.idle
-            else msgspec.structs.replace(job.case, group=self._own.number)
+            if self._group.idle
+            else msgspec.structs.replace(job.case, group=self._group.number)
         )
         self._policy = bench.policy
         if job.warmup is not None:
@@ -105,7 +105,7 @@ class Trial:
             )
         device = bench.backend.device
         self._planted = bench.planted()
-        self._late = self._planted.tarry if self._planted else do_nothing
+        self._delay = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation
         self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
@@ -121,10 +121,12 @@ class Trial:
         self._grows = (
             self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         )
-        self._kept: list[list[torch.Tensor]] = []
+        self._copies_of_slots: list[list[torch.Tensor]] = []
         self._checked = 0
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
-        self._beside = job.control and not bench.backend.interpreted and not job.case.background
+        self._takes_control = (
+            job.control and not bench.backend.interpreted and not job.case.background
+        )
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
@@ -155,7 +157,7 @@ class Trial:
         if self._grows or slow:
             for slot in range(self._policy.agg_iters):
                 self._fill(slot)
-        self._kept = self._copies()
+        self._copies_of_slots = self._copies()
         self._enter(Phase.WARMING)
         guard = None
         if self._bench.backend.stream:
@@ -170,7 +172,7 @@ class Trial:
         control = self._in_other_cadence(sampler, measured, protocol.iters)
         summed = self._bits()
         sent: list[Sent] = []
-        if self._beside:
+        if self._takes_control:
             sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
@@ -184,7 +186,7 @@ class Trial:
         remedy = sampler.remedy
         more = control, chose, sent, notes, background
         data = Seen(measured, remedy, states, firsts, submits, summed, *more)
-        return [self._outcome(*group, data) for group in enumerate(self._own.groups)]
+        return [self._outcome(*group, data) for group in enumerate(self._group.groups)]
 
     def _along(self, work: Steps[T]) -> Steps[T]:
         """``work`` with what there is in the background, once that has been timed alone."""
@@ -303,7 +305,7 @@ class Trial:
         def fenced() -> None:
             run()
             self._bench.backend.finish()
-            self._own.barrier()
+            self._group.barrier()
 
         return fenced if self._policy.blocking == 1 else run
 
@@ -351,7 +353,7 @@ class Trial:
         tarry = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else do_nothing
 
         def after() -> None:
-            self._late()
+            self._delay()
             tarry()
 
         if self._clock():
@@ -374,18 +376,18 @@ class Trial:
         the device's clock, as its own time may be the host's. None where the job wants no control,
         or a device's clock would have to be set beside a host's."""
         mode, backend, board = self._case.mode, self._bench.backend, self._bench.board
-        if not self._beside:
+        if not self._takes_control:
             return None
         if backend.stream:
             if mode != "streaming" or self._waits or self._case.size > FAST:
                 return None
-            sync = Sync("device", self._control, board, backend.align, after=self._late)
+            sync = Sync("device", self._control, board, backend.align, after=self._delay)
             return Cadence(sync, self._on_device)
         if mode not in ("isolated", "host"):
             return None
         aligned = mode == "host" or self._case.arrival
         scheme: Scheme = self._bench.scheme if aligned else "none"
-        return Cadence(Sync(scheme, self._control, board, do_nothing, self._common, self._late))
+        return Cadence(Sync(scheme, self._control, board, do_nothing, self._common, self._delay))
 
     def _sampler(self, inner: int) -> Sampler:
         beat = self._beat
@@ -422,7 +424,7 @@ class Trial:
         """Digests by group of what two calls made of the same data, which must be rounded: one if
         they agree."""
         if not self._policy.bitwise or not check.is_rounded(self._case):
-            return [[]] * len(self._own.groups)
+            return [[]] * len(self._group.groups)
         digests = []
         for _ in range(2):
             self._fill(0)
@@ -438,7 +440,7 @@ class Trial:
                 )
             )
         everyone = self._control.collect(digests)
-        groups_digests = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
+        groups_digests = [[everyone[rank] for rank in ranks] for ranks in self._group.groups]
         return [
             list(dict.fromkeys(map(check.join_digests, zip(*group_digests, strict=True))))
             for group_digests in groups_digests
@@ -467,14 +469,14 @@ class Trial:
     def _put_back(self, slot: int) -> None:
         """A slot as it was filled before, by a launch for each rank's buffer where there are
         copies: filling a large one anew takes thousands."""
-        if not self._kept:
+        if not self._copies_of_slots:
             return self._fill(slot)
-        for buffers, copy in zip(self._slots[slot], self._kept[slot], strict=True):
+        for buffers, copy in zip(self._slots[slot], self._copies_of_slots[slot], strict=True):
             buffers.written.copy_(copy)
 
     def _check(self, slots: list[int], when: str) -> Sequence[CaseOutcome]:
         """The outcome of each group if any rank's receive buffer differs anywhere, else nothing."""
-        self._totals = [0] * len(self._own.groups)
+        self._totals = [0] * len(self._group.groups)
         if not self._policy.check or not self._case.size:
             return []
         wrong, first = 0, None
@@ -487,7 +489,7 @@ class Trial:
                 wrong += bad
                 first = first or (where and [self._case.members[rank], *where])
         everyone = self._control.collect([self._checked, wrong, first])
-        findings = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
+        findings = [[everyone[rank] for rank in ranks] for ranks in self._group.groups]
         self._totals = [
             sum(checked for checked, _, _ in rank_findings) for rank_findings in findings
         ]
@@ -499,7 +501,7 @@ class Trial:
             return []
         problems = self._control.collect(self._behind.wrong() if self._behind else "")
         notes = [note for note in problems if note]
-        return [WrongData(len(notes), notes[0])] * len(self._own.groups) if notes else []
+        return [WrongData(len(notes), notes[0])] * len(self._group.groups) if notes else []
 
     def _beside_all(self) -> list[Background | None]:
         """How each rank's background fared."""

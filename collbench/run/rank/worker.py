@@ -122,7 +122,7 @@ class Worker:
         self._emit = emit
         self._backend: Backend = backends.find_backend(plan.backend)
         self._backend.policy = plan.policy
-        self._own = control  # this rank's group
+        self._group = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
         self._clocks = ""  # that somebody has locked, in words
         self.is_open = False  # whether all ranks have opened the world
@@ -160,7 +160,7 @@ class Worker:
         threads, on_cpus = info.threads or 1, not info.gpu
         cores = settle_cores(setup.rank, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
-        opened.callback(self._own.leave)
+        opened.callback(self._group.leave)
         opened.callback(self._backend.close)
         self._open(setup)
         took = clock() - began
@@ -201,7 +201,7 @@ class Worker:
             calibrator = Calibrator(self._control, board, self._others.stolen, world.cramped)
         return Bench(
             rank,
-            self._held,
+            self._ranks,
             self._backend,
             self._control,
             board,
@@ -235,18 +235,18 @@ class Worker:
             if wrong := groups.describe_misplaced(group_rule, hosts):
                 raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
         if rule:
-            self._own = self._backend.control = self._control.divided(
+            self._group = self._backend.control = self._control.divided(
                 groups.list_members(rule, self._plan.n)
             )
-        own_rank = range(self._own.rank, self._own.rank + 1)
-        self._held = range(self._plan.n) if self._policy.virtual else own_rank
+        own_rank = range(self._group.rank, self._group.rank + 1)
+        self._ranks = range(self._plan.n) if self._policy.virtual else own_rank
         self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
     def _make_bench(self, case: Case) -> Bench:
         """What the case is measured with: by this rank in its group, if it has been placed in
         one."""
         if not groups.count_placed_ranks(case.groups):
-            self._backend.control = self._own if self._plan.groups else None
+            self._backend.control = self._group if self._plan.groups else None
             return self._bench
         group_control = self._backend.control = self._control.among(
             groups.list_members(case.groups, case.world)
@@ -256,7 +256,7 @@ class Worker:
     def _open(self, setup: Place) -> None:
         try:
             self._backend.open(
-                self._own.rank, self._plan.n // len(self._own.groups), setup.local_rank
+                self._group.rank, self._plan.n // len(self._group.groups), setup.local_rank
             )
             self._board.beat(setup.rank)
             trouble = None
@@ -297,7 +297,7 @@ class Worker:
         setup = self.place
         host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
         cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
-        members = self._own.members if self._plan.groups else range(self._plan.n)
+        members = self._group.members if self._plan.groups else range(self._plan.n)
         rank_info = [
             RankInfo(
                 rank=members[rank],
@@ -307,7 +307,7 @@ class Worker:
                 device=device,
                 numa=environment.numa_of(cpus[0]),
             )
-            for rank in self._held
+            for rank in self._ranks
         ]
         counters = topology.read_counters(environment.ROOT) if setup.local_rank == 0 else {}
         fake = gpu.is_fake(self._backend.device)

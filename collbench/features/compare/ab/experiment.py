@@ -166,7 +166,7 @@ class Experiment:
     often."""
 
     def __init__(self, order: Order, report_step: Callable[[Step], None]) -> None:
-        self._order, self._tell, self._began = order, report_step, time.monotonic()
+        self._order, self._report_step, self._began = order, report_step, time.monotonic()
         self._budget = BUDGET if order.budget is None else order.budget
         self._name = store.new_id(order.suite.name)
         self._all, self._skips = matching.match_rows(order.suite, order.variants, order.places)
@@ -424,7 +424,7 @@ class Experiment:
             for launch in launches:
                 self._launch(launch, step._replace(side=launch.side.name))
             return
-        self._tell(step)
+        self._report_step(step)
         players = [
             duet.Player(side.name, side.launcher, current, self._listener(side, hear_outcome, step))
             for side, current, hear_outcome in launches
@@ -458,7 +458,7 @@ class Experiment:
 
     def _launch(self, launch: _Launch, step: Step) -> None:
         """One world, of one side or both."""
-        self._tell(step)
+        self._report_step(step)
         listener = self._listener(launch.side, launch.on_line, step)
         with duet.blame_side(launch.side.name):
             launch.side.launcher.run([launch.plan], listener)
@@ -472,7 +472,7 @@ class Experiment:
                 side.keep(Record(case=case, status="failed", note=error.message))
 
         def tick(case: Case, phase: Phase) -> None:
-            self._tell(step._replace(case=case))
+            self._report_step(step._replace(case=case))
 
         return Listener(hear_outcome, tick, lost=lost)
 

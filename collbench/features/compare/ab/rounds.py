@@ -59,13 +59,15 @@ class Ledger:
         self._seconds: dict[str, float] = {}
         self._worlds: dict[str, object] = {}
         # the processes that load torch are renewed once in so many
-        self._beside: defaultdict[object, deque[float]] = defaultdict(lambda: deque(maxlen=FRESH))
+        self._overheads: defaultdict[object, deque[float]] = defaultdict(
+            lambda: deque(maxlen=FRESH)
+        )
 
     def note(self, world: object, rows: Mapping[str, float], seconds: float) -> None:
         """Note the seconds that a pair of launches took, and each of its rows."""
         self._seconds.update(rows)
         self._worlds.update(dict.fromkeys(rows, world))
-        self._beside[world].append(max(0.0, seconds - sum(rows.values())))
+        self._overheads[world].append(max(0.0, seconds - sum(rows.values())))
 
     def seconds(self, keys: Iterable[str]) -> float:
         """The seconds that a round of these rows takes, by the last ones."""
@@ -77,7 +79,7 @@ class Ledger:
         for key, number in pairs.items():
             most[self._worlds[key]] = max(most[self._worlds[key]], number)
         startup = sum(
-            number * sum(self._beside[world]) / len(self._beside[world])
+            number * sum(self._overheads[world]) / len(self._overheads[world])
             for world, number in most.items()
         )
         return startup + sum(number * self._seconds[key] for key, number in pairs.items())

@@ -146,7 +146,7 @@ class Searching:
     def __init__(self, rules: Rules, seconds: float = math.inf) -> None:
         self._rules, self._until = rules, time.monotonic() + seconds
         self._search: Search | None = None
-        self._asked: Sequence[Group] = ()
+        self._groups: Sequence[Group] = ()
         self._round = 0
         self._reached: dict[tuple[int, ...], float] = {}  # in this round, by the ranks of a ring
         self._like: Case | None = None
@@ -174,13 +174,13 @@ class Searching:
         try:
             if self._search is None:
                 self._search = locate.start_search(len(self.units), self._rules)
-                self._asked = next(self._search)
+                self._groups = next(self._search)
             else:
                 reached = [
                     min(self._reached[ring] for ring in make_rings(group, self.units))
-                    for group in self._asked
+                    for group in self._groups
                 ]
-                self._asked = self._search.send(reached)
+                self._groups = self._search.send(reached)
                 if time.monotonic() > self._until:
                     self._search.throw(locate.Spent())
         except StopIteration as ended:
@@ -195,7 +195,7 @@ class Searching:
 
         assert self._like is not None
         sizes: dict[int, list[str]] = defaultdict(list)
-        for group in self._asked:
+        for group in self._groups:
             sizes[len(group)] += [
                 ",".join(map(str, ring)) for ring in make_rings(group, self.units)
             ]

@@ -195,7 +195,7 @@ class Reading:
         self.process = ""  # the label of the one whose text is read, where several have a table
         self.averages: list[str] = []  # bus bandwidths, as printed at the end of tables
         self._entries: list[Entry] = []
-        self._seen: set[str] = set()  # tests that had a table
+        self._tests: set[str] = set()  # tests that had a table
         self._last: tuple[Table, int] | None = None
 
     @property
@@ -235,12 +235,12 @@ class Reading:
 
     def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
         """Warns of one more table of a test unless the log tells how many ranks ran it."""
-        if name in self._seen and not is_told:
+        if name in self._tests and not is_told:
             self.warn(
                 f"{where}: one more table of {name}, and nothing says how many ranks ran it: taken"
                 " for a repetition of the one before"
             )
-        self._seen.add(name)
+        self._tests.add(name)
 
     def warn(self, warning: str) -> None:
         """Once."""

@@ -148,7 +148,7 @@ class _Tables:
 
     def __init__(self, reading: Reading, varying: set[str]) -> None:
         self._reading, self._varying = reading, varying
-        self._heard: list[str] = []
+        self._command_line: list[str] = []
         self._library = ""
         self._open("")
 
@@ -156,7 +156,7 @@ class _Tables:
         """A test begins."""
         self._program, self._fresh = program, bool(program)
         self._command: list[str] = []
-        self._told: dict[str, int] = {}
+        self._settings: dict[str, int] = {}
         self._sets: list[list[re.Match[str]]] = []  # devices, of each rank once
         self._table_count = 0
         self._rows: Counter[tuple[str, ...]] = Counter()
@@ -205,7 +205,7 @@ class _Tables:
         elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
             self._reading.lost.append((where, "not a row of the table it stands in"))
         elif PROGRAM.search(text) and (tokens := words_of(text)):
-            self._heard = tokens
+            self._command_line = tokens
 
     def _comment(self, text: str) -> None:
         if match := VERSION.match(text):
@@ -213,13 +213,13 @@ class _Tables:
             self._library = library_name(int(match[3] or 0), match[1]) or self._library
         elif "Collective test starting:" in text:
             program = text.partition("starting:")[2].strip()
-            if self._table_count or self._heard or program != self._program:
+            if self._table_count or self._command_line or program != self._program:
                 self._begin(program)
         elif "nThread" in text:
-            if self._table_count or self._rows or (self._heard and not self._fresh):
+            if self._table_count or self._rows or (self._command_line and not self._fresh):
                 self._begin("")
             self._fresh = False
-            self._told = {
+            self._settings = {
                 name.lower().replace(" ", ""): int(value) for name, value in SETTINGS.findall(text)
             }
             self._set_up()
@@ -276,7 +276,7 @@ class _Tables:
                 )
             )
         for at, line, half in waiting:
-            table = self._here(at % count if is_apart else -1, len({*hosts}) < count)
+            table = self._find_table(at % count if is_apart else -1, len({*hosts}) < count)
             if table is not None:
                 self._take(table, line, half)
 
@@ -292,8 +292,8 @@ class _Tables:
             self._sets.append([device])
 
     def _set_up(self) -> None:
-        read_settings, reading = self._told, self._reading
-        self._command, self._heard = self._heard or self._command, []
+        read_settings, reading = self._settings, self._reading
+        self._command, self._command_line = self._command_line or self._command, []
         if self._command and not reading.command:
             reading.command = self._command
             settings = settings_of(self._command)
@@ -344,7 +344,7 @@ class _Tables:
             )
             if len(self._sets) > 1:
                 self._waiting.append((at, line, half))
-            elif table := self._here(0):
+            elif table := self._find_table(0):
                 self._take(table, line, half)
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
@@ -364,7 +364,7 @@ class _Tables:
             return None
         note = f"{RELATIVE} {error}" if parse_number(error.rstrip("*")) else ""
         average = self._average or {"ranks": describe_averaging(self._command)}
-        samples = 0 if self._average else 1 if mean else self._told.get("iter", 0)
+        samples = 0 if self._average else 1 if mean else self._settings.get("iter", 0)
         spread: dict[str, Any] = {
             name: _parse_ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
         }
@@ -385,7 +385,7 @@ class _Tables:
             place_name = "in place" if line.in_place else "out of place"
             self._reading.lost.append((f"{line.where}, {place_name}", f"a time of {time}"))
 
-    def _here(self, at: int, by_process: bool = False) -> Table | None:
+    def _find_table(self, at: int, by_process: bool = False) -> Table | None:
         """The table that rows now belong to, of the set of devices ``at`` (-1: of any); None, with
         a word about it, where it is of no collective of ours."""
         if at not in self._tables:
@@ -394,7 +394,7 @@ class _Tables:
 
     def _make_table(self, at: int, by_process: bool) -> Table | None:
         reading, ours = self._reading, self._ours
-        command = self._command or self._heard
+        command = self._command or self._command_line
         program_name = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
         program = self._program.partition("_perf")[0] or program_name
         name = reading.collective(program)
@@ -406,7 +406,7 @@ class _Tables:
         n = reading.ranks(own_fields.pop("n", member_count or self._asked_ranks()))
         reading.warn_if_repeated("", f"{program}_perf", bool(ours or member_count or command))
         devices = [_make_rank(i, d, own_fields.get("backend", "nccl")) for i, d in enumerate(group)]
-        mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
+        mode: Mode = "graph" if self._settings.get("graph") else mode_of(self._blocking)
         settings = environment.select_variables(settings_of(command))
         env = tuple((name, value) for name, value in settings.items() if name in self._varying)
         command_text = " ".join(map(environment.mask_text, command))
@@ -436,7 +436,7 @@ class _Tables:
     def _facts(self, command: Sequence[str]) -> list[tuple[str, str]]:
         """Settings that a row depends on and that Case does not hold."""
         names = ("nthread", "ngpu", "aggiter", "unalign")
-        facts = [(name, str(self._told.get(name, ""))) for name in names]
+        facts = [(name, str(self._settings.get(name, ""))) for name in names]
         given = " ".join(command)
         for name, option in (
             ("register", "-R|--local_register"),
@@ -470,7 +470,9 @@ class _Tables:
 
     def _doubt_count(self, listed: int) -> None:
         """Warns where the list of devices and the settings above it disagree."""
-        per_process = max(1, self._told.get("nthread", 1)) * max(1, self._told.get("ngpu", 1))
+        per_process = max(1, self._settings.get("nthread", 1)) * max(
+            1, self._settings.get("ngpu", 1)
+        )
         if listed % per_process:
             self._reading.warn(
                 f"{per_process} GPUs a process by the log's head, and {plural(listed, 'rank')}"

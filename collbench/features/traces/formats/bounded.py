@@ -193,7 +193,7 @@ class Json:
     def __init__(self, stream: Stream, *lists: str) -> None:
         self.stream, self.lists = stream, lists
         self.header: dict[str, bytes] = {}
-        self._buffer, self._at, self._before, self._held = b"", 0, 0, 0
+        self._buffer, self._at, self._before, self._header_bytes = b"", 0, 0, 0
 
     def __iter__(self) -> Iterator[Element]:
         first = self._next()
@@ -235,8 +235,8 @@ class Json:
                 yield from self._elements(key)
             else:
                 self.header[key] = self._value()
-                self._held += len(self.header[key]) + len(key)
-                if self._held > 2 * self.stream.limits.longest:
+                self._header_bytes += len(self.header[key]) + len(key)
+                if self._header_bytes > 2 * self.stream.limits.longest:
                     raise self._refused("it has too much beside its lists")
             if self._closed(b"}"):
                 return

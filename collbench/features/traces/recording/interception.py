@@ -227,7 +227,7 @@ class Interception:
     """Functions of ours before those of torch, from ``install`` to ``remove``."""
 
     def __init__(self, listener: Told) -> None:
-        self._told = listener
+        self._listener = listener
         self._inside: deque[None] = deque()  # one for each call that is being handed on
         self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
@@ -287,7 +287,7 @@ class Interception:
             if argument.has_default_value()
         }
         onward, inside = _Onward(operator), self._inside
-        begins, returns = self._told.call_begins, self._told.call_returns
+        begins, returns = self._listener.call_begins, self._listener.call_returns
 
         def called(keys: Any, *args: Any) -> Any:  # no operator has arguments by name only
             inside.append(None)
@@ -298,7 +298,7 @@ class Interception:
                     result = onward(keys, args)
                 except BaseException as e:
                     if began is not None:
-                        self._told.call_fails(began, e)
+                        self._listener.call_fails(began, e)
                     raise
                 if began is not None:
                     boxed = result[-1] if isinstance(result, tuple) else result
@@ -315,10 +315,10 @@ class Interception:
         def waited(keys: Any, tensor: Tensor) -> Any:
             self._inside.append(None)
             try:
-                began = self._told.tensor_wait_begins(tensor)
+                began = self._listener.tensor_wait_begins(tensor)
                 result = onward(keys, (tensor,))
                 if began is not None:
-                    self._told.wait_returns(began)
+                    self._listener.wait_returns(began)
                 return result
             finally:
                 self._inside.pop()
@@ -332,10 +332,10 @@ class Interception:
             caller = sys._getframe().f_back  # none in a thread of C++
             code = caller.f_code if caller else None
             by_torch = code is not None and code.co_filename == ours and code.co_name != "wait"
-            began = self._told.wait_begins(work, by_torch)
+            began = self._listener.wait_begins(work, by_torch)
             result = original(work, *args, **kwargs)
             if began is not None:
-                self._told.wait_returns(began)
+                self._listener.wait_returns(began)
             return result
 
         return wait
@@ -343,7 +343,7 @@ class Interception:
     def _start_coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def start(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             result = original(group, *args, **kwargs)
-            self._told.coalescing_begins()
+            self._listener.coalescing_begins()
             return result
 
         return start
@@ -351,7 +351,7 @@ class Interception:
     def _end_coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def end(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             result = original(group, *args, **kwargs)
-            self._told.coalescing_ends(result)
+            self._listener.coalescing_ends(result)
             return result
 
         return end
@@ -370,19 +370,19 @@ class _Onward:
 
     def __init__(self, operator: Any) -> None:
         self._operator, self._call = operator, operator._op_dk
-        self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        self._own_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
         self._exclude = torch._C._ExcludeDispatchKeyGuard
-        self._known: dict[int, Any] = {}  # what the dispatcher would take, by sets of keys
+        self._handlers: dict[int, Any] = {}  # what the dispatcher would take, by sets of keys
         # tells of a torch without
         self._find_key(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
 
     def __call__(self, keys: Any, args: tuple[Any, ...]) -> Any:
         number = keys.raw_repr()
-        if number not in self._known:
-            self._known[number] = self._find_key(keys)
-        if (handler := self._known[number]) is not None:
+        if number not in self._handlers:
+            self._handlers[number] = self._find_key(keys)
+        if (handler := self._handlers[number]) is not None:
             return self._call(handler, *args)
-        with self._exclude(self._mine):  # as without us, errors and all
+        with self._exclude(self._own_keys):  # as without us, errors and all
             return self._operator(*args)
 
     def _find_key(self, keys: Any) -> Any:

@@ -96,7 +96,7 @@ class Program:
     def __init__(self, now: Clock) -> None:
         self._now = now
         self._lock = threading.RLock()  # a signal's handler may come within, and communicate
-        self._held: deque[Seen] = deque()
+        self._calls: deque[Seen] = deque()
         self._notes: list[Line] = []
         self._overdue: list[Seen] = []  # written, and have not ended
         self._mark: Interval | None = None
@@ -104,7 +104,9 @@ class Program:
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
         self._members: dict[str, tuple[int, ...]] = {}
-        self._named: dict[int, tuple[weakref.ref[ProcessGroup], str | None]] = {}  # by their ids
+        self._group_names: dict[
+            int, tuple[weakref.ref[ProcessGroup], str | None]
+        ] = {}  # by their ids
         self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
         self._works: dict[int, list[Seen]] = {}  # by the ids of their works
         self._filled: dict[int, Seen] = {}  # by the address of what a call fills
@@ -143,8 +145,8 @@ class Program:
         """A call that raised an error instead of being made: no other rank sees anything of it."""
         with self._lock:
             call.pending, call.done = False, True
-            if self._held and self._held[-1] is call:  # else another thread has gone on
-                self._held.pop()
+            if self._calls and self._calls[-1] is call:  # else another thread has gone on
+                self._calls.pop()
                 self._count -= 1
                 if "number" in call.fields:
                     self._numbers[call.fields["group"]] -= 1
@@ -172,21 +174,21 @@ class Program:
     def _full(self) -> str:
         if self._count >= MOST_CALLS:
             return f"more than {MOST_CALLS:,} calls"
-        is_full = len(self._held) >= MOST_HELD
+        is_full = len(self._calls) >= MOST_HELD
         return f"more than {MOST_HELD:,} calls that could not be written in time" if is_full else ""
 
     def _append(self, fields: dict[str, Any]) -> Seen:
         observed = Seen(fields, self._count, self._now())
         self._count += 1
-        self._held.append(observed)
+        self._calls.append(observed)
         return observed
 
     def _name(self, group: ProcessGroup) -> str | None:
         """The name of a group, which is looked up when it is seen first, and whenever another one
         is where it was in memory."""
-        entry = self._named.get(id(group))
+        entry = self._group_names.get(id(group))
         if entry is None or entry[0]() is not group:
-            entry = self._named[id(group)] = weakref.ref(group), self._looked_up(group)
+            entry = self._group_names[id(group)] = weakref.ref(group), self._looked_up(group)
         return entry[1]
 
     def _looked_up(self, group: ProcessGroup) -> str | None:
@@ -307,7 +309,7 @@ class Program:
     def watching(self) -> bool:
         """Whether there are calls whose end is still to be learned."""
         with self._lock:
-            return any(observed.future is not None for observed in self._held)
+            return any(observed.future is not None for observed in self._calls)
 
     def ready(self) -> list[Line]:
         """The calls that can be written: no call before them may still change."""
@@ -315,18 +317,18 @@ class Program:
         old = now - int(HELD_S * 1e9)
         with self._lock:
             self._read()
-            lines = [*self._notes, *self._late()]
+            lines = [*self._notes, *self._list_late()]
             self._notes = []
-            while self._held and (self._held[0].done or self._held[0].issued < old):
-                call = (observed := self._held.popleft()).call
+            while self._calls and (self._calls[0].done or self._calls[0].issued < old):
+                call = (observed := self._calls.popleft()).call
                 lines.append(call)
                 if call.state:
                     self._overdue.append(observed)
-            until = self._held[0].issued if self._held else now
+            until = self._calls[0].issued if self._calls else now
         lacks = any(calls for calls, _ in self._lost.values())
         return lines if lacks else [*lines, own.Note(until=until)]
 
-    def _late(self) -> list[Line]:
+    def _list_late(self) -> list[Line]:
         """Ends of calls that were written before."""
         overdue = [
             (observed, observed.ends) for observed in self._overdue
@@ -340,7 +342,7 @@ class Program:
         with self._lock:
             self._read()
             self._note_mark()
-            lines = [*self._notes, *self._late(), *(observed.call for observed in self._held)]
+            lines = [*self._notes, *self._list_late(), *(observed.call for observed in self._calls)]
             lines += [own.Note(lost=Lost(why, *sums)) for why, sums in self._lost.items()]
         return [*lines, own.Note(ended=self._now(), broken=broken)]
 
@@ -355,7 +357,7 @@ class Program:
                 self._filled,
                 self._tasks,
                 self._observers,
-                self._held,
+                self._calls,
                 self._notes,
                 self._overdue,
             ):

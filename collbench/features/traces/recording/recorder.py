@@ -122,7 +122,7 @@ class Recorder:
         self._local = threading.local()
         self._about: RankTrace | None = None
         self._knows_gpu = False
-        self._told = False  # that it failed
+        self._said_why = False  # that it failed
         self._broken = False  # ended with the job, or by an error
         self._start()
 
@@ -163,9 +163,9 @@ class Recorder:
         """Ends it with a warning; the job goes on."""
         self.over = True
         self._wake.set()
-        if self._told:
+        if self._said_why:
             return
-        self._told = True
+        self._said_why = True
         self._program.lose("the recorder failed: what came later is not in it", calls=0)
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
         complaint = f"{why}; nothing more is recorded, the job goes on"

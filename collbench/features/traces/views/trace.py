@@ -570,7 +570,7 @@ def plain_values(verdict: Judged) -> dict[str, Any]:
         "lacks": [lack._asdict() for lack in verdict.lacks],
         "assumptions": list(trace.assumptions),
         "hang": hung.plain_values(verdict.hang) if verdict.hang else None,
-        "disagreements": [_apart(meeting) for meeting in verdict.disagreements],
+        "disagreements": [_flatten_disagreement(meeting) for meeting in verdict.disagreements],
         "operations": [part._asdict() for part in verdict.parts],
         "each": _one_by_one(verdict),
         "traffic": [traffic._asdict() for traffic in verdict.traffic],
@@ -585,7 +585,7 @@ def _label_row(row: Any) -> dict[str, Any]:
     return {**row._asdict(), "group": row.group.label, "members": list(row.group.ranks)}
 
 
-def _apart(meeting: Meeting) -> dict[str, Any]:
+def _flatten_disagreement(meeting: Meeting) -> dict[str, Any]:
     def words(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
         return {str(rank): hung.describe_call(call, meeting.group) for rank, call in calls}
 

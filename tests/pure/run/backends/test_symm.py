@@ -180,7 +180,7 @@ def test_virtual_ranks_need_no_alignment_and_a_rank_that_waits_in_vain_is_told(
     backend.align()
     assert kernel.grids == []
     backend.finish()
-    backend._said[:] = [1, 0, 3, 1, 7, 5]
+    backend._report_words[:] = [1, 0, 3, 1, 7, 5]
     with pytest.raises(
         RuntimeError,
         match=r"rank 0 waited in vain for rank 1: progress 7 awaited, 5 seen \(channel 3",

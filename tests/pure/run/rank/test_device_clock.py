@@ -530,7 +530,7 @@ def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
     for number, slot in enumerate(trial._slots):
         slot[0].written.zero_()
         trial._put_back(number)
-    assert len(trial._kept) == 2 and not torch.equal(*wanted)
+    assert len(trial._copies_of_slots) == 2 and not torch.equal(*wanted)
     assert all(map(torch.equal, [slot[0].written for slot in trial._slots], wanted))
 
 

@@ -67,11 +67,11 @@ def test_the_library_of_a_world_says_that_clocks_are_locked(
     monkeypatch.setattr(worker.gpu, "describe_device", lambda device: f"{device} Fast GPU")
     monkeypatch.setattr(worker.gpu, "is_fake", lambda device: False)
     made: Any = Worker.__new__(Worker)
-    made._control = made._own = Control(0, 1)
+    made._control = made._group = Control(0, 1)
     made._backend = SimpleNamespace(
         stream=object(), device="cuda:0", library="NCCL 2.30.7", shared=False, interpreted=False
     )
-    made.place, made._held, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
+    made.place, made._ranks, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
     made._plan = Plan(0, "nccl", 1, (), Policy(), [], 60.0)
     _, states = made._watch()
     world = made._describe(SimpleNamespace(oversubscribed=False, cramped=False), 0, states, None)

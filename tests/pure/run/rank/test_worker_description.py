@@ -26,7 +26,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> World:
     plan = Plan(0, "nccl", 1, (), Policy(), [], 120.0)
     board = Board.create(1)[0]
     worker = Worker(Place(0, 1, 0, 1, "local"), plan, control, board, lambda line: None)
-    worker._held = range(1)
+    worker._ranks = range(1)
     worker._backend.device = torch.device("cuda", 1)
     return worker._describe(Cores(False, False), 0, [], None)
 
