@@ -98,7 +98,7 @@ def _read_argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, i
     if not how.follows:
         return value, end
     if not 0 <= value <= len(data) - end:
-        raise Refused(at, f"{value:,} B, which it does not have")
+        raise Refused(at, f"the file ends before the {value:,} B that it promises here")
     return data[end : end + value], end + value
 
 
