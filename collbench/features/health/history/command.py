@@ -26,7 +26,7 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     is."""
     from collbench.core.text import format_count, plain_line
     from collbench.features.health.history import open_book
-    from collbench.features.health.history.nights import machine_name as place
+    from collbench.features.health.history.nights import machine_name
     from collbench.features.health.history.nights import nights_of
     from collbench.records import store
 
@@ -42,7 +42,9 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
                 else "was there already"
             )
             typer.echo(
-                plain_line(f"{file.run.id}: {what}; night {night.day} of {machine or place(file)}")
+                plain_line(
+                    f"{file.run.id}: {what}; night {night.day} of {machine or machine_name(file)}"
+                )
             )
 
 
