@@ -26,8 +26,7 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     is."""
     from collbench.core.text import format_count, plain_line
     from collbench.features.health.history import open_book
-    from collbench.features.health.history.nights import machine_name
-    from collbench.features.health.history.nights import nights_of
+    from collbench.features.health.history.nights import machine_name, nights_of
     from collbench.records import store
 
     files = [store.read_digest(store.find_run(name)) for name in runs]
