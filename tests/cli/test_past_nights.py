@@ -38,7 +38,7 @@ def level(number: int, factor: float, *rows: Case, **fields: object) -> RunFile:
 
 
 def told(book: Book, *files: RunFile, machine: str = "") -> list[Finding]:
-    known = past.read_known(book, files, machine)
+    known = past.add_night(book, files, machine)
     looked = past.check_past(known, None, Night(files))
     assert not looked.missing
     return looked.findings
@@ -135,14 +135,14 @@ def test_an_older_night_is_judged_by_what_was_known_then(book: Book) -> None:
     assert told(book, files[15]) == [] and {one.since for one in told(book, files[26])} >= {
         "2026-01-21"
     }
-    whole = past.read_known(book, [files[15]]).outlook
+    whole = past.add_night(book, [files[15]]).outlook
     assert (
         len(whole.days) == 16
         and whole.days[-1] == "2026-01-16"
         and not whole.shifts
         and not whole.creeping
     )
-    assert past.read_known(book, [files[39]]).outlook.creeping  # then, it holds
+    assert past.add_night(book, [files[39]]).outlook.creeping  # then, it holds
 
 
 def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book) -> None:

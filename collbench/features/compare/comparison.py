@@ -24,11 +24,11 @@ from collbench.features.compare.verdict import (
     Outcome,
     Ruling,
     Side,
-    by_launches,
-    by_pairs,
     false_alarms,
     find_exit,
     rule_absent,
+    rule_by_launches,
+    rule_by_pairs,
 )
 from collbench.machine import environment
 from collbench.machine.environment import Difference
@@ -306,7 +306,7 @@ def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
     if lacking or not (pair.base and pair.head):
         row = msgspec.structs.replace(row, spared=why_apart if terms.gating else "")
         return _rule_row(row, lacking or Ruling("INVALID"), weighs_doubts)
-    by = by_pairs if terms.in_pairs else by_launches
+    by = rule_by_pairs if terms.in_pairs else rule_by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
     if why := why_apart or sides.describe_disagreement(pair.base, pair.head):
         if why_apart and terms.imported:  # a matter of the whole comparison, said once

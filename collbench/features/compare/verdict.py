@@ -117,9 +117,9 @@ def _describe_cause(side: CaseRows | None) -> str:
     return causes[0] if causes else "no times"
 
 
-def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
-    """A ruling from the paired launches of an experiment. ``tests`` is how many rows its second
-    stage measured.
+def rule_by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """A ruling from the paired launches of an experiment; ``tau`` is the smallest relative change
+    that matters. ``tests`` is how many rows its second stage measured.
 
     What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
     stays one.
@@ -200,10 +200,10 @@ def _would_take(pairs: float, seconds: float) -> str:
     return f"about {format_count(int(pairs), 'more pair')} {TELLS}{took}"
 
 
-def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
-    """A ruling from launches that form no pairs. All ``tests`` rows with enough of them are tested
-    once, so that the level which confirms a change accounts for all; one that holds at 95 % only is
-    a suspicion."""
+def rule_by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """A ruling from launches that form no pairs; ``tau`` is the smallest relative change that
+    matters. ``tests`` is how many rows have launches enough to be tested, once each: the level that
+    confirms a change accounts for all of them. A change at 95 % only is a suspicion."""
     sides = [list(side.launches.values()) for side in (base, head)]
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest = min(map(len, sides))

@@ -276,7 +276,7 @@ def check_earlier(
                         f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
                         f" collbench history add {run.id} keeps it"
                     )
-            known_past = past.read_known(book, files, machine)
+            known_past = past.add_night(book, files, machine)
         except CollbenchError as e:
             return blind(e.message)
     fresh = partial(measure_again, files, seconds) if rerun else None

@@ -51,7 +51,7 @@ def explain_rows(
         if step and pair.base and pair.head and row.verdict not in UNTIMED:
             watch = _Watch(step, row.case)
             tau = 0.0 if row.case in moved else row.tau
-            judge = _by_pairs if in_pairs else _by_launches
+            judge = _rule_by_pairs if in_pairs else _rule_by_launches
             changed = judge(watch, pair.base, pair.head, tau, len(steps))
             explained[at] = replace(row, operations=changed)
     return explained
@@ -101,7 +101,7 @@ class _Watch:
         return np.log(np.maximum(middle, stats.TINY))
 
 
-def _by_pairs(
+def _rule_by_pairs(
     watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
 ) -> list[Compared]:
     """What the first stage flags, at the strictest level for all operations that its rounds allow;
@@ -123,7 +123,7 @@ def _by_pairs(
     return [change for change in again if change.delta * before[change.at] > 0]
 
 
-def _by_launches(
+def _rule_by_launches(
     watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
 ) -> list[Compared]:
     """What changed at a level for all operations of all steps, of launches that form no pairs."""

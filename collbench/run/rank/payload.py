@@ -88,7 +88,8 @@ def pick_scenarios(x: Any) -> Any:
 
 
 def list_scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
-    """The scenarios that elements ``start .. start + length`` of a stream play."""
+    """The scenario, an int32, that each element ``start .. start + length`` plays. ``slot`` is the
+    buffer among those that take turns; ``stream`` the sending rank's where data is copied."""
     parts = [np.empty(0, np.int32)]
     while length > 0:
         window, low = divmod(start, WINDOW)

@@ -45,7 +45,7 @@ class Known(NamedTuple):
     taus: Mapping[str, float]
 
 
-def read_known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
+def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     """Add these runs, of one night, to ``book``, and return what it says of them by that night and
     those before. ``machine`` as in Book.add. Raises UsageError and CannotRun."""
     for file in files:
