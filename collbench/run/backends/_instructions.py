@@ -56,7 +56,7 @@ Words = NDArray[np.int64]
 
 
 class Opcode(IntEnum):
-    """What an instruction of a tape does."""
+    """The operation of an instruction on a tape."""
 
     STOP = 0
     WAIT = 1

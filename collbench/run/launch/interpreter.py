@@ -65,7 +65,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a side's ranks live: the interpreter, its whole environment, and what there is to
+    """The home of a side's ranks: the interpreter, its whole environment, and what there is to
     say of both; the ``variables`` that the side sets, and the ``tree`` it was built in, if any."""
 
     python: str
@@ -88,7 +88,7 @@ def isolate_settings(settings: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def builds_folder() -> Path:
-    """Where checked-out revisions are built and kept."""
+    """The folder in which checked-out revisions are built and kept."""
     return store.home_folder() / "builds"
 
 

@@ -62,7 +62,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a place says to a question; one of these."""
+    """A place's answer to a question; one of these."""
 
     room: memory.Room | None = None
     described: dict[str, Any] = {}

@@ -246,7 +246,6 @@ class MeetingServer:
         self._set: dict[str, asyncio.Event] = {}
         # when from each rank; infinity while it waits for an answer
         self._last_beats: dict[int, float] = {}
-        self._departed: set[int] = set()  # ranks that said bye
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
         self._left_ranks: set[int] = set()
@@ -260,7 +259,6 @@ class MeetingServer:
         asyncio.get_running_loop().set_exception_handler(self._report)
         self._tell_news(News())
         self._start(self._admit_ranks())
-        self._start(self._end_stopped_host())
         with suppress(OSError):
             while line := await orders.readline():
                 self._start(self._answer(msgspec.json.decode(line, type=Order)))
@@ -349,17 +347,12 @@ class MeetingServer:
         return self._names(late)
 
     async def _end_stopped_host(self) -> None:
-        """Kill rank 0 where it stays stopped when all others have left: its launcher
-        would wait for it for ever. One whose launcher is stopped, too, is a person's (Ctrl-Z)."""
+        """Kill rank 0 where it stays stopped, now that all others have left: its launcher would
+        wait for it for ever. One whose launcher is stopped, too, is a person's (Ctrl-Z)."""
         rank_0, since = os.getppid(), math.inf
         launcher = psutil.Process(rank_0).ppid()
         while os.getppid() == rank_0:
-            alone = len(self._departed - {0}) == self._n - 1 > 0
-            if (
-                not alone
-                or process_state(rank_0) != "stopped"
-                or process_state(launcher) == "stopped"
-            ):
+            if process_state(rank_0) != "stopped" or process_state(launcher) == "stopped":
                 since = math.inf
             elif since == math.inf:
                 since = time.monotonic()
@@ -452,8 +445,9 @@ class MeetingServer:
                 request = seal.opened(await reader.readuntil(b"\n"), Request)
                 if request.op == "bye":
                     self._last_beats.pop(hello.rank, None)
-                    self._departed.add(hello.rank)
                     self._tell_news(News(rank=hello.rank))
+                    if hello.rank and set(self._last_beats) <= {0}:
+                        self._start(self._end_stopped_host())
                     return
                 self._last_beats[hello.rank] = math.inf
                 if request.op == "say":

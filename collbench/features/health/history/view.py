@@ -111,7 +111,7 @@ def make_headline(outlook: Outlook) -> str:
 
 
 def find_weight(outlook: Outlook) -> Weight:
-    """How a trend is coloured."""
+    """The weight of a trend: bad where a row stands slower or crept, notice without a verdict."""
     bad = outlook.creeping or any(shift.standing and shift.delta > 0 for shift in outlook.changed)
     return "bad" if bad else "good" if outlook.most_nights >= 2 * LEAST else "notice"
 

@@ -106,7 +106,7 @@ def _show_found(result: Found, output_format: str, one_way: str) -> None:
 
 
 class Found(NamedTuple):
-    """What a search came to, in ``outcome`` and as ``findings``; ``file`` is what it measured."""
+    """The result of a search, in ``outcome`` and as ``findings``; ``file`` is what it measured."""
 
     located: Located
     findings: list[Finding]
