@@ -19,7 +19,7 @@ import typer
 from collbench.cli.doctor_gpus import NO_GPU, Finding, gpu_findings, has_gpus
 from collbench.core.errors import CannotRun, CollbenchError, Exit
 from collbench.core.text import format_count, format_duration
-from collbench.machine import environment, load
+from collbench.machine import cpus, environment, load, memory
 from collbench.records import stats
 from collbench.records.types import Record, World
 from collbench.run import plan, session
@@ -44,8 +44,8 @@ def list_findings() -> Iterator[tuple[str, Iterator[Finding]]]:
 
 
 def _check_machine(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    available, why = environment.memory_limit()
-    cores = environment.core_count()
+    available, why = memory.memory_limit()
+    cores = cpus.core_count()
     cpu = facts["cpu"]
     yield Finding(
         "machine", "note", f"{facts['host']}: {cpu.get('model')}, {cores} physical cores usable"
@@ -232,7 +232,7 @@ def doctor() -> None:
             terminal.print_finding(*finding)
             states[finding.what] = finding.state
     terminal.print_blocks(
-        "", tone_text(describe_ready(states, environment.core_count(), environment.gpu_count()))
+        "", tone_text(describe_ready(states, cpus.core_count(), environment.gpu_count()))
     )
     alive = "no" not in (states.get("gloo"), states.get("gloo ranks"))
     raise typer.Exit(Exit.OK if alive else Exit.CANNOT_RUN)

@@ -45,19 +45,19 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
 def fake_gpus(backends: Collection[str]) -> list[str]:
     """A sentence of --dry-run where backends would be measured on fake GPUs; nothing elsewhere."""
     from collbench.core.backend_info import backend_info
-    from collbench.machine import environment, topology
+    from collbench.machine import sysfs, topology
     from collbench.machine.gpu import FAKE_MEANING, is_fake
 
     if not any(backend_info(name).gpu for name in backends):
         return []
-    names = [str(device.get("name")) for device in topology.gpu_facts(environment.ROOT)["devices"]]
+    names = [str(device.get("name")) for device in topology.gpu_facts(sysfs.ROOT)["devices"]]
     return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
 
 
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
-    from collbench.machine import environment
+    from collbench.machine import cpus
     from collbench.records import limits
     from collbench.run import plan, session
     from collbench.run.launch import join
@@ -87,7 +87,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         starting = plan.estimate_loading(prepared.jobs, policy) + plan.estimate_meeting(
             prepared.jobs, policy
         )
-        cores = 0 if member or order.launcher == "ray" else environment.core_count()
+        cores = 0 if member or order.launcher == "ray" else cpus.core_count()
         planned = cases.describe_plan(session.plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:

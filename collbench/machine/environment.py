@@ -7,41 +7,36 @@ None or empty.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import itertools
 import json
-import math
 import os
 import platform
 import re
 import socket
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collbench.core.backend_info import backend_info, backend_names
 from collbench.core.text import plain_line
 from collbench.core.version import __version__
-from collbench.machine import amd, secrets, topology
+from collbench.machine import amd, topology
+from collbench.machine.cpus import cpu_facts, cpu_quota
+from collbench.machine.memory import list_memory_limits
 from collbench.machine.sysfs import (
-    cpu_list,
+    ROOT,
     find_in_file,
     hash_identity,
     read_integer,
     read_kib,
     read_text,
 )
+from collbench.machine.variables import select_variables
 
 # key path, value in one environment, value in another; None where absent
 Difference = tuple[str, Any, Any]
-
-
-ROOT = Path("/")
-
-
-CPUS = "sys/devices/system/cpu"
 
 
 LIBRARIES = ("torch", "numpy")  # packages that every backend uses
@@ -59,35 +54,6 @@ CONTAINER_MARKS = (
     ".singularity.d",
     "var/run/secrets/kubernetes.io",
 )
-
-
-# limit, what is used of it, what of that is page cache the kernel can drop (a line of memory.stat)
-CGROUP_MEMORY = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.high", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-
-
-# but for Open MPI's own word of where mpirun was called: it decides nothing, and names people
-ALLOWED = re.compile(
-    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA(?!_initial_wdir$)|HIP|HSA|ROCR)_\w+"
-    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
-    r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
-)
-
-
-# what a scheduler's and a launcher's values look like: anybody may set them to anything
-VALUES = {
-    "SLURM_JOB_ID": r"\d+([_+]\d+)?",
-    "PBS_JOBID": r"\d+(\[\d*\])?(\.[\w.-]+)?",
-    "FLUX_JOB_ID": r"\d+|ƒ\w{1,16}",
-    **dict.fromkeys(("SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID"), r"\d+"),
-    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), r"\d+"),
-}
-
-
-DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 
 
 # key paths of what decides performance and stays the same on an unchanged machine
@@ -113,7 +79,7 @@ def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str
         "kernel": read_text(root / "proc/sys/kernel/osrelease"),
         "machine": platform.machine(),
         "product": read_text(root / "sys/class/dmi/id/product_name"),
-        "cpu": _cpu_facts(root),
+        "cpu": cpu_facts(root),
         "numa": {
             node.name[4:]: {
                 "cpus": read_text(node / "cpulist"),
@@ -125,7 +91,7 @@ def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str
             "total": read_kib(root / "proc/meminfo", "MemTotal"),
             "available": read_kib(root / "proc/meminfo", "MemAvailable"),
             "swap": read_kib(root / "proc/meminfo", "SwapTotal"),
-            "limit": min((limit for limit, _, _ in _memory_cgroups(root)), default=None),
+            "limit": min((limit for limit, _, _ in list_memory_limits(root)), default=None),
             "huge_pages": find_in_file(
                 root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"
             ),
@@ -257,62 +223,6 @@ def same_clock_domain_key(root: Path = ROOT) -> str:
     return f"{boot_id(root) or os.urandom(8).hex()} {(root / 'proc/self/ns/time').resolve().name}"
 
 
-def usable_cpus(root: Path = ROOT) -> list[int]:
-    """CPUs to place ranks on, best first: one of each physical core, then second threads; as many
-    as the quota."""
-    ordered = [
-        c
-        for thread in itertools.zip_longest(*by_core(list_affinity(root), root))
-        for c in thread
-        if c is not None
-    ]
-    return ordered[: math.ceil(cpu_quota(root) or len(ordered))]
-
-
-def core_count(root: Path = ROOT) -> int:
-    """Physical cores that can be busy at once: those in the affinity mask, or the CPU quota rounded
-    up if less."""
-    allowed = frozenset(os.sched_getaffinity(0))
-    return _core_count(allowed) if root == ROOT else len(by_core(usable_cpus(root), root))
-
-
-def launched_core_count(ranks: int) -> int:
-    """Physical cores of the ``ranks`` that a launcher started on this host: core_count, but where
-    the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
-    its own: they have as many each, and no more than the launcher."""
-    rank_cores = core_count()
-    try:
-        launcher = os.sched_getaffinity(os.getppid())
-    except OSError:
-        return rank_cores
-    bound = launcher > os.sched_getaffinity(0)
-    return min(rank_cores * ranks, len(by_core(sorted(launcher), ROOT))) if bound else rank_cores
-
-
-@functools.lru_cache(maxsize=8)
-def _core_count(_: frozenset[int]) -> int:
-    """Kept for each mask: it takes milliseconds, and planning asks of every case."""
-    return len(by_core(usable_cpus(ROOT), ROOT))
-
-
-def numa_of(cpu: int, root: Path = ROOT) -> int:
-    """The NUMA node of a CPU, -1 where the kernel does not tell."""
-    return next((int(node.name[4:]) for node in (root / CPUS / f"cpu{cpu}").glob("node[0-9]*")), -1)
-
-
-def llc_bytes(root: Path = ROOT) -> int | None:
-    """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
-    counted, total = set[int](), 0
-    for cpu in list_affinity(root):
-        indices = () if cpu in counted else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
-        for _, last in sorted((read_integer(index / "level") or 0, index) for index in indices)[
-            -1:
-        ]:
-            total += (read_integer(last / "size", r"(\d+)K") or 0) << 10
-            counted |= {cpu, *cpu_list(last / "shared_cpu_list")}
-    return total or None
-
-
 def gpu_count(root: Path = ROOT) -> int:
     """GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; AMD's as
     amd.list_gpu_nodes has them. Loads no library."""
@@ -322,62 +232,6 @@ def gpu_count(root: Path = ROOT) -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     # -1 ends the list
     return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible))))
-
-
-def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPUs' worth of time the tightest cgroup grants, None for no limit."""
-    files = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
-    texts = (
-        " ".join(read_text(group / file) or "" for file in files)
-        for group in _list_cgroups("cpu", root)
-    )
-    grants = (re.fullmatch(r" ?(\d+) (\d+) *", text) for text in texts)
-    return min((int(grant[1]) / int(grant[2]) for grant in grants if grant), default=None)
-
-
-def memory_limit(root: Path = ROOT) -> tuple[int, str]:
-    """Bytes this process tree may still take without swapping or being killed, less a reserve, and
-    what limits it."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [
-        (
-            read_kib(root / "proc/meminfo", "MemAvailable") or free,
-            "memory available on this machine",
-        )
-    ]
-    limits += [(free, name) for _, free, name in _memory_cgroups(root)]
-    space = read_integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
-    if space is not None:
-        limits.append(
-            (
-                space - (read_kib(root / "proc/self/status", "VmSize") or 0),
-                "address space limit (ulimit -v)",
-            )
-        )
-    bytes_left, why = min(limits)
-    return max(0, bytes_left - max(512 << 20, bytes_left * 3 // 100)), why
-
-
-def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Allow-listed variables whose names do not smell of secrets, values masked."""
-    return {
-        k: mask_text(environ[k])
-        if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL)
-        else "***"
-        for k in sorted(environ)
-        if ALLOWED.fullmatch(k) and not secrets.is_name_of_one(k)
-    }
-
-
-def list_foreign_variables(names: Iterable[str]) -> list[str]:
-    """Those that are no settings of the libraries that are measured: such may run anything."""
-    return sorted({name for name in names if not ALLOWED.fullmatch(name)})
-
-
-def mask_text(text: str) -> str:
-    """``text`` without what looks like a secret (secrets.mask_secrets); GPU UUIDs are hashed."""
-    hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), text)
-    return secrets.mask_secrets(hidden)
 
 
 def _select_relevant(
@@ -404,90 +258,6 @@ def _flatten(value: Any, path: str = "") -> dict[str, Any]:
         for key, inner in items
         for k, v in _flatten(inner, f"{path}.{key}".lstrip(".")).items()
     }
-
-
-def _cpu_facts(root: Path) -> dict[str, Any]:
-    """``cores`` may be busy at once, ``list_affinity`` is where this thread may run; the rest is
-    the whole machine's."""
-    at, allowed = root / CPUS, list_affinity(root)
-    cpus = cpu_list(at / "online") or allowed
-    cores = by_core(cpus, root)
-    governors = {read_text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in allowed} - {
-        ""
-    }
-    turbo = (
-        (at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
-    )
-    return {
-        "model": find_in_file(
-            root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"
-        ),  # Arm's have but a number
-        "sockets": (
-            len(
-                {read_integer(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores}
-                - {None}
-            )
-            or None
-        ),
-        "physical": len(cores),
-        "logical": len(cpus),
-        "smt": len(cpus) > len(cores),
-        "affinity": allowed,
-        "cores": core_count(root),
-        "llc_bytes": llc_bytes(root),
-        "governor": ",".join(sorted(governors)) or None,
-        "max_mhz": (
-            (read_integer(at / f"cpu{allowed[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
-        ),
-        "turbo": next((read_text(file) == on for file, on in turbo if file.exists()), None),
-    }
-
-
-def list_affinity(root: Path = ROOT) -> list[int]:
-    """CPUs the calling thread may run on, ascending."""
-    allowed = set(
-        cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
-    ) or os.sched_getaffinity(0)
-    return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
-
-
-def by_core(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:
-    """``cpus`` grouped by the physical core they are threads of, in their order; of unknown
-    siblings, a core each."""
-    cores: dict[tuple[int, ...], list[int]] = {}
-    for cpu in cpus:
-        siblings = cpu_list(root / CPUS / f"cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(tuple(siblings) or (cpu,), []).append(cpu)
-    return list(cores.values())
-
-
-def _memory_cgroups(root: Path) -> Iterator[tuple[int, int, str]]:
-    """(limit, bytes left under it, name) of every memory limit that holds for this process, its own
-    and inherited."""
-    for group, (limit_file, used_file, cache) in itertools.product(
-        _list_cgroups("memory", root), CGROUP_MEMORY
-    ):
-        limit, used = read_integer(group / limit_file), read_integer(group / used_file) or 0
-        if (
-            limit is not None and limit < 1 << 60
-        ):  # version 1 writes "no limit" as the largest multiple of a page
-            droppable = min(used, read_integer(group / "memory.stat", rf"^{cache} (\d+)") or 0)
-            yield limit, limit - used + droppable, f"{limit_file} of /{group.relative_to(root)}"
-
-
-def _list_cgroups(controller: str, root: Path) -> list[Path]:
-    """This process's groups and all above them, versions 1 and 2; in a container, as far as they
-    are mounted."""
-    groups: list[Path] = []
-    for controllers, path in re.findall(
-        r"^\d+:(.*?):/(.*)", read_text(root / "proc/self/cgroup") or "", re.MULTILINE
-    ):
-        if not controllers or controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / (controller if controllers else "")
-            groups += [
-                group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)
-            ]
-    return groups
 
 
 def _nic_facts(root: Path) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from collbench.machine import environment
+from collbench.machine import environment, sysfs
 from collbench.machine.sysfs import read_text
 
 LOOK_SECONDS = 0.2  # of a look while nothing of ours runs: 20 of the kernel's ticks for each CPU
@@ -36,14 +36,14 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.others > max(LEAST, SHARE * self.cpus)
 
 
-def cpu_seconds(cpus: Collection[int], root: Path = environment.ROOT) -> float:
+def cpu_seconds(cpus: Collection[int], root: Path = sysfs.ROOT) -> float:
     """Seconds that these CPUs have worked since they were started: for any process or the kernel,
     and for other virtual machines (stolen); without interrupts, which a run's own messages raise.
     nan where the kernel does not tell."""
     return _sum_columns(cpus, (*range(1, 4), 8), root) or math.nan  # user nice system, steal
 
 
-def delayed_seconds(root: Path = environment.ROOT) -> float:
+def delayed_seconds(root: Path = sysfs.ROOT) -> float:
     """Seconds for which this thread was ready to run and had no CPU; nan where nobody can tell."""
     return float((read_text(root / "proc/thread-self/schedstat") or "0 nan").split()[1]) / 1e9
 
@@ -59,7 +59,7 @@ def _sum_columns(cpus: Collection[int], columns: Collection[int], root: Path) ->
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
 
-def measure_load(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
+def measure_load(seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT) -> dict[str, Load]:
     """Others' load on this host, while this process waits and has no other at work; empty where it
     cannot be told."""
     others = Others(0, lambda value: [value], root)
@@ -78,7 +78,7 @@ class Others:
     """
 
     def __init__(
-        self, rank: int, collect: Callable[[Any], list[Any]], root: Path = environment.ROOT
+        self, rank: int, collect: Callable[[Any], list[Any]], root: Path = sysfs.ROOT
     ) -> None:
         self._collect, self._root = collect, root
         cpus_here = sorted(os.sched_getaffinity(0))

@@ -44,3 +44,21 @@ def cpu_list(path: Path, pattern: str = "(.*)") -> list[int]:
 def hash_identity(identity: str) -> str:
     """Sixteen hexadecimal digits that are equal for equal identities and do not tell them."""
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+ROOT = Path("/")
+
+
+def list_cgroups(controller: str, root: Path) -> list[Path]:
+    """This process's groups and all above them, versions 1 and 2; in a container, as far as they
+    are mounted."""
+    groups: list[Path] = []
+    for controllers, path in re.findall(
+        r"^\d+:(.*?):/(.*)", read_text(root / "proc/self/cgroup") or "", re.MULTILINE
+    ):
+        if not controllers or controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / (controller if controllers else "")
+            groups += [
+                group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)
+            ]
+    return groups

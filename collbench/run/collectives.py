@@ -13,7 +13,7 @@ from collbench.core import algorithms
 from collbench.core.backend_info import backend_info
 from collbench.core.schedule import fan_in
 from collbench.core.text import format_count, format_size
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
 from collbench.run.memory import PAGE, RANK_BYTES, Room
@@ -97,7 +97,7 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
 
 def measure_crowding(case: Case) -> float:
     """Ranks on a core of this host, at least one."""
-    return max(1.0, case.world / max(1, environment.core_count()))
+    return max(1.0, case.world / max(1, cpus.core_count()))
 
 
 def guess_call(case: Case) -> float:

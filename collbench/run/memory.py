@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun
-from collbench.machine import amd, environment, sysfs
+from collbench.machine import amd, cpus, memory, sysfs
 from collbench.machine import gpu as nvml
 from collbench.suite.policy import Policy
 
@@ -61,8 +61,8 @@ def measure_room(backend: str, n: int, policy: Policy) -> Room:
     """The memory and cache that n ranks share: of the GPUs they use, or of this host."""
     gpus = list_gpus() if backend_info(backend).gpu else ()
     if not gpus:
-        available, _ = environment.memory_limit()
-        return Room("on this host", available, environment.llc_bytes() or 32 << 20, n, RANK_BYTES)
+        available, _ = memory.memory_limit()
+        return Room("on this host", available, cpus.llc_bytes() or 32 << 20, n, RANK_BYTES)
     used = gpus[: 1 if policy.virtual else n]
     sharers = math.ceil(n / len(used))
     free, l2 = min(gpu.free for gpu in used), max(gpu.l2 for gpu in used)
@@ -75,7 +75,7 @@ def list_gpus() -> Sequence[Gpu]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return _list_amd_gpus(environment.ROOT)
+        return _list_amd_gpus(sysfs.ROOT)
     count = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()

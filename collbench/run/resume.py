@@ -10,7 +10,7 @@ import msgspec
 
 from collbench.core import algorithm_files, algorithms
 from collbench.core.errors import UsageError
-from collbench.machine import environment
+from collbench.machine import environment, variables
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import SCHEMA, Record, Run, RunFile
@@ -29,7 +29,7 @@ def find_resumable(name: str) -> RunFile:
         f"it was read from the output of {run.imported}": bool(run.imported),
         "it is one side of an interleaved comparison": run.pairing is not None,
     }
-    foreign = environment.list_foreign_variables(
+    foreign = variables.list_foreign_variables(
         name for env in run.suite.values("envs") for name, _ in env
     )
     reasons[f"it would set {', '.join(foreign)}, which a file must not"] = bool(foreign)

@@ -24,7 +24,7 @@ from collbench.core.errors import (
     first_line,
 )
 from collbench.core.text import format_clock, format_count, format_size, print_message
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.machine.load import Load
 from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
@@ -536,7 +536,7 @@ def time_now() -> str:
 def clean_command(command: Sequence[str]) -> list[str]:
     """A command line to keep: without secrets, and without the place where collbench is
     installed."""
-    return ["collbench", *map(environment.mask_text, command[1:])]
+    return ["collbench", *map(variables.mask_text, command[1:])]
 
 
 def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[str, Load]) -> Run:
@@ -547,7 +547,7 @@ def _describe_run(order: Order, suite: Suite, world: worlds.World, before: dict[
         suite=suite,
         policy=suite.policy,
         environment=world.environment(),
-        tag=environment.mask_text(order.tag),
+        tag=variables.mask_text(order.tag),
         load=before,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
 from collbench.core.text import UNITS
-from collbench.machine.environment import mask_text
+from collbench.machine.variables import mask_text
 from collbench.suite.case import Limit, Setting
 
 MOST_SIZES = 10_000  # in one sweep

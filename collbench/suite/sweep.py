@@ -17,7 +17,7 @@ from collbench.core.collectives import Collective, find_collective
 from collbench.core.dtypes import OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.suite import arrivals, backgrounds, fields, measurable
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.measurable import Subject
@@ -262,7 +262,7 @@ def default_mode(backend: str, n: int, per_host: int = 0) -> Mode:
     fewer cores than threads that must run, as ranks that start all at once then wait for cores in a
     way that no program's do."""
     info, sharing = backend_info(backend), per_host or n
-    cores = environment.launched_core_count(per_host) if per_host else environment.core_count()
+    cores = cpus.launched_core_count(per_host) if per_host else cpus.core_count()
     return "host" if sharing > 1 and sharing * info.threads > cores else info.mode
 
 
@@ -274,7 +274,7 @@ def default_backends() -> tuple[str, ...]:
 def default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
     """All GPUs for nccl, else a rank for each core and at least two."""
     gpus = environment.gpu_count() if "nccl" in backends else 0
-    return (gpus or max(2, environment.core_count()),)
+    return (gpus or max(2, cpus.core_count()),)
 
 
 def expand_axes(axes: Axes) -> tuple[list[Case], list[Skip]]:

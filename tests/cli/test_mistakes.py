@@ -189,7 +189,7 @@ def test_a_dry_run_says_which_cases_the_library_may_refuse(
 def test_a_dry_run_says_how_many_rows_have_more_ranks_than_cores(
     inside, monkeypatch: pytest.MonkeyPatch, ranks: str, cores: int, rows: int
 ) -> None:
-    monkeypatch.setattr("collbench.machine.environment.core_count", lambda: cores)
+    monkeypatch.setattr("collbench.machine.cpus.core_count", lambda: cores)
     text = inside("all_reduce", "--sizes", "1K", "--place", "out", "-g", ranks, "--dry-run").stdout
     assert ("oversubscribed" in text) == bool(rows)
     assert not rows or f"{rows} row will be flagged" in text

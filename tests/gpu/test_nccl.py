@@ -21,7 +21,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
 from collbench.features.training import presets, reshape
 from collbench.features.training.overlap import divide_phases
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.records.types import Record, World
 from collbench.run.backends import _cuda
 from collbench.run.backends._torch_kernels import WAYS
@@ -36,7 +36,7 @@ GPUS = torch.cuda.device_count()
 SIZES = (64, 70_000, int(os.environ.get("GPU_CHECK_LARGEST") or 1 << 24))  # a fake GPU is slow
 SAMPLES = 5  # of a case in every mode: iters alone leaves it open how many times 20 calls are made
 # ranks that must share cores come too late for any common start: then no sample is valid
-SYNC = "auto" if environment.core_count() > 2 * GPUS else "barrier"
+SYNC = "auto" if cpus.core_count() > 2 * GPUS else "barrier"
 
 
 def world(cases: list[Case], **policy: object) -> tuple[World, list[Record]]:

@@ -31,7 +31,7 @@ import launching
 import network
 from network import Host, Lab
 
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 
 HOSTS, RATE, WANTED = 6, 10**8, 19
 SIZE, SAMPLES = "512K", 6
@@ -310,7 +310,7 @@ def main() -> None:
         print(json.dumps(result), file=sys.stderr)
     about = environment.gather_facts()
     machine = (
-        f"{about['cpu'].get('model')}, {environment.core_count()} cores,"
+        f"{about['cpu'].get('model')}, {cpus.core_count()} cores,"
         f" {sections.between(result.get('day', chosen.date) for result in found)}"
     )
     chosen.output.write_text(PAGE.format(machine=machine, lines="\n".join(tallied(found))))

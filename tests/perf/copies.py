@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.run.launch.board import Board
 
 WINDOW_NS = 200_000
@@ -34,7 +34,7 @@ def main() -> None:
     board = Board.at(path, comm.size)
     found = {}
     for size in map(int, sys.argv[3:]):
-        slots = max(2, min(64, -(-3 * (environment.llc_bytes() or 32 << 20) // (2 * size))))
+        slots = max(2, min(64, -(-3 * (cpus.llc_bytes() or 32 << 20) // (2 * size))))
         pairs = [
             (np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)) for _ in range(slots)
         ]

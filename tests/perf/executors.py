@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import derive, store
 
 HERE = Path(__file__).parent
@@ -143,7 +143,7 @@ def main() -> None:
         "",
         (
             f"all_reduce, float, out of place, `--mode {chosen.mode}`,"
-            f" {about['cpu'].get('model')}, {environment.core_count()} cores,"
+            f" {about['cpu'].get('model')}, {cpus.core_count()} cores,"
             f" torch {about['libraries'].get('torch')},"
             f" {datetime.now(UTC):%Y-%m-%d}; medians of {chosen.rounds} interleaved rounds, all"
             " implementations measured by collbench. Made by `python tests/perf/executors.py`. The"

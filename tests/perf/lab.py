@@ -34,7 +34,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
 from collbench.core.text import format_size
 from collbench.features.predict import fit
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import derive, store
 from collbench.records.derive import Derived
 from collbench.records.types import RunFile
@@ -348,7 +348,7 @@ def main() -> None:
     about = environment.gather_facts()
     page = PAGE.format(
         machine=(
-            f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux"
+            f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux"
             f" {about['kernel']}, torch {about['libraries'].get('torch')},"
             f" {datetime.now(UTC):%Y-%m-%d}"
         ),

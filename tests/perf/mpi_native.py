@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from collbench.features.health.locate.command import make_listener
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import stats
 from collbench.records.derive import Derived
 from collbench.records.types import Record, World
@@ -275,7 +275,7 @@ def main() -> None:
         "",
         (
             f"all_reduce, float, out of place, {N} ranks, isolated calls, {cpu},"
-            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us; at the end the"
+            f" {cpus.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us; at the end the"
             f" machine's load was {os.getloadavg()[2]:.1f}. Medians of"
             f" {chosen.rounds} turns of {chosen.samples} samples of the slowest rank; all sides'"
             " ranks stay alive and take turns case by case, each of them first in turns. Over a"

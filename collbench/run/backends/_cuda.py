@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
-from collbench.machine import environment, topology
+from collbench.machine import environment, sysfs, topology
 from collbench.run.backends._torch_refusal import missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
@@ -117,7 +117,7 @@ def settle_stream(device: torch.device, control: Control, pin: bool) -> Cuda:
     CPUs near the device (all ranks call this together)."""
     if pin:
         pci = gpu.pci_address(device)
-        near_gpu(control, topology.cpus_near(pci, environment.ROOT) if pci else ())
+        near_gpu(control, topology.cpus_near(pci, sysfs.ROOT) if pci else ())
     torch.cuda.set_device(device)
     return Cuda(device)
 

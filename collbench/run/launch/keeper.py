@@ -24,7 +24,7 @@ from typing import Any, cast
 import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError
-from collbench.machine import environment
+from collbench.machine import environment, variables
 from collbench.run import memory
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board, process_state
@@ -201,7 +201,7 @@ class Keeper:
             raise CannotRun("ranks of no side of the experiment", SAME)
         if not is_asked_for(variant, side.option, side.python, side.env, side.tree):
             raise CannotRun(f"{side.option} '{variant.text}' is something else at rank 0", SAME)
-        if foreign := environment.list_foreign_variables(env.keys() - side.env.keys()):
+        if foreign := variables.list_foreign_variables(env.keys() - side.env.keys()):
             raise CannotRun(
                 f"{', '.join(foreign)}: no setting of a library that is measured",
                 "name it in --base and --head",

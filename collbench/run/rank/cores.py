@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.run.rank.control import Control
 
 GPU_CORES = 4  # of a GPU's rank: itself, two threads of NCCL's for a network, and torch's watchdog
@@ -30,8 +30,7 @@ def settle_cores(rank: int, control: Control, threads: int, bind: bool) -> Cores
 
     Containers of one kernel share its cores, whatever hosts they take themselves for.
     """
-    cpus = environment.usable_cpus()
-    cores = cpus[: environment.core_count()]
+    cores = cpus.usable_cpus()[: cpus.core_count()]
     own_host = environment.boot_id() or environment.host_name()
     everyone = control.collect([own_host, cores])
     shared = {
@@ -58,7 +57,7 @@ def near_gpu(control: Control, near: Collection[int]) -> None:
     Ranks that their launcher has bound, each to CPUs of its own, are left as they are, as are those
     that may use none of the CPUs near their GPU.
     """
-    allowed = environment.list_affinity()
+    allowed = cpus.list_affinity()
     near_cpus = sorted({*near} & {*allowed})
     own_host = environment.boot_id() or environment.host_name()
     everyone = control.collect([own_host, allowed, near_cpus])
@@ -68,7 +67,7 @@ def near_gpu(control: Control, near: Collection[int]) -> None:
     sharers = [
         rank for rank, answer in enumerate(everyone) if answer == [own_host, allowed, near_cpus]
     ]
-    cores = environment.by_core(near_cpus)
+    cores = cpus.by_core(near_cpus)
     share = len(cores) // len(sharers)
     if share >= GPU_CORES:
         at = sharers.index(control.rank) * share

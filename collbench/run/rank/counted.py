@@ -87,7 +87,7 @@ def _count_during(
     control.barrier()
     after = _read_counters(watch)
     risen = {name: value - before.get(name, value) for name, value in after.items()}
-    moved = {name: by for name, by in risen.items() if by and _ask_carries(name, environment.ROOT)}
+    moved = {name: by for name, by in risen.items() if by and _ask_carries(name, sysfs.ROOT)}
     everyone = control.collect([took, moved])
     once: Counters = {}
     for _, counters in reversed(everyone):
@@ -100,7 +100,7 @@ def _count_during(
 
 
 def _read_counters(watch: Watch | None) -> Counters:
-    root = environment.ROOT
+    root = sysfs.ROOT
     machine = environment.boot_id() or environment.host_name()
     network = f"{machine} {Path('/proc/self/ns/net').stat().st_ino}"
     counters = {f"tcp {network} {name}": by for name, by in read_interfaces(root).items()}

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from collbench.core import groups
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, first_line
-from collbench.machine import environment, topology
+from collbench.machine import cpus, environment, sysfs, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
@@ -296,20 +296,20 @@ class Worker:
     ) -> World:
         setup = self.place
         host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
-        cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
+        own_cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         members = self._group.members if self._plan.groups else range(self._plan.n)
         rank_info = [
             RankInfo(
                 rank=members[rank],
                 host=host,
                 pid=os.getpid(),
-                cpus=cpus,
+                cpus=own_cpus,
                 device=device,
-                numa=environment.numa_of(cpus[0]),
+                numa=cpus.numa_of(own_cpus[0]),
             )
             for rank in self._ranks
         ]
-        counters = topology.read_counters(environment.ROOT) if setup.local_rank == 0 else {}
+        counters = topology.read_counters(sysfs.ROOT) if setup.local_rank == 0 else {}
         fake = gpu.is_fake(self._backend.device)
         everyone = self._control.collect(
             [init_ns, msgspec.to_builtins(rank_info), host, counters, fake]

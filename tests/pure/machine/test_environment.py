@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collbench.machine import environment, secrets
+from collbench.machine import cpus, environment, memory, secrets, variables
 
 GIB = 1 << 30
 RESERVE = GIB // 2
@@ -69,7 +69,7 @@ def bare(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def cpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_sockets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sockets of four cores with two threads (0-7, then their siblings 8-15), an L3 per pair of
     cores."""
     machine = Machine(tmp_path_factory.mktemp("cpus"))
@@ -94,10 +94,10 @@ def cpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(bare: Machine, cpus: Path) -> Machine:
-    """The machine of ``cpus``; their frequency settings may be changed, the rest of them is shared
-    by all tests."""
-    for cpu in cpus.iterdir():
+def server(bare: Machine, two_sockets: Path) -> Machine:
+    """The machine of ``two_sockets``; its frequency settings may be changed, the rest is shared by
+    all tests."""
+    for cpu in two_sockets.iterdir():
         bare.add({f"{CPUS}/{cpu.name}/cpufreq/scaling_governor": "performance"})
         for part in cpu.iterdir():
             (bare.root / CPUS / cpu.name / part.name).symlink_to(part)
@@ -150,8 +150,8 @@ def test_topology_of_two_sockets_with_threads(server: Machine) -> None:
         "cores": 8,
     }
     assert (cpu["governor"], cpu["max_mhz"], cpu["turbo"]) == ("performance", 3700, True)
-    assert environment.usable_cpus(server.root) == list(range(16))
-    assert [environment.numa_of(cpu, server.root) for cpu in (0, 4, 12, 99)] == [0, 1, 1, -1]
+    assert cpus.usable_cpus(server.root) == list(range(16))
+    assert [cpus.numa_of(cpu, server.root) for cpu in (0, 4, 12, 99)] == [0, 1, 1, -1]
 
 
 def test_description_of_nodes_and_interfaces(server: Machine) -> None:
@@ -190,8 +190,8 @@ def test_description_of_nodes_and_interfaces(server: Machine) -> None:
 
 def test_one_cpu_of_each_core_comes_first(server: Machine) -> None:
     server.allow("1-2,9-10,12")
-    assert environment.usable_cpus(server.root) == [1, 2, 12, 9, 10]
-    assert environment.core_count(server.root) == 3
+    assert cpus.usable_cpus(server.root) == [1, 2, 12, 9, 10]
+    assert cpus.core_count(server.root) == 3
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_cores_of_bound_ranks_are_counted_together(
         return (launcher or set()) if pid else rank
 
     monkeypatch.setattr(environment.os, "sched_getaffinity", affinity)
-    monkeypatch.setattr(environment, "core_count", lambda: len(rank))
-    monkeypatch.setattr(environment, "by_core", lambda cpus, root: [[cpu] for cpu in cpus])
-    assert environment.launched_core_count(2) == cores
+    monkeypatch.setattr(cpus, "core_count", lambda: len(rank))
+    monkeypatch.setattr(cpus, "by_core", lambda cpus, root: [[cpu] for cpu in cpus])
+    assert cpus.launched_core_count(2) == cores
 
 
 def test_cpus_that_are_offline_are_not_usable(server: Machine) -> None:
     server.add({f"{CPUS}/online": "0-3"})
-    assert environment.usable_cpus(server.root) == [0, 1, 2, 3]
+    assert cpus.usable_cpus(server.root) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_cpus_that_are_offline_are_not_usable(server: Machine) -> None:
 )
 def test_each_last_level_cache_counts_once(server: Machine, allowed: str, expected: int) -> None:
     server.allow(allowed)
-    assert environment.llc_bytes(server.root) == expected * 32 << 20
+    assert cpus.llc_bytes(server.root) == expected * 32 << 20
 
 
 def test_cache_without_third_level_is_the_second(bare: Machine) -> None:
@@ -239,7 +239,7 @@ def test_cache_without_third_level_is_the_second(bare: Machine) -> None:
             {f"{cache}/index0/level": 1, f"{cache}/index0/size": "64K", f"{cache}/index2/level": 2}
         )
         bare.add({f"{cache}/index2/size": "1024K", f"{cache}/index2/shared_cpu_list": cpu})
-    assert environment.llc_bytes(bare.allow("0-1").root) == 2 << 20
+    assert cpus.llc_bytes(bare.allow("0-1").root) == 2 << 20
 
 
 QUOTAS = [
@@ -290,21 +290,21 @@ def test_cpu_quota_limits_cores(
     server: Machine, files: dict, quota: float | None, cores: int
 ) -> None:
     server.add(files)
-    assert environment.cpu_quota(server.root) == quota
-    assert environment.core_count(server.root) == cores
-    assert environment.usable_cpus(server.root) == list(range(16 if quota is None else cores))
+    assert cpus.cpu_quota(server.root) == quota
+    assert cpus.core_count(server.root) == cores
+    assert cpus.usable_cpus(server.root) == list(range(16 if quota is None else cores))
 
 
 def test_memory_of_the_machine_less_the_reserve(bare: Machine) -> None:
     bare.add({"proc/meminfo": f"MemAvailable: {8 << 20} kB"})
-    assert environment.memory_limit(bare.root) == (
+    assert memory.memory_limit(bare.root) == (
         8 * GIB - RESERVE,
         "memory available on this machine",
     )
     bare.add({"proc/meminfo": f"MemAvailable: {100 << 20} kB"})
-    assert environment.memory_limit(bare.root)[0] == 97 * GIB
+    assert memory.memory_limit(bare.root)[0] == 97 * GIB
     bare.add({"proc/meminfo": "MemAvailable: 1024 kB"})
-    assert environment.memory_limit(bare.root)[0] == 0
+    assert memory.memory_limit(bare.root)[0] == 0
 
 
 def test_memory_cgroup_version_2_and_its_parents(server: Machine) -> None:
@@ -317,19 +317,19 @@ def test_memory_cgroup_version_2_and_its_parents(server: Machine) -> None:
         }
     )
     expected = (6 * GIB - 3 * GIB + GIB - RESERVE, "memory.max of /sys/fs/cgroup/pod/task")
-    assert environment.memory_limit(server.root) == expected
+    assert memory.memory_limit(server.root) == expected
     server.add(
         {"sys/fs/cgroup/pod/memory.max": 5 * GIB, "sys/fs/cgroup/pod/memory.current": 4 * GIB}
     )
-    assert environment.memory_limit(server.root) == (RESERVE, "memory.max of /sys/fs/cgroup/pod")
+    assert memory.memory_limit(server.root) == (RESERVE, "memory.max of /sys/fs/cgroup/pod")
     assert server.gather()["memory"]["limit"] == 5 * GIB
     server.add({"sys/fs/cgroup/pod/memory.max": "max", "sys/fs/cgroup/pod/task/memory.max": "max"})
-    assert environment.memory_limit(server.root) == (
+    assert memory.memory_limit(server.root) == (
         10 * GIB - RESERVE,
         "memory available on this machine",
     )
     server.add({"sys/fs/cgroup/pod/memory.high": 2 * GIB, "sys/fs/cgroup/pod/memory.current": GIB})
-    assert environment.memory_limit(server.root) == (RESERVE, "memory.high of /sys/fs/cgroup/pod")
+    assert memory.memory_limit(server.root) == (RESERVE, "memory.high of /sys/fs/cgroup/pod")
 
 
 def test_memory_cgroup_version_1(server: Machine) -> None:
@@ -342,12 +342,12 @@ def test_memory_cgroup_version_1(server: Machine) -> None:
             f"{group}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}",
         }
     )
-    assert environment.memory_limit(server.root) == (
+    assert memory.memory_limit(server.root) == (
         3 * GIB - RESERVE,
         f"memory.limit_in_bytes of /{group}",
     )
     server.add({f"{group}/memory.limit_in_bytes": 9223372036854771712})
-    assert environment.memory_limit(server.root) == (
+    assert memory.memory_limit(server.root) == (
         10 * GIB - RESERVE,
         "memory available on this machine",
     )
@@ -360,7 +360,7 @@ def test_page_cache_is_not_counted_beyond_what_is_used(server: Machine) -> None:
         {"proc/self/cgroup": "0::/", f"{group}/memory.max": 2 * GIB, f"{group}/memory.current": GIB}
     )
     server.add({f"{group}/memory.stat": f"inactive_file {7 * GIB}"})
-    assert environment.memory_limit(server.root)[0] == 2 * GIB - RESERVE
+    assert memory.memory_limit(server.root)[0] == 2 * GIB - RESERVE
 
 
 def test_address_space_limit(server: Machine) -> None:
@@ -368,12 +368,12 @@ def test_address_space_limit(server: Machine) -> None:
     server.add(
         {"proc/self/limits": line.format(3 * GIB), "proc/self/status": f"VmSize:\t {1 << 20} kB"}
     )
-    assert environment.memory_limit(server.root) == (
+    assert memory.memory_limit(server.root) == (
         2 * GIB - RESERVE,
         "address space limit (ulimit -v)",
     )
     server.add({"proc/self/limits": line.format("unlimited")})
-    assert environment.memory_limit(server.root)[1] == "memory available on this machine"
+    assert memory.memory_limit(server.root)[1] == "memory available on this machine"
 
 
 def test_a_machine_without_facts(bare: Machine) -> None:
@@ -390,9 +390,9 @@ def test_a_machine_without_facts(bare: Machine) -> None:
     assert facts["memory"] == dict.fromkeys(("total", "available", "swap", "limit", "huge_pages"))
     assert facts["git"] == {"revision": None, "dirty": None}
     assert facts["numa"] == facts["nics"] == facts["rdma"] == {}
-    assert environment.usable_cpus(bare.root) == sorted(os.sched_getaffinity(0))
-    assert environment.numa_of(0, bare.root) == -1
-    assert environment.memory_limit(bare.root)[0] >= 0
+    assert cpus.usable_cpus(bare.root) == sorted(os.sched_getaffinity(0))
+    assert cpus.numa_of(0, bare.root) == -1
+    assert memory.memory_limit(bare.root)[0] >= 0
     json.dumps(facts)
 
 
@@ -433,15 +433,15 @@ def test_no_secret_leaves(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_names_that_smell_of_secrets(word: str) -> None:
-    assert environment.select_variables(
+    assert variables.select_variables(
         {f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}
     ) == {"NCCL_ALGO": "x"}
-    assert "planted" not in environment.mask_text(f"a=1,my_{word}=planted plan")
+    assert "planted" not in variables.mask_text(f"a=1,my_{word}=planted plan")
 
 
 @pytest.mark.parametrize("name", ["NCCL_PWD", "OMP_PASS", "UCX_PSK", "FI_CRED", "TORCH_PAT"])
 def test_short_words_of_names_are_secrets_too(name: str) -> None:
-    assert environment.select_variables({name: "x"}) == {}
+    assert variables.select_variables({name: "x"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -473,9 +473,9 @@ def test_short_words_of_names_are_secrets_too(name: str) -> None:
 )
 def test_compound_names_are_secrets_too(word: str) -> None:
     assert (
-        environment.select_variables({f"NCCL_{word}": "x", f"OMPI_MCA_x_{word.lower()}": "x"}) == {}
+        variables.select_variables({f"NCCL_{word}": "x", f"OMPI_MCA_x_{word.lower()}": "x"}) == {}
     )
-    assert "planted" not in environment.mask_text(f"{word.lower()}=planted")
+    assert "planted" not in variables.mask_text(f"{word.lower()}=planted")
 
 
 @pytest.mark.parametrize(
@@ -504,15 +504,15 @@ def test_compound_names_are_secrets_too(word: str) -> None:
 )
 @pytest.mark.parametrize("name", ["NCCL_NET", "TORCH_X", "OMPI_MCA_x", "MASTER_ADDR"])
 def test_values_that_look_like_secrets_are_masked_under_any_name(secret: str, name: str) -> None:
-    (kept,) = environment.select_variables({name: f"a,{secret}"}).values()
+    (kept,) = variables.select_variables({name: f"a,{secret}"}).values()
     assert secret not in kept and "***" in kept
-    assert secret not in environment.mask_text(f"--tag {secret}")
+    assert secret not in variables.mask_text(f"--tag {secret}")
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "RANK", "MASTER_PORT"])
 def test_what_a_launcher_would_not_set_is_masked(name: str) -> None:
-    assert environment.select_variables({name: "planted"}) == {name: "***"}
-    assert environment.select_variables({name: "17"}) == {name: "17"}
+    assert variables.select_variables({name: "planted"}) == {name: "***"}
+    assert variables.select_variables({name: "17"}) == {name: "17"}
 
 
 def test_what_only_begins_like_a_secret_is_told() -> None:
@@ -523,7 +523,7 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
         "OMPI_MCA_x_path": "/lib",
         "FI_OPX_CREDITS": "64",
     }
-    assert environment.select_variables(told) == told
+    assert variables.select_variables(told) == told
 
 
 @pytest.mark.parametrize(
@@ -557,7 +557,7 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
     ],
 )
 def test_no_secret_in_a_value_is_told(text: str) -> None:
-    assert "planted" not in environment.mask_text(text)
+    assert "planted" not in variables.mask_text(text)
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_no_secret_in_a_value_is_told(text: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert environment.mask_text(text) == text
+    assert variables.mask_text(text) == text
 
 
 @pytest.mark.parametrize(
@@ -587,7 +587,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
     ],
 )
 def test_what_comes_after_a_secret_stays(text: str, kept: str) -> None:
-    assert environment.mask_text(text) == kept
+    assert variables.mask_text(text) == kept
 
 
 def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,7 +615,7 @@ def test_scheduler_variables_that_are_kept() -> None:
         "1",
     )
     assert (
-        environment.select_variables(
+        variables.select_variables(
             {
                 **kept,
                 "PATH": "x",
@@ -953,12 +953,14 @@ def test_git_revision(tmp_path: Path) -> None:
 
 def test_this_machine_without_torch() -> None:
     code = (
-        "import json, sys; from collbench.machine import environment as e; a = e.gather_facts(); "
+        "import json, sys;"
+        " from collbench.machine import cpus as c, environment as e, memory as m;"
+        " a = e.gather_facts(); "
         "assert 'torch'"
         " not in sys.modules;json.dumps(a); b = e.gather_facts();"
         " assert e.make_fingerprint(a) == e.make_fingerprint(b), e.find_differences(a, b);"
-        "assert 1 <= e.core_count() <= len(e.usable_cpus());"
-        " assert e.memory_limit()[0] >= 0; assert e.host_name()"
+        "assert 1 <= c.core_count() <= len(c.usable_cpus());"
+        " assert m.memory_limit()[0] >= 0; assert e.host_name()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

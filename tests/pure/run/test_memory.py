@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.run import memory, plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -113,7 +113,7 @@ def test_what_does_not_fit_a_gpu_is_skipped_with_need_and_limit() -> None:
 def test_cpu_backends_stay_on_the_host() -> None:
     found = memory.measure_room("gloo", 4, Policy())
     assert found.where == "on this host" and found.sharers == 4
-    assert found.cache == (environment.llc_bytes() or 32 << 20)
+    assert found.cache == (cpus.llc_bytes() or 32 << 20)
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

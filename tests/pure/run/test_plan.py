@@ -38,14 +38,14 @@ def test_each_launch_loads_torch_and_each_world_meets(
     worlds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collectives.environment, "core_count", lambda: 2)
+    monkeypatch.setattr(collectives.cpus, "core_count", lambda: 2)
     policy = Policy(fresh=fresh)
     assert plan.estimate_loading(jobs(cases), policy) == pytest.approx(loads * GUESS_LOAD)
     assert plan.estimate_meeting(jobs(cases), policy) == pytest.approx(worlds * GUESS_WORLD)
 
 
 def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives.environment, "core_count", lambda: 1)
+    monkeypatch.setattr(collectives.cpus, "core_count", lambda: 1)
     policy = Policy(fresh=True)
     assert plan.estimate_loading(jobs(BY_MPIRUN), policy) == 0.0
     both = GUESS_WORLD + GUESS_LOAD

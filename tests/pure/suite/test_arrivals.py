@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.machine import environment
+from collbench.machine import cpus
 from collbench.suite import arrivals
 from collbench.suite.sweep import Axes, default_mode, expand_axes
 
@@ -65,12 +65,12 @@ def test_the_axis_stands_for_modes() -> None:
 def test_the_default_is_what_a_program_sees_where_cores_are_few(
     backend: str, ranks: int, cores: int, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "core_count", lambda: cores)
+    monkeypatch.setattr(cpus, "core_count", lambda: cores)
     assert default_mode(backend, ranks) == mode
 
 
 def test_only_the_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "core_count", lambda: 4)
+    monkeypatch.setattr(cpus, "core_count", lambda: 4)
     axes = Axes(collectives=("barrier",), sizes=(0,), ranks=(8,))
     assert {case.mode for case in expand_axes(axes)[0]} == {"host"}
     assert {case.mode for case in expand_axes(axes.resolve(8, 2))[0]} == {"isolated"}

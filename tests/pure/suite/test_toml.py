@@ -13,7 +13,7 @@ from collbench.cli import options
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
-from collbench.machine import environment
+from collbench.machine import cpus, environment
 from collbench.suite import shipped, toml
 from collbench.suite.case import Case, Limit
 from collbench.suite.sweep import Axes, Suite, expand_axes
@@ -157,7 +157,7 @@ def test_an_override_replaces_axes_for_what_it_matches_and_the_later_one_wins(
 def test_overrides_keep_cycles_modes_and_algorithms_of_other_collectives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "core_count", lambda: 64)
+    monkeypatch.setattr(cpus, "core_count", lambda: 64)
     suite = load(
         tmp_path,
         SMALL
@@ -513,7 +513,7 @@ def test_what_a_suite_leaves_open_is_what_the_machine_has(
 
     def machine(gpus: int, cores: int) -> set[tuple[object, ...]]:
         monkeypatch.setattr(environment, "gpu_count", lambda: gpus)
-        monkeypatch.setattr(environment, "core_count", lambda: cores)
+        monkeypatch.setattr(cpus, "core_count", lambda: cores)
         return {
             (c.backend, c.n) for c in options.change_suite(suite).expand()[0] if c.nbytes != 1024
         }

@@ -33,7 +33,7 @@ from collbench.features.compare.ab.rounds import (
     Ledger,
     budget_for,
 )
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.records import paired, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
@@ -124,7 +124,7 @@ class _Side:
             suite=order.suite.resolve(),
             policy=order.suite.policy,
             environment=home.described,
-            tag=environment.mask_text(order.tag),
+            tag=variables.mask_text(order.tag),
             pairing=Pairing(
                 experiment=experiment, side=name, variant=variant.text, differs=differs, aa=order.aa
             ),

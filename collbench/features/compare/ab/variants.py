@@ -20,7 +20,7 @@ import msgspec
 from collbench.core import algorithm_files, algorithms, files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import print_message, suggest_name
-from collbench.machine import environment
+from collbench.machine import environment, variables
 from collbench.run import refusal
 from collbench.run.launch.interpreter import (
     Home,
@@ -145,8 +145,8 @@ def apply_variant(cases: Iterable[Case], variant: Variant) -> list[Case]:
 
 
 def _is_secret(word: str) -> bool:
-    bare = environment.DEVICE_UUID.sub("", word)  # which is masked, but is no secret
-    return environment.mask_text(bare) != bare
+    bare = variables.DEVICE_UUID.sub("", word)  # which is masked, but is no secret
+    return variables.mask_text(bare) != bare
 
 
 class Build(NamedTuple):

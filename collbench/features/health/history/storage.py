@@ -33,7 +33,7 @@ from collbench.features.health.history.nights import (
     night_of,
     run_fingerprint,
 )
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.machine.sysfs import hash_identity
 from collbench.records import store
 from collbench.records.types import RunFile
@@ -137,7 +137,7 @@ class Book:
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
         address = _parse_url(url or os.environ.get("COLLBENCH_HISTORY", ""))
-        self.name = environment.mask_text(address.render_as_string(hide_password=True))
+        self.name = variables.mask_text(address.render_as_string(hide_password=True))
         file = address.database if address.get_backend_name() == "sqlite" else None
         if reading and file and not Path(file).exists():
             raise UsageError(
@@ -356,7 +356,7 @@ class Book:
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(
-                f"history at {self.name}: {environment.mask_text(complaint)}", hint
+                f"history at {self.name}: {variables.mask_text(complaint)}", hint
             ) from None
         finally:
             patience.cancel()

@@ -30,7 +30,7 @@ from collbench.features.interop.importers.text import (
     split_processes,
     strip_prefixes,
 )
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.machine.gpu import is_fake
 from collbench.records import store
 from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
@@ -397,7 +397,7 @@ def _with_settings(table: Table, names: Sequence[str]) -> Table:
 
 def _shorten_fact(value: str) -> str:
     """A fact in one word of bounded length, and another one for each."""
-    word = re.sub(r"[\s,=]+", "-", environment.mask_text(value))
+    word = re.sub(r"[\s,=]+", "-", variables.mask_text(value))
     return (
         word if len(word) <= MOST_FACT else f"{word[:MOST_FACT]}-{zlib.crc32(value.encode()):08x}"
     )
@@ -578,13 +578,13 @@ def assemble_runs(
     run = Run(
         id=store.new_id(f"imported-{index:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
-        command=[environment.mask_text(word) for word in reading.command],
+        command=[variables.mask_text(word) for word in reading.command],
         suite=Suite(
             name="imported", axes=axes, policy=reading.policy, description=describe_average(reading)
         ),
         policy=reading.policy,
         environment=_make_environment(reading),
-        tag=environment.mask_text(tag),
+        tag=variables.mask_text(tag),
         imported=reading.tool,
     )
     wrong = reading.failures or any(record.status == "wrong" for record in reading.records)
@@ -612,7 +612,7 @@ def _make_environment(reading: Reading) -> dict[str, Any]:
     return {
         **({"host": host} if host else {}),
         **({"gpus": {"devices": [{"name": name} for name in names]}} if any(names) else {}),
-        "variables": environment.select_variables(reading.settings),
+        "variables": variables.select_variables(reading.settings),
     }
 
 

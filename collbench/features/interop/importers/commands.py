@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from collbench.machine import environment
+from collbench.machine import variables
 
 PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
 
@@ -63,7 +63,7 @@ def varying_variables(every: Sequence[str]) -> set[str]:
     """Variables that not all commands in a log set alike, and that therefore tell its tests
     apart."""
     commands = [
-        environment.select_variables(settings_of(tokens))
+        variables.select_variables(settings_of(tokens))
         for line in every
         if (tokens := words_of(line))
     ]

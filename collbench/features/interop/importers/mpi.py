@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from collbench.core.collectives import COLLECTIVES, Collective
 from collbench.features.interop.importers import Line, Reading, Table, commands, parse_number
 from collbench.features.interop.importers.text import cut_library_output, library_hosts, split_lines
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.records.types import VALIDATED, ToolTime
 from collbench.suite.policy import Policy
 
@@ -239,7 +239,7 @@ class _Tables:
         self._reading.warn_if_repeated(self._where, name, is_told)
         self._is_fresh = False
         mode: Any = "streaming" if streaming or row.pairwise else "isolated"
-        settings = environment.select_variables(commands.settings_of(self._command))
+        settings = variables.select_variables(commands.settings_of(self._command))
         env = [(name, value) for name, value in settings.items() if name in self._varying]
         if self._memory:
             env.append(("buffers", "-".join(self._memory)))
@@ -251,7 +251,7 @@ class _Tables:
             library=self._library,
             env=tuple(env),
             sync="barrier" if mode == "isolated" else "",
-            command=" ".join(map(environment.mask_text, self._command)),
+            command=" ".join(map(variables.mask_text, self._command)),
             facts=(("tool", self._version), ("ranks", str(rank_count or ""))),
         )
 

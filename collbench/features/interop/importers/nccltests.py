@@ -33,7 +33,7 @@ from collbench.features.interop.importers.commands import (
     words_of,
 )
 from collbench.features.interop.importers.text import cut_library_output, library_hosts, split_lines
-from collbench.machine import environment
+from collbench.machine import variables
 from collbench.records.types import RELATIVE, RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
 from collbench.suite.policy import MOST_SAMPLES, Policy
@@ -407,9 +407,9 @@ class _Tables:
         reading.warn_if_repeated("", f"{program}_perf", bool(ours or member_count or command))
         devices = [_make_rank(i, d, own_fields.get("backend", "nccl")) for i, d in enumerate(group)]
         mode: Mode = "graph" if self._settings.get("graph") else mode_of(self._blocking)
-        settings = environment.select_variables(settings_of(command))
+        settings = variables.select_variables(settings_of(command))
         env = tuple((name, value) for name, value in settings.items() if name in self._varying)
-        command_text = " ".join(map(environment.mask_text, command))
+        command_text = " ".join(map(variables.mask_text, command))
         waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
         facts = [] if ours else self._facts(command)
         facts.append(("process", str(at) if by_process else reading.process))

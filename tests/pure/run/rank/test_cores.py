@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from collbench.machine import environment, topology
+from collbench.machine import cpus, environment, sysfs, topology
 from collbench.run.backends import _cuda
 from collbench.run.rank import cores, gpu
 from collbench.run.rank.control import Control
@@ -55,8 +55,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
         allowed = may or [list(range(32))] * len(nears)
         calls: list[list[int]] = []
         monkeypatch.setattr(environment, "boot_id", lambda: (at or [HERE])[0])
-        monkeypatch.setattr(environment, "list_affinity", lambda: allowed[rank])
-        monkeypatch.setattr(environment, "by_core", by_core)
+        monkeypatch.setattr(cpus, "list_affinity", lambda: allowed[rank])
+        monkeypatch.setattr(cpus, "by_core", by_core)
         monkeypatch.setattr(os, "sched_setaffinity", lambda who, cpus: calls.append(list(cpus)))
         said = [
             [where, cpus, sorted({*near} & {*cpus})]
@@ -125,7 +125,7 @@ def bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     place.mkdir(parents=True)
     (place / "local_cpulist").write_text("0-3,8\n")
     done: list[Any] = []
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(sysfs, "ROOT", tmp_path)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**ABOUT)
     )

@@ -92,7 +92,7 @@ class Alone:
 def machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "proc/net").mkdir(parents=True)
     write(root, 0)
-    monkeypatch.setattr(counted.environment, "ROOT", root)
+    monkeypatch.setattr(counted.sysfs, "ROOT", root)
 
 
 def write(root: Path, nbytes: int) -> None:

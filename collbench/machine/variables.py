@@ -1,0 +1,53 @@
+"""Environment variables that a run records, without what looks like a secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from collbench.machine import secrets
+from collbench.machine.sysfs import (
+    hash_identity,
+)
+
+# but for Open MPI's own word of where mpirun was called: it decides nothing, and names people
+ALLOWED = re.compile(
+    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA(?!_initial_wdir$)|HIP|HSA|ROCR)_\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
+    r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
+)
+
+
+# what a scheduler's and a launcher's values look like: anybody may set them to anything
+VALUES = {
+    "SLURM_JOB_ID": r"\d+([_+]\d+)?",
+    "PBS_JOBID": r"\d+(\[\d*\])?(\.[\w.-]+)?",
+    "FLUX_JOB_ID": r"\d+|ƒ\w{1,16}",
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID"), r"\d+"),
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), r"\d+"),
+}
+
+
+DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
+
+
+def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Allow-listed variables whose names do not smell of secrets, values masked."""
+    return {
+        k: mask_text(environ[k])
+        if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL)
+        else "***"
+        for k in sorted(environ)
+        if ALLOWED.fullmatch(k) and not secrets.is_name_of_one(k)
+    }
+
+
+def list_foreign_variables(names: Iterable[str]) -> list[str]:
+    """Those that are no settings of the libraries that are measured: such may run anything."""
+    return sorted({name for name in names if not ALLOWED.fullmatch(name)})
+
+
+def mask_text(text: str) -> str:
+    """``text`` without what looks like a secret (secrets.mask_secrets); GPU UUIDs are hashed."""
+    hidden = DEVICE_UUID.sub(lambda m: hash_identity(m[0]), text)
+    return secrets.mask_secrets(hidden)
