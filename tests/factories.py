@@ -20,7 +20,7 @@ import numpy as np
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.health.night import Timing
 from collbench.features.traces.types import Call, RankTrace, Trace
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.derive import Derived
 from collbench.records.time_summary import Modes, TimeSummary
 from collbench.records.types import End, Pairing, RankInfo, Record, Run, RunFile, World
@@ -154,7 +154,7 @@ def run(name: str = "run", **fields: Any) -> Run:
     return Run(id=name, **given)
 
 
-def run_file(
+def make_file(
     records: Sequence[Record],
     worlds: Sequence[World] | None = None,
     end: End | None = ENDED,
@@ -178,7 +178,7 @@ def write(file: RunFile, folder: Path) -> Path:
     """The run as a file of its own in ``folder``."""
     path = folder / f"{file.run.id}.jsonl"
     path.unlink(missing_ok=True)
-    writer = store.Writer(path, file.run)
+    writer = run_file.Writer(path, file.run)
     for line in (*file.worlds, *file.records, *([file.end] if file.end else [])):
         writer.write(line)
     writer.close()
@@ -194,7 +194,7 @@ def stored(
         row if isinstance(row, Record) else record(what, row, world=0) for what, row in rows.items()
     ]
     last = None if end is None else End(exit=end, ended="")
-    return run_file(records, end=last, name=name, **fields)
+    return make_file(records, end=last, name=name, **fields)
 
 
 # both sides of `collbench ab`
@@ -321,7 +321,7 @@ def night(
                 own = msgspec.structs.replace(kept.case, cycle=cycle)
                 records.append(msgspec.structs.replace(kept, case=own))
     last = None if end is None else End(exit=end, ended=ENDED.ended)
-    return run_file(records, made, last, **{"name": "night", "suite": NIGHTLY, **fields})
+    return make_file(records, made, last, **{"name": "night", "suite": NIGHTLY, **fields})
 
 
 def dated(number: int, medians: Mapping[Case, float], launches: int = 3, **fields: Any) -> RunFile:
@@ -339,7 +339,7 @@ def dated(number: int, medians: Mapping[Case, float], launches: int = 3, **field
         for what, median in medians.items()
     ]
     worlds = [world(index=place) for place in range(launches)]
-    return run_file(records, worlds, End(exit=0, ended=""), **given)
+    return make_file(records, worlds, End(exit=0, ended=""), **given)
 
 
 def timings(

@@ -39,7 +39,7 @@ def report(
     from collbench.cli import outputs
     from collbench.core.files import refuse_foreign_file
     from collbench.core.text import format_count
-    from collbench.records import store
+    from collbench.records import run_file
     from collbench.show import html as reports
     from collbench.show import markdown
     from collbench.show.views import run
@@ -59,7 +59,7 @@ def report(
             refuse_foreign_file(path.with_name(reports.LIBRARY), reports.BANNER)
     if png:
         reports.find_browser()
-    files = [store.read_digest(path) for path in _find_runs(runs or ["@last"])]
+    files = [run_file.read_digest(path) for path in _find_runs(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = run.make_document(files, _conclude_from(files, compare))
     if title:

@@ -19,7 +19,7 @@ def runs(
 ) -> None:
     """List saved runs."""
     from collbench.cli import outputs
-    from collbench.records import store
+    from collbench.records import run_file, store
     from collbench.show import terminal
     from collbench.show.views import cases
 
@@ -31,7 +31,7 @@ def runs(
     selected = every if delete else every[-last:]
     for path in selected:
         try:
-            outlines.append((names[path], store.read_outline(path)))
+            outlines.append((names[path], run_file.read_outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
     document = cases.list_saved(outlines, len(every))
@@ -53,11 +53,11 @@ def runs(
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
     """@last, @last~1 … of runs, oldest first; "" of one that is running."""
-    from collbench.records import store
+    from collbench.records import run_file
 
     names, back = {}, 0
     for path in reversed(paths):
-        running = store.is_running(path)
+        running = run_file.is_running(path)
         names[path] = "" if running else f"@last~{back}" if back else "@last"
         back += not running
     return dict(reversed(names.items()))
@@ -65,12 +65,12 @@ def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
 
 def matches_words(path: Path, patterns: Sequence[str]) -> bool:
     """Whether each word is in the run's id, tag or arguments, in letters of either size."""
-    from collbench.records import store
+    from collbench.records import run_file
 
     if not patterns:
         return True
     try:
-        run = store.read_run(path)
+        run = run_file.read_run(path)
     except CollbenchError:
         return False
     text = " ".join([run.id, run.tag, *run.command]).lower()
@@ -93,9 +93,9 @@ def delete_runs(paths: Sequence[Path], yes: bool) -> None:
     where nobody can be asked, CannotRun where one cannot be removed."""
     import typer
 
-    from collbench.records import store
+    from collbench.records import run_file
 
-    going = [path for path in paths if not store.is_running(path)]
+    going = [path for path in paths if not run_file.is_running(path)]
     nbytes = sum(path.stat().st_size for path in going)
     what = f"{format_count(len(going), 'run')}, {format_size(nbytes)}"
     if not yes and not sys.stdin.isatty():

@@ -11,7 +11,7 @@ import msgspec
 from collbench.core import algorithm_files, algorithms
 from collbench.core.errors import UsageError
 from collbench.machine import environment, variables
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import SCHEMA, Record, Run, RunFile
 from collbench.run import pacing, plan
@@ -23,7 +23,7 @@ def find_resumable(name: str) -> RunFile:
     """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
     it."""
     path = store.find_run(name, running=True)
-    run = store.read_run(path)
+    run = run_file.read_run(path)
     reasons = {
         f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,
         f"it was read from the output of {run.imported}": bool(run.imported),
@@ -35,7 +35,7 @@ def find_resumable(name: str) -> RunFile:
     reasons[f"it would set {', '.join(foreign)}, which a file must not"] = bool(foreign)
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
-    return store.read_file(path)
+    return run_file.read_file(path)
 
 
 def load_algorithms(run: Run, spellings: str) -> None:
@@ -69,11 +69,11 @@ def load_algorithms(run: Run, spellings: str) -> None:
     algorithms.add_file(",".join(given.values()), collectives[0] if len(collectives) == 1 else "")
 
 
-def reopen_writer(resumed: RunFile) -> store.Writer:
+def reopen_writer(resumed: RunFile) -> run_file.Writer:
     """Goes on with the run's file. Raises UsageError where another process has done so since it was
     read, before the file was locked."""
-    writer = store.Writer(resumed.path)
-    if store.read_file(resumed.path) != resumed:
+    writer = run_file.Writer(resumed.path)
+    if run_file.read_file(resumed.path) != resumed:
         writer.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",
@@ -100,7 +100,7 @@ def list_standing(resumed: RunFile | None) -> list[Record]:
     return [
         record
         for record in (resumed.records if resumed else ())
-        if not store.is_unfinished(record)
+        if not run_file.is_unfinished(record)
         and record.case not in missed
         and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
     ]

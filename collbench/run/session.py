@@ -26,7 +26,7 @@ from collbench.core.errors import (
 from collbench.core.text import format_clock, format_count, format_size, print_message
 from collbench.machine import variables
 from collbench.machine.load import Load
-from collbench.records import derive, store
+from collbench.records import derive, run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
@@ -289,7 +289,7 @@ class _Session:
             if order.resumed
             else _describe_run(order, prepared.suite, world, before)
         )
-        self._writer: store.Writer | None = None
+        self._writer: run_file.Writer | None = None
         self._begun = False
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
@@ -514,7 +514,7 @@ class _Session:
             raise CannotRun(trouble, f"{what}; not all that is shown above is saved: {again}")
 
 
-def write_line(writer: store.Writer, line: World | Record | End) -> None:
+def write_line(writer: run_file.Writer, line: World | Record | End) -> None:
     """Save a line; where that fails for the first time, or others changed the file, say so."""
     lost, moved, troubled = writer.lost, writer.moved, bool(writer.trouble)
     writer.write(line)

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from collbench.cli import main
-from collbench.records import store, types
+from collbench.records import run_file, store, types
 from collbench.show import figures, html
 from collbench.show.document import Document, Figure, Line, Section, Table
 
@@ -627,7 +627,7 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
     assert (
         invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
     )
-    run = store.read_file(store.find_run("@last"))
+    run = run_file.read_file(store.find_run("@last"))
     text = '<a href="https://evil.test">x</a>' + " ".join(HOSTILE[:-1])
     ranks = [types.RankInfo(rank=rank, host=text, pid=1, cpus=[0]) for rank in range(4)]
     world = types.World(

@@ -18,7 +18,7 @@ import pytest
 from collbench.cli import main as main_
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file, store
 
 MODEL = ("--backend", "model", "-g", "4")
 
@@ -37,7 +37,7 @@ def test_every_collective_has_a_command_that_explains_itself_and_runs(bare, name
     ]
     assert sizes == (["0"] if name == "barrier" else ["1024", "2048", "4096"])
     (found,) = store.list_saved()
-    assert {r.status for r in store.read_file(found).records} <= {"predicted", "skipped"}
+    assert {r.status for r in run_file.read_file(found).records} <= {"predicted", "skipped"}
 
 
 def test_aliases_of_nccl_tests_work(bare) -> None:
@@ -261,7 +261,7 @@ def test_output_that_finds_no_room_stops_no_measurement(tmp_path: Path, form: st
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("standard output: No space left on device") == 1
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
-    found = store.read_file(tmp_path / "r.jsonl")
+    found = run_file.read_file(tmp_path / "r.jsonl")
     assert len(found.records) == 6 and found.end is not None
 
 
@@ -420,7 +420,7 @@ def test_a_saved_run_goes_on_without_its_reader(tmp_path: Path) -> None:
         env={**os.environ, "COLLBENCH_HOME": str(tmp_path)},
     )
     (found,) = (tmp_path / "runs").iterdir()
-    run = store.read_file(found)
+    run = run_file.read_file(found)
     assert len(run.records) == 56 and run.end is not None and run.end.exit == 0
 
 
@@ -463,7 +463,7 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     listed = bare("runs").stdout
     assert "@last~1" in listed and "first" in listed and "barrier" in listed
     assert store.find_run("first") == store.find_run("@last~1")
-    assert store.read_file(store.find_run("@last")).run.suite.name == "barrier"
+    assert run_file.read_file(store.find_run("@last")).run.suite.name == "barrier"
     assert bare("all_reduce", "--sizes", "1K", *MODEL, "--no-save").returncode == 0
     assert len(store.list_saved()) == 2
 
@@ -532,7 +532,7 @@ def test_a_sweep_is_the_product_of_its_lists(bare) -> None:
         "out",
     )
     bare("all_reduce", "--sizes", "1K,4K", "--backend", "model", *args)
-    records = store.read_file(store.find_run("@last")).records
+    records = run_file.read_file(store.find_run("@last")).records
     assert len(records) == 2 * 2 * 2 * 2 * 2 * 2
     assert len({(r.case.key, r.case.cycle) for r in records}) == len(records)
 
@@ -546,7 +546,7 @@ def test_secrets_of_the_environment_and_command_are_not_kept(cli, home: Path) ->
         AWS_SECRET_ACCESS_KEY=secret,
         UCX_PROXY=f"http://me:{secret}@host",
     )
-    run = store.read_file(store.find_run("@last")).run
+    run = run_file.read_file(store.find_run("@last")).run
     assert "UCX_PROXY" in run.environment["variables"]
     assert secret not in json.dumps(run.environment) + json.dumps(run.command)
 

@@ -19,7 +19,7 @@ import typer
 
 import collbench
 from collbench.cli import main as commands
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.types import End, Pairing, RankInfo, Record, Run, World
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -90,7 +90,7 @@ def stored(
         tag=tag,
     )
     path.unlink(missing_ok=True)
-    writer = store.Writer(path, run)
+    writer = run_file.Writer(path, run)
     launches = [(1, i) for i in range(8)] + [(2, i) for i in range(12)]
     for index, (stage, launch) in enumerate(launches):
         ranks = [RankInfo(rank=r, host="h", pid=2 * index + r, cpus=[r]) for r in range(2)]

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import NIGHTLY, hosted, record, run_file, saved, swept, world, write
+from factories import NIGHTLY, hosted, make_file, record, saved, swept, world, write
 
 from collbench.core.errors import Exit
 from collbench.features.training.step import Op, Program, Step
@@ -27,7 +27,7 @@ def keep(home: Path, name: str, fake: bool = True) -> str:
         for what in swept("all_reduce", "sendrecv")
     ]
     worlds = [world(index=at, **fields) for at in range(3)]
-    saved(run_file(made, worlds, name=name, suite=NIGHTLY), home)
+    saved(make_file(made, worlds, name=name, suite=NIGHTLY), home)
     return name
 
 
@@ -133,7 +133,7 @@ def test_a_step_of_a_run_is_counted_and_its_times_on_a_fake_gpu_stand_beside_no_
         record(each, 1e6, world=0, times_ns=[ns * 10**6] * 8)
         for each, ns in zip(suite.resolve().expand()[0], (12, 10, 4), strict=True)
     ]
-    path = write(run_file(records, [world(n=2, fake=fake)], suite=suite.resolve()), tmp_path)
+    path = write(make_file(records, [world(n=2, fake=fake)], suite=suite.resolve()), tmp_path)
     done = inside("workload", str(path), "--link", "ib200", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert ("measured" in json.loads(done.stdout)) != fake

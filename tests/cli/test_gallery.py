@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file
 
 REPORTS = Path(__file__).parents[2] / "reports"
 STORIES = sorted((REPORTS / "runs").glob("*/"))
@@ -76,7 +76,7 @@ def test_pages_are_small() -> None:
 def test_recorded_runs_name_no_place_of_the_machine_they_come_from(story: Path) -> None:
     for path in story.glob("*.jsonl"):
         if story.name != TRACE:
-            assert store.read_run(path).command[0] == "collbench"
+            assert run_file.read_run(path).command[0] == "collbench"
         assert not re.search(
             r"/(home|root|tmp|work)/", path.read_text().replace("/tmp/collbench", "")
         )

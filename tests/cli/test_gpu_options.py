@@ -12,7 +12,7 @@ import pytest
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import environment
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.run import session
 from collbench.run.launch import environments, join
 from collbench.run.reporter import Reporter
@@ -120,7 +120,7 @@ def test_options_reach_the_policy_and_explain_themselves(cli, inside) -> None:
     )
     assert done.returncode == 0 and "2 cases" in done.stdout
     cli("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
-    assert store.read_file(store.find_run("@last")).run.policy.share_gpu
+    assert run_file.read_file(store.find_run("@last")).run.policy.share_gpu
     with pytest.raises(UsageError, match="register"):
         toml.POLICY["register"](3, "policy.register")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.records import store
+from collbench.records import run_file, store
 
 SMALL = ("all_reduce", "--sizes", "1K", "--backend", "model", "-g", "4")
 
@@ -17,7 +17,7 @@ def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], rep
     done = cli(*SMALL, *args)
     assert done.returncode == 0, done.stderr
     (saved,) = store.list_saved()
-    found = store.read_file(saved)
+    found = run_file.read_file(saved)
     assert {record.case.mode for record in found.records} == {"graph"}
     assert found.run.policy.graph == replays
 

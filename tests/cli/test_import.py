@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file, store
 
 OSU = """# OSU MPI Allreduce Latency Test v7.4
 # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
@@ -38,7 +38,7 @@ def test_an_imported_run_is_listed_reported_and_compared_like_any_other(
     first, saved = done.stdout.splitlines()
     assert first.endswith("osu.log: 2 records of all_reduce, 4 ranks (OSU Micro-Benchmarks 7.4)")
     assert Path(saved.partition("saved: ")[2]) == store.list_saved()[0]
-    file = store.read_file(store.find_run("mine"))
+    file = run_file.read_file(store.find_run("mine"))
     assert file.run.imported == "OSU Micro-Benchmarks 7.4" and file.run.environment == {
         "host": "node7",
         "variables": {},
@@ -89,7 +89,7 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
     text = tmp_path / "out.txt"
     text.write_text(done.stdout)
     before = [
-        r for r in store.read_file(store.find_run("@last")).records if r.status == "predicted"
+        r for r in run_file.read_file(store.find_run("@last")).records if r.status == "predicted"
     ]
     assert before
     again = bare("import", str(text), str(saved))
@@ -98,7 +98,7 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
     assert ids == [path.name for path in store.list_saved()[-2:]]  # in the order given
     assert "not understood" not in again.stdout and again.stderr == ""
     for path in store.list_saved()[-2:]:
-        kept = {r.case.key: r for r in store.read_file(path).records if r.told}
+        kept = {r.case.key: r for r in run_file.read_file(path).records if r.told}
         assert {r.case.size for r in before} == {r.case.size for r in kept.values()} and len(
             kept
         ) == len(before)
@@ -121,7 +121,7 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
             "import collbench",
             "from collbench.records import derive, store",
             "from collbench.show import programs",
-            "file = store.read_file(store.find_run('@last'))",
+            "file = run_file.read_file(store.find_run('@last'))",
             "out = programs.Csv(sys.stdout)",
             "out.begin(file.run, [], [])",
             "for r in file.records: out.record(r, derive.derive_row(r))",
@@ -156,7 +156,7 @@ def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten
     assert [done.returncode for done in codes] == [Exit.OK, Exit.USAGE]
     assert (
         "never overwritten" in codes[1].stderr
-        and len(store.read_file(target).records) == 2
+        and len(run_file.read_file(target).records) == 2
         and store.list_saved() == []
     )
 
@@ -236,7 +236,7 @@ def test_wrong_data_in_a_log_exits_7_and_is_saved(inside, tmp_path: Path) -> Non
     done = inside("import", str(path))
     assert done.returncode == Exit.WRONG_DATA
     assert "1 record is wrong (9 elements)" in done.stderr
-    assert [record.status for record in store.read_file(store.find_run("@last")).records] == [
+    assert [record.status for record in run_file.read_file(store.find_run("@last")).records] == [
         "wrong",
         "ok",
     ]

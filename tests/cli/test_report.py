@@ -19,7 +19,7 @@ from collbench.cli import main as commands
 from collbench.core import files
 from collbench.core import text as text_
 from collbench.core.errors import CannotRun, UsageError
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.types import Pairing
 from collbench.show import html, markdown
 from collbench.show.document import MARKER, Document, Figure, Line, Section, Table
@@ -135,7 +135,7 @@ def test_a_full_disk_is_said(run: Path) -> None:
 
 
 def paired(run: Path, side: str, experiment: str) -> str:
-    file = store.read_file(run)
+    file = run_file.read_file(run)
     pairing = Pairing(experiment=experiment, side=side, variant=side)  # type: ignore[arg-type]
     head = msgspec.structs.replace(file.run, id=f"id-{side}", pairing=pairing)
     path = Path(f"{side}-{experiment}.jsonl")
@@ -222,7 +222,7 @@ def test_runs_that_cannot_be_read_or_have_no_name(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", denied)
-        for read in (store.read_file, store.read_digest, store.read_run):
+        for read in (run_file.read_file, run_file.read_digest, run_file.read_run):
             with pytest.raises(CannotRun, match=r"cannot read .*Permission denied"):
                 read(run)
         assert "no run called 'one'" in refused(UsageError, "one")  # a tag is in the file

@@ -11,7 +11,7 @@ import pytest
 from collbench.features.health.history import command as history
 from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.search import Rules
-from collbench.records import store
+from collbench.records import run_file, store
 
 MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
 
@@ -69,7 +69,7 @@ def test_no_width_is_no_reason_to_print_nothing(bare, columns: str) -> None:
 def test_health_names_the_hosts_without_a_verdict_too(inside) -> None:
     inside(*MODEL)
     done = inside("health", "@last", "--no-history")
-    host = store.read_file(store.find_run("@last")).worlds[0].ranks[0].host
+    host = run_file.read_file(store.find_run("@last")).worlds[0].ranks[0].host
     assert done.stdout.startswith(f"collbench health  {host}\n")
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ENVIRONMENT, case, record, run_file
+from factories import ENVIRONMENT, case, make_file, record
 
 from collbench.core.errors import UsageError
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.types import Record
 from collbench.run import resume
 from collbench.run.jobs import Job
@@ -53,7 +53,7 @@ def whole(recorded: bytes, tmp_path: Path) -> Path:
     """The file of a complete run, to be cut."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(recorded)
-    assert [r.status for r in store.read_file(path).records] == ["skipped", *["predicted"] * 5]
+    assert [r.status for r in run_file.read_file(path).records] == ["skipped", *["predicted"] * 5]
     return path
 
 
@@ -89,7 +89,7 @@ def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
         "mine",
     )
     assert done.returncode == 0, done.stderr
-    first, second = (store.read_file(path) for path in store.list_saved())
+    first, second = (run_file.read_file(path) for path in store.list_saved())
     assert {first.run.suite.name, second.run.suite.name} == {"smoke", "pr"}
     for file in (first, second):
         assert file.run.tag == "mine" and file.run.policy.max_seconds == 9
@@ -155,12 +155,12 @@ def test_list_shows_suites_with_tags_and_help_how_they_are_written(bare) -> None
     [(1, b""), (2, b'{"line":"wor'), (5, b'{"line":"record","case":{"coll'), (7, b"\0\0\0")],
 )
 def test_a_run_cut_short_goes_on_where_it_was(bare, whole: Path, keep: int, torn: bytes) -> None:
-    complete = store.read_file(whole)
+    complete = run_file.read_file(whole)
     kept = cut(whole, keep, torn)
     done = bare("run", "--resume", str(whole), "--format", "csv")
     assert done.returncode == 0, done.stderr
     assert whole.read_bytes().startswith(kept)
-    again = store.read_file(whole)
+    again = run_file.read_file(whole)
     assert again.run == complete.run and again.end is not None and again.end.exit == 0
     assert sorted((r.case.key, r.status, *r.times_ns) for r in again.records) == sorted(
         (r.case.key, r.status, *r.times_ns) for r in complete.records
@@ -175,7 +175,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(bare, whole: Path) -> None:
     whole.write_bytes(kept)
     assert bare("run", "--resume", str(whole)).returncode == 0
     assert whole.read_bytes().startswith(kept + b"\n")
-    cases = [record.case for record in store.read_file(whole).records]
+    cases = [record.case for record in run_file.read_file(whole).records]
     assert len(cases) == len(set(cases)) == 6
 
 
@@ -187,7 +187,7 @@ def test_a_complete_run_is_left_alone(bare, whole: Path) -> None:
     assert whole.read_bytes() == before
     cut(whole, len(before.splitlines()) - 1)  # only its End is missing
     assert bare("run", "--resume", str(whole)).returncode == 0
-    assert store.read_file(whole).end is not None
+    assert run_file.read_file(whole).end is not None
 
 
 def with_status(path: Path, status: str) -> Record:
@@ -196,7 +196,7 @@ def with_status(path: Path, status: str) -> Record:
     fields = json.loads(last)
     fields |= {"status": status, "note": "planted"} | ({"wrong": 3} if status == "wrong" else {})
     path.write_bytes(b"".join([*lines, json.dumps(fields).encode() + b"\n", end]))
-    return store.read_file(path).records[-1]
+    return run_file.read_file(path).records[-1]
 
 
 def test_what_failed_is_measured_again_last_and_the_later_record_counts(bare, whole: Path) -> None:
@@ -207,7 +207,7 @@ def test_what_failed_is_measured_again_last_and_the_later_record_counts(bare, wh
     done = bare("run", "--resume", str(whole))
     assert done.returncode == 0, done.stderr
     assert whole.read_bytes().startswith(before)
-    for read in (store.read_file, store.read_digest):
+    for read in (run_file.read_file, run_file.read_digest):
         records = read(whole).records
         (again,) = [record for record in records if record.case == failed.case]
         assert (again.status, len(records)) == ("predicted", 6)
@@ -225,7 +225,7 @@ def test_wrong_data_is_a_finding_and_stays(bare, whole: Path) -> None:
     wrong = with_status(whole, "wrong")
     cut(whole, len(whole.read_bytes().splitlines()) - 1)
     assert bare("run", "--resume", str(whole)).returncode == 7
-    assert store.read_file(whole).records[-1] == wrong
+    assert run_file.read_file(whole).records[-1] == wrong
     whole_lines = len(whole.read_bytes().splitlines())
     complete = bare("run", "--resume", str(whole), "--format", "json")
     assert (
@@ -237,13 +237,13 @@ def test_wrong_data_is_a_finding_and_stays(bare, whole: Path) -> None:
 def test_a_run_that_another_process_went_on_with_since_it_was_read_is_refused(whole: Path) -> None:
     lines = whole.read_bytes().splitlines(keepends=True)
     cut(whole, 3)
-    before = store.read_file(whole)
+    before = run_file.read_file(whole)
     resume.reopen_writer(before).close()
     with whole.open("ab") as f:
         f.write(lines[-2])
     with pytest.raises(UsageError, match="has changed since it was read"):
         resume.reopen_writer(before)
-    resume.reopen_writer(store.read_file(whole)).close()  # neither torn nor locked
+    resume.reopen_writer(run_file.read_file(whole)).close()  # neither torn nor locked
 
 
 def test_runs_of_a_single_collective_go_on_too(bare) -> None:
@@ -251,17 +251,17 @@ def test_runs_of_a_single_collective_go_on_too(bare) -> None:
     (path,) = store.list_saved()
     cut(path, 3)
     assert bare("run", "--resume", "@last").returncode == 0
-    assert len(store.read_file(path).records) == 4
+    assert len(run_file.read_file(path).records) == 4
 
 
 def test_libraries_of_other_backends_do_not_matter_to_a_run_to_be_resumed(
     bare, whole: Path
 ) -> None:
     cut(whole, 4)
-    libraries = store.read_file(whole).run.environment["libraries"]
+    libraries = run_file.read_file(whole).run.environment["libraries"]
     changed(whole, environment={"libraries": libraries | {"mpi4py": "0.1"}})
     assert bare("run", "--resume", str(whole)).returncode == 0
-    assert len(store.read_file(whole).records) == 6
+    assert len(run_file.read_file(whole).records) == 6
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_backends_of_what_is_measured_and_of_what_is_to_come_decide(
     measured: str, to_come: str, refused: bool
 ) -> None:
     skipped = record(case(backend="mpi"), 1.0, status="skipped", times_ns=[])
-    file = run_file([record(case(backend=measured), 1e6), skipped])
+    file = make_file([record(case(backend=measured), 1e6), skipped])
     now = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2"}}
     with pytest.raises(UsageError, match="mpi4py absent") if refused else nullcontext():
         resume.refuse_another_machine(file, now, [Job(case(1, backend=to_come), 1, "")])
@@ -308,7 +308,7 @@ def test_a_file_that_is_no_run_or_is_being_written_is_refused(
     bare, whole: Path, tmp_path: Path
 ) -> None:
     cut(whole, 4)
-    writer = store.Writer(whole)
+    writer = run_file.Writer(whole)
     done = bare("run", "--resume", str(whole))
     assert (done.returncode, "being written by another process" in done.stderr) == (2, True)
     writer.close()
@@ -327,10 +327,10 @@ def test_under_a_launcher_predictions_go_on_in_one_process(bare, whole: Path) ->
     cut(whole, 4)
     launched = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "RANK": "1"}
     assert bare("run", "--resume", str(whole), **launched).returncode == 0
-    assert store.read_file(whole).end is None
+    assert run_file.read_file(whole).end is None
     done = bare("run", "--resume", str(whole), **{**launched, "RANK": "0"})
     assert done.returncode == 0, done.stderr
-    assert len(store.read_file(whole).records) == 6
+    assert len(run_file.read_file(whole).records) == 6
 
 
 def test_runs_of_several_suites_need_a_folder(bare, tmp_path: Path) -> None:

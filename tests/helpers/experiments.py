@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.types import Record, RunFile
 
 TEXT = """
@@ -35,7 +35,7 @@ def small(folder: Path, **axes: object) -> str:
 
 def sides() -> tuple[RunFile, RunFile]:
     """Base and head of the last one."""
-    base, head = (store.read_file(path) for path in store.list_saved()[-2:])
+    base, head = (run_file.read_file(path) for path in store.list_saved()[-2:])
     assert (base.run.pairing.side, head.run.pairing.side) == ("base", "head")
     return base, head
 

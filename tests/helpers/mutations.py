@@ -29,7 +29,7 @@ from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.types import RankTrace
 from collbench.machine import topology
 from collbench.machine.load import Load
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import (
     Choice,
     End,
@@ -178,8 +178,8 @@ def changed_run(rng: random.Random, kind: str) -> bytes:
 def read_run(data: bytes, path: Path) -> None:
     """As commands do, and every line that is read can be written."""
     path.write_bytes(data)
-    file = store.read_digest(path)
-    store.read_outline(path)
+    file = run_file.read_digest(path)
+    run_file.read_outline(path)
     for line in (file.run, *file.worlds):
         msgspec.json.encode(line)
 

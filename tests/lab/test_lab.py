@@ -18,7 +18,7 @@ from network import SKEW, Host, Lab
 
 from collbench.core import algorithms, simulate
 from collbench.core.network import FatTree, Link
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import RunFile
 
 pytestmark = pytest.mark.usefixtures("possible")
@@ -137,7 +137,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     path = tmp_path_factory.mktemp("alone") / "run.jsonl"
     command = [sys.executable, "-m", "collbench", *ARGS, "-g", "4", "--output", str(path)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    return store.read_file(path)
+    return run_file.read_file(path)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_one_command_line_under_every_launcher(
         least = lab.counted("h1")
     assert [one.returncode for one in done] == [0] * len(done), done[0].stderr
     assert [len(one.stdout.splitlines()) for one in done] == [5] + [0] * (len(done) - 1)
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     (world,) = run.worlds
     assert [rank.host for rank in world.ranks] == [
         f"h{i}" for i in range(hosts) for _ in range(per_host)
@@ -240,7 +240,7 @@ def test_a_host_that_is_lost_ends_the_run(what: str, tmp_path: Path) -> None:
         getattr(lab, what)(lab.hosts[2])
         codes = [launching.ended(process, 60).returncode for process in started]
         assert "python" not in said(lab.hosts[0], "ps", "-A", "-o", "comm=")
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert codes[:2] == [4, 4]
     assert run.end is not None and run.end.exit == 4
     assert {r.status for r in run.records[:-1]} == {"ok"}

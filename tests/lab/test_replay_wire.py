@@ -12,7 +12,7 @@ import jobs
 import pytest
 
 from collbench.features.training.traffic import count_traffic
-from collbench.records import store
+from collbench.records import run_file
 
 pytestmark = pytest.mark.usefixtures("possible")
 
@@ -34,7 +34,7 @@ def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path)
             )
         ]
     sent = json.loads(told[0].splitlines()[-1])[name]["sent"]
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.subjects
     found = count_traffic(step, record.case, record.sent, file.worlds[0].library)

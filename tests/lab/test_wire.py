@@ -15,7 +15,7 @@ from network import Lab
 from collbench.core import algorithms, simulate
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.training.traffic import count_traffic
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.suite.case import Case
 
 pytestmark = pytest.mark.usefixtures("possible")
@@ -82,7 +82,7 @@ def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> No
         process = network.inside(command, **pipes)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err + out
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     wire, expected, flagged = {}, {}, set()
     for record in file.records:
         case, row = record.case, derive.derive_row(record, file.worlds[0])
@@ -144,7 +144,7 @@ def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Pat
         process = network.inside(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err + out
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.subjects
     found = count_traffic(step, record.case, record.sent, file.worlds[0].library)
@@ -160,7 +160,7 @@ def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:
     with Lab(hosts=2) as lab:
         done = launching.run(lab, launching.by_environment, *words, per_host=2)
     assert [one.returncode for one in done] == [0] * 4, done[0].stderr
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     rows = {each.case.label: derive.derive_row(each, file.worlds[0]) for each in file.records}
     wire = {label: row.wire for label, row in rows.items() if row}
     assert wire == pytest.approx({"gloo": 2.0, "ring@gloo": 1.0}, rel=0.05)

@@ -24,7 +24,7 @@ from pathlib import Path
 import sections
 
 from collbench.features.compare import comparison
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.derive import derive_row
 from collbench.records.types import RunFile
 from collbench.suite.grammar import parse_share, parse_size
@@ -61,7 +61,7 @@ def run(home: Path, *args: str, **env: str) -> None:
 
 def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     """Base and head of every finished experiment of that tag."""
-    files = [store.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl"))]
+    files = [run_file.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl"))]
     mine = [
         file
         for file in files
@@ -84,7 +84,7 @@ def plant(home: Path, share: str, number: int) -> None:
     suite = home / "planted.toml"
     suite.write_text(SUITE)
     run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
-    before = store.read_file(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
+    before = run_file.read_file(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
     medians = {r.case.nbytes: row.times.median for r in before.records if (row := derive_row(r))}
     slowed = [parse_size(size) for size in SLOWED]
     more = {size: parse_share(share) * medians[size] / 1000 for size in slowed}

@@ -22,7 +22,7 @@ import network
 from network import Lab
 
 from collbench.features.compare import comparison
-from collbench.records import store
+from collbench.records import run_file
 
 SUITE = """
 description = "All_reduces between two hosts."
@@ -59,7 +59,7 @@ def lines(name: str, folder: Path, budget: str) -> list[str]:
         done = launching.run(lab, launching.torchrun, *asked, seconds=580, **surroundings)
     if done[0].returncode not in comparison.WHOLE:
         raise SystemExit(f"{name}: {done[0].returncode}\n{done[0].stdout}\n{done[0].stderr}")
-    base, head = (store.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl")))
+    base, head = (run_file.read_digest(path) for path in sorted((home / "runs").glob("*.jsonl")))
     judged = comparison.compare_runs(base, head, comparison.Rules(tau=0.1))
     return [
         f"| {name} | {row.case.nbytes >> 10} KiB | {wanted:+.0%} | {row.delta or 0:+.1%}"

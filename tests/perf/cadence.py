@@ -21,7 +21,7 @@ from scipy import stats
 
 from collbench.core.text import format_size
 from collbench.machine import environment
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.rows import make_rows
 
 MODES = ("isolated", "host", "streaming")
@@ -57,7 +57,7 @@ def main() -> None:
         done = subprocess.run(command, env=surroundings, check=False, stdout=subprocess.DEVNULL)
         if done.returncode not in (0, 1, 3):
             raise SystemExit(done.returncode)
-        files = [store.read_file(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
+        files = [run_file.read_file(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
     text = report(scatter(files), given.rounds)
     if given.output:
         given.output.write_text(text)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from collbench.machine import cpus, environment
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -42,7 +42,7 @@ def measure(found: Figures, folder: Path, *options: str) -> None:
     always = ("--place", "out", "--format", "csv", "--output", str(path))
     command = [str(BIN / "collbench"), "all_reduce", *options, *always]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     for record in file.records:
         row = derive.derive_row(record, file.worlds[0])
         if row is not None:

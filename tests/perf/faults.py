@@ -40,7 +40,7 @@ import psutil
 import sections
 
 from collbench.core.errors import CollbenchError
-from collbench.records import store
+from collbench.records import run_file
 from collbench.run.launch import folders, mpirun
 
 WORLDS = ("gloo", "shm", "mpi", "gloo under torchrun", "gloo under mpirun", "mpi under mpirun")
@@ -374,7 +374,7 @@ class Trial:
         if not self._path.exists():
             return self._cell.phase == "starting"
         try:
-            run = store.read_file(self._path)
+            run = run_file.read_file(self._path)
         except CollbenchError:
             return False
         # which is told of before a launcher ends all; rank 0 writes the file

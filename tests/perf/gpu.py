@@ -32,7 +32,7 @@ from collbench.core.program import Term
 from collbench.features.interop import importers
 from collbench.machine import environment
 from collbench.machine.gpu import TORCH_FOR
-from collbench.records import derive, rows, store
+from collbench.records import derive, rows, run_file
 from collbench.records.types import RunFile
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._torch_refusal import missing_gpu
@@ -115,7 +115,7 @@ class Check:
         try:
             done = self.run(command)
         except NotMeasured:
-            if not path.exists() or not medians(found := store.read_file(path)):
+            if not path.exists() or not medians(found := run_file.read_file(path)):
                 raise
             return found  # what there was time for
         if done.returncode not in (0, 7):
@@ -123,7 +123,7 @@ class Check:
             raise NotMeasured(
                 said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}"
             )
-        return store.read_file(path)
+        return run_file.read_file(path)
 
 
 def traffic(case: Case) -> int:

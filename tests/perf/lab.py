@@ -35,7 +35,7 @@ from collbench.core.errors import CannotRun
 from collbench.core.text import format_size
 from collbench.features.predict import fit
 from collbench.machine import cpus, environment
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.records.derive import Derived
 from collbench.records.types import RunFile
 
@@ -154,7 +154,7 @@ def measured(lab: Lab, path: Path, backend: str, *command: str) -> tuple[RunFile
         done = launching.run(lab, start, *command, *saved, seconds=580, **first)
     if done[0].returncode:
         raise SystemExit(f"{path.name}: {done[0].stderr}")
-    return store.read_file(path), busy[0]
+    return run_file.read_file(path), busy[0]
 
 
 def suite(path: Path, text: str, **values: object) -> list[str]:

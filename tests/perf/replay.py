@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from collbench.features.training.overlap import step_of
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.paired import estimate_shift
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -58,7 +58,7 @@ def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, R
         suite.write_text(f'[axes]\nbackends = "gloo"\n[policy]\niters = {REPLAYS}\n{tables}')
         command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        file = store.read_file(path)
+        file = run_file.read_file(path)
     found = {}
     for record in file.records:
         step = step_of(file, record.case)

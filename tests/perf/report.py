@@ -22,7 +22,7 @@ import psutil
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.machine import environment
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import End, FirstWrong, RankInfo, Record, Run, World
 from collbench.suite.case import Case
 from collbench.suite.grammar import sweep_sizes
@@ -32,11 +32,11 @@ from collbench.suite.sweep import Axes, Suite, expand_axes
 COMMANDS = {
     "read, nothing left out": (
         "import sys; from collbench.records import store; from pathlib import Path\n"
-        "store.read_file(Path(sys.argv[1]))"
+        "run_file.read_file(Path(sys.argv[1]))"
     ),
     "read and derive, as shown": (
         "import sys; from collbench.records import store; from pathlib import Path\n"
-        "store.read_digest(Path(sys.argv[1]))"
+        "run_file.read_digest(Path(sys.argv[1]))"
     ),
 }
 
@@ -91,7 +91,7 @@ def make(path: Path, number: int, seed: int = 1) -> None:
         environment=environment.gather_facts(),
         tag="perf",
     )
-    writer = store.Writer(path, run)
+    writer = run_file.Writer(path, run)
     for (backend, n), index in worlds.items():
         ranks = [
             RankInfo(rank=r, host=f"node{r // 4}", pid=1000 + r, cpus=[r % 4]) for r in range(n)

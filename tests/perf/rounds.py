@@ -29,7 +29,7 @@ from collbench.features.compare import sides
 from collbench.features.compare.ab import experiment
 from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.features.compare.verdict import Judged
-from collbench.records import paired, store
+from collbench.records import paired, run_file
 from collbench.records.case_rows import gather_case_rows
 from collbench.records.rows import group_rows, make_rows
 from collbench.records.types import Record, World, row_key
@@ -64,7 +64,10 @@ def known(paths: Sequence[Path]) -> dict[str, Known]:
     calls: defaultdict[str, list[float]] = defaultdict(list)
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for path in paths:
-        pair = [store.read_file(path), store.read_file(Path(str(path).replace("-base", "-head")))]
+        pair = [
+            run_file.read_file(path),
+            run_file.read_file(Path(str(path).replace("-base", "-head"))),
+        ]
         base, head = (gather_case_rows([file], True, row_key) for file in pair)
         for key in base.keys() & head.keys():
             found = list(sides.log_changes(base[key], head[key], 1).values())

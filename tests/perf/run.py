@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from collbench.machine import cpus, environment
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.records.types import Record, Run
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -130,7 +130,7 @@ def recording(cases: int = 10_000, samples: int = 200, ranks: int = 8) -> list[s
     suite = Suite(name="perf", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(ranks,)))
     run = Run(id="perf", started="", command=[], suite=suite, policy=Policy(), environment={})
     with tempfile.TemporaryDirectory() as folder:
-        writer = store.Writer(Path(folder) / "run.jsonl", run)
+        writer = run_file.Writer(Path(folder) / "run.jsonl", run)
         began = time.perf_counter()
         for _ in range(cases):
             writer.write(record)

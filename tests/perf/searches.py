@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from collbench.features.health.locate import findings
 from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.command import Searching, make_listener
 from collbench.features.health.pairs import command as pairs
@@ -50,11 +51,11 @@ class Searches(Searching):
 
     def _tell(self, found: locate.Located) -> None:
         names = [unit.name for unit in self.units]
-        findings = locate.make_findings(found, names, crowded=self.crowded)
+        named = findings.make_findings(found, names, crowded=self.crowded)
         told = {
-            "named": [finding.subject.name for finding in findings],
+            "named": [finding.subject.name for finding in named],
             "open": found.open,
-            "words": locate.describe_outcome(found, names, crowded=self.crowded),
+            "words": findings.describe_outcome(found, names, crowded=self.crowded),
         }
         with (self._folder / "told").open("a") as out:
             out.write(json.dumps(told) + "\n")

@@ -26,7 +26,7 @@ from network import PAYLOAD, Lab
 from collbench.features.training import overlap as steps
 from collbench.features.training.views.steps import describe_overlap
 from collbench.machine import cpus, environment
-from collbench.records import store
+from collbench.records import run_file
 
 RATE, MIB, TIMES, GOAL, ROUNDS = 10**9, 16, 4, 0.05, 16
 ALPHA_US = 100  # of a message, which is nothing beside a tenth of a second
@@ -89,7 +89,7 @@ def row(lab: Lab, folder: Path, name: str, program: Program) -> str:
     done = launching.run(lab, launching.by_environment, "workload", str(file), *options)
     if done[0].returncode:
         raise SystemExit(f"{name}: {done[0].stderr}")
-    (one,) = steps.find_overlaps(store.read_file(output).records)
+    (one,) = steps.find_overlaps(run_file.read_file(output).records)
     took = statistics.median(one.step_record.times_ns)
     ratio = took / expected["step_ns"]
     _, hidden = describe_overlap(one)

@@ -25,7 +25,7 @@ from counting import CALLS, HEADERS, SIZE, TIMES
 from collbench.machine import cpus, environment
 from collbench.records import traffic
 from collbench.records.derive import derive_row
-from collbench.records.store import read_file
+from collbench.records.run_file import read_file
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 
 from collbench.features.training import models
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.paired import estimate_shift
 
 RANKS, STEPS, SETTLED = 2, 8, 2
@@ -164,7 +164,7 @@ def ours(kind: str) -> float:
         command = [sys.executable, "-m", "collbench", "workload", *STEP[kind], "-g", str(RANKS)]
         command += ["--backend", "gloo", "--compute", "none", "-n", str(STEPS)]
         subprocess.run([*command, "--output", str(path)], check=True, stdout=subprocess.DEVNULL)
-        (record,) = [r for r in store.read_file(path).records if r.case.collective == "step"]
+        (record,) = [r for r in run_file.read_file(path).records if r.case.collective == "step"]
     return statistics.median(record.times_ns) / 1e9
 
 

@@ -70,7 +70,7 @@ def file(cases: list[tuple[Case, float]], **fields: Any) -> RunFile:
         for case, ns in cases
     ]
     world = factories.world(backend="symm", n=2)
-    return factories.run_file(found, [world], None, "x", environment={})
+    return factories.make_file(found, [world], None, "x", environment={})
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])

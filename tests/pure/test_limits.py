@@ -24,7 +24,7 @@ from collbench.features.interop import importers
 from collbench.features.interop.importers import text
 from collbench.features.predict import fit
 from collbench.machine import cpus, topology
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
 from collbench.suite.grammar import expand_envs
@@ -38,14 +38,14 @@ def path(tmp_path: Path) -> Path:
     return factories.write(factories.stored({factories.case(): 1e6}), tmp_path)
 
 
-READERS = [store.read_file, store.read_digest, store.read_outline]
+READERS = [run_file.read_file, run_file.read_digest, run_file.read_outline]
 
 
 @pytest.mark.parametrize("read", READERS)
 def test_a_line_longer_than_any_runs_is_refused_before_it_is_in_memory(
     read: object, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_LINE", 1 << 16)
+    monkeypatch.setattr(run_file, "MOST_LINE", 1 << 16)
     with path.open("r+b") as file:
         file.truncate(1 << 34)  # sparse
     with pytest.raises(UsageError, match="line 5: a line of more than 0 MiB"):
@@ -56,7 +56,7 @@ def test_a_line_longer_than_any_runs_is_refused_before_it_is_in_memory(
 def test_more_lines_than_any_runs_are_refused(
     read: object, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_LINES", 3)
+    monkeypatch.setattr(run_file, "MOST_LINES", 3)
     with pytest.raises(UsageError, match="line 4: a line too many"):
         read(path)  # type: ignore[operator]
 
@@ -65,23 +65,23 @@ def test_more_lines_than_any_runs_are_refused_before_they_are_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [factories.record(factories.case(4 * (i + 1))) for i in range(2000)]
-    path = factories.write(factories.run_file(records), tmp_path)
-    monkeypatch.setattr(store, "MOST_LINES", 1999)
+    path = factories.write(factories.make_file(records), tmp_path)
+    monkeypatch.setattr(run_file, "MOST_LINES", 1999)
     tracemalloc.start()
     with pytest.raises(UsageError, match="a line too many"):
-        store.read_file(path)
+        run_file.read_file(path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
 
 
-@pytest.mark.parametrize("read", [store.read_file, store.read_digest])
+@pytest.mark.parametrize("read", [run_file.read_file, run_file.read_digest])
 def test_what_records_do_not_hold_takes_no_room_in_each(
     read: Callable[[Path], RunFile], tmp_path: Path
 ) -> None:
     records = [factories.record(factories.case(4 * (i + 1))) for i in range(2)]
-    first, second = read(factories.write(factories.run_file(records), tmp_path)).records
-    empty = [name for name in store.NOTHING if not getattr(first, name)]
+    first, second = read(factories.write(factories.make_file(records), tmp_path)).records
+    empty = [name for name in run_file.NOTHING if not getattr(first, name)]
     assert {"sent", "load", "starts_ns"} <= {*empty}
     assert all(getattr(first, name) is getattr(second, name) for name in empty)
 
@@ -92,8 +92,8 @@ def test_what_is_compared_or_fitted_holds_no_times_of_single_ranks(
     """Which are most of a run, and which neither looks at."""
     case = factories.case()
     each = factories.record(case, per_rank=[[9] * 7] * case.n, starts_ns=[[0] * 7] * case.n)
-    path = factories.write(factories.run_file([each]), tmp_path)
-    monkeypatch.setattr(store, "read_file", None)
+    path = factories.write(factories.make_file([each]), tmp_path)
+    monkeypatch.setattr(run_file, "read_file", None)
     (file,) = compare._find_runs(str(path))
     assert file.records[0].times_ns and not file.records[0].per_rank
     done = CliRunner().invoke(main.app, ["fit", str(path)])
@@ -131,11 +131,11 @@ def test_expectations_are_no_deeper_than_a_person_writes(tmp_path: Path) -> None
 def test_to_go_on_with_a_run_no_endless_line_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MOST_LINE", 1 << 16)
+    monkeypatch.setattr(run_file, "MOST_LINE", 1 << 16)
     with path.open("r+b") as file:
         file.truncate(1 << 34)
     with pytest.raises(UsageError, match="line 5"):
-        store.Writer(path)
+        run_file.Writer(path)
 
 
 def test_an_outline_counts_the_records_that_stand(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_an_outline_counts_the_records_that_stand(tmp_path: Path) -> None:
         factories.record(small, world=1, again=True),
         Record(case=factories.case(16), status="failed"),
     ]
-    path = factories.write(factories.run_file(records), tmp_path)
-    found, whole = store.read_outline(path), store.read_file(path)
+    path = factories.write(factories.make_file(records), tmp_path)
+    found, whole = run_file.read_outline(path), run_file.read_file(path)
     size = path.stat().st_size
     assert found == (whole.run, len(whole.records), whole.end, False, False, size)
 
@@ -157,7 +157,7 @@ def test_a_run_that_cannot_be_read_does_not_stop_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
-    monkeypatch.setattr(store, "MOST_LINE", 1 << 16)
+    monkeypatch.setattr(run_file, "MOST_LINE", 1 << 16)
     factories.saved(factories.stored({factories.case(): 1e6}, name="1-well"), tmp_path)
     bad = factories.saved(factories.stored({factories.case(): 1e6}, name="2-bad"), tmp_path)
     with bad.open("r+b") as file:

@@ -17,7 +17,7 @@ from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.features.health.history import nights
 from collbench.features.health.night import Night
 from collbench.features.predict import fit
-from collbench.records import rows, store
+from collbench.records import rows, run_file
 from collbench.records.types import End, Record, RunFile
 from collbench.show.views import series
 from collbench.suite.case import Case
@@ -166,7 +166,7 @@ def test_all_state_the_median_over_fit_launches_of_pooled_samples(name: str, wha
 @pytest.mark.parametrize("what", STATEMENTS)
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_all_state_the_same_of_recorded_runs(path: Path, what: str) -> None:
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     expected = report(of_one_mode(file) if what == "health" else file)
     stated = STATEMENTS[what](file)
     assert stated.keys() == expected.keys()

@@ -20,7 +20,7 @@ from marks import long
 from paths import before
 
 from collbench.core.errors import Exit, UsageError
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.types import RunFile
 
 PLUGINS = str(Path(__file__).parent / "plugins")
@@ -237,7 +237,7 @@ def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
 def test_a_run_of_one_side_alone_looks_at_nothing_beside_its_blocks(cli, suite) -> None:
     done = cli("run", suite('"1K"'))
     assert done.returncode == 0, done.stderr
-    (record,) = store.read_file(store.list_saved()[-1]).records
+    (record,) = run_file.read_file(store.list_saved()[-1]).records
     assert record.times_ns
     assert record.calibration is None
 
@@ -283,7 +283,7 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
         with suppress(UsageError):  # not yet there, or a line being written
             if (
                 len(store.list_saved()) > 1
-                and len((file := store.read_file(store.list_saved()[-1])).worlds) >= launches
+                and len((file := run_file.read_file(store.list_saved()[-1])).worlds) >= launches
             ):
                 return file
         time.sleep(0.02)

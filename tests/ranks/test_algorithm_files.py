@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from collbench.cli import main
 from collbench.core import algorithm_files, algorithms
 from collbench.core.errors import Exit, UsageError
-from collbench.records import store
+from collbench.records import run_file
 
 MANUAL = (files("collbench.cli") / "pages/algorithms.md").read_text()
 OTHERS = """
@@ -84,7 +84,7 @@ def test_ranks_run_it(folder: Path, backend: str) -> None:
     named = ["all_reduce", "--algo", "./line.py:line", *options, "--output", str(path)]
     done = CliRunner().invoke(main.app, named)
     assert done.exit_code == Exit.OK, done.output
-    (record,) = store.read_file(path).records
+    (record,) = run_file.read_file(path).records
     assert record.case.algorithm == "line.py:line" and record.status == "ok"
 
 
@@ -108,10 +108,10 @@ def forget() -> None:
 
 
 def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
-    lacking = len(store.read_file(cut_short).records)
+    lacking = len(run_file.read_file(cut_short).records)
     done = collbench("run", "--resume", str(cut_short), "--algo", "./line.py:line")
     assert done.exit_code == Exit.OK, done.output
-    found = store.read_file(cut_short)
+    found = run_file.read_file(cut_short)
     assert len(found.records) == lacking + 1 and found.end is not None
     assert all(record.status == "ok" for record in found.records)
 
@@ -170,7 +170,7 @@ def test_ranks_of_an_experiment_run_it(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLLBENCH_HOME", str(folder))
     rounds = ["--rounds", "6,6", "--budget", "0"]
     collbench(*AB, "--head", "algo:./line.py:line", *rounds)
-    base, head = map(store.read_file, sorted((folder / "runs").glob("*.jsonl")))
+    base, head = map(run_file.read_file, sorted((folder / "runs").glob("*.jsonl")))
     assert {record.case.algorithm for record in base.records} == {"ring"}
     assert {(r.case.algorithm, r.status) for r in head.records} == {("line.py:line", "ok")}
 

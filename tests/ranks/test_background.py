@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from collbench.core.errors import RunBroken
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record
 from collbench.run.rank.background import FEWEST, UNIT_NS, _make_spin
 from collbench.suite import backgrounds
@@ -178,5 +178,5 @@ def test_rows_with_one_are_read_back_from_nccl_tests_forms(options, cli, tmp_pat
     path = tmp_path / "run.jsonl"
     read = cli("import", str(log), "--output", str(path))
     assert read.returncode == 0, read.stderr
-    backgrounds = {record.case.background for record in store.read_file(path).records}
+    backgrounds = {record.case.background for record in run_file.read_file(path).records}
     assert backgrounds == {"", "sleep", "all_to_all:4K"}

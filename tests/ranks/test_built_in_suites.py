@@ -16,7 +16,7 @@ import pytest
 from marks import long
 
 from collbench.cli import options
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record, World
 from collbench.run import plan, session
 from collbench.run.launch.local import Launcher
@@ -134,14 +134,14 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     kept = kept[: kept.rfind(b"\n") + 1]
     if number == signal.SIGKILL:
         path.write_bytes(kept + b'{"line":"record","case":{"collective":"all_red')
-    first = store.read_file(path)
+    first = run_file.read_file(path)
     assert 3 <= len(first.records) < 16 and (first.end is None) == (number == signal.SIGKILL)
 
     go_on(path, launched)
     assert path.read_bytes().startswith(kept)
     added = [json.loads(line)["line"] for line in path.read_bytes()[len(kept) :].splitlines()]
     assert added.count("record") == 16 - len(first.records)
-    last = store.read_file(path)
+    last = run_file.read_file(path)
     assert last.records[: len(first.records)] == first.records
     assert len({record.case for record in last.records}) == len(last.records) == 16
     assert {record.status for record in last.records} == {"ok"}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from paths import before
 
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.records.types import RunFile
 from collbench.run.rank import clock_links
 from collbench.run.rank.clock_links import Links
@@ -62,7 +62,7 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         command, capture_output=True, text=True, timeout=120, check=False, env=seen
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return store.read_file(path)
+    return run_file.read_file(path)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
-from collbench.records import stats, store
+from collbench.records import run_file, stats, store
 from collbench.records.derive import derive_row
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand_axes
@@ -245,7 +245,7 @@ def test_ranks_come_as_the_arrival_says(cli) -> None:
         *("all_reduce", "--sizes", "4K", "-g", "2", "--place", "out", "-n", "12", "-w", "2"),
         *("--sync", "barrier", "--arrival", "aligned,natural,one-late:20ms,random:20ms"),
     )
-    file = store.read_file(store.find_run("@last"))
+    file = run_file.read_file(store.find_run("@last"))
     rows = {record.case.arrival or record.case.mode: record for record in file.records}
     assert set(rows) == {"isolated", "host", "one-late:20ms", "random:20ms"}
     late = rows["one-late:20ms"]

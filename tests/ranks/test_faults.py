@@ -19,7 +19,7 @@ import pytest
 from paths import before
 
 from collbench.core.errors import CannotRun, Exit
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Run, World
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -374,18 +374,18 @@ def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> Non
         oversubscribed=False,
         same_clock=True,
     )
-    writer = store.Writer(tmp_path / "run.jsonl", run)
+    writer = run_file.Writer(tmp_path / "run.jsonl", run)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 10, hard))
         writer.write(world)
         assert "1 lines wait" in writer.trouble
-        assert store.read_file(writer.path).worlds == []
+        assert run_file.read_file(writer.path).worlds == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.write(world)
     assert writer.trouble == ""
-    assert len(store.read_file(writer.path).worlds) == 2
+    assert len(run_file.read_file(writer.path).worlds) == 2
     with pytest.raises(CannotRun):
-        store.Writer(Path("/dev/full"), run)
+        run_file.Writer(Path("/dev/full"), run)

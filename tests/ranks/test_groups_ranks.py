@@ -15,7 +15,7 @@ from paths import before
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.records.types import Record, World
 from collbench.run import plan
 from collbench.run.jobs import Job
@@ -186,7 +186,7 @@ def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
     went_on = run("run", "--resume", str(path), "--format", "csv")
     assert went_on.returncode == 0, went_on.stderr
     assert path.read_bytes().startswith(b"".join(lines[:kept]))
-    found = store.read_file(path).records
+    found = run_file.read_file(path).records
     assert sorted((r.case.nbytes, r.case.group, r.status) for r in found) == [
         (64, 0, "ok"),
         (64, 1, "ok"),
@@ -282,7 +282,7 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
     )
     if fits:
         assert done.returncode == 0, done.stderr
-        found = store.read_file(path).records
+        found = run_file.read_file(path).records
         assert sorted((r.case.n, r.case.group, r.status) for r in found) == (
             [(1, 0, "ok"), (1, 1, "ok")] if rule == "node:1" else [(2, 0, "ok")]
         )

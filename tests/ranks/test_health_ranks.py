@@ -12,7 +12,7 @@ import pytest
 from collbench.features.health import command as health
 from collbench.features.health.checks import hosts
 from collbench.features.health.night import Night
-from collbench.records import store
+from collbench.records import run_file, store
 
 SUITE = """
 description = "A night in small."
@@ -41,7 +41,7 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     suite.write_text(SUITE)
     done = cli("run", str(suite), "--format", "csv")
     assert done.returncode == 0, done.stderr
-    file = store.read_file(store.find_run("@last"))
+    file = run_file.read_file(store.find_run("@last"))
     assert [world.index for world in file.worlds] == [0, 1, 2]
     assert {record.world: record.case.cycle for record in file.records} == {0: 0, 1: 1, 2: 2}
     judged = cli("health", "--format", "json", "-o", str(tmp_path / "night.html"))
@@ -65,7 +65,7 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     again = tmp_path / "again.jsonl"
     case = file.records[0].case
     health.launch_cases(file.run, [case], again)
-    fresh = Night([store.read_digest(again)])
+    fresh = Night([run_file.read_digest(again)])
     assert [each.record.case.key for each in fresh.records] == [case.key] * 3
     assert len(fresh.files[0].worlds) == 3 and hosts.check_data(fresh).note
 

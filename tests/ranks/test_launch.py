@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from paths import before
 
-from collbench.records import store
+from collbench.records import run_file, store
 
 CPUS = len(os.sched_getaffinity(0))
 PLUGINS = Path(__file__).parent / "plugins"
@@ -101,7 +101,7 @@ def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
     table = rows(done.stdout)
     assert [int(row[0]) for row in table] == [1024, 32768, 1 << 20]
     assert all(len(row) == 13 for row in table)
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert [r.status for r in run.records] == ["ok"] * 6
     assert run.worlds[0].launcher != "local"
     assert len({r.pid for r in run.worlds[0].ranks}) == 2
@@ -112,7 +112,7 @@ def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
 
 def test_others_load_is_recorded_before_during_and_after(cli) -> None:
     cli("all_reduce", "-b", "8", "-e", "64", "-f", "8", "-g", "2", "-n", "5", "-w", "0")
-    run = store.read_file(store.find_run("@last"))
+    run = run_file.read_file(store.find_run("@last"))
     assert run.end is not None
     for load in (run.run.load, run.end.load, *(record.load for record in run.records)):
         assert [one.cpus for one in load.values()] == [CPUS]
@@ -141,7 +141,7 @@ def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
         "in",
     )
     assert done.returncode == 0, done.stderr
-    run = store.read_file(store.find_run("@last"))
+    run = run_file.read_file(store.find_run("@last"))
     assert [(w.n, dict(w.env)["COLLBENCH_X"]) for w in run.worlds] == [
         (1, "a"),
         (1, "b"),
@@ -156,15 +156,15 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
     cores = len(os.sched_getaffinity(0))
     ring = ("all_reduce", "--sizes", "1K", "--algo", "ring", "-n", "3", "-w", "0")
     cli(*ring, "--backend", "shm", "-g", f"{cores},{4 * cores}")
-    few, many = store.read_file(store.find_run("@last")).worlds
+    few, many = run_file.read_file(store.find_run("@last")).worlds
     assert sorted(cpu for rank in few.ranks for cpu in rank.cpus) == sorted(os.sched_getaffinity(0))
     assert many.oversubscribed and many.cramped and not few.cramped
     cli(*ring, "--backend", "gloo", "-g", f"{cores}")  # whose ranks have a thread more each
-    (world,) = store.read_file(store.find_run("@last")).worlds
+    (world,) = run_file.read_file(store.find_run("@last")).worlds
     assert world.cramped and not world.oversubscribed
     assert {len(rank.cpus) for rank in world.ranks} == {cores}
     cli("barrier", "-g", "1", "-n", "3", "-w", "0", "--no-pin")
-    assert len(store.read_file(store.find_run("@last")).worlds[0].ranks[0].cpus) == cores
+    assert len(run_file.read_file(store.find_run("@last")).worlds[0].ranks[0].cpus) == cores
 
 
 THREADS = """
@@ -226,7 +226,7 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_p
     )
     assert done.returncode != 0
     assert what != "stop" or re.search(r"rank 1 on \S+ is stopped \(SIGSTOP\)", done.stderr)
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert run.end is not None and run.end.exit in (4, 130)
     statuses = [r.status for r in run.records]
     if what == "kill" and run.end.exit == 130 and statuses == ["ok"]:

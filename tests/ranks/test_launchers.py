@@ -18,7 +18,7 @@ import psutil
 import pytest
 from paths import before
 
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import RunFile
 
 SRUN = str(Path(__file__).parent / "fake_slurm" / "srun")
@@ -80,7 +80,7 @@ def needs_host_names() -> None:
 
 
 def measured(path: Path) -> RunFile:
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert [record.status for record in run.records] == ["ok"] * 2
     return run
 
@@ -280,7 +280,7 @@ def test_what_does_not_belong_together_is_said(
     told = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [code] * len(ranks), told
     assert all(words.format(host=socket.gethostname()) in text for text in told), told
-    end = store.read_file(path).end
+    end = run_file.read_file(path).end
     assert end is not None
     assert (end.exit, words.format(host=socket.gethostname()) in end.note) == (code, True)
 

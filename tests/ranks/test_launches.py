@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import collbench
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import RunFile
 
 PLUGINS = str(Path(__file__).parent / "plugins")
@@ -19,7 +19,7 @@ SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "--place", "in", "-n", "
 def measured(cli, path: Path, *args: str, **env: str) -> RunFile:
     done = cli(*SWEEP, *args, "--output", str(path), "--format", "csv", **env)
     assert done.returncode == 0, done.stderr
-    return store.read_file(path)
+    return run_file.read_file(path)
 
 
 def test_each_launch_is_a_row_of_ranks_of_its_own(cli, tmp_path: Path) -> None:

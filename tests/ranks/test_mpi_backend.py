@@ -25,7 +25,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit
 from collbench.machine import cpus
-from collbench.records import choice, store
+from collbench.records import choice, run_file
 from collbench.records.types import RunFile
 from collbench.run.launch import mpirun
 from collbench.suite.case import Case
@@ -110,7 +110,7 @@ def under_mpirun(
     done = subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=120, check=False
     )
-    return done, store.read_file(path)
+    return done, run_file.read_file(path)
 
 
 def test_every_collective_is_right_or_refused(measure) -> None:
@@ -343,7 +343,7 @@ def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
 ) -> None:
     done = cli(*COMPARED, "-g", "2", "--output", str(tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
-    run = store.read_file(tmp_path / "run.jsonl")
+    run = run_file.read_file(tmp_path / "run.jsonl")
     whole(run, done.stdout)
     assert {w.launcher for w in run.worlds} == {"local"}
 
@@ -365,7 +365,7 @@ def test_ranks_that_a_launcher_bound_have_the_mode_of_ranks_that_collbench_start
     done, run = under_mpirun(tmp_path / "run.jsonl", *suite, **bound)
     assert done.returncode == 0, done.stderr
     assert cli(*suite, "-g", "2", "--output", str(tmp_path / "own.jsonl")).returncode == 0
-    own = store.read_file(tmp_path / "own.jsonl")
+    own = run_file.read_file(tmp_path / "own.jsonl")
     assert {r.case.mode for r in run.records} == {r.case.mode for r in own.records} == {"isolated"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from paths import before
 
-from collbench.records import store
+from collbench.records import run_file
 
 PLUGIN = Path(__file__).parent / "plugins" / "torch"
 ARGS = ["--sizes", "1K", "-g", "2", "-n", "6", "-w", "1", "--place", "out", "--sync", "barrier"]
@@ -39,7 +39,7 @@ def test_tensors_are_on_the_device_that_the_backend_is_for(
     settings = {"FAKECCL": said, "FAKECCL_LOG": str(log)}
     done = collbench(*words, "--output", str(path), **settings)
     assert done.returncode == 0, done.stderr
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert [(record.status, record.wrong) for record in run.records] == [("ok", 0)] * 2
     assert {info.device for world in run.worlds for info in world.ranks} == {device}
     assert log.exists() == (said == "accelerator")
@@ -58,7 +58,7 @@ def test_gloo_keeps_to_the_cpu_beside_an_accelerator(tmp_path: Path) -> None:
     settings = {"FAKECCL": "accelerator", "FAKECCL_LOG": str(log)}
     done = collbench("all_reduce", "--backend", "gloo", *ARGS, "--output", str(path), **settings)
     assert done.returncode == 0, done.stderr
-    assert {info.device for world in store.read_file(path).worlds for info in world.ranks} == {
+    assert {info.device for world in run_file.read_file(path).worlds for info in world.ranks} == {
         "cpu"
     }
     assert not log.exists()

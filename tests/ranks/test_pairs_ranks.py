@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
@@ -124,7 +124,7 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
         finding["subject"] for finding in whole["findings"]
     ]
     assert len(whole["pairs"]) == 3 and whole["injected"] == "slow-rank:2:3000%"
-    file = store.read_file(path)
+    file = run_file.read_file(path)
     assert {record.injected for record in file.records} == {"slow-rank:2:3000%"} and len(
         file.worlds
     ) == 1
@@ -135,9 +135,9 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
     path.write_text(torn)
     resumed = collbench("pairs", "--resume", str(path), "--format", "json")
     assert len(json.loads(resumed.stdout)["pairs"]) == 3, resumed.stderr
-    assert len(store.read_file(path).records) == len(file.records) and path.read_text().startswith(
-        torn
-    )
+    assert len(run_file.read_file(path).records) == len(
+        file.records
+    ) and path.read_text().startswith(torn)
 
 
 @pytest.mark.long

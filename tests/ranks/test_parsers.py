@@ -7,7 +7,7 @@ from pathlib import Path
 import parsers
 import pytest
 
-from collbench.records import derive, store
+from collbench.records import derive, run_file
 from collbench.show import nccl
 
 
@@ -18,7 +18,7 @@ def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: P
     options += ("--format", "nccl-filled", "--output")
     done = cli(collective, *options, str(path := tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
-    records = [record for record in store.read_file(path).records if record.times_ns]
+    records = [record for record in run_file.read_file(path).records if record.times_ns]
     times = {(r.case.size, r.case.in_place): derive.derive_row(r) for r in records}
     for reader in (parsers.perfkit, parsers.ramble, parsers.aws_csv, parsers.cloudai):
         rows = reader(done.stdout)

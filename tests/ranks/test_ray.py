@@ -22,7 +22,7 @@ from experiments import small
 from marks import long
 
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.run.launch.ray import Cluster, Where
 from collbench.suite.sweep import Axes, Suite
 
@@ -139,7 +139,7 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
         known = ("collbench: other processes use", "saved: ")  # as tests side by side do
         assert all(line.startswith(known) for line in done.stderr.splitlines()), done.stderr
         tables.append(ROW.findall(done.stdout))
-        runs.append(store.read_file(tmp_path / f"{name}.jsonl"))
+        runs.append(run_file.read_file(tmp_path / f"{name}.jsonl"))
     assert tables[0] == tables[1] and len(tables[0]) == 10
     alone, on = runs
     assert [record.case for record in on.records] == [record.case for record in alone.records]
@@ -180,7 +180,7 @@ def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path
         )
     )
     assert done.returncode == 0, done.stderr
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     ok = {
         (r.case.label, r.case.n, dict(r.case.env)["GLOO_LEVEL"])
         for r in run.records
@@ -200,7 +200,7 @@ def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path)
     sides = ("ab", "--suite", small(tmp_path), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
     done = cli(*sides, "--launcher", "ray", RAY_ADDRESS=cluster, timeout=300)
     assert done.returncode in (0, 3), done.stderr
-    for file in map(store.read_file, store.list_saved()):
+    for file in map(run_file.read_file, store.list_saved()):
         told = {(world.launcher, world.together) for world in file.worlds}
         assert told == {("ray", "turns")}
         assert [record.status for record in file.records] == ["ok"] * 6
@@ -245,7 +245,7 @@ def test_a_search_goes_on_with_what_the_command_names(
     )
     whole = json.loads(done.stdout)
     assert [1] in [culprit["members"] for culprit in whole["located"]["culprits"]], whole
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert whole["located"]["tests"] == len(run.records) - 1 >= 5  # the first is among all
     assert {world.launcher for world in run.worlds} == {"ray"}
     assert_clean(cluster)
@@ -280,7 +280,7 @@ def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
     assert done.returncode == Exit.TIMEOUT, done.stderr
     assert words in done.stderr and "rank 1 on" in done.stderr
     assert "all_reduce 8192 B float out of place on saboteur (case 2 of 3)" in done.stderr
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert [record.status for record in run.records] == ["ok", "failed"]
     assert run.end and run.end.note in done.stderr
     assert_clean(cluster)
@@ -322,7 +322,7 @@ def test_whatever_ends_the_driver_the_cluster_is_left_clean(
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else Exit.INTERRUPTED)
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert run.records and (run.end is None) == (number == signal.SIGKILL)
     assert_clean(cluster)
 

@@ -27,7 +27,7 @@ from marks import long
 
 import collbench
 from collbench.cli import main as commands
-from collbench.records import store
+from collbench.records import run_file
 from collbench.run.launch import environments
 
 yaml = pytest.importorskip(
@@ -261,8 +261,8 @@ def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "nights").glob("2*")
     (run,) = folder.glob("*.jsonl")
     assert (
-        store.read_file(run).run.tag == "nightly"
-        and store.read_file(run).worlds[0].launcher == "srun"
+        run_file.read_file(run).run.tag == "nightly"
+        and run_file.read_file(run).worlds[0].launcher == "srun"
     )
     assert (folder / "complete").exists() and "<!doctype html>" in (
         folder / "report.html"

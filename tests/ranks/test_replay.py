@@ -19,7 +19,7 @@ from collbench.features.traces.replay import Asked, step_of
 from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.features.training import reshape
 from collbench.features.training.step import LOCAL
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record
 
 Play = Callable[..., list[Record]]
@@ -94,7 +94,7 @@ def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["steps"]
     assert row["recorded"]["median_ns"] == 2 * MS
     assert row["step_ns"] >= 2 * MS
-    (step,) = store.read_file(path).run.suite.subjects
+    (step,) = run_file.read_file(path).run.suite.subjects
     assert step.recorded is not None
     again = cli("report", str(path), "--format", "md")
     assert "replayed / recorded" in again.stdout
@@ -129,7 +129,7 @@ def test_a_job_is_recorded_and_replayed_as_it_was(
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
     done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
     assert done.returncode == 0, done.stderr
-    (step,) = store.read_file(path).run.suite.subjects
+    (step,) = run_file.read_file(path).run.suite.subjects
     asked: Counter[str] = Counter()
     for op in step.program(0).ops:
         asked[op.kind] += (sum(op.sends) or op.nbytes) * op.communicates

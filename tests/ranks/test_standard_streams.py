@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.records import store
+from collbench.records import run_file
 from collbench.run.launch import mpirun
 
 SWEEP = "all_reduce --sizes 1K,4K -g 2 -n 5 -w 1 --place in"
@@ -57,7 +57,7 @@ def test_ranks_measure_on_when_streams_take_nothing(
     done = run(tmp_path, f"{command}; exit ${{PIPESTATUS[0]}}")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    found = store.read_file(tmp_path / "r.jsonl")
+    found = run_file.read_file(tmp_path / "r.jsonl")
     assert ([r.status for r in found.records], found.end is not None) == (["ok", "ok"], True)
 
 

@@ -20,7 +20,7 @@ from collbench.features.training import presets, reshape
 from collbench.features.training import step_files as files
 from collbench.features.training.overlap import divide_phases, find_overlaps
 from collbench.features.training.step import Grid, Op, Program, Step
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -200,7 +200,7 @@ def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: P
     done = cli("workload", str(path), "--output", str(tmp_path / "run.jsonl"))
     assert done.returncode == 5
     assert "refuses all_reduce of f8e4m3" in done.stderr
-    run = store.read_file(tmp_path / "run.jsonl")
+    run = run_file.read_file(tmp_path / "run.jsonl")
     assert [record.status for record in run.records] == ["skipped"] * 3
 
 
@@ -215,7 +215,7 @@ def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "exposed communication" in done.stdout
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert [record.status for record in run.records] == ["ok"] * 3
     (step,) = run.run.suite.subjects
     assert step.title == run.records[0].case.subject
@@ -244,7 +244,7 @@ def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> Non
     path.write_text("\n".join(lines[: kept[-1] + 1]) + "\n")
     done = cli("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
-    run = store.read_file(path)
+    run = run_file.read_file(path)
     assert len({record.case for record in run.records}) == len(run.records) == 6
     assert {record.status for record in run.records} == {"ok"}
 
@@ -265,13 +265,13 @@ def test_rounds_that_were_finished_outlive_the_end_of_a_run(
     done = cli(*("workload", *words, "--output", str(path)), **settings, SABOTAGE=f"{what}:1:24")
     assert done.returncode == code, done.stderr
     assert "cut short: of" in done.stdout
-    kept = store.read_file(path).records
+    kept = run_file.read_file(path).records
     assert {record.stop for record in kept} == {"cut"}
     (rounds,) = {len(record.times_ns) for record in kept}
     assert 6 <= rounds <= 11
     done = cli("run", "--resume", str(path), **settings, SABOTAGE="kill:9:9")
     assert done.returncode == 0, done.stderr
-    whole = store.read_file(path).records
+    whole = run_file.read_file(path).records
     assert [(record.status, len(record.times_ns)) for record in whole] == [("ok", 12)] * 3
 
 
@@ -296,7 +296,7 @@ def test_what_a_budget_does_not_hold_is_dropped_and_named(
     place = str(tmp_path / "run.jsonl")
     short = cli(*command, "-g", "2", "--budget", "0.2s", "--output", place)
     assert short.returncode == Exit.CANNOT_RUN, short.stderr
-    records = store.read_file(Path(place)).records
+    records = run_file.read_file(Path(place)).records
     assert records and {record.status for record in records} == {"skipped"}
     assert all("--budget 0.2s" in record.note for record in records)
 

@@ -11,7 +11,7 @@ import pytest
 from paths import before
 
 from collbench.core.errors import Exit
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import RunFile
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -41,7 +41,7 @@ def measure(
         timeout=120,
         check=False,
     )
-    return done, store.read_file(path)
+    return done, run_file.read_file(path)
 
 
 def statuses(run: RunFile) -> dict[str, set[str]]:
@@ -109,7 +109,7 @@ def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(cli, tmp_pat
     found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "corrupt:9:9"}
     done = cli("run", "--resume", str(path), **found)
     assert done.returncode == Exit.OK, done.stderr
-    assert statuses(store.read_file(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
+    assert statuses(run_file.read_file(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
 
 
 def joined(n: int) -> tuple[str, ...]:

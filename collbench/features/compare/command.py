@@ -83,7 +83,7 @@ def command_for_all(names: Sequence[str], rules: Rules) -> str:
 
 def _find_runs(names: str) -> list[RunFile]:
     """One run, or several: those of a folder, or separated by commas."""
-    from collbench.records import store
+    from collbench.records import run_file, store
 
     if os.path.isdir(names):  # noqa: PTH112 - Path's raises for a name that is too long
         files = (path for path in Path(names).glob("*.jsonl") if path.is_file())
@@ -91,13 +91,13 @@ def _find_runs(names: str) -> list[RunFile]:
     else:
         file = os.path.isfile(names)  # noqa: PTH113 - as above
         several = [] if file else [name for name in names.split(",") if name]
-    return [store.read_digest(store.find_run(name)) for name in several or [names]]
+    return [run_file.read_digest(store.find_run(name)) for name in several or [names]]
 
 
 def _both_sides(name: str) -> tuple[RunFile, RunFile]:
     """Base and head of the experiment to which the run called ``name`` belongs. Raises
     UsageError."""
-    from collbench.records import store
+    from collbench.records import run_file, store
 
     path = store.find_run(name)
     other = store.find_companion(path)
@@ -105,7 +105,7 @@ def _both_sides(name: str) -> tuple[RunFile, RunFile]:
         raise UsageError(
             f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
         )
-    sides = map(store.read_digest, (path, other))
+    sides = map(run_file.read_digest, (path, other))
     base, head = sorted(sides, key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
     return base, head
 

@@ -11,7 +11,7 @@ import msgspec
 from collbench.core.errors import CollbenchError
 from collbench.features.compare.comparison import Comparison, Rules, compare_runs
 from collbench.machine.environment import make_fingerprint
-from collbench.records import store
+from collbench.records import run_file, store
 from collbench.records.origins import is_fake
 
 # judged at most: the newest experiments, until there are so many rows; a dozen rows take 0.2 s
@@ -44,7 +44,7 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
     total, older, undecided = Counter[str](), 0, 0
     for base in (path for path in reversed(store.list_saved()) if path.stem.endswith("-base")):
         with suppress(CollbenchError):  # what cannot be read or compared is passed over
-            run = store.read_run(base)
+            run = run_file.read_run(base)
             is_aa = run.pairing and run.pairing.aa and not run.policy.inject
             if not is_aa or make_fingerprint(run.environment, backends) not in machines:
                 continue
@@ -52,7 +52,7 @@ def find_alarms(comparison: Comparison) -> Alarms | None:
                 older += 1
                 continue
             head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
-            sides = store.read_file(base), store.read_file(head)
+            sides = run_file.read_file(base), run_file.read_file(head)
             if any(map(is_fake, sides)):
                 continue
             rules = Rules(tau=comparison.rules.tau)

@@ -160,7 +160,7 @@ def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | Non
     from collbench.features.health.checks import expectations
     from collbench.features.health.checks import table as checks
     from collbench.features.health.views import health as views
-    from collbench.records import store
+    from collbench.records import run_file, store
 
     runs, more = request.runs, list[checks.Check]()
     if request.expect:
@@ -174,10 +174,10 @@ def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | Non
     ):
         return None
     paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
-    for path in filter(store.is_running, paths):
-        raise NoVerdict(store.describe_running(path), "judge it once it has ended")
+    for path in filter(run_file.is_running, paths):
+        raise NoVerdict(run_file.describe_running(path), "judge it once it has ended")
     more += [check_located(request.tests, request.ngpus)] if request.locate else []
-    files = [store.read_digest(path) for path in paths]
+    files = [run_file.read_digest(path) for path in paths]
     trend = None
     if not request.no_history:
         past, trend = check_earlier(files, request.history, request.rerun, seconds, request.machine)
@@ -188,18 +188,18 @@ def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | Non
 def _last_night() -> str:
     """The last saved run of a nightly suite that has ended; where there is none, the last run, and
     that is told. Raises NoVerdict where the only night is still running."""
-    from collbench.records import store
+    from collbench.records import run_file, store
 
     running: list[str] = []
     for path in reversed(store.list_saved()):
         with suppress(CollbenchError):  # what cannot be read is no night
-            if NIGHTLY not in store.read_run(path).suite.tags:
+            if NIGHTLY not in run_file.read_run(path).suite.tags:
                 continue
-            if not store.is_running(path):
+            if not run_file.is_running(path):
                 for text in running:
                     print_message(f"{text}: this is about {path.stem}, the night before")
                 return str(path)
-            running.append(store.describe_running(path))
+            running.append(run_file.describe_running(path))
     if running:
         raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
     print_message(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
@@ -327,7 +327,7 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
     from collbench.core.text import format_count
     from collbench.features.health.night import Night, explain_trouble, list_devices
     from collbench.machine import environment
-    from collbench.records import store
+    from collbench.records import run_file
 
     if away := list_devices(files[0]) - {environment.host_name()}:
         print_message(
@@ -341,7 +341,7 @@ def measure_again(files: Sequence[RunFile], seconds: float | None, cases: Sequen
         launch_cases(files[0].run, cases, path, seconds)
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
         print_message(f"measuring again: {e.message}")
-    fresh = [store.read_digest(path)] if path.is_file() else []
+    fresh = [run_file.read_digest(path)] if path.is_file() else []
     if why := explain_trouble([*files, *fresh]):
         print_message(f"measuring again: {why}")
         return Night([])

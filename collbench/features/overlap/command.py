@@ -49,12 +49,12 @@ def overlap(
     a control, what takes neither a core nor memory (sleep). A recorded run is shown again.
     """
     from collbench.cli import options, outputs
-    from collbench.records import store
+    from collbench.records import run_file
     from collbench.run import session
 
     outputs.check_outputs(output_format, (), FORMATS)
     if isinstance(subject := _find_subject(what), Path):
-        raise typer.Exit(_show_run(store.read_digest(subject), output_format))
+        raise typer.Exit(_show_run(run_file.read_digest(subject), output_format))
     ray = options.find_ray_cluster(launcher, "", "")
     rule = options.choose_groups(split, launcher)
     suite = options.change_suite(

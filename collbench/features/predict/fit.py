@@ -32,7 +32,7 @@ from collbench.features.predict.regression import (
     line_columns,
     solve_constants,
 )
-from collbench.records import rows, stats, store
+from collbench.records import rows, run_file, stats, store
 from collbench.records.origins import refuse_fake
 from collbench.records.rows import Row
 from collbench.records.types import RunFile
@@ -411,7 +411,7 @@ def _fit_gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[
 def link_from(run: str) -> tuple[Link, str]:
     """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
     with the reason, and NoVerdict for a run on fake GPUs."""
-    file = store.read_digest(store.find_run(run))
+    file = run_file.read_digest(store.find_run(run))
     all_series = make_series(file)
     if not all_series:
         refuse_fake(file, "fit")

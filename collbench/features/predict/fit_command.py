@@ -17,10 +17,10 @@ def fit(
     from collbench.cli import outputs
     from collbench.features.predict import fit as fitting
     from collbench.features.predict.views import prediction
-    from collbench.records import origins, store
+    from collbench.records import origins, run_file, store
 
     outputs.check_outputs(output_format, (), ("table", "json"))
-    files = [store.read_digest(store.find_run(run)) for run in runs or ["@last"]]
+    files = [run_file.read_digest(store.find_run(run)) for run in runs or ["@last"]]
     all_series = [
         series
         for file in files

@@ -246,7 +246,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     from collbench.core.text import print_message
     from collbench.features.training.overlap import find_overlaps
     from collbench.features.training.request import Wanted
-    from collbench.records import store
+    from collbench.records import run_file, store
     from collbench.records.origins import select_counting
     from collbench.show.words import list_caveats
 
@@ -255,7 +255,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     if ngpus or replace(request, tflops=0.0) != Wanted(request.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
         raise UsageError(f"{request.name}: a run has its step as it was measured", hint)
-    file = store.read_file(store.find_run(request.name))
+    file = run_file.read_file(store.find_run(request.name))
     if len(file.run.suite.subjects) != 1:
         step_count = len(file.run.suite.subjects)
         raise UsageError(

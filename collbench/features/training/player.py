@@ -22,8 +22,8 @@ from collbench.features.training.parts import COMMUNICATION, COMPUTATION, PARTS,
 from collbench.features.training.step import POINT_TO_POINT, Program
 from collbench.run.backends import Call
 from collbench.run.rank.computation import SWITCH_S, Computation, Work, run_all
-from collbench.run.rank.gpu import Stream
 from collbench.run.rank.measure import Action, clock
+from collbench.run.rank.stream import Stream
 
 
 class Done:

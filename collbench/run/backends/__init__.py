@@ -19,7 +19,7 @@ from collbench.suite.policy import Policy
 
 if TYPE_CHECKING:
     from collbench.run.rank.control import Control
-    from collbench.run.rank.gpu import Stream
+    from collbench.run.rank.stream import Stream
 
 
 class Call(NamedTuple):

@@ -20,7 +20,7 @@ from collbench.run.backends._torch_refusal import missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import near_gpu
-from collbench.run.rank.gpu import Cuda
+from collbench.run.rank.stream import Cuda
 from collbench.run.refusal import describe_gpu_lack
 
 SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE

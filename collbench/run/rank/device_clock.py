@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from collbench.records import stats
 from collbench.run.rank.control import Control
-from collbench.run.rank.gpu import Stream
 from collbench.run.rank.measure import (
     Action,
     Sampler,
@@ -23,6 +22,7 @@ from collbench.run.rank.measure import (
     count_preemptions,
     do_nothing,
 )
+from collbench.run.rank.stream import Stream
 
 AHEAD = 16  # samples issued while the stream is held
 

@@ -22,7 +22,8 @@ from collbench.run.launch.board import Board
 from collbench.run.rank.calibration import Blocks, Calibrator
 from collbench.run.rank.control import Control
 from collbench.run.rank.global_clock import WINDOW_NS, GlobalClock
-from collbench.run.rank.gpu import Guard, Stream
+from collbench.run.rank.gpu import Guard
+from collbench.run.rank.stream import Stream
 from collbench.suite.policy import Policy
 
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %

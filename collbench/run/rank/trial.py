@@ -35,7 +35,7 @@ from collbench.run.rank.calls import (
 )
 from collbench.run.rank.check import Checker
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.gpu import Guard, Stream
+from collbench.run.rank.gpu import Guard
 from collbench.run.rank.measure import (
     Measured,
     Protocol,
@@ -57,6 +57,7 @@ from collbench.run.rank.outcome import (
     select_control,
     select_timing,
 )
+from collbench.run.rank.stream import Stream
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls

@@ -37,7 +37,7 @@ from collbench.records.flags import (
     look_up,
 )
 from collbench.records.origins import FAKE
-from collbench.records.store import Outline
+from collbench.records.run_file import Outline
 from collbench.records.types import End, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.busy import describe_run_load

@@ -15,7 +15,7 @@ from collbench.cli import main
 from collbench.core import files
 from collbench.core.errors import UsageError
 from collbench.features.health import history
-from collbench.records import store
+from collbench.records import run_file
 
 
 def mode(path: Path) -> int:
@@ -55,7 +55,7 @@ def test_a_report_follows_the_umask(
 
 
 def test_a_run_is_its_owners_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    store.Writer(tmp_path / "r.jsonl", factories.run()).close()
+    run_file.Writer(tmp_path / "r.jsonl", factories.run()).close()
     assert mode(tmp_path / "r.jsonl") == 0o600
 
 

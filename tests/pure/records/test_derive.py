@@ -16,7 +16,7 @@ from factories import world
 import collbench
 from collbench.core.errors import UsageError
 from collbench.machine.load import Load
-from collbench.records import derive, flags, store
+from collbench.records import derive, flags, run_file, store
 from collbench.records.flags import FLAGS
 from collbench.records.types import End, GpuState, Record, Run
 from collbench.show.flags import explain_flag
@@ -43,11 +43,11 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
         measured([100, 200], per_rank=[[1, 2]] * 4, invalid={"late start": 1}),
         End(exit=0, ended="now"),
     ]
-    writer = store.Writer(tmp_path / "a.jsonl", run())
+    writer = run_file.Writer(tmp_path / "a.jsonl", run())
     for line in lines:
         writer.write(line)
     writer.close()
-    found = store.read_file(tmp_path / "a.jsonl")
+    found = run_file.read_file(tmp_path / "a.jsonl")
     assert [found.worlds[0], found.records[0], found.end] == lines
     kinds = [json.loads(line)["line"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert kinds == ["run", "world", "record", "end"]
@@ -55,22 +55,22 @@ def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_run_cut_short_loses_only_its_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    writer = store.Writer(path, run())
+    writer = run_file.Writer(path, run())
     writer.write(measured([1] * 10))
     writer.write(measured([2] * 10))
     path.write_bytes(path.read_bytes()[:-20])
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert [r.times_ns[0] for r in found.records] == [1]
     assert found.end is None
 
 
 def test_unknown_fields_are_refused_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    store.Writer(path, run())
+    run_file.Writer(path, run())
     with path.open("a") as f:
         f.write('{"line":"end","exit":0,"ended":"","mood":"fine"}\n')
     with pytest.raises(UsageError, match=r"a\.jsonl, line 2: .*mood"):
-        store.read_file(path)
+        run_file.read_file(path)
 
 
 ROWS = [[1, 2]] * 4
@@ -106,7 +106,7 @@ def test_a_run_of_another_hand_is_refused_with_file_and_line(
     line = {"line": "record", "status": "ok", "times_ns": [1, 2], **fields}
     line["case"] = {**msgspec.to_builtins(CASE), **case}
     path.write_text(f"{msgspec.json.encode(run()).decode()}\n{json.dumps(line)}\n")
-    for read in (store.read_file, store.read_digest):
+    for read in (run_file.read_file, run_file.read_digest):
         with pytest.raises(UsageError, match=f"a.jsonl, line 2: .*{words}"):
             read(path)
 
@@ -118,14 +118,14 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
         first.replace('"environment":{}', '"environment":{"a":' + "[" * 9999 + "]" * 9999 + "}")
         + "\n"
     )
-    for read in (store.read_file, store.read_run):
+    for read in (run_file.read_file, run_file.read_run):
         with pytest.raises(UsageError, match=re.escape(str(path))):
             read(path)
 
 
 def test_names_find_runs(home: Path) -> None:
     for name, tag in (("20260101-a", ""), ("20260102-b", "nightly"), ("20260103-c", "")):
-        store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag)).close()
+        run_file.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag)).close()
     assert store.find_run("@last").stem == "20260103-c"
     assert store.find_run("@last~2").stem == "20260101-a"
     assert store.find_run("nightly").stem == "20260102-b"
@@ -139,7 +139,7 @@ def test_names_find_runs(home: Path) -> None:
         store.find_run("nightly").stem == "20260102-b"
     )  # what cannot be read does not hide what can
     with pytest.raises(UsageError, match="unknown field"):
-        store.read_run(store.find_run("@last"))
+        run_file.read_run(store.find_run("@last"))
 
 
 def test_columns() -> None:
@@ -394,7 +394,7 @@ def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
 
 
 def test_the_frame_has_a_line_per_case_and_launch(tmp_path: Path) -> None:
-    writer = store.Writer(tmp_path / "a.jsonl", run())
+    writer = run_file.Writer(tmp_path / "a.jsonl", run())
     writer.write(world())
     writer.write(measured(STEADY))
     writer.write(Record(case=CASE, status="skipped", note="why"))
@@ -480,9 +480,9 @@ def test_a_second_visit_takes_the_place_of_the_first_in_its_world(tmp_path: Path
     first, other = measured([100] * 8), measured([100] * 8)
     other = msgspec.structs.replace(other, world=1)
     second = msgspec.structs.replace(measured([100] * 16), again=True)
-    writer = store.Writer(tmp_path / "a.jsonl", run())
+    writer = run_file.Writer(tmp_path / "a.jsonl", run())
     for line in (world(), world(1), first, other, second):
         writer.write(line)
     writer.close()
-    assert store.read_file(writer.path).records == [other, second]
-    assert [len(each.times_ns) for each in store.read_digest(writer.path).records] == [8, 16]
+    assert run_file.read_file(writer.path).records == [other, second]
+    assert [len(each.times_ns) for each in run_file.read_digest(writer.path).records] == [8, 16]

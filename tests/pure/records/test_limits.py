@@ -36,7 +36,7 @@ def judged(*records: Record, wanted: Limit = WANTED, **match: Any) -> list[limit
 def run(*records: Record, wanted: Limit = WANTED, **match: Any) -> RunFile:
     threshold = Threshold(match=Part(**match), min_busbw=(wanted,))
     suite = msgspec.structs.replace(factories.SUITE, thresholds=(threshold,))
-    return factories.run_file(records, suite=suite)
+    return factories.make_file(records, suite=suite)
 
 
 def answers(*records: Record, wanted: Limit = WANTED, **match: Any) -> list[str]:
@@ -184,6 +184,6 @@ def test_a_case_has_limits_of_every_threshold_that_matches() -> None:
             Threshold(tau=0.2),
         ),
     )
-    held = limits.judge_limits(factories.run_file([taking(9.0)], suite=suite))
+    held = limits.judge_limits(factories.make_file([taking(9.0)], suite=suite))
     assert [one.answer for one in held] == ["short", "met", "no answer"]
     assert isinstance(taking(9.0).case, Case)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from factories import case, night, record, run_file, world, write
+from factories import case, make_file, night, record, world, write
 
 from collbench.core.errors import Exit, NoVerdict
 from collbench.features.health.checks import table as checks
@@ -14,7 +14,7 @@ from collbench.features.interop import importers
 from collbench.features.interop.importers import Asked
 from collbench.features.predict.fit import make_series
 from collbench.machine.gpu import is_fake
-from collbench.records import derive, limits, origins, rows, store
+from collbench.records import derive, limits, origins, rows, run_file
 from collbench.records import flags as flags_
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.records.types import World
@@ -37,7 +37,7 @@ def test_an_origin_is_a_flag_of_the_row_with_one_effect(
     flag: str, status: str, fields: dict[str, bool], effect: str
 ) -> None:
     made = record(case(), status=status, world=0)
-    (row,) = rows.make_rows([run_file([made], [world(**fields)])])
+    (row,) = rows.make_rows([make_file([made], [world(**fields)])])
     assert row.flags == (flag,) and flag in FLAGS
     assert row.unfit == ((flag,) if effect == "excluded" else ())
     assert row.ungated == ((flag,) if effect == "ungated" else ())
@@ -58,34 +58,34 @@ def test_no_other_gpu_is_fake(name: str) -> None:
 
 def test_wrong_data_of_a_fake_gpu_is_wrong_data() -> None:
     made = record(case(), status="wrong", wrong=3, world=0)
-    (row,) = rows.make_rows([run_file([made], [world(**FAKE)])])
+    (row,) = rows.make_rows([make_file([made], [world(**FAKE)])])
     assert row.unfit == ("wrong",)
 
 
 def test_a_world_of_before_is_read_and_is_not_fake(tmp_path: Path) -> None:
-    path = write(run_file([record(case(), world=0)], [world()]), tmp_path)
+    path = write(make_file([record(case(), world=0)], [world()]), tmp_path)
     assert "fake" not in path.read_text()
-    assert not origins.is_fake(store.read_file(path)) and not store.read_outline(path).fake
+    assert not origins.is_fake(run_file.read_file(path)) and not run_file.read_outline(path).fake
 
 
 def test_a_fake_world_is_told_in_the_file_and_its_outline(tmp_path: Path) -> None:
-    path = write(run_file([record(case(), world=0)], [world(**FAKE)]), tmp_path)
-    assert origins.is_fake(store.read_digest(path)) and store.read_outline(path).fake
+    path = write(make_file([record(case(), world=0)], [world(**FAKE)]), tmp_path)
+    assert origins.is_fake(run_file.read_digest(path)) and run_file.read_outline(path).fake
     assert msgspec.json.decode(path.read_text().splitlines()[1])["fake"] is True
 
 
 def test_only_rows_of_real_devices_count_in_a_mixed_run() -> None:
     gloo, nccl = case(), case(backend="nccl")
     worlds: list[World] = [world(0), world(1, **FAKE)]
-    file = run_file([record(gloo, world=0), record(nccl, 1e3, world=1)], worlds)
+    file = make_file([record(gloo, world=0), record(nccl, 1e3, world=1)], worlds)
     assert [one.case for one in origins.select_counting(file)] == [gloo]
     assert [row.case for row in rows.select_fit(rows.make_rows([file]))] == [gloo]
 
 
 def test_nothing_is_fitted() -> None:
     records = [record(case(8 << at), 1e4 * (at + 1), world=0) for at in range(9)]
-    assert make_series(run_file(records, [world()]))
-    fake = run_file(records, [world(**FAKE)])
+    assert make_series(make_file(records, [world()]))
+    fake = make_file(records, [world(**FAKE)])
     assert make_series(fake) == []
     with pytest.raises(NoVerdict, match="nothing to fit: the rows of run were measured on a fake"):
         origins.refuse_fake(fake, "fit")
@@ -93,10 +93,10 @@ def test_nothing_is_fitted() -> None:
 
 def test_a_limit_has_no_answer() -> None:
     wanted = Threshold(min_busbw=(Limit(0.001),))
-    suite = msgspec.structs.replace(run_file([]).run.suite, thresholds=(wanted,))
+    suite = msgspec.structs.replace(make_file([]).run.suite, thresholds=(wanted,))
     made = record(case(), world=0, times_ns=[10**6 + at % 7 for at in range(40)])
     met, fake = (
-        limits.judge_limits(run_file([made], [world(fake=fake)], suite=suite))
+        limits.judge_limits(make_file([made], [world(fake=fake)], suite=suite))
         for fake in (False, True)
     )
     assert (

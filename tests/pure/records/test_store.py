@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import collbench
 from collbench.core.errors import CannotRun, NoVerdict, UsageError
-from collbench.records import derive, rows, stats, store
+from collbench.records import derive, rows, run_file, stats, store
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
 from collbench.suite.case import Case
@@ -50,7 +50,7 @@ def written(path: Path, number: int = 60) -> Path:
         )
         for i in range(2)
     ]
-    writer = store.Writer(path, run)
+    writer = run_file.Writer(path, run)
     writer.write(worlds[0])
     for i in range(number):
         name = ("all_reduce", "broadcast", "sendrecv")[i % 3]
@@ -96,8 +96,8 @@ def same(one: list[Derived | None], other: list[Derived | None]) -> bool:
 
 
 def test_a_digest_says_what_the_whole_says_and_drops_what_takes_room(tmp_path: Path) -> None:
-    whole = store.read_file(written(tmp_path / "a.jsonl"))
-    digest = store.read_digest(whole.path)
+    whole = run_file.read_file(written(tmp_path / "a.jsonl"))
+    digest = run_file.read_digest(whole.path)
     assert len(whole.records) == 60
     assert same(derived(digest), derived(whole))
     assert {row.late_rank for row in derived(digest) if row} == {None, 1}
@@ -115,10 +115,10 @@ def test_small_parts_of_a_file_make_the_same_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "a.jsonl")
-    at_once = store.read_digest(path)
-    monkeypatch.setattr(store, "PART_BYTES", 1)
+    at_once = run_file.read_digest(path)
+    monkeypatch.setattr(run_file, "PART_BYTES", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    in_parts = store.read_digest(path)
+    in_parts = run_file.read_digest(path)
     assert repr(in_parts) == repr(at_once)
 
 
@@ -129,7 +129,7 @@ def test_a_resumed_run_is_digested_as_it_is_read(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()[:-1]
     failed = lines[2].replace('"status":"ok"', '"status":"failed"')
     path.write_text("\n".join([*lines[:2], failed, lines[-1], *lines[2:-1]]) + "\n")
-    whole, digest = store.read_file(path), store.read_digest(path)
+    whole, digest = run_file.read_file(path), run_file.read_digest(path)
     assert whole.end is None and digest.end is None
     assert [r.status for r in digest.records] == [r.status for r in whole.records] == ["ok"] * 6
 
@@ -141,7 +141,7 @@ def test_a_record_whose_fields_were_reordered_is_one(tmp_path: Path) -> None:
     lines[2] = json.dumps(fields | {"line": fields.pop("line")})
     path.write_text("\n".join([*lines[:2], "", *lines[2:]]))
     assert lines[2].startswith('{"case"')
-    assert [record.rotation for record in store.read_digest(path).records] == [0, 1, 2, 3]
+    assert [record.rotation for record in run_file.read_digest(path).records] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_is_malformed_is_told_with_its_line(tmp_path: Path, line: str) -> N
     path = written(tmp_path / "a.jsonl", 6)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:4], line, *lines[4:]]) + "\n")
-    for reading in (store.read_file, store.read_digest):
+    for reading in (run_file.read_file, run_file.read_digest):
         with pytest.raises(UsageError, match=r"a\.jsonl, line 5: "):
             reading(path)
 
@@ -160,7 +160,7 @@ def test_a_file_without_a_run_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("")
     with pytest.raises(UsageError, match="is not a collbench run"):
-        store.read_digest(path)
+        run_file.read_digest(path)
 
 
 def test_lateness_stands_in_the_row(tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_a_quantile_is_the_sample_that_numpy_picks(q: float) -> None:
         assert (found is None) == (stats.interval_ranks(n, q) is None)
 
 
-def three(path: Path) -> tuple[store.Writer, list[Record]]:
+def three(path: Path) -> tuple[run_file.Writer, list[Record]]:
     """A file that holds a run, a world and one of three records."""
     records = [factories.record(case) for case in factories.sized(3)]
-    writer = store.Writer(path, factories.run())
+    writer = run_file.Writer(path, factories.run())
     for line in (factories.world(), records[0]):
         writer.write(line)
     return writer, records
@@ -234,9 +234,9 @@ def test_a_file_removed_while_it_is_written_is_written_anew(tmp_path: Path) -> N
     for record in records[1:]:
         writer.write(record)
     assert (writer.trouble, writer.lost) == ("", "")
-    assert [r.case for r in store.read_file(path).records] == [r.case for r in records]
+    assert [r.case for r in run_file.read_file(path).records] == [r.case for r in records]
     with pytest.raises(UsageError, match="being written by another process"):
-        store.Writer(path)
+        run_file.Writer(path)
 
 
 def rename(path: Path) -> Path:
@@ -287,11 +287,11 @@ def test_a_run_is_whole_whatever_becomes_of_its_file(
     for record in records[1:]:
         writer.write(record)
     assert writer.path == expected
-    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records]
+    assert [r.case for r in run_file.read_file(writer.path).records] == [r.case for r in records]
     assert (writer.trouble, writer.lost) == ("", "")
     assert (str(expected) in writer.moved) == (expected != path)
     with pytest.raises(UsageError, match="being written by another process"):
-        store.Writer(writer.path)
+        run_file.Writer(writer.path)
 
 
 def test_a_run_that_is_written_anew_onto_a_full_disk_keeps_its_head(
@@ -305,7 +305,7 @@ def test_a_run_that_is_written_anew_onto_a_full_disk_keeps_its_head(
         writer.write(records[1])
     assert writer.trouble
     writer.write(records[2])
-    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records]
+    assert [r.case for r in run_file.read_file(writer.path).records] == [r.case for r in records]
     assert not writer.trouble
 
 
@@ -320,7 +320,9 @@ def test_a_file_that_was_overwritten_is_left_and_what_it_held_is_said_to_be_lost
     for record in records[1:]:
         writer.write(record)
     assert path.read_text().startswith("of others")
-    assert [r.case for r in store.read_file(writer.path).records] == [r.case for r in records[1:]]
+    assert [r.case for r in run_file.read_file(writer.path).records] == [
+        r.case for r in records[1:]
+    ]
     assert "was overwritten" in writer.lost and writer.path != path
 
 
@@ -331,9 +333,9 @@ def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
     writer.write(records[1])
     assert (writer.path, writer.moved, writer.lost) == (path, "", "")
     writer.close()
-    again = store.Writer(path)
+    again = run_file.Writer(path)
     again.write(records[2])
-    assert (again.path, again.lost, len(store.read_file(path).records)) == (path, "", 3)
+    assert (again.path, again.lost, len(run_file.read_file(path).records)) == (path, "", 3)
 
 
 @pytest.mark.parametrize("left", [0, 300])
@@ -345,7 +347,7 @@ def test_a_file_cut_while_it_is_written_keeps_what_is_to_come_and_says_so(
     os.truncate(path, left)
     for record in records[1:]:
         writer.write(record)
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert [r.case for r in found.records] == [r.case for r in records[1:]]
     assert len(found.worlds) == 1 and "was cut while it was written" in writer.lost
 
@@ -356,7 +358,7 @@ def test_a_new_file_is_never_made_of_one_that_has_something(tmp_path: Path) -> N
     writer.close()
     before = path.read_bytes()
     with pytest.raises(UsageError, match="exists"):
-        store.Writer(path, factories.run())
+        run_file.Writer(path, factories.run())
     assert path.read_bytes() == before
 
 
@@ -381,14 +383,14 @@ def test_more_groups_than_any_world_has_are_refused_at_once() -> None:
 
 def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
     both = tmp_path / "c.jsonl"
-    parts = [factories.write(factories.run_file([], name=name), tmp_path) for name in ("a", "b")]
+    parts = [factories.write(factories.make_file([], name=name), tmp_path) for name in ("a", "b")]
     both.write_bytes(b"".join(part.read_bytes() for part in parts))
-    for how in (store.read_file, store.read_digest):
+    for how in (run_file.read_file, run_file.read_digest):
         with pytest.raises(UsageError, match="several runs, a and b"):
             how(both)
 
 
-@pytest.mark.parametrize("how", [store.read_file, store.read_run, store.read_digest])
+@pytest.mark.parametrize("how", [run_file.read_file, run_file.read_run, run_file.read_digest])
 @pytest.mark.parametrize(
     ("data", "words", "hint"),
     [
@@ -413,7 +415,7 @@ def test_a_tag_of_several_runs_names_the_last_and_those_before_it(
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     for name, tag in (("1", "ok"), ("2", "ok"), ("3", "own~1"), ("4", "")):
-        factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
+        factories.saved(factories.make_file([], name=name, tag=tag), tmp_path)
     named = {"ok": "2", "ok~0": "2", "ok~1": "1", "@last~1": "3", "own~1": "3"}
     assert {name: store.find_run(name).stem for name in named} == named
     with pytest.raises(UsageError, match="ok~7: only 2 runs of that name"):
@@ -425,7 +427,7 @@ def test_the_unique_end_of_an_id_names_a_run(
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     for name, tag in (("1-a-f575", ""), ("2-a-0001", ""), ("3-b-0001", "f57"), ("4-c-f57", "")):
-        factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
+        factories.saved(factories.make_file([], name=name, tag=tag), tmp_path)
     assert store.find_run("f575").stem == "1-a-f575"
     assert store.find_run("f57").stem == "3-b-0001"  # a tag is meant by its whole name
     for name in ("0001", "7777"):
@@ -454,19 +456,19 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
 
 def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("1-x", "2-x"):
-        store.Writer(home / "runs" / f"{name}.jsonl", factories.run(name)).close()
-    writer = store.Writer(home / "runs" / "3-x.jsonl", factories.run("3-x"))
+        run_file.Writer(home / "runs" / f"{name}.jsonl", factories.run(name)).close()
+    writer = run_file.Writer(home / "runs" / "3-x.jsonl", factories.run("3-x"))
     assert store.find_run("@last").stem == "2-x"
     assert f"3-x is still running (pid {os.getpid()}, since" in capsys.readouterr().err
     assert store.find_run("@last~1").stem == "1-x"
     assert store.find_run("@last", running=True).stem == store.find_run("3-x").stem == "3-x"
-    assert store.read_outline(store.find_run("3-x")).running
+    assert run_file.read_outline(store.find_run("3-x")).running
     writer.close()
     assert store.find_run("@last").stem == "3-x"
 
 
 def test_where_all_runs_are_running_none_is_the_last(home: Path) -> None:
-    writer = store.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x"))
+    writer = run_file.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x"))
     with pytest.raises(NoVerdict, match="1-x is still running"):
         store.find_run("@last")
     writer.close()

@@ -14,7 +14,7 @@ from collbench.run import resume
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
     done, wrong, lost, late, never, cut = factories.sized(6)
-    file = factories.run_file(
+    file = factories.make_file(
         [
             factories.record(done),
             factories.record(wrong, status="wrong"),
@@ -30,6 +30,6 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PATH"])
 def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: str) -> None:
     suite = factories.suite(envs=((("NCCL_ALGO", "Ring"),), ((name, "evil"),)))
-    path = factories.saved(factories.run_file([], suite=suite), tmp_path)
+    path = factories.saved(factories.make_file([], suite=suite), tmp_path)
     with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
         resume.find_resumable(str(path))

@@ -15,7 +15,7 @@ from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.features.training import presets
 from collbench.features.training.overlap import find_overlaps
 from collbench.features.training.step import Op, Program
-from collbench.records import rows, store
+from collbench.records import rows, run_file
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import End, Record, Run, World
 from collbench.run import session
@@ -54,7 +54,7 @@ def test_a_signal_while_a_run_begins_leaves_its_file_an_end(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt), interrupts:
         assert run(path, lambda: os.kill(os.getpid(), signal.SIGHUP)) == Exit.INTERRUPTED
         interrupts.check()
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert found.end and (found.end.exit, found.end.note) == (Exit.INTERRUPTED, "interrupted")
     assert found.records == []
 
@@ -70,7 +70,7 @@ def test_a_run_that_cannot_be_saved_is_refused_before_anything_is_shown(tmp_path
 def test_a_whole_run_has_the_end_of_its_verdict(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     assert run(path, lambda: None) == Exit.OK
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert found.end and found.end.exit == Exit.OK and len(found.records) == 4
 
 
@@ -113,7 +113,7 @@ def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
 ) -> None:
     path = tmp_path / "run.jsonl"
     assert ended(path, monkeypatch, 7, KeyboardInterrupt()) == Exit.INTERRUPTED
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert [(r.status, len(r.times_ns)) for r in found.records] == [("ok", 7)] * 3
     assert {r.note for r in found.records} == {"cut short after 7 rounds: interrupted"}
     (one,) = find_overlaps(found.records)
@@ -145,7 +145,7 @@ def test_rounds_before_a_rank_was_lost_are_kept_with_the_failure(
     path = tmp_path / "run.jsonl"
     with pytest.raises(RunBroken):
         ended(path, monkeypatch, 7, RunBroken("rank 1 was killed", "", 0))
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert [(r.status, r.note, len(r.times_ns)) for r in found.records] == [
         ("failed", "rank 1 was killed", 7)
     ] * 3
@@ -170,7 +170,7 @@ def test_all_cases_of_a_world_that_broke_before_it_opened_have_failed(
     order = session.Order(suite=STEPS, command=["collbench"], output=path, budget=budget)
     with pytest.raises(RunBroken):
         session.execute_order(order, lambda: Disturbed(lambda: None))
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert {(r.status, r.note) for r in found.records} == {
         ("failed", "rank 1 has not moved for 30 s")
     }
@@ -183,7 +183,7 @@ def test_rounds_too_few_for_an_interval_are_told_and_not_kept(
 ) -> None:
     path = tmp_path / "run.jsonl"
     assert ended(path, monkeypatch, 5, KeyboardInterrupt()) == Exit.INTERRUPTED
-    assert store.read_file(path).records == []
+    assert run_file.read_file(path).records == []
     assert "cut short after 5 rounds, which are too few to keep" in capsys.readouterr().err
 
 
@@ -192,11 +192,11 @@ def test_a_step_that_was_cut_short_is_measured_again_in_its_place(
 ) -> None:
     path = tmp_path / "run.jsonl"
     ended(path, monkeypatch, 7, KeyboardInterrupt())
-    again = store.read_file(path)
+    again = run_file.read_file(path)
     assert session.prepare_order(session.Order(suite=STEPS, command=(), resumed=again)).jobs
     ended(path, monkeypatch, 9, KeyboardInterrupt(), resumed=again)
-    assert [len(record.times_ns) for record in store.read_file(path).records] == [9] * 3
-    assert store.read_outline(path).cases == 3
+    assert [len(record.times_ns) for record in run_file.read_file(path).records] == [9] * 3
+    assert run_file.read_outline(path).cases == 3
 
 
 SWEEP = Suite(name="sweep", axes=Axes(collectives=("all_reduce",), sizes=(8, 64), ranks=(2,)))
@@ -241,21 +241,21 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     path = tmp_path / "run.jsonl"
     code, jobs = pass_over(path, monkeypatch, KeyboardInterrupt())
     assert code == Exit.INTERRUPTED
-    first = store.read_file(path)
+    first = run_file.read_file(path)
     assert {r.stop for r in first.records} == {"cut"}
     assert {r.note for r in first.records} == {"interrupted before its second pass"}
     assert len(first.records) == len(jobs)
     if killed:  # before it could say so
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:1] + [x for x in lines[1:-1] if '"again":true' not in x]))
-    again = store.read_file(path)
+    again = run_file.read_file(path)
     code, more = pass_over(path, monkeypatch, None, resumed=again)
     assert (code, set(more)) == (Exit.OK, set(jobs))
-    whole = store.read_file(path)
+    whole = run_file.read_file(path)
     assert whole.end and whole.end.exit == Exit.OK
     assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
     assert {r.stop for r in whole.records} == {"budget"}
-    assert store.read_outline(path).cases == len(jobs)
+    assert run_file.read_outline(path).cases == len(jobs)
 
 
 def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
@@ -266,8 +266,8 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     lines = path.read_text().splitlines(keepends=True)
     end = End(exit=Exit.INTERRUPTED, ended="2026-01-01T00:00:00+00:00", note="interrupted")
     path.write_text("".join(lines[:-1]) + msgspec.json.encode(end).decode() + "\n")
-    code, jobs = pass_over(path, monkeypatch, None, resumed=store.read_file(path))
-    found = store.read_file(path)
+    code, jobs = pass_over(path, monkeypatch, None, resumed=run_file.read_file(path))
+    found = run_file.read_file(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
 
 
@@ -297,9 +297,9 @@ def test_a_run_that_lost_what_it_held_says_how_to_measure_it_again(
         session.execute_order(order, lambda: Disturbed(lambda: None))
     assert f"collbench run --resume '{path}' measures what the file lacks" in caught.value.hint
     assert "free some space" not in caught.value.hint
-    lacking = store.read_file(path)
+    lacking = run_file.read_file(path)
     pass_over(path, monkeypatch, None, resumed=lacking)
-    whole = store.read_file(path)
+    whole = run_file.read_file(path)
     assert len(whole.records) > len(lacking.records)
     assert whole.end and whole.end.exit == Exit.OK
 
@@ -332,7 +332,7 @@ def test_a_run_that_could_not_verify_some_of_its_data_cannot_run(
     path = tmp_path / "run.jsonl"
     with pytest.raises(CannotRun, match="rank 0 misses errors"):
         measure_blindly(path, monkeypatch, *dtypes)
-    found = store.read_file(path)
+    found = run_file.read_file(path)
     assert found.end and found.end.exit == Exit.CANNOT_RUN
     assert {r.case.dtype for r in found.records if r.status == "ok"} == {*dtypes} - {"half"}
 

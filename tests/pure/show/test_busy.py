@@ -57,7 +57,7 @@ def test_others_never_use_more_than_there_is() -> None:
 
 def test_of_several_runs_the_busy_ones_are_counted() -> None:
     def file(load: Load) -> object:
-        return factories.run_file(records((1.0, {"vm": load})))
+        return factories.make_file(records((1.0, {"vm": load})))
 
     assert busy.of_files([file(QUIET), file(LOUD)]).endswith("idle machine")  # type: ignore[list-item]
     assert busy.of_files([file(LOUD)] * 3).endswith("(and in 2 more of the runs)")  # type: ignore[list-item]

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from factories import ENDED, case, experiment, night, ratios, record, run, run_file, world
+from factories import ENDED, case, experiment, make_file, night, ratios, record, run, world
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -128,13 +128,13 @@ def pages(*files: RunFile) -> Document:
 
 
 def test_a_report_shows_no_time_of_a_fake_gpu() -> None:
-    made = pages(run_file(records(), [FAKE]))
+    made = pages(make_file(records(), [FAKE]))
     assert made.verdict == f"4 cases {WORD}, whose times mean nothing."
     names = [section.name for section in made.sections]
     assert "best" not in names and "efficiency" not in names and "left-out" in names
     text = html.render_page(made)
     assert WORD in text
-    assert "best" in [one.name for one in pages(run_file(records(), [REAL])).sections]
+    assert "best" in [one.name for one in pages(make_file(records(), [REAL])).sections]
 
 
 @pytest.mark.parametrize(("on", "drawn"), [(FAKE, False), (REAL, True)])
@@ -143,17 +143,17 @@ def test_a_report_draws_no_pairs_of_a_fake_gpu(on: Any, drawn: bool) -> None:
         record(case(1 << 20, "sendrecv", backend="nccl", cycle=at), world=0, note=f"pair 0-{at}")
         for at in (1, 2)
     ]
-    assert ("pairs" in [one.name for one in pages(run_file(both, [on])).sections]) is drawn
+    assert ("pairs" in [one.name for one in pages(make_file(both, [on])).sections]) is drawn
 
 
 def test_a_report_of_wrong_data_says_first_that_it_is_wrong() -> None:
-    made = pages(run_file(records(status="wrong", wrong=1), [FAKE]))
+    made = pages(make_file(records(status="wrong", wrong=1), [FAKE]))
     assert made.verdict == "4 of 4 cases gave wrong data." and made.weight == "bad"
     assert any(WORD in str(words) for words in made.sections[0].sentences)
 
 
 def test_a_frame_has_no_times_and_the_word() -> None:
-    made = rows_.make_frame([run_file(records(), [FAKE])])
+    made = rows_.make_frame([make_file(records(), [FAKE])])
     assert set(made["unfit"]) == {"fake"} and made["median"].isna().all()
 
 
@@ -172,7 +172,7 @@ def text_of(document: Document) -> list[str]:
 @pytest.mark.parametrize("rules", [Rules(), Rules(across_machines=True, gate_unpaired=True)])
 def test_nothing_is_compared_with_a_fake_gpu(sides: tuple[Any, Any], rules: Rules) -> None:
     base, head = (
-        run_file(records(), [each], name=name)
+        make_file(records(), [each], name=name)
         for each, name in zip(sides, ("base", "head"), strict=True)
     )
     found = compare_runs(base, head, rules)
@@ -185,23 +185,23 @@ def test_nothing_is_compared_with_a_fake_gpu(sides: tuple[Any, Any], rules: Rule
 
 
 def test_a_row_that_head_lacks_is_not_gone_where_base_is_a_fake_gpu() -> None:
-    base = run_file(records(), [FAKE], name="base")
-    head = run_file(records()[:1], [REAL], name="head")
+    base = make_file(records(), [FAKE], name="base")
+    head = make_file(records()[:1], [REAL], name="head")
     found = compare_runs(base, head, Rules(gate_unpaired=True))
     assert found.exit == Exit.NO_VERDICT and {row.verdict for row in found.rows} == {"INVALID"}
 
 
 def test_of_a_mixed_run_a_comparison_says_which_rows_are_of_a_fake_gpu() -> None:
     both = [*records(), record(case(), world=1)]
-    sides = [run_file(both, [FAKE, world(1)], name=name) for name in ("base", "head")]
+    sides = [make_file(both, [FAKE, world(1)], name=name) for name in ("base", "head")]
     found = compare_runs(*sides, Rules())
     assert found.exit == Exit.NO_VERDICT and found.reason.startswith("no verdict on 4 of 5 rows")
     assert found.reason.endswith(f"({WORD})")
 
 
 def test_wrong_data_of_a_fake_gpu_fails_a_comparison() -> None:
-    base = run_file(records(), [FAKE], name="base")
-    head = run_file(records(status="wrong", wrong=1, note="1 wrong"), [FAKE], name="head")
+    base = make_file(records(), [FAKE], name="base")
+    head = make_file(records(status="wrong", wrong=1, note="1 wrong"), [FAKE], name="head")
     found = compare_runs(base, head, Rules())
     assert found.exit == Exit.WRONG_DATA
     assert {row.why for row in found.rows} == {"wrong results on head: 1 wrong"}

@@ -25,7 +25,7 @@ from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
-from collbench.records.store import Outline
+from collbench.records.run_file import Outline
 from collbench.records.types import End, FirstWrong, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several

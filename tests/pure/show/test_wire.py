@@ -77,14 +77,14 @@ def test_programs_get_numbers_in_any_case(tmp_path: Path) -> None:
     extra = nccl_json.make_json(factories.run("r"), [WORLD], outcomes, None)["collbench"]
     assert [one["wire"] for one in extra["results"]] == [[2.0, None], [1.0, None]]
     json.dumps(extra)
-    file = factories.run_file([TWICE, ONCE], [WORLD])
+    file = factories.make_file([TWICE, ONCE], [WORLD])
     table = frame(factories.saved(file, tmp_path))
     assert table["wire"].tolist() == pytest.approx([2.0, 1.0])
     assert "all_reduce" in table["moves"][0] and table["moves"][1] == ""
 
 
 def test_the_report_says_it_beside_bandwidths_and_of_each_point() -> None:
-    file = factories.run_file([TWICE, ONCE], [WORLD])
+    file = factories.make_file([TWICE, ONCE], [WORLD])
     words = [word for found in sections.make_document([file]).sections for word in found.closing]
     (line,) = [word for word in words if "sends" in word]
     assert line.startswith("reduce_scatter of gloo, 4 ranks: sends 2.00x")

@@ -27,9 +27,9 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     from collbench.core.text import format_count, plain_line
     from collbench.features.health.history import open_book
     from collbench.features.health.history.nights import machine_name, nights_of
-    from collbench.records import store
+    from collbench.records import run_file, store
 
-    files = [store.read_digest(store.find_run(name)) for name in runs]
+    files = [run_file.read_digest(store.find_run(name)) for name in runs]
     with open_book(history) as book:
         for file in files:
             new, nights = book.add(file, machine), nights_of([file])

@@ -234,7 +234,7 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     session.execute_order does, UsageError for fewer than three hosts (or ranks of one), and
     NoVerdict on fake GPUs.
     """
-    from collbench.features.health.locate import search as locate
+    from collbench.features.health.locate import findings
     from collbench.records.origins import refuse_fake
     from collbench.run import session
 
@@ -253,10 +253,10 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     crowded = any(world.oversubscribed for world in worlds)
     one_host = len({info.host for world in worlds for info in world.ranks}) == 1
     kind: Literal["host", "rank"] = "rank" if one_host else "host"
-    findings = list(locate.make_findings(located, names, kind, crowded))
-    ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
-    outcome = locate.describe_outcome(located, names, kind, crowded)
-    return Found(located, findings, outcome, ended, reporter.file)
+    named = list(findings.make_findings(located, names, kind, crowded))
+    ended = Exit.BAD if named else Exit.NO_VERDICT if located.open else Exit.OK
+    outcome = findings.describe_outcome(located, names, kind, crowded)
+    return Found(located, named, outcome, ended, reporter.file)
 
 
 def announce_search(order: Order, rules: Rules) -> None:

@@ -78,9 +78,9 @@ def pairs(
 
 
 def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
-    from collbench.records import store
+    from collbench.records import run_file, store
 
-    return _show_pairs(store.read_digest(store.find_run(name)), racks, output_format)
+    return _show_pairs(run_file.read_digest(store.find_run(name)), racks, output_format)
 
 
 def _resume_order(name: str, launcher: str) -> Order:

@@ -18,11 +18,11 @@ from factories import (
     case,
     experiment,
     hosted,
+    make_file,
     noisy,
     ratios,
     record,
     run,
-    run_file,
     sized,
     stored,
     world,
@@ -586,7 +586,7 @@ NCCL = case(backend="nccl")
 def of_torch(version: str, what: Case = NCCL, library: str = "NCCL 2.26.2") -> RunFile:
     worlds = [world(backend=what.backend, library=f"{library} (torch {version})")]
     facts = elsewhere(libraries={"torch": version})
-    return run_file([record(what, 50e3, world=0)], worlds, name=version, **facts)
+    return make_file([record(what, 50e3, world=0)], worlds, name=version, **facts)
 
 
 @pytest.mark.parametrize(
@@ -763,7 +763,7 @@ def logged(name: str, times: dict[Case, float], device: str = "H200", **fields: 
         for rank in hosted(4)
     ]
     led = world(ranks=members, library=fields.pop("library", "NCCL 2.27.3"))
-    return run_file(records, [led], name=name, environment={}, imported="nccl-tests", **fields)
+    return make_file(records, [led], name=name, environment={}, imported="nccl-tests", **fields)
 
 
 LOG = {ROW: 50e3, OTHER: 90e3}

@@ -211,7 +211,7 @@ def measured(
     world = factories.world(n=n, ranks=factories.ranks(hosts))
     suite = factories.suite("pairs", ("sendrecv",), (8, 1 << 20), n, groups="pairs")
     about = {"suite": suite, "environment": {}, "policy": Policy(inject=injected)}
-    return factories.run_file(records, [world], None, **about)
+    return factories.make_file(records, [world], None, **about)
 
 
 def directed(
@@ -234,7 +234,7 @@ def directed(
         times = [round(ns * rng.gauss(1, 0.01)) for _ in range(10)]
         records.append(Record(case=case, status="ok", world=0, times_ns=times))
     world = factories.world(n=n, ranks=factories.ranks(hosts))
-    return factories.run_file(records, [world], None, environment={})
+    return factories.make_file(records, [world], None, environment={})
 
 
 def blamed(file: RunFile, where: Mapping[str, str] = {}) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from factories import case, run_file, world
+from factories import case, make_file, world
 from msgspec.structs import replace
 
 from collbench.features.overlap import view as views
@@ -37,7 +37,7 @@ def rows(slower: float, other: float, rounds: int = 8, **fields: object) -> list
 
 
 def judged(*records: Record) -> list[Overlapped]:
-    return judge_overlaps(run_file([*records], [world()]))
+    return judge_overlaps(make_file([*records], [world()]))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_never_ended_during_the_calls_tells_nothing() -> None:
 def test_each_launch_is_a_round() -> None:
     once = rows(1.5, 1.5)
     launches = [replace(record, world=launch) for launch in (0, 1) for record in once]
-    (one,) = judge_overlaps(run_file(launches, [world(index=launch) for launch in (0, 1)]))
+    (one,) = judge_overlaps(make_file(launches, [world(index=launch) for launch in (0, 1)]))
     assert one.rounds == 2 * len(WOBBLE)
 
 
@@ -101,7 +101,7 @@ def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
 
 
 def test_rows_with_a_background_are_set_against_none_without() -> None:
-    points = series.make_view([run_file(rows(1.5, 1.25, rounds=1), [world()])]).points
+    points = series.make_view([make_file(rows(1.5, 1.25, rounds=1), [world()])]).points
     assert len({comparison_key(point) for point in points}) == 2
 
 
@@ -115,13 +115,13 @@ def test_links_are_fitted_to_what_ran_alone() -> None:
         )
         for one in every
     ]
-    (link,) = fit.fit_links(fit.make_series(run_file(records, [world()])))
+    (link,) = fit.fit_links(fit.make_series(make_file(records, [world()])))
     assert link.beta is not None
     assert link.beta.value == pytest.approx(1.0, rel=0.01)
 
 
 def test_the_table_says_what_each_makes_of_the_other() -> None:
-    file = run_file(rows(1.5, 1.25), [world()])
+    file = make_file(rows(1.5, 1.25), [world()])
     document = views.make_document(file, judge_overlaps(file))
     (row,) = document.rows
     assert row["background"] == "copy"
@@ -134,5 +134,5 @@ def test_the_table_says_what_each_makes_of_the_other() -> None:
 
 def test_nothing_is_judged_of_a_fake_gpu() -> None:
     records = [replace(one, world=0) for one in rows(1.5, 1.5)]
-    assert judge_overlaps(run_file(records, [world()]))
-    assert judge_overlaps(run_file(records, [world(fake=True)])) == []
+    assert judge_overlaps(make_file(records, [world()]))
+    assert judge_overlaps(make_file(records, [world(fake=True)])) == []

@@ -24,7 +24,7 @@ Time = Callable[[int], float]  # ns for so many bytes
 def run(
     *records: Record, ident: str = "r", environment: dict[str, object] | None = None
 ) -> RunFile:
-    return factories.run_file(records, name=ident, environment=environment or {})
+    return factories.make_file(records, name=ident, environment=environment or {})
 
 
 def swept(
@@ -340,7 +340,7 @@ def test_link_efficiency_is_of_the_bytes_that_were_carried() -> None:
         swept(name, lambda s: ALPHA + s * BETA) for name in ("sendrecv", "reduce_scatter")
     )
     for library, factor in (("", 0.75), ("torch 2.13.0+cpu gloo", 1.5)):
-        file = factories.run_file([*send, *scatter], [factories.world(library=library)])
+        file = factories.make_file([*send, *scatter], [factories.world(library=library)])
         for merit in merits([file], "reduce_scatter"):
             assert merit.link == pytest.approx(factor, rel=0.02)
 
@@ -353,7 +353,7 @@ def test_gamma_is_not_taken_from_a_reduce_scatter_that_is_an_all_reduce() -> Non
         *swept("reduce_scatter", lambda s: 6 * ALPHA + 1.5 * s * BETA),
     ]
     for library, gamma in (("", BETA), ("torch 2.13.0+cpu gloo", 0.0)):
-        file = factories.run_file(records, [factories.world(library=library)])
+        file = factories.make_file(records, [factories.world(library=library)])
         points = series.make_view([file]).points
         link = Yardstick([file], points).link(points[0])
         assert link is not None and link.gamma == pytest.approx(gamma, abs=0.05 * BETA)

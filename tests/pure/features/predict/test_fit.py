@@ -20,7 +20,7 @@ from collbench.core.algorithms import find_variant
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.simulate import count_costs
 from collbench.features.predict import fit, fit_command, regression
-from collbench.records import store
+from collbench.records import run_file
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
@@ -297,7 +297,7 @@ def test_a_link_comes_from_a_run_in_seconds_with_its_source(tmp_path: Path) -> N
     assert link.gamma == pytest.approx(GAMMA * 1e-9, rel=0.1)
     assert "run r1" in note and "ring@gloo" in note and "alpha 4.9" in note
     assert math.isclose(
-        store.read_file(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
+        run_file.read_file(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from collbench.machine import cpus, environment, sysfs, topology
 from collbench.run.backends import _cuda
-from collbench.run.rank import cores, gpu
+from collbench.run.rank import cores, gpu, stream
 from collbench.run.rank.control import Control
 
 HERE, ELSEWHERE = "a boot", "another boot"
@@ -138,7 +138,7 @@ CUDA = torch.device("cuda", 1)
 
 
 def test_ranks_are_bound_before_the_device_is_touched(bound: list[Any]) -> None:
-    assert isinstance(_cuda.settle_stream(CUDA, Control(0, 1), True), gpu.Cuda)
+    assert isinstance(_cuda.settle_stream(CUDA, Control(0, 1), True), stream.Cuda)
     assert bound == [[0, 1, 2, 3, 8], CUDA]
 
 

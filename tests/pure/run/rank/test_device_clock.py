@@ -22,9 +22,10 @@ from collbench.run.rank import device_clock, gpu, measure
 from collbench.run.rank.calls import Buffers, copy_slots
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
-from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
+from collbench.run.rank.gpu import Guard
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, do_nothing
 from collbench.run.rank.outcome import AboutCase, record_of
+from collbench.run.rank.stream import HELD_NS, Stream, assert_ordered
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

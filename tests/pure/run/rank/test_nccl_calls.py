@@ -15,8 +15,8 @@ import torch.distributed as dist
 from collbench.run.backends import _torchdist
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.gpu import SPUN_CYCLES, Cuda
 from collbench.run.rank.measure import Sync, do_nothing
+from collbench.run.rank.stream import SPUN_CYCLES, Cuda
 from collbench.suite.case import Case
 
 Log = list[str]

@@ -59,7 +59,7 @@ def run(
     *records: Record, worlds: list[World] | None = None, end: End | None = ENDED, **more: Any
 ) -> RunFile:
     given = {"name": more.pop("id", "r1"), "environment": {"host": "h", "kernel": "k"}, **more}
-    return factories.run_file(records, worlds or [world()], end, **given)
+    return factories.make_file(records, worlds or [world()], end, **given)
 
 
 def world(index: int = 0, host: str = "h", n: int = 2, **more: Any) -> World:

@@ -13,14 +13,14 @@ from helpers.experiments import sides, small
 
 from collbench.core.errors import CannotRun, Exit
 from collbench.features.compare.ab.command import ab
-from collbench.records import store
+from collbench.records import run_file, store
 
 
 def disturbed(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """Has something come in the moment in which the first of the two files is there."""
     opened, there = store.open_writer, []
 
-    def open_and_more(*given: object) -> store.Writer:
+    def open_and_more(*given: object) -> run_file.Writer:
         there.append(opened(*given))  # type: ignore[arg-type]
         if len(there) == 1:
             what()
@@ -60,7 +60,7 @@ def test_a_second_file_that_cannot_be_opened_leaves_no_first_one(
 ) -> None:
     opened, there = store.open_writer, []
 
-    def open_first(*given: object) -> store.Writer:
+    def open_first(*given: object) -> run_file.Writer:
         if there:
             raise CannotRun("no room for another", "make some")
         there.append(opened(*given))  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ from factories import (
     ENVIRONMENT,
     case,
     dated,
+    make_file,
     nights,
     record,
     run,
-    run_file,
     stored,
     swept,
     world,
@@ -454,7 +454,7 @@ def test_a_host_counts_for_rows_of_the_backends_that_ran_on_it() -> None:
             world(n, backend=backend, hosts=[HostInfo(host="a", fingerprint=digest)])
             for n, (backend, digest) in enumerate((("gloo", gloo), ("mpi", mpi)))
         ]
-        return history.run_facts(run_file([], worlds))
+        return history.run_facts(make_file([], worlds))
 
     before, after = of("1", "1"), of("1", "2")
     for backend, same in (("gloo", True), ("mpi", False), ("", False)):

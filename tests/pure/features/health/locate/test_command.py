@@ -11,7 +11,8 @@ import pytest
 
 from collbench.core.errors import Exit, NoVerdict
 from collbench.features.health.locate import command as locate
-from collbench.features.health.locate.search import Culprit, Located, Rules, make_findings
+from collbench.features.health.locate.findings import make_findings
+from collbench.features.health.locate.search import Culprit, Located, Rules
 from collbench.run import session
 
 CASE = factories.case(collective="sendrecv", n=4)
@@ -30,7 +31,7 @@ def test_when_its_time_is_over_no_round_is_begun(seconds: float, rounds: int) ->
 def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list[str]:
     located = Located(culprits, [], 4, 8, 5, 0.01, 0.01, 1.0)
     told = list(make_findings(located, ["a", "b", "c", "d"]))
-    file = factories.run_file([factories.record(CASE)])
+    file = factories.make_file([factories.record(CASE)])
     found = locate.Found(located, told, "words", Exit.OK, file)
     locate._show_found(found, "table", "collbench pairs --one-way -g 4")
     return capsys.readouterr().out.splitlines()

@@ -10,6 +10,7 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.core.groups import Pair
+from collbench.features.health.locate import findings
 from collbench.features.health.locate import search as locate
 from collbench.features.health.locate.search import Group, Located, Rules
 
@@ -194,18 +195,20 @@ def test_the_noisier_the_less_sure() -> None:
 def test_findings_name_hosts_and_links() -> None:
     names = [f"h{host}" for host in range(40)]
     found, _ = searched(40, ring({5: 0.8}, {(20, 21): 0.5}))
-    told = {finding.subject.kind: finding for finding in locate.make_findings(found, names)}
+    told = {finding.subject.kind: finding for finding in findings.make_findings(found, names)}
     assert (told["host"].subject.name, told["link"].subject.name) == ("h5", "h20 -> h21")
     assert told["host"].sure == found.sure and told["host"].evidence[0].value == pytest.approx(
         0.8 * HEALTHY
     )
-    words = locate.describe_outcome(found, names)
+    words = findings.describe_outcome(found, names)
     assert (
         "h5" in words
         and "h20 -> h21" in words
         and f"{found.tests} tests in {found.rounds} rounds" in words
     )
-    assert locate.describe_outcome(searched(40, ring())[0], names).startswith("no slow host found")
+    assert findings.describe_outcome(searched(40, ring())[0], names).startswith(
+        "no slow host found"
+    )
 
 
 @pytest.mark.parametrize(

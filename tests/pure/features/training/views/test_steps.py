@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from factories import run_file, world
+from factories import make_file, world
 from msgspec.structs import replace
 
 from collbench.features.training.overlap import Overlap, Phase, find_overlaps
@@ -113,7 +113,7 @@ def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> st
         Record(case=each, status="ok", world=0, times_ns=[ns * MS] * 8, stop=stop)  # type: ignore[arg-type]
         for each, ns in zip(suite.resolve().expand()[0], (12, 10, 4), strict=True)
     ]
-    file = run_file(records, [world(n=2, cramped=cramped)], suite=suite)
+    file = make_file(records, [world(n=2, cramped=cramped)], suite=suite)
     return " ".join(map(str, steps.make_document(file).brief))
 
 
@@ -145,6 +145,6 @@ def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
     records = [
         replace(record, world=0) for record in (one.step_record, one.computation, one.communication)
     ]
-    made = steps.make_document(run_file(records, [world(n=2, fake=fake)]))
+    made = steps.make_document(make_file(records, [world(n=2, fake=fake)]))
     assert bool(made.values["steps"]) != fake and made.values.get("fake", False) == fake
     assert ("measured on a fake GPU" in str(made.brief)) == fake

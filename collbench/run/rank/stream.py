@@ -1,0 +1,168 @@
+"""The stream that calls go to, on a GPU or on none, and what holds a GPU's back for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from collbench.core.errors import CannotRun
+from collbench.run.rank.control import Control
+
+if TYPE_CHECKING:
+    from collbench.run.rank.control import Control
+
+
+HELD_NS = 20_000_000  # longer than any rank comes late for it
+
+
+SPUN_CYCLES = (
+    20_000_000  # about 10 ms: enough for an idle GPU to raise its clock before it is measured
+)
+
+
+class Stream(Protocol):
+    """Where a device puts work in order, and its clock. All methods but ``drain`` return at
+    once."""
+
+    def mark(self) -> Any:
+        """An event that is reached when all that was issued before it is done."""
+
+    def mark_after(self, work: Any, lane: object) -> Any:
+        """An event that is reached when ``work``, a call under way, is done and those before it of
+        its lane are; this stream does not wait for it."""
+
+    def elapsed(self, start: Any, end: Any) -> int:
+        """Nanoseconds from one mark to another; both must have been reached."""
+
+    def reached(self, mark: Any) -> bool:
+        """Whether the device has come to the mark."""
+
+    def hold(self, ns: int) -> None:
+        """Keep the stream busy for about so long: what is issued next starts only then."""
+
+    def drain(self) -> None:
+        """Wait until all that was issued is done."""
+
+    def room(self) -> int:
+        """Bytes of the device's memory that nobody has."""
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        """Record what ``action`` issues, without running it; the result issues all of it as one
+        graph, and keeps it."""
+
+
+class Cuda:
+    """The current stream of a CUDA device, which must be the current device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cycles_per_ns = 0.0
+        self._lane_streams: dict[object, Any] = {}
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def mark_after(self, work: Any, lane: object) -> Any:
+        if lane not in self._lane_streams:
+            self._lane_streams[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side = self._lane_streams[lane]
+        with torch.cuda.stream(side):
+            work.wait()  # has the current stream wait, here the one beside
+            return self.mark()
+
+    def elapsed(self, start: Any, end: Any) -> int:
+        return round(float(start.elapsed_time(end)) * 1e6)
+
+    def reached(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def hold(self, ns: int) -> None:
+        if not self._cycles_per_ns:
+            self._calibrate()
+        torch.cuda._sleep(round(ns * self._cycles_per_ns))  # type: ignore[no-untyped-call]
+
+    def _calibrate(self) -> None:
+        """How fast the counter runs that a busy wait looks at, once the clock is up."""
+        torch.cuda._sleep(SPUN_CYCLES)  # type: ignore[no-untyped-call]
+        start = self.mark()
+        torch.cuda._sleep(SPUN_CYCLES)  # type: ignore[no-untyped-call]
+        end = self.mark()
+        self.drain()
+        self._cycles_per_ns = SPUN_CYCLES / max(1, self.elapsed(start, end))
+
+    def drain(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def room(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        """Memory allocated meanwhile comes from a pool of the graph's own. Other threads go on as
+        they like: NCCL's watchdog asks after its events at any time. A communicator cannot be left
+        while such a graph is kept.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            action()
+        return graph.replay
+
+
+def assert_ordered(
+    stream: Stream, align: Callable[[], object], control: Control, beat: Callable[[], object]
+) -> None:
+    """Raises CannotRun on all ranks if a mark behind the collective ``align`` is reached before the
+    collective is done (as where the library runs it on a stream of its own that nothing joins), so
+    that no time would mean anything.
+
+    A rank is held back, for 20 ms unless its clock changes or others use its device: as long as its
+    own marks say, the others' collective must take. Of two such turns every rank is among the
+    others in one. With a single rank there is nobody to wait for, and nothing is shown.
+    """
+    if control.n == 1:
+        return
+    align()  # the first call connects ranks
+    stream.drain()
+    turns = []
+    for delayed_rank in (0, 1):
+        beat()
+        turns.append(_hold_back(stream, align, control, delayed_rank))
+    everyone = control.collect(turns)
+    for delayed_rank in (0, 1):
+        held_ns = everyone[delayed_rank][delayed_rank][1]
+        if held_ns < HELD_NS // 10:
+            raise CannotRun(
+                f"rank {delayed_rank}'s device was held back for {held_ns / 1e3:.0f} us, where"
+                f" {HELD_NS // 1_000_000} ms were asked for: whether marks wait for the collective"
+                " is not known",
+                "try again while nothing else uses the device",
+            )
+        for rank, (took, _) in enumerate(turn[delayed_rank] for turn in everyone):
+            if took < held_ns // 2:
+                raise CannotRun(
+                    f"the end event does not wait for the collective: on rank {rank} it came after"
+                    f" {took / 1e3:.0f} us, while rank {delayed_rank} was held back for"
+                    f" {held_ns / 1e6:.0f} ms",
+                    "no time taken here would be right; report it with what collbench doctor says",
+                )
+
+
+def _hold_back(
+    stream: Stream, align: Callable[[], object], control: Control, delayed_rank: int
+) -> tuple[int, int]:
+    """The time in ns of the collective on this rank, which it began before ``delayed_rank`` was
+    held back, and for how many ns this rank was."""
+    start = stream.mark()
+    stream.drain()  # a device that wakes up late has not reached it before
+    control.barrier()
+    before = stream.mark()
+    if control.rank == delayed_rank:
+        stream.hold(HELD_NS)
+    after = stream.mark()
+    align()
+    end = stream.mark()
+    stream.drain()
+    return stream.elapsed(start, end), stream.elapsed(before, after)
