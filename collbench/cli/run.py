@@ -45,7 +45,7 @@ def run(
     match and tau, the smallest change to judge, or min_busbw, as --min-busbw of collectives.
     """
     from collbench.cli import options
-    from collbench.run import resume as resuming
+    from collbench.run import resumption
     from collbench.run.session import Order
     from collbench.suite import toml
 
@@ -67,8 +67,8 @@ def run(
     make_order = partial(order, **options.read_save_options(save, output, tag))
     orders = [options.add_budget(make_order(suite=suite), budget) for suite in suite_list]
     if resume:
-        resumable = resuming.find_resumable(resume)
-        resuming.load_algorithms(resumable.run, file)
+        resumable = resumption.find_resumable(resume)
+        resumption.load_algorithms(resumable.run, file)
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
     reporter = partial(options.make_reporter, output_format)
     raise typer.Exit(_choose_gravest([carry_out(order, reporter, dry_run) for order in orders]))

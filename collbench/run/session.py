@@ -30,7 +30,7 @@ from collbench.records import derive, run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import memory, plan, refusal, resume
+from collbench.run import memory, plan, refusal, resumption
 from collbench.run.backends._model import Predicted
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import environments, join
@@ -40,8 +40,9 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.ray import Cluster, Where
 from collbench.run.launch.world import Listener
-from collbench.run.pacing import Budget, Passes, without_second_pass
+from collbench.run.pace import BudgetPace, CallerPace, Pace, TwoPassPace, without_second_pass
 from collbench.run.reporter import PlanRow, Reporter
+from collbench.run.resumption import Resumption
 from collbench.run.runner import runner_of
 from collbench.suite import faults
 from collbench.suite.case import Case, Skip
@@ -103,7 +104,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
 
     never = {case: reason for case in every if (reason := find_refusal(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
-    done = {record.case for record in resume.list_standing(order.resumed)}
+    earlier = Resumption(order.resumed)
+    done = earlier.kept_cases
     leading = [case for case in every if case.is_leader]  # and stands for its siblings
     jobs, no_room = fit_to_host(
         [case for case in leading if case not in never and case not in done],
@@ -113,11 +115,9 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
-    shown_cases = {case for job in jobs for case in job.case.siblings} | {
-        record.case
-        for record in resume.list_standing(order.resumed)
-        if not resume.is_unplanned(record)
-    }
+    shown_cases = {case for job in jobs for case in job.case.siblings} | (
+        done - {skip.case for skip in earlier.left_out}
+    )
     return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
 
 
@@ -186,7 +186,7 @@ def execute_order(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             world.warm(order.suite.values("backends"), order.suite.axes.envs[0])
         prepared = prepare_order(order, world.room)
         if resumed is not None:
-            resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
+            resumption.refuse_another_machine(resumed, world.environment(), prepared.jobs)
         else:
             refuse_nothing(prepared)
         _tell_of_long_calls(prepared.jobs)
@@ -282,8 +282,7 @@ class _Session:
     ) -> None:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
-        self._resumed = order.resumed
-        self._stand = {record.case for record in resume.list_standing(order.resumed)}
+        self._earlier = Resumption(order.resumed)
         self._run = (
             order.resumed.run
             if order.resumed
@@ -296,41 +295,31 @@ class _Session:
         self._so_far: dict[Case, Record] = {}  # what there is of a case that is being measured
         self._after: dict[str, Load] = {}
         self._broken: RunBroken | None = None  # of the first world that broke before it opened
-        self._pace = self._paced()
+        self._pace = self._make_pace()
 
-    def _paced(self) -> Passes | Budget | None:
-        """What decides how long cases are measured, where that is not fixed or left to whoever
-        names them."""
+    def _make_pace(self) -> Pace:
         order, policy = self._order, self._prepared.suite.policy
-        if order.next_cases or policy.iters or isinstance(self._ranks, Predicted):
-            return None
+        if order.next_cases:
+            return CallerPace(self._next_jobs)
+        if policy.iters or isinstance(self._ranks, Predicted):
+            return Pace()
         if order.budget is not None:
-            return Budget(order.budget, policy, self._dropped)
-        return Passes(policy)
+            return BudgetPace(order.budget, policy, self._drop)
+        return TwoPassPace(policy)
 
     def begin(self) -> None:
         """What there is before anything is measured: the plan, and what a run to be resumed has
         done."""
-        earlier = resume.list_standing(self._resumed)
-        skipped = [
-            Skip(record.case, record.note) for record in earlier if resume.is_unplanned(record)
-        ]
-        self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
-        for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
-            if isinstance(line, World) or not resume.is_unplanned(line):
-                self._announce(line)
+        skips = self._earlier.left_out + self._prepared.skips
+        self._reporter.begin(self._run, self._prepared.cases, skips)
+        for line in self._earlier.heard:
+            self._announce(line)
 
     def run(self) -> Exit:
-        plans = resume.plan_remaining(
-            self._resumed,
-            self._prepared.jobs,
-            self._prepared.suite.policy,
-            bool(self._order.next_cases),
-        )
-        launches = self._launches(plans)
-        if self._pace:
-            launches = [[self._pace.first(current) for current in part] for part in launches]
-        callbacks = self._accept, self._tick, self._go_on, self._lost, self._hung
+        policy = self._prepared.suite.policy
+        plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
+        launches = self._launches([self._pace.open_plan(current) for current in plans])
+        callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
         listener = Listener(*callbacks, so_far=self._hear_so_far, unopened=self._unopened)
         problem: Exception | None = None
         try:
@@ -362,11 +351,11 @@ class _Session:
     def _open(self) -> None:
         """The run's file, and what there is before anything is measured: from then on the file gets
         its end whatever happens."""
-        if self._resumed:
-            self._writer = resume.reopen_writer(self._resumed)
+        if self._order.resumed:
+            self._writer = resumption.reopen_writer(self._order.resumed)
         elif self._order.save or self._order.output is not None:
             self._writer = store.open_writer(self._run, self._order.output)
-        for record in resume.missed_second_passes(self._resumed):
+        for record in self._earlier.cut_off:
             self._keep(without_second_pass(record))
         self.begin()
         for skip in self._prepared.skips:
@@ -394,15 +383,14 @@ class _Session:
         return Exit.OK
 
     def _accept(self, line: World | Record) -> None:
-        if isinstance(line, Record) and line.case in self._stand:
+        if isinstance(line, World):
+            self._pace.note_world(line)
+        elif line.case in self._earlier.kept_cases:
             return  # a group's, measured again for the sake of those whose records had been cut off
-        if isinstance(self._pace, Passes) and isinstance(line, World):
-            self._pace.begun(line)
-        elif self._pace and isinstance(line, Record):
-            replaced = self._pace.accept(line)
-            if replaced is None:
-                return
-            line = replaced
+        elif (accepted := self._pace.accept(line)) is None:
+            return
+        else:
+            line = accepted
         with interrupts.uninterrupted():
             self._keep(line)
             self._announce(line)
@@ -415,7 +403,7 @@ class _Session:
     def _keep_what_was_cut(self, why: str) -> None:
         """Records of what is finished of cases that were being measured when the run ended, and of
         those that were to be measured a second time."""
-        for record in self._pace.interrupted() if why and isinstance(self._pace, Passes) else ():
+        for record in self._pace.take_cut_records() if why else ():
             self._keep(record)
             self._announce(record)
         for record in list(self._so_far.values()):
@@ -446,18 +434,16 @@ class _Session:
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))
 
-    def _dropped(self, job: Job) -> None:
+    def _drop(self, job: Job) -> None:
         note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
             self._accept(Record(case=case, status="skipped", note=note))
 
-    def _go_on(self) -> list[Job]:
-        if self._pace:
-            return self._pace.next_jobs()
+    def _next_jobs(self) -> list[Job]:
+        """Jobs for the cases that the order's caller names."""
         cases = self._order.next_cases() if self._order.next_cases else ()
-        return fit_to_host([case for case in cases if case.is_leader], self._prepared.suite.policy)[
-            0
-        ]
+        leading = [case for case in cases if case.is_leader]
+        return fit_to_host(leading, self._prepared.suite.policy)[0]
 
     def _unopened(self, current: Plan, error: CollbenchError) -> None:
         """Record all cases of a world that did not open: as skipped where it cannot be; as failed
@@ -469,7 +455,7 @@ class _Session:
         if isinstance(error, RunBroken):
             self._broken = self._broken or error
             status, note = "failed", error.message
-        jobs = self._pace.drop_world() if isinstance(self._pace, Budget) else current.jobs
+        jobs = self._pace.drop_world(current)
         for case in (case for job in jobs for case in job.case.siblings):
             self._accept(Record(case=case, status=status, note=note))
 

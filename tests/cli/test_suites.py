@@ -16,7 +16,7 @@ from factories import ENVIRONMENT, case, make_file, record
 from collbench.core.errors import UsageError
 from collbench.records import run_file, store
 from collbench.records.types import Record
-from collbench.run import resume
+from collbench.run import resumption
 from collbench.run.jobs import Job
 
 MODEL = ("--backend", "model", "-g", "4")
@@ -238,12 +238,12 @@ def test_a_run_that_another_process_went_on_with_since_it_was_read_is_refused(wh
     lines = whole.read_bytes().splitlines(keepends=True)
     cut(whole, 3)
     before = run_file.read_file(whole)
-    resume.reopen_writer(before).close()
+    resumption.reopen_writer(before).close()
     with whole.open("ab") as f:
         f.write(lines[-2])
     with pytest.raises(UsageError, match="has changed since it was read"):
-        resume.reopen_writer(before)
-    resume.reopen_writer(run_file.read_file(whole)).close()  # neither torn nor locked
+        resumption.reopen_writer(before)
+    resumption.reopen_writer(run_file.read_file(whole)).close()  # neither torn nor locked
 
 
 def test_runs_of_a_single_collective_go_on_too(bare) -> None:
@@ -275,7 +275,7 @@ def test_backends_of_what_is_measured_and_of_what_is_to_come_decide(
     file = make_file([record(case(backend=measured), 1e6), skipped])
     now = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2"}}
     with pytest.raises(UsageError, match="mpi4py absent") if refused else nullcontext():
-        resume.refuse_another_machine(file, now, [Job(case(1, backend=to_come), 1, "")])
+        resumption.refuse_another_machine(file, now, [Job(case(1, backend=to_come), 1, "")])
 
 
 @pytest.mark.parametrize(

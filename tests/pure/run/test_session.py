@@ -227,7 +227,7 @@ def pass_over(
 ) -> tuple[Exit, list[Case]]:
     ranks = Passing(end)
     monkeypatch.setattr(session, "choose_world", lambda *_: ranks)
-    monkeypatch.setattr("collbench.run.resume.refuse_another_machine", lambda *_: None)
+    monkeypatch.setattr("collbench.run.resumption.refuse_another_machine", lambda *_: None)
     asked = {"suite": SWEEP, "command": ["collbench"], "output": path, **more}
     return session.execute_order(
         session.Order(**asked), lambda: Disturbed(lambda: None)

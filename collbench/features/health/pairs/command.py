@@ -85,10 +85,10 @@ def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit
 
 def _resume_order(name: str, launcher: str) -> Order:
     from collbench.cli import options
-    from collbench.run import resume
+    from collbench.run import resumption
     from collbench.run.session import Order
 
-    old, ray = resume.find_resumable(name), options.find_ray_cluster(launcher, "", "")
+    old, ray = resumption.find_resumable(name), options.find_ray_cluster(launcher, "", "")
     return Order(suite=old.run.suite, command=sys.argv, resumed=old, launcher=launcher, ray=ray)
 
 

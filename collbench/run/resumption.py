@@ -4,6 +4,8 @@ be."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,9 +15,10 @@ from collbench.core.errors import UsageError
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
-from collbench.records.types import SCHEMA, Record, Run, RunFile
-from collbench.run import pacing, plan
+from collbench.records.types import SCHEMA, Record, Run, RunFile, World
+from collbench.run import pace, plan
 from collbench.run.jobs import Job, Plan
+from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
 
@@ -93,25 +96,68 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
         )
 
 
-def list_standing(resumed: RunFile | None) -> list[Record]:
-    """Records that need not be measured again: all but what failed or was cut short, what a budget
-    left no time for, and what could not be opened. Wrong data stays: it is a finding."""
-    missed = {record.case for record in missed_second_passes(resumed)}
-    return [
-        record
-        for record in (resumed.records if resumed else ())
-        if not run_file.is_unfinished(record)
-        and record.case not in missed
-        and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
-    ]
+@dataclass(frozen=True)
+class Resumption:
+    """What an earlier part of a run has left. That of a run that begins is empty: its ``file`` is
+    None."""
 
+    file: RunFile | None = None
 
-def missed_second_passes(resumed: RunFile | None) -> list[Record]:
-    """Records of a run that was killed, of cases that were to be measured a second time. A run that
-    could write its end says so of each (pacing.without_second_pass)."""
-    if resumed is None or resumed.end or is_budgeted(resumed.run):
-        return []
-    return [r for r in resumed.records if pacing.missed_second_pass(r, resumed.run.policy)]
+    @cached_property
+    def cut_off(self) -> list[Record]:
+        """Records of a run that was killed, of cases that were to be measured a second time. A run
+        that could write its end says so of each (pace.without_second_pass)."""
+        if self.file is None or self.file.end or is_budgeted(self.file.run):
+            return []
+        policy = self.file.run.policy
+        return [r for r in self.file.records if pace.missed_second_pass(r, policy)]
+
+    @cached_property
+    def kept(self) -> list[Record]:
+        """Records that need not be measured again: all but what failed or was cut short, what a
+        budget left no time for, and what could not be opened. Wrong data stays: it is a finding."""
+        missed = {record.case for record in self.cut_off}
+        return [
+            record
+            for record in (self.file.records if self.file else ())
+            if not run_file.is_unfinished(record)
+            and record.case not in missed
+            and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
+        ]
+
+    @cached_property
+    def kept_cases(self) -> frozenset[Case]:
+        return frozenset(record.case for record in self.kept)
+
+    @property
+    def left_out(self) -> list[Skip]:
+        """Cases that were left out before any rank was asked."""
+        return [Skip(record.case, record.note) for record in self.kept if is_unplanned(record)]
+
+    @property
+    def heard(self) -> list[World | Record]:
+        """What a reporter heard of the run: its worlds and the records that are kept, but for cases
+        that were left out."""
+        asked = [record for record in self.kept if not is_unplanned(record)]
+        return [*(self.file.worlds if self.file else ()), *asked]
+
+    def plan_remaining(self, jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+        """One plan per world to come, counting on from those there were. What failed before is
+        tried last, in worlds of its own, lest it keep the rest from being measured."""
+        before = self.file.records if self.file else []
+        failed = {record.case for record in before if record.status == "failed"}
+        fresh, again = (
+            [job for job in jobs if (job.case in failed) is tried] for tried in (False, True)
+        )
+        used = [
+            *(world.index for world in (self.file.worlds if self.file else ())),
+            *(record.world for record in before),
+        ]
+        plans = plan.plan_worlds(fresh, policy) + plan.plan_worlds(again, policy)
+        return [
+            msgspec.structs.replace(p, index=index)
+            for index, p in enumerate(plans, max(used, default=-1) + 1)
+        ]
 
 
 def is_budgeted(run: Run) -> bool:
@@ -122,25 +168,3 @@ def is_budgeted(run: Run) -> bool:
 def is_unplanned(record: Record) -> bool:
     """Whether the case was left out before any rank was asked."""
     return record.status == "skipped" and record.world < 0
-
-
-def plan_remaining(
-    resumed: RunFile | None, jobs: Sequence[Job], policy: Policy, going_on: bool = False
-) -> list[Plan]:
-    """One plan per world to come, counting on from those there were. What failed before is tried
-    last, in worlds of its own, lest it keep the rest from being measured. Those that are
-    ``going_on`` are open."""
-    before = resumed.records if resumed else []
-    failed = {record.case for record in before if record.status == "failed"}
-    fresh, again = (
-        [job for job in jobs if (job.case in failed) is tried] for tried in (False, True)
-    )
-    used = [
-        *(world.index for world in (resumed.worlds if resumed else ())),
-        *(record.world for record in before),
-    ]
-    plans = plan.plan_worlds(fresh, policy) + plan.plan_worlds(again, policy)
-    return [
-        msgspec.structs.replace(p, index=index, open=going_on)
-        for index, p in enumerate(plans, max(used, default=-1) + 1)
-    ]

@@ -1,5 +1,6 @@
-"""What a run's time goes to: a coarse table first, then narrower rows, widest first; and a budget,
-which is planned again after every case.
+"""How long cases are measured: as their plans say; in two passes, a coarse one and one over rows
+that are still wide; within a budget, shared out anew after every case; or case by case, as a
+caller names them.
 
 A case may be measured twice in its world. The second record holds the samples of both, and takes
 the place of the first.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +45,49 @@ SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns")
 BY_RANK = ("per_rank", "starts_ns")
 
 
-class Passes:
+class Pace:
+    """Decides how long the cases of a run are measured, and what a plan goes on with. This one
+    leaves plans as they are."""
+
+    def open_plan(self, current: Plan) -> Plan:
+        """The plan as its ranks get it."""
+        return current
+
+    def note_world(self, world: World) -> None:
+        """Notes the world whose cases are heard of from now on."""
+
+    def accept(self, record: Record) -> Record | None:
+        """The record as it is to be kept; None where an earlier one stands."""
+        return record
+
+    def next_jobs(self) -> list[Job]:
+        """The jobs that the world goes on with, having done those it had; none where it ends."""
+        return []
+
+    def drop_world(self, current: Plan) -> Sequence[Job]:
+        """The jobs of a plan whose world does not open; none of them is given out."""
+        return current.jobs
+
+    def take_cut_records(self) -> list[Record]:
+        """Records that waited for more samples, as they are kept where the run ends before."""
+        return []
+
+
+class CallerPace(Pace):
+    """Leaves plans open: once a world has done its jobs, it goes on with those that ``next_jobs``
+    names, until there are none."""
+
+    def __init__(self, next_jobs: Callable[[], list[Job]]) -> None:
+        self._next_jobs = next_jobs
+
+    def open_plan(self, current: Plan) -> Plan:
+        return msgspec.structs.replace(current, open=True)
+
+    def next_jobs(self) -> list[Job]:
+        return self._next_jobs()
+
+
+class TwoPassPace(Pace):
     """Two passes over the cases of each world, the second over those whose interval is not as
     narrow as asked for, or which had no valid sample."""
 
@@ -55,17 +98,16 @@ class Passes:
         self._jobs: dict[Case, Job] = {}
         self._enough = 0.0
 
-    def begun(self, world: World) -> None:
-        """Notes the plan whose cases are heard of from now on."""
+    def note_world(self, world: World) -> None:
         self._enough = self._policy.resolved(world.cramped).precision or 0.0
 
-    def first(self, current: Plan) -> Plan:
+    def open_plan(self, current: Plan) -> Plan:
         """The plan with its coarse pass."""
         return msgspec.structs.replace(
-            current, jobs=[self._begun(job) for job in current.jobs], open=True
+            current, jobs=[self._make_coarse(job) for job in current.jobs], open=True
         )
 
-    def _begun(self, job: Job) -> Job:
+    def _make_coarse(self, job: Job) -> Job:
         runner = runner_of(job.case)
         if not runner.is_repeatable or runner.guess_fixed(job, self._policy) > AT_ONCE * self._most:
             return job
@@ -74,7 +116,6 @@ class Passes:
         return job
 
     def accept(self, record: Record) -> Record | None:
-        """The record as it is to be kept; None where an earlier one stands."""
         first = self._coarse.pop(record.case, None)
         if first is None:
             if record.case in self._jobs and (record.status == "ok" or is_without_samples(record)):
@@ -94,14 +135,13 @@ class Passes:
             (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
         )
         self._coarse = wide
-        return [self._second(wide[case]) for case in leading]
+        return [self._make_second(wide[case]) for case in leading]
 
-    def interrupted(self) -> list[Record]:
-        """The records of the first pass that wait for their second, as they are kept where the run
-        ends before it."""
+    def take_cut_records(self) -> list[Record]:
+        """Those of the first pass that wait for their second."""
         return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
-    def _second(self, first: Record) -> Job:
+    def _make_second(self, first: Record) -> Job:
         """The job of a second visit; what one without a valid sample has learned is nothing."""
         job = msgspec.structs.replace(self._jobs[first.case], seconds=(1 - COARSE) * self._most)
         if is_without_samples(first):
@@ -203,7 +243,7 @@ class Cost(NamedTuple):
         return self.fixed + FEWEST_SAMPLES * self.call
 
 
-class Budget:
+class BudgetPace(Pace):
     """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
     Where that does not suffice for a few samples of all that are to come, the costliest are
     dropped, which ``drop`` is told."""
@@ -225,7 +265,7 @@ class Budget:
         self._out: dict[Case, Job] = {}
         self._parts: list[Record] = []  # of the job that is heard of
 
-    def first(self, current: Plan) -> Plan:
+    def open_plan(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
         jobs = list(current.jobs)
         if not self._ahead:  # what is learned of the cheapest of a kind goes for the others
@@ -236,8 +276,9 @@ class Budget:
         self._ahead.append(jobs)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
-    def drop_world(self) -> list[Job]:
-        """The jobs of the next world, which does not open; they are not given out."""
+    def drop_world(self, current: Plan) -> Sequence[Job]:
+        """What is left of the plan's jobs, those for which there was no time being dropped
+        already."""
         return self._ahead.pop(0)
 
     def accept(self, record: Record) -> Record:

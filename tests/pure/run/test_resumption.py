@@ -9,7 +9,7 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
-from collbench.run import resume
+from collbench.run import resumption
 
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
@@ -24,7 +24,7 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
             factories.record(cut, stop="cut"),
         ]
     )
-    assert [record.case for record in resume.list_standing(file)] == [done, wrong, never]
+    assert [record.case for record in resumption.Resumption(file).kept] == [done, wrong, never]
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PATH"])
@@ -32,4 +32,4 @@ def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: s
     suite = factories.suite(envs=((("NCCL_ALGO", "Ring"),), ((name, "evil"),)))
     path = factories.saved(factories.make_file([], suite=suite), tmp_path)
     with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
-        resume.find_resumable(str(path))
+        resumption.find_resumable(str(path))

@@ -15,9 +15,9 @@ from collbench.features.training.step import Op, Program, Step
 from collbench.features.training.trial import most_seconds
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import GpuState, Record
-from collbench.run import pacing
+from collbench.run import pace
 from collbench.run.jobs import Job, Plan
-from collbench.run.pacing import Budget, Passes
+from collbench.run.pace import BudgetPace, TwoPassPace
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -36,30 +36,30 @@ def scattered(what: Case, spread: float, stop: str = "budget", **fields: object)
 
 
 @pytest.fixture
-def passes() -> Passes:
-    found = Passes(POLICY)
-    found.begun(world())
+def passes() -> TwoPassPace:
+    found = TwoPassPace(POLICY)
+    found.note_world(world())
     return found
 
 
 SMALL = [case(nbytes) for nbytes in (8, 64, 512)]
 
 
-def test_the_first_pass_takes_a_tenth(passes: Passes) -> None:
-    current = passes.first(planned(*SMALL))
+def test_the_first_pass_takes_a_tenth(passes: TwoPassPace) -> None:
+    current = passes.open_plan(planned(*SMALL))
     assert current.open and [job.seconds for job in current.jobs] == pytest.approx([0.2] * 3)
 
 
-def test_what_takes_long_to_prepare_is_measured_once(passes: Passes) -> None:
+def test_what_takes_long_to_prepare_is_measured_once(passes: TwoPassPace) -> None:
     huge = case(1 << 30)
-    (job,) = passes.first(planned(huge)).jobs
+    (job,) = passes.open_plan(planned(huge)).jobs
     assert job.seconds is None
     passes.accept(scattered(huge, 0.5))
     assert passes.next_jobs() == []
 
 
-def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Passes) -> None:
-    passes.first(planned(*SMALL))
+def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(*SMALL))
     for what, spread, stop in zip(
         SMALL, (0.1, 0.5, 0.01), ("budget", "max_n", "converged"), strict=True
     ):
@@ -72,8 +72,8 @@ def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Pa
     assert passes.next_jobs() == []
 
 
-def test_the_record_of_both_visits_has_the_samples_of_both(passes: Passes) -> None:
-    passes.first(planned(SMALL[0]))
+def test_the_record_of_both_visits_has_the_samples_of_both(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(SMALL[0]))
     first = scattered(SMALL[0], 0.5, seconds=1.0, checked=3, control_ns=[5, 6], preempted=1)
     second = scattered(SMALL[0], 0.4, seconds=2.0, checked=4, invalid={"late start": 2})
     assert passes.accept(first) is first
@@ -100,11 +100,11 @@ def test_the_state_of_gpus_is_that_of_the_worse_visit(
     first: list[GpuState], second: list[GpuState], kept: list[GpuState]
 ) -> None:
     visits = (scattered(SMALL[0], 0.5, gpus=gpus) for gpus in (first, second))
-    assert pacing.merge_visits(*visits, 0.02).gpus == kept
+    assert pace.merge_visits(*visits, 0.02).gpus == kept
 
 
-def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
-    passes.first(planned(SMALL[0]))
+def test_samples_before_times_had_settled_only_warmed_up(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(SMALL[0]))
     passes.accept(scattered(SMALL[0], 0.5, steady=False))
     passes.next_jobs()
     second = scattered(SMALL[0], 0.4)
@@ -114,12 +114,12 @@ def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None
 
 def test_both_visits_together_may_be_narrow_enough() -> None:
     first, second = scattered(SMALL[0], 0.05), scattered(SMALL[0], 0.05)
-    assert pacing.merge_visits(first, second, 0.02).stop == "converged"
-    assert pacing.merge_visits(first, second, 0.001).stop == "budget"
+    assert pace.merge_visits(first, second, 0.02).stop == "converged"
+    assert pace.merge_visits(first, second, 0.001).stop == "budget"
 
 
-def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: Passes) -> None:
-    passes.first(planned(*SMALL[:2]))
+def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(*SMALL[:2]))
     for what in SMALL[:2]:
         passes.accept(scattered(what, 0.5))
     passes.next_jobs()
@@ -131,8 +131,8 @@ def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: P
 NONE = {"status": "failed", "note": "no valid sample (9 x throttled); x", "invalid": {"x": 9}}
 
 
-def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> None:
-    passes.first(planned(*SMALL))
+def test_a_case_without_a_valid_sample_is_tried_again_first(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(*SMALL))
     passes.accept(scattered(SMALL[0], 0.5))
     passes.accept(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
     passes.accept(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
@@ -150,10 +150,10 @@ def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> N
     "first", [{**NONE, "seconds": 1.0, "gpus": HOT}, {"steady": False, "gpus": HOT}]
 )
 def test_a_gpu_held_back_in_the_first_visit_alone_is_told_of(
-    passes: Passes, first: dict[str, Any]
+    passes: TwoPassPace, first: dict[str, Any]
 ) -> None:
     """Also where its samples do not count: the row is measured well, the machine was not."""
-    passes.first(planned(SMALL[0]))
+    passes.open_plan(planned(SMALL[0]))
     visit = {"seconds": 1.0, "invalid": {"throttled": 9}, **first}
     without = visit.get("status") == "failed"
     passes.accept(Record(case=SMALL[0], **visit) if without else scattered(SMALL[0], 0.5, **visit))
@@ -165,8 +165,8 @@ def test_a_gpu_held_back_in_the_first_visit_alone_is_told_of(
     assert found.invalid == {**visit["invalid"], "late start": 1}
 
 
-def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: Passes) -> None:
-    passes.first(planned(SMALL[0]))
+def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(SMALL[0]))
     assert passes.accept(Record(case=SMALL[0], **NONE)) is not None  # type: ignore[arg-type]
     passes.next_jobs()
     assert passes.accept(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     found = Clock()
-    monkeypatch.setattr(pacing, "time", found)
+    monkeypatch.setattr(pace, "time", found)
     return found
 
 
@@ -199,13 +199,13 @@ def spent(
     """Seconds that a run of so many worlds took, what it measured, and what it dropped, on a
     machine on which everything takes ``slow`` times as long as guessed."""
     dropped: list[Case] = []
-    budget = Budget(seconds, POLICY, lambda job: dropped.append(job.case))
+    budget = BudgetPace(seconds, POLICY, lambda job: dropped.append(job.case))
     began, found = clock.now, []
     worlds = [
         planned(*(msgspec.structs.replace(each, cycle=cycle) for each in SWEPT), index=cycle)
         for cycle in range(cycles)
     ]
-    for current in [budget.first(each) for each in worlds]:
+    for current in [budget.open_plan(each) for each in worlds]:
         assert current.open and current.jobs == []
         clock.now += 1.0
         while jobs := budget.next_jobs():
@@ -254,7 +254,7 @@ def test_a_budget_is_kept_with_steps(
 ) -> None:
     """A step's rounds are of three parts, and beside them it is checked, warmed up, watched, and
     its operations are measured by themselves."""
-    budget = Budget(seconds, POLICY, lambda job: None)
+    budget = BudgetPace(seconds, POLICY, lambda job: None)
     whole = case(32 << 20, "step", subject=STEPPED.title, op="none", dtype="uint8")
     worlds = [
         Plan(at, "gloo", 4, (), POLICY, [Job(each, 1, "hot", subject=STEPPED)], 30.0)
@@ -262,7 +262,7 @@ def test_a_budget_is_kept_with_steps(
         for each in [msgspec.structs.replace(whole, cycle=at)]
     ]
     began, done = clock.now, 0
-    for _ in [budget.first(each) for each in worlds]:
+    for _ in [budget.open_plan(each) for each in worlds]:
         clock.now += 1.0
         while jobs := budget.next_jobs():
             (job,) = jobs
@@ -281,17 +281,17 @@ def test_a_budget_is_kept_with_steps(
 
 
 def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
-    budget = Budget(1000.0, POLICY, lambda job: None)
+    budget = BudgetPace(1000.0, POLICY, lambda job: None)
     whole = case(32 << 20, "step", subject=STEPPED.title, op="none", dtype="uint8")
     jobs = [
         Job(msgspec.structs.replace(whole, cycle=at), 1, "hot", subject=STEPPED) for at in range(2)
     ]
-    budget.first(Plan(0, "gloo", 4, (), POLICY, jobs, 30.0))
+    budget.open_plan(Plan(0, "gloo", 4, (), POLICY, jobs, 30.0))
     (job,) = budget.next_jobs()
     for part in job.case.siblings:
         budget.accept(record(part, times_ns=[5 * 10**8] * 12, seconds=20.0))
     least = 2.0 + FEWEST_SAMPLES * 1.5  # of 20 s, 18 s were rounds
-    clock.now += 1000.0 * 0.97 - 1.01 * least * pacing.SLACK
+    clock.now += 1000.0 * 0.97 - 1.01 * least * pace.SLACK
     assert len(budget.next_jobs()) == 1
 
 
