@@ -1,27 +1,21 @@
-"""One case on one rank: allocate, check, measure, check.
-
-What a rank on which a fault is planted (inject.py) does in its measured calls.
-"""
+"""One case on one rank: allocate, check, measure, check."""
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 
-from collbench.core.dtypes import OPS
 from collbench.records.choice import without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
-from collbench.run.rank import check, counted
+from collbench.run.rank import counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
@@ -29,11 +23,9 @@ from collbench.run.rank.calls import (
     Pattern,
     Slot,
     allocate_slots,
-    copy_slots,
     prepare_call,
     submit_times,
 )
-from collbench.run.rank.check import Checker
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard
 from collbench.run.rank.measure import (
@@ -53,13 +45,12 @@ from collbench.run.rank.outcome import (
     WrongData,
     case_times,
     fail_without_samples,
-    find_wrong_data,
     select_control,
     select_timing,
 )
 from collbench.run.rank.stream import Stream
+from collbench.run.rank.verification import Verification
 
-CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
 UNFUSED = (
     "-m: calls are launched one after the other, as {} fuses no {} (nccl-tests has NCCL fuse them)"
@@ -104,26 +95,13 @@ class Trial:
             self._policy = msgspec.structs.replace(
                 self._policy, max_seconds=job.seconds, min_seconds=least
             )
-        device = bench.backend.device
         self._planted = bench.planted()
         self._delay = self._planted.tarry if self._planted else do_nothing
         slots = [self._case] * job.rotation
         self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
-        # no two cases share data
-        self._seed = self._policy.seed + zlib.crc32(self._case.key.encode())
         self._beat = partial(bench.board.beat, bench.rank)
-        self._checkers = [
-            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies, self._beat)
-            for rank in bench.ranks
-        ]
-        # repeated in place, a reduction feeds on its own result: inputs are put back before each
-        # call
-        self._grows = (
-            self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
-        )
-        self._copies_of_slots: list[list[torch.Tensor]] = []
-        self._checked = 0
+        self._data = Verification(bench, self._case, self._policy, self._slots, self._beat)
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
         self._takes_control = (
             job.control and not bench.backend.interpreted and not job.case.background
@@ -140,7 +118,7 @@ class Trial:
     def run(self) -> Steps[Sequence[CaseOutcome]]:
         """The outcome of each group, at rank 0; with a pause before each block."""
         for slot in range(len(self._slots)):
-            self._fill(slot)
+            self._data.fill(slot)
         self._enter(Phase.CHECKING)
         if self._common:
             self._common.refresh()
@@ -149,16 +127,16 @@ class Trial:
             sync.scheme = "barrier"
         setup = self._timed_first(sync)
         slow = self._takes_longer_than_there_is(setup)
-        if not slow and (wrong := self._check([0], "before timing")):
+        if not slow and (wrong := self._data.check_slots([0], "before timing")):
             return wrong
         timed = self._policy.cpu_time
         submits = submit_times(self._calls[0], self._control, self._beat) if timed else None
         self._beat()
         chose = self._bench.backend.overheard(self._once)
-        if self._grows or slow:
+        if self._data.feeds_on_itself or slow:
             for slot in range(self._policy.agg_iters):
-                self._fill(slot)
-        self._copies_of_slots = self._copies()
+                self._data.fill(slot)
+        self._data.keep_copies()
         self._enter(Phase.WARMING)
         guard = None
         if self._bench.backend.stream:
@@ -168,10 +146,10 @@ class Trial:
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
-        if wrong := self._check_after(sampler, slow) or self._check_behind():
+        if wrong := self._data.check_after(sampler, slow) or self._check_behind():
             return wrong
         control = self._in_other_cadence(sampler, measured, protocol.iters)
-        summed = self._bits()
+        summed = self._data.digest_results(self._finished)
         sent: list[Sent] = []
         if self._takes_control:
             sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
@@ -245,7 +223,7 @@ class Trial:
         return MeasuredCase(
             select_timing(case, measured, self._common, ranks, self._policy),
             setup=int(data.firsts[list(ranks)].max()),
-            verified=self._totals[number],
+            verified=self._data.totals[number],
             wrong=0 if self._policy.check and case.size else None,
             digests=data.bits[number],
             control=select_control(data.control, ranks, self._policy.agg_iters),
@@ -393,7 +371,7 @@ class Trial:
     def _sampler(self, inner: int) -> Sampler:
         beat = self._beat
         calls = self._timed()
-        freshen = self._put_back if self._grows else None
+        freshen = self._data.put_back if self._data.feeds_on_itself else None
         stream = self._clock()
         if stream and self._case.mode == "graph":
             return GraphSampler(
@@ -408,7 +386,7 @@ class Trial:
     def _on_device(self, inner: int) -> Sampler:
         """By the device's clock, as isolated calls are."""
         stream, beat = self._bench.backend.stream, self._beat
-        freshen = self._put_back if self._grows else None
+        freshen = self._data.put_back if self._data.feeds_on_itself else None
         assert stream
         return DeviceSampler(stream, self._timed(), inner, self._control, beat, freshen)
 
@@ -421,80 +399,16 @@ class Trial:
         self._finished()
         return clock() - begin
 
-    def _bits(self) -> list[list[str]]:
-        """Digests by group of what two calls made of the same data, which must be rounded: one if
-        they agree."""
-        if not self._policy.bitwise or not check.is_rounded(self._case):
-            return [[]] * len(self._group.groups)
-        digests = []
-        for _ in range(2):
-            self._fill(0)
-            places = list(zip(self._bench.ranks, self._checkers, self._slots[0], strict=True))
-            for rank, checker, buffers in places:
-                check.fill_floats(buffers.send, checker.sends, self._seed, rank)
-            self._bench.backend.finish()
-            self._control.barrier()
-            self._finished()
-            digests.append(
-                check.join_digests(
-                    [check.digest_bits(b.recv, checker.receives or ()) for _, checker, b in places]
-                )
-            )
-        everyone = self._control.collect(digests)
-        groups_digests = [[everyone[rank] for rank in ranks] for ranks in self._group.groups]
-        return [
-            list(dict.fromkeys(map(check.join_digests, zip(*group_digests, strict=True))))
-            for group_digests in groups_digests
-        ]
-
     def _again(self) -> None:
         """One more call, to its end."""
-        if self._grows:
-            self._fill(0)
+        if self._data.feeds_on_itself:
+            self._data.fill(0)
         self._finished()
 
     def _finished(self) -> None:
         self._beat()
         self._calls[0].run()
         self._bench.backend.finish()
-
-    def _fill(self, slot: int) -> None:
-        for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
-            checker.poison(buffers.written)
-            checker.fill_send(buffers.send, slot)
-
-    def _copies(self) -> list[list[torch.Tensor]]:
-        stream = self._bench.backend.stream
-        return copy_slots(self._slots, stream.room()) if self._grows and stream else []
-
-    def _put_back(self, slot: int) -> None:
-        """A slot as it was filled before, by a launch for each rank's buffer where there are
-        copies: filling a large one anew takes thousands."""
-        if not self._copies_of_slots:
-            return self._fill(slot)
-        for buffers, copy in zip(self._slots[slot], self._copies_of_slots[slot], strict=True):
-            buffers.written.copy_(copy)
-
-    def _check(self, slots: list[int], when: str) -> Sequence[CaseOutcome]:
-        """The outcome of each group if any rank's receive buffer differs anywhere, else nothing."""
-        self._totals = [0] * len(self._group.groups)
-        if not self._policy.check or not self._case.size:
-            return []
-        wrong, first = 0, None
-        for slot in slots:
-            for rank, checker, buffers in zip(
-                self._bench.ranks, self._checkers, self._slots[slot], strict=True
-            ):
-                checked, bad, where = checker.check_recv(buffers.recv, slot)
-                self._checked += checked
-                wrong += bad
-                first = first or (where and [self._case.members[rank], *where])
-        everyone = self._control.collect([self._checked, wrong, first])
-        findings = [[everyone[rank] for rank in ranks] for ranks in self._group.groups]
-        self._totals = [
-            sum(checked for checked, _, _ in rank_findings) for rank_findings in findings
-        ]
-        return find_wrong_data(self._case, findings, when)
 
     def _check_behind(self) -> Sequence[CaseOutcome]:
         """The outcome of each group if the background's last call left wrong data, else nothing."""
@@ -510,36 +424,3 @@ class Trial:
             return []
         result = msgspec.to_builtins(self._behind.result()) if self._behind else None
         return msgspec.convert(self._control.collect(result), list[Background | None])
-
-    def _check_after(self, sampler: Sampler, fresh: bool) -> Sequence[CaseOutcome]:
-        """What timed calls left in their buffers, then what calls leave in fresh ones, unless the
-        only timed call had a ``fresh`` one itself."""
-        # in place, where a batch used a slot twice, its input was no longer what the check knows
-        repeated = sampler.inner > len(sampler.calls)
-        repetitions = sampler.used if not self._grows else set() if repeated else set(sampler.dirty)
-        wrong = self._check(sorted(repetitions), "after timing")
-        if fresh and sampler.called == 1 and self._policy.check == 1:
-            return wrong
-        return wrong or self._check_again(sampler)
-
-    def _check_again(self, sampler: Sampler) -> Sequence[CaseOutcome]:
-        """What timed calls left behind may be older than the last of them: so some of the buffers
-        are poisoned and filled anew, the same calls are made once more, untimed, and all is
-        compared again; -c N does so N times.
-        """
-        again = [(call, slots) for call, slots in sampler.again if sampler.used.issuperset(slots)][
-            :CALLED_AGAIN
-        ]
-        fresh = sorted({slot for _, slots in again for slot in slots})
-        for _ in range(self._policy.check):
-            for slot in fresh:
-                self._fill(slot)
-            self._bench.backend.finish()
-            self._control.barrier()
-            for call, _ in again:
-                self._beat()
-                call()
-            self._bench.backend.finish()
-            if wrong := self._check(fresh, "after timing, on fresh buffers"):
-                return wrong
-        return []

@@ -526,12 +526,12 @@ def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
     trial = Trial(bench, Job(case, 2, "cold"))
     without_pause(trial.run())
     for slot in (0, 1):
-        trial._fill(slot)
+        trial._data.fill(slot)
     wanted = [slot[0].written.clone() for slot in trial._slots]
     for number, slot in enumerate(trial._slots):
         slot[0].written.zero_()
-        trial._put_back(number)
-    assert len(trial._copies_of_slots) == 2 and not torch.equal(*wanted)
+        trial._data.put_back(number)
+    assert len(trial._data._copies) == 2 and not torch.equal(*wanted)
     assert all(map(torch.equal, [slot[0].written for slot in trial._slots], wanted))
 
 
