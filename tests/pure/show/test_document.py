@@ -115,6 +115,27 @@ def test_a_comment_keeps_closing_lines_and_says_what_does_not_fit() -> None:
     assert text.index("| sum |") > text.index("| row 5 |") and text.rstrip().endswith("after")
 
 
+def test_a_comment_without_another_place_says_only_how_many_lines_do_not_fit() -> None:
+    many = [Line(("x" * 50,)) for _ in range(100)]
+    text = markdown.render_markdown(a_document(Table(columns=[Column("a")], lines=many)), 1000)
+    assert f"{100 - text.count('x' * 50)} more of these rows do not fit here.\n" in text
+
+
+def test_columns_have_the_side_of_their_letter_and_the_rest_another() -> None:
+    sides = [column.align for column in make_columns("abcde", "lwc")]
+    assert sides == ["left", "wrap", "cut", "right", "right"]
+    assert [column.is_left for column in make_columns("ab", "r", rest="l")] == [False, True]
+    with pytest.raises(ValueError, match="zip"):
+        make_columns("a", "ll")
+
+
+def test_columns_are_selected_from_all_lines_alike() -> None:
+    table = a_table(note="n").select_columns([2, 0])
+    assert table.heads == ("number", "what") and table.columns[1].align == "wrap"
+    cells = [line.cells for line in (*table.lines, *table.closing)]
+    assert cells == [("1", EVIL), ("22", "b"), ("23", "sum")] and table.note == "n"
+
+
 def test_programs_read_what_is_written_for_them() -> None:
     made = a_document()
     assert json.loads(programs.as_json(made)) == {"a": EVIL, "b": None}
