@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -35,7 +35,6 @@ def check_outputs(
 ) -> None:
     """Whether ``deliver_document`` can make all this, ``formats`` being those of the command.
     Raises UsageError and CannotRun."""
-    from collbench.core.files import refuse_foreign_file
     from collbench.suite import grammar
 
     grammar.parse_choice("--format", printed, formats)
@@ -43,11 +42,18 @@ def check_outputs(
     endings = [suffix for suffix, name in SUFFIXES.items() if name in formats]
     for path in files:
         grammar.parse_choice(f"-o {path}: its ending", path.suffix, endings)
-        refuse_foreign_file(path, MARKS[SUFFIXES[path.suffix]])
-        if SUFFIXES[path.suffix] == "html" and plotlyjs == "directory":
-            from collbench.show import html
+        check_file(path, SUFFIXES[path.suffix], plotlyjs)
 
-            refuse_foreign_file(path.with_name(html.LIBRARY), html.BANNER)
+
+def check_file(path: Path, name: str, plotlyjs: str = "inline") -> None:
+    """Whether ``write_file`` may write there. Raises UsageError and CannotRun."""
+    from collbench.core.files import refuse_foreign_file
+
+    refuse_foreign_file(path, MARKS[name])
+    if name == "html" and plotlyjs == "directory":
+        from collbench.show import html
+
+        refuse_foreign_file(path.with_name(html.LIBRARY), html.BANNER)
 
 
 def deliver_document(
@@ -60,30 +66,33 @@ def deliver_document(
     or not at all. A document that depends on the format is made by a function of its name."""
     make = document if callable(document) else lambda _: document
     print_text(render_text(make(printed), printed))
-    write_files(make, files, plotlyjs)
-
-
-def write_files(
-    make: Callable[[str], Document], files: Sequence[Path], plotlyjs: str = "inline"
-) -> None:
-    """Writes ``files`` in the formats that their endings name, and plotly.js beside pages that load
-    it from there. The umask decides who may read them. Raises CannotRun."""
-    from collbench.core.files import save_text
-
     for path in files:
         name = SUFFIXES[path.suffix]
-        save_text(path, render_text(make(name), name, plotlyjs), MARKS[name], shared=True)
-        if name == "html" and plotlyjs == "directory":
-            from collbench.show import html
+        write_file(make(name), path, name, plotlyjs)
 
-            save_text(path.with_name(html.LIBRARY), html.load_plotly(), html.BANNER, shared=True)
+
+def write_file(
+    document: Document, path: Path, name: str, plotlyjs: str = "inline"
+) -> list[tuple[Path, int]]:
+    """Writes the document in the format ``name``, and plotly.js beside a page that loads it from
+    there; each file with its bytes. The umask decides who may read them. Raises CannotRun."""
+    from collbench.core.files import save_text
+
+    files = [(path, render_text(document, name, plotlyjs), MARKS[name])]
+    if name == "html" and plotlyjs == "directory":
+        from collbench.show import html
+
+        files.append((path.with_name(html.LIBRARY), html.load_plotly(), html.BANNER))
+    for file, text, mark in files:
+        save_text(file, text, mark, shared=True)
+    return [(file, len(text.encode())) for file, text, _ in files]
 
 
 def render_text(document: Document, name: str, plotlyjs: str = "inline") -> str:
     """The document in one format."""
     from collbench.show import html, markdown, programs, terminal
 
-    renderers: Mapping[str, Callable[[Document], str]] = {
+    renderers: Mapping[str, Callable[[Any], str]] = {  # the last three take a Judgement
         "table": terminal.render_text,
         "md": markdown.render_markdown,
         "html": partial(html.render_page, plotlyjs=cast(html.Plotlyjs, plotlyjs)),

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -37,11 +37,9 @@ def report(
     import msgspec
 
     from collbench.cli import outputs
-    from collbench.core.files import refuse_foreign_file
-    from collbench.core.text import format_count
+    from collbench.core.text import format_count, format_size
     from collbench.records import run_file
-    from collbench.show import html as reports
-    from collbench.show import markdown
+    from collbench.show import html
     from collbench.show.views import run
     from collbench.suite import grammar
 
@@ -51,32 +49,24 @@ def report(
         output_format = ENDINGS[
             grammar.parse_choice(f"-o {output}: its ending", output.suffix, ENDINGS)
         ]
-    as_page = output_format in ("", "html")
-    path = output or (DEFAULT if as_page else None)
+    output_format = output_format or "html"
+    path = output or (DEFAULT if output_format == "html" else None)
     if path:
-        refuse_foreign_file(path, outputs.MARKS["html"])
-        if as_page and plotlyjs == "directory":
-            refuse_foreign_file(path.with_name(reports.LIBRARY), reports.BANNER)
+        outputs.check_file(path, output_format, plotlyjs)
     if png:
-        reports.find_browser()
+        html.find_browser()
     files = [run_file.read_digest(path) for path in _find_runs(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = run.make_document(files, _conclude_from(files, compare))
     if title:
         document = msgspec.structs.replace(document, title=title)
-    text = (
-        reports.render_page(document, cast(Any, plotlyjs))
-        if as_page
-        else markdown.render_markdown(document)
-    )
     if path:
-        _write_page(path, text, outputs.MARKS["html"])
-        if as_page and plotlyjs == "directory":
-            _write_page(path.with_name(reports.LIBRARY), reports.load_plotly(), reports.BANNER)
+        for file, nbytes in outputs.write_file(document, path, output_format, plotlyjs):
+            typer.echo(f"wrote {file} ({format_size(nbytes)})")
     else:
-        typer.echo(text, nl=False)
+        outputs.deliver_document(document, output_format)
     if png:
-        drawn = reports.render_images(document, png)
+        drawn = html.render_images(document, png)
         typer.echo(f"wrote {format_count(len(drawn), 'image')} to {png}", err=path is None)
 
 
@@ -98,11 +88,3 @@ def _conclude_from(files: Sequence[RunFile], compared: bool) -> Conclusion | Non
 
     makers = load_entries("conclusions").values()
     return next((readable for make in makers if (readable := make(files, compared))), None)
-
-
-def _write_page(path: Path, text: str, mark: str) -> None:
-    from collbench.core.files import save_text
-    from collbench.core.text import format_size
-
-    save_text(path, text, mark, shared=True)
-    typer.echo(f"wrote {path} ({format_size(len(text.encode()))})")

@@ -9,7 +9,7 @@ GitHub).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -92,53 +92,80 @@ class Line(msgspec.Struct, frozen=True):
     single: bool = False
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines below ``heads``, then ``closing`` lines, which sum up and are never left out.
+Align = Literal["left", "right", "wrap", "cut"]
 
-    ``align`` has a letter for each column: l and r are left and right; w and c are left, too, and
-    where a terminal is narrow broken over several lines, c only between words, which are cut.
-    Columns beyond its end are r. The rest is for
-    terminals: ``quiet`` names heads of dim columns, ``widths`` fixes columns (0: as wide as their
-    cells), ``dropped`` names heads given up, in this order, where there is too little room, a
-    ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
-    goes on below with the columns that do not fit, beside its first again; columns whose heads are
-    ``uncut`` are never cut, only broken by the terminal itself.
-    ``brief`` are the last column's cells where there is no room for the words in ``lines``, and
-    ``key`` says what they stand for.
-    ``elsewhere`` says where all lines are, for a comment in which not all of them fit. On a page
+
+class Column(NamedTuple):
+    """A column of a table. All but ``head`` and its side are for terminals.
+
+    Columns that ``wrap`` or are ``cut`` stand on the left, too; where a terminal is narrow they are
+    broken over several lines: ``cut`` ones only between words, and words that are too long are cut.
+    """
+
+    head: str
+    align: Align = "right"
+    priority: int = 0  # where there is too little room, the largest is given up first; 0: never
+    dim: bool = False
+    width: int = 0  # fixed, in characters; 0: as wide as its cells
+    whole: bool = False  # never cut, only broken by the terminal itself
+
+    @property
+    def is_left(self) -> bool:
+        return self.align != "right"
+
+
+def make_columns(heads: Sequence[str], align: str = "l", rest: str = "r") -> tuple[Column, ...]:
+    """Columns of a plain table. ``align`` has the first letter of each one's Align, ``rest`` that
+    of those beyond its end."""
+    by_letter = {name[0]: name for name in get_args(Align)}
+    letters = align.ljust(len(heads), rest)
+    pairs = zip(heads, letters, strict=True)
+    return tuple(Column(head, by_letter[letter]) for head, letter in pairs)
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines, then ``closing`` lines, which sum up and are never left out.
+
+    ``overflow`` is for a terminal that is too narrow: columns are given up by their priority; or
+    the last one is stacked below the first; or the table is split and goes on below with the
+    columns that do not fit, beside its first again. ``brief`` are the last column's cells where
+    there is no room for the words in ``lines``, and ``key`` says what they stand for. On a page
     lines of a ``tiled`` table stand beside each other, and those of a ``carded`` one are cards
     where the screen is narrow.
     """
 
-    heads: tuple[str, ...]
+    columns: Sequence[Column]
     lines: Sequence[Line]
     name: str = ""
     title: str = ""
-    align: str = "l"
     note: str = ""
     folded: bool = False
     closing: Sequence[Line] = ()
-    quiet: tuple[str, ...] = ()
-    widths: tuple[int, ...] = ()
-    dropped: tuple[str, ...] = ()
-    stacked: bool = False
-    split: bool = False
-    uncut: tuple[str, ...] = ()
-    elsewhere: str = ""
+    overflow: Literal["drop", "stack", "split"] = "drop"
     tiled: bool = False
     carded: bool = False
     brief: Sequence[Cell] = ()
     key: str = ""
 
     @property
-    def sides(self) -> str:
-        """The side on which each column is aligned, a letter each; right where none is given."""
-        return self.align.ljust(len(self.heads), "r")
+    def heads(self) -> tuple[str, ...]:
+        return tuple(column.head for column in self.columns)
 
-    @property
-    def left_aligned(self) -> list[bool]:
-        """Whether each column is aligned on the left."""
-        return [side != "r" for side in self.sides]
+    def select_columns(self, indices: Sequence[int]) -> Table:
+        """The table with these of its columns alone."""
+
+        def select(lines: Sequence[Line]) -> list[Line]:
+            return [
+                msgspec.structs.replace(line, cells=tuple(line.cells[index] for index in indices))
+                for line in lines
+            ]
+
+        return msgspec.structs.replace(
+            self,
+            columns=[self.columns[index] for index in indices],
+            lines=select(self.lines),
+            closing=select(self.closing),
+        )
 
 
 class Heading(msgspec.Struct, frozen=True):
@@ -155,6 +182,15 @@ class Points(msgspec.Struct, frozen=True):
 
 
 Block = Cell | Table | Heading | Points
+
+
+class Comment(msgspec.Struct, frozen=True):
+    """A short form for a pull request, below the hidden line ``marker``. ``elsewhere`` says where
+    all lines of its tables are, for those that do not fit."""
+
+    blocks: Sequence[Block] = ()
+    marker: str = ""
+    elsewhere: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,10 +239,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
     A page shows ``runs`` (lines that name what it is about) and ``sections``; ``data`` is what
     can be downloaded from it: plain values by words.COLUMNS. A terminal shows
-    ``brief``. Markdown shows ``comment`` where there is one, below the hidden line ``marker``,
-    else the page. ``line`` is for a chat or a plugin, ``values`` for JSON, ``rows`` for CSV
-    (heads from the first of them), ``cases`` of ``suite`` for JUnit and GitHub, ``gauges`` for
-    Prometheus.
+    ``brief``. Markdown shows ``comment`` where it has blocks, else the page. ``values`` are for
+    JSON, ``rows`` for CSV (heads from the first of them).
     """
 
     title: str
@@ -216,11 +250,16 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     sections: list[Section] = []
     data: list[dict[str, Any]] = []
     brief: Sequence[Block] = ()
-    comment: Sequence[Block] = ()
-    marker: str = ""
-    line: str = ""
+    comment: Comment = Comment()
     values: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    suite: str = ""
-    cases: list[JunitCase] = []
+
+
+class Judgement(Document, frozen=True, kw_only=True):
+    """A document that other programs act on: ``cases`` of ``suite`` for JUnit and GitHub,
+    ``gauges`` for Prometheus, ``line`` for a chat or a plugin."""
+
+    suite: str
+    cases: list[JunitCase]
     gauges: list[Gauge] = []
+    line: str = ""

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from collbench.core.text import escape_markdown, format_count
-from collbench.show.document import MARKER, Block, Cell, Document, Heading, Line, Points, Table
+from collbench.show.document import (
+    MARKER,
+    Block,
+    Cell,
+    Comment,
+    Document,
+    Heading,
+    Line,
+    Points,
+    Table,
+)
 
 MARKS = {"good": "✓", "bad": "✗", "notice": "!"}
 
@@ -19,11 +29,11 @@ def render_markdown(document: Document, most: int = COMMENT) -> str:
     """The short form for a comment where there is one, of at most ``most`` bytes, else the page:
     tables and words, and of figures what they show; what has no page is as on a terminal."""
     comment = document.comment
-    if not (comment or document.sections):
-        comment = [Heading(document.title, 1), *document.brief]
-    if not comment:
+    if not (comment.blocks or document.sections):
+        comment = Comment([Heading(document.title, 1), *document.brief])
+    if not comment.blocks:
         return "\n".join(_render_page(document)).rstrip() + "\n"
-    marker = [f"<!-- {document.marker} -->"] if document.marker else []
+    marker = [f"<!-- {comment.marker} -->"] if comment.marker else []
     lines = [*marker, *_render_comment(comment, most - _count_bytes(marker))]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -46,16 +56,16 @@ def _render_page(document: Document) -> list[str]:
     return lines
 
 
-def _render_comment(blocks: Sequence[Block], most: int) -> list[str]:
+def _render_comment(comment: Comment, most: int) -> list[str]:
     """Blocks with an empty line after each; tables keep as many of their first lines as fit."""
-    fixed = [_render_block(block, 0) for block in blocks]
+    fixed = [_render_block(block, 0, comment.elsewhere) for block in comment.blocks]
     room = most - sum(_count_bytes(lines) for lines in fixed)
     rendered_blocks: list[str] = []
-    for block, lines in zip(blocks, fixed, strict=True):
+    for block, lines in zip(comment.blocks, fixed, strict=True):
         if isinstance(block, Table):
             room_lines, used_bytes = _fit_lines(block, room)
             room -= used_bytes
-            rendered_blocks += _render_block(block, room_lines)
+            rendered_blocks += _render_block(block, room_lines, comment.elsewhere)
         else:
             rendered_blocks += lines
     return rendered_blocks
@@ -68,10 +78,10 @@ def _fit_lines(table: Table, room: int) -> tuple[int, int]:
     return len(fitting), fitting[-1] if fitting else 0
 
 
-def _render_block(block: Block, line_count: int) -> list[str]:
+def _render_block(block: Block, line_count: int, elsewhere: str) -> list[str]:
     """A block of a short form; of a table the first ``line_count`` lines."""
     if isinstance(block, Table):
-        return render_table(block, block.title if block.folded else "", line_count)
+        return render_table(block, block.title if block.folded else "", line_count, elsewhere)
     if isinstance(block, Heading):
         return [f"{'#' * block.level} {escape_markdown(block.text)}", ""]
     if isinstance(block, Points):
@@ -79,16 +89,19 @@ def _render_block(block: Block, line_count: int) -> list[str]:
     return [_render_inline(block), ""]
 
 
-def render_table(table: Table, folded: str = "", line_count: int | None = None) -> list[str]:
+def render_table(
+    table: Table, folded: str = "", line_count: int | None = None, elsewhere: str = ""
+) -> list[str]:
     """A table's lines with its title and note, then an empty one; behind the words ``folded``, if
     any. Where only the first ``line_count`` of its lines are to be shown, it says how many are left
-    out."""
+    out, and ``elsewhere``, where they are."""
     title = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     top = [f"<details><summary>{html.escape(folded)}</summary>", ""] if folded else title
     top += [f"| {' | '.join(map(escape_markdown, table.heads))} |"]
-    top += [f"|{'|'.join('---' if is_left else '--:' for is_left in table.left_aligned)}|"]
+    top += [f"|{'|'.join('---' if column.is_left else '--:' for column in table.columns)}|"]
     left_out = 0 if line_count is None else len(table.lines) - line_count
-    more = [f"{left_out:,} more of these rows do not fit here; {table.elsewhere}."]
+    where = f"; {elsewhere}" if elsewhere else ""
+    more = [f"{left_out:,} more of these rows do not fit here{where}."]
     return [
         *top,
         *map(_render_row, table.lines[:line_count]),

@@ -24,9 +24,11 @@ from collbench.run.reporter import Gathered
 from collbench.show import markdown
 from collbench.show.document import (
     Block,
+    Comment,
     Document,
     Gauge,
     Heading,
+    Judgement,
     JunitCase,
     Line,
     Points,
@@ -36,7 +38,6 @@ from collbench.show.document import (
 from collbench.show.views import cases as views
 from collbench.show.words import (
     COLUMNS,
-    LEFT,
     by_mode,
     choose_columns,
     count_reasons,
@@ -66,12 +67,12 @@ def as_csv(document: Document) -> str:
     return out.getvalue()
 
 
-def render_line(document: Document) -> str:
+def render_line(document: Judgement) -> str:
     """The document's line for a chat or a plugin."""
     return document.line
 
 
-def render_junit(document: Document) -> str:
+def render_junit(document: Judgement) -> str:
     """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas; the
     verdict is a property of the suite, and messages of passed cases are its output."""
     outcomes = [case.outcome for case in document.cases]
@@ -117,7 +118,7 @@ def _add_outcome(element: ElementTree.Element, case: JunitCase) -> None:
     inside.text = "\n".join(map(plain_line, case.text.splitlines())) or None
 
 
-def render_prometheus(document: Document) -> str:
+def render_prometheus(document: Judgement) -> str:
     """The document's gauges in Prometheus' text format 0.0.4, for node_exporter's textfile
     collector."""
     return "".join(_metric_family(gauge) for gauge in document.gauges if gauge.values)
@@ -137,7 +138,7 @@ def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def in_github(document: Document, environ: Mapping[str, str]) -> None:
+def in_github(document: Judgement, environ: Mapping[str, str]) -> None:
     """Leaves what a step of GitHub Actions shows: annotations (on standard error, which is read
     too) and a summary."""
     if environ.get("GITHUB_ACTIONS") == "true":
@@ -247,17 +248,16 @@ class Markdown(Gathered):
             varying, constant = split_axes([record.case for record, _ in outcomes])
             rows = [format_cells(*outcome) for outcome in outcomes]
             names = choose_columns(rows, varying)
-            table = Table(
-                heads=tuple(f"{name} GB/s" if name.endswith("bw") else name for name in names),
-                lines=[Line([row[name] for name in names]) for row in rows],
-                align="".join("l" if name in LEFT else "r" for name in names),
-            )
-            blocks += [Heading(f"{constant}, {mode}"), table]
+            heads = {name: f"{name} GB/s" if name.endswith("bw") else name for name in names}
+            columns = [views.COLUMNS[name]._replace(head=head) for name, head in heads.items()]
+            lines = [Line([row[name] for name in names]) for row in rows]
+            blocks += [Heading(f"{constant}, {mode}"), Table(columns=columns, lines=lines)]
         left_out = count_reasons(self.skips, self.arrived)
         blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
         blocks += views.describe_dropped(self)
         blocks += [Points(explained)] if (explained := views.explain_flags(self)) else []
         blocks += [busy] if (busy := views.describe_busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []
-        self._out.write(markdown.render_markdown(Document(title="", comment=blocks), sys.maxsize))
+        document = Document(title="", comment=Comment(blocks))
+        self._out.write(markdown.render_markdown(document, sys.maxsize))
         self._out.flush()

@@ -26,6 +26,7 @@ from collbench.show.document import (
     Table,
     Tone,
     Words,
+    make_columns,
     tone_text,
 )
 
@@ -116,7 +117,7 @@ def print_blocks(*things: Block | RenderableType) -> None:
 
 def _least_width(table: Table, piped: bool) -> int:
     """Columns without which something would be cut that must not be: all of it in a pipe."""
-    is_whole = [piped or head in table.uncut for head in table.heads]
+    is_whole = [piped or column.whole for column in table.columns]
     needed = [
         room if is_kept else 1
         for room, is_kept in zip(_column_widths(table), is_whole, strict=True)
@@ -129,7 +130,7 @@ def render_block(block: Block | RenderableType, width: int) -> RenderableType:
     if isinstance(block, Table):
         above = [Text(plain_line(block.title), "bold")] if block.title else []
         below = [Text(block.note, "dim")] if block.note else []
-        parts = _split_table(block, width) if block.split else [block]
+        parts = _split_table(block, width) if block.overflow == "split" else [block]
         return Group(*above, *(make_grid(part, width) for part in parts), *below)
     if isinstance(block, Heading):
         return Text(plain_line(block.text), "bold")
@@ -145,7 +146,7 @@ def make_listing(
     last column is cut."""
     lines = [Line(tuple(map(plain_line, row)), single=single) for row in rows]
     align = ("l" * (len(head) - 1) + "c") if single else "w" * len(head)
-    return Table(title=title, heads=tuple(head), lines=lines, align=align)
+    return Table(title=title, columns=make_columns(head, align), lines=lines)
 
 
 def print_finding(what: str, state: str, detail: str) -> None:
@@ -175,16 +176,14 @@ def _shows_marks() -> bool:
 
 def make_grid(table: Table, width: int) -> Grid:
     """The one place that makes a rich table, of at most ``width`` columns where that can be."""
-    if table.stacked and not _fits_beside(table, width):
-        table = _stack_table(table)
-    elif table.stacked:
-        table = msgspec.structs.replace(table, widths=(_column_widths(table, closing=False)[0],))
+    if table.overflow == "stack":
+        table = _stack_table(table, width)
     every = table.heads
     notes = []
     if table.brief and _natural_width(table) > width:
         table = _shorten_table(table)
         notes += [f"flags: {table.key}"] * bool(table.key)
-    if table.dropped:
+    if any(column.priority for column in table.columns):
         table = _fit_table(table, width)
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
     notes += [f"hidden at {width} columns: {', '.join(gone)}"] * bool(gone)
@@ -197,15 +196,14 @@ def make_grid(table: Table, width: int) -> Grid:
         padding=(0, 1, 0, 0),
         border_style="dim",
     )
-    fixed = [*table.widths, *[0] * len(table.heads)]
-    for head, side, room in zip(table.heads, table.sides, fixed, strict=False):
+    for column in table.columns:
         view.add_column(
-            Text(head, "bold"),
-            justify="right" if side == "r" else "left",
-            style=STYLES["quiet"] if head in table.quiet else "",
-            width=room or None,
-            overflow="fold" if side == "w" else "ellipsis",
-            no_wrap=side in "lr",
+            Text(column.head, "bold"),
+            justify="left" if column.is_left else "right",
+            style=STYLES["quiet"] if column.dim else "",
+            width=column.width or None,
+            overflow="fold" if column.align == "wrap" else "ellipsis",
+            no_wrap=column.align in ("left", "right"),
         )
     for index, line in enumerate((*table.lines, *table.closing)):
         if line.ruled or (table.lines and index == len(table.lines)):
@@ -220,8 +218,8 @@ def _natural_width(table: Table) -> int:
     """Columns that a table needs to show all of its own, without those that may be dropped."""
     widths = [
         room
-        for head, room in zip(table.heads, _column_widths(table), strict=True)
-        if head not in table.dropped
+        for column, room in zip(table.columns, _column_widths(table), strict=True)
+        if not column.priority
     ]
     return sum(widths) + GAP * (len(widths) - 1)
 
@@ -244,21 +242,7 @@ def _split_table(table: Table, width: int) -> list[Table]:
         if blocks[-1] and total > width:
             blocks.append([])
         blocks[-1].append(column)
-    return [_select_columns(table, [0, *block]) for block in blocks]
-
-
-def _select_columns(table: Table, places: Sequence[int]) -> Table:
-    """Some of a table's columns."""
-
-    def chosen(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-        return tuple(cells[column] for column in places)
-
-    return msgspec.structs.replace(
-        table,
-        heads=tuple(table.heads[column] for column in places),
-        align="".join(table.sides[column] for column in places),
-        lines=[msgspec.structs.replace(line, cells=chosen(line.cells)) for line in table.lines],
-    )
+    return [table.select_columns([0, *block]) for block in blocks]
 
 
 def _column_widths(table: Table, closing: bool = True) -> list[int]:
@@ -273,14 +257,13 @@ def _column_widths(table: Table, closing: bool = True) -> list[int]:
     return widths if closing else [max(widths[0], LEAST), *widths[1:]]
 
 
-def _fits_beside(table: Table, width: int) -> bool:
-    """Whether all columns of a stacked table fit side by side, the last broken over lines."""
+def _stack_table(table: Table, width: int) -> Table:
+    """A table whose last column stands below the first, and whose figures take two lines, unless
+    all fit side by side, the last broken over lines."""
     widths = _column_widths(table, closing=False)
-    return sum(widths[:-1]) + GAP * len(widths[:-1]) + LEAST <= width
-
-
-def _stack_table(table: Table) -> Table:
-    """A table whose last column stands below the first, and whose figures take two lines."""
+    if sum(widths[:-1]) + GAP * len(widths[:-1]) + LEAST <= width:
+        first = table.columns[0]._replace(width=widths[0])
+        return msgspec.structs.replace(table, columns=[first, *table.columns[1:]])
 
     def stack(line: Line) -> Line:
         first, *others, last = line.cells
@@ -292,8 +275,9 @@ def _stack_table(table: Table) -> Table:
 
     return msgspec.structs.replace(
         table,
-        heads=tuple(head.replace(" [", "\n[") for head in table.heads[:-1]),
-        align=table.sides[:-1],
+        columns=[
+            column._replace(head=column.head.replace(" [", "\n[")) for column in table.columns[:-1]
+        ],
         lines=[*map(stack, table.lines)],
         closing=[*map(stack, table.closing)],
     )
@@ -302,33 +286,25 @@ def _stack_table(table: Table) -> Table:
 def _fit_table(table: Table, width: int) -> Table:
     """A table without the columns that ``width`` has no room for; the last takes what is left, and
     of those that may be broken the widest gives what is still lacking."""
-    widths = _column_widths(table)
+    columns, widths = table.columns, _column_widths(table)
     last = len(widths) - 1
     natural, widths[last] = widths[last], min(widths[last], LAST)
-    columns = list(range(len(widths)))
+    remaining = list(range(len(widths)))
 
     def left() -> int:
-        return width - sum(widths[column] for column in columns) - GAP * (len(columns) - 1)
+        return width - sum(widths[index] for index in remaining) - GAP * (len(remaining) - 1)
 
-    for head in table.dropped:
-        if left() < 0 and head in table.heads:
-            columns.remove(table.heads.index(head))
-    broken = [column for column in columns if column != last and table.sides[column] in "wc"]
+    for index in sorted(remaining, key=lambda index: -columns[index].priority):
+        if left() < 0 and columns[index].priority:
+            remaining.remove(index)
+    broken = [i for i in remaining if i != last and columns[i].align in ("wrap", "cut")]
     if left() < 0 and broken:
-        widest = max(broken, key=lambda column: widths[column])
-        least = 1 if table.uncut else min(LAST, widths[widest])
+        widest = max(broken, key=lambda index: widths[index])
+        least = 1 if any(column.whole for column in columns) else min(LAST, widths[widest])
         widths[widest] = max(least, widths[widest] + left())
     widths[last] = max(1, min(natural, widths[last] + left()))
-    return msgspec.structs.replace(
-        table,
-        heads=tuple(table.heads[column] for column in columns),
-        widths=tuple(widths[column] for column in columns),
-        align="".join(table.sides[column] for column in columns),
-        lines=[
-            msgspec.structs.replace(line, cells=[line.cells[column] for column in columns])
-            for line in table.lines
-        ],
-    )
+    fixed = [column._replace(width=room) for column, room in zip(columns, widths, strict=True)]
+    return msgspec.structs.replace(table, columns=fixed).select_columns(remaining)
 
 
 def render_inline(cell: Cell, single: bool = False, allowed: str = "") -> Text:

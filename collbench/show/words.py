@@ -62,9 +62,6 @@ OPTIONAL = (
 PLACES = {"out": "out of place", "in": "in place"}
 
 
-LEFT = (*AXES, "ran", "flags")  # columns of words
-
-
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync", "call_path_ns")
 
 

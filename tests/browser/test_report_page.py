@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from collbench.cli import main
 from collbench.records import run_file, store, types
 from collbench.show import figures, html
-from collbench.show.document import Document, Figure, Line, Section, Table
+from collbench.show.document import Document, Figure, Line, Section, Table, make_columns
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -131,17 +131,12 @@ def rich() -> Document:
                     Table(
                         name="rows",
                         title="All rows",
-                        align="ll",
+                        columns=make_columns(
+                            ("collective", "backend", "ranks", "median", "interval", "busbw GB/s"),
+                            "ll",
+                        ),
                         lines=lines,
                         note="Times are medians.",
-                        heads=(
-                            "collective",
-                            "backend",
-                            "ranks",
-                            "median",
-                            "interval",
-                            "busbw GB/s",
-                        ),
                     )
                 ],
             ),
@@ -168,8 +163,7 @@ def rich() -> Document:
                         name="skips",
                         title="Reasons",
                         folded=True,
-                        heads=("reason", "cases"),
-                        align="l",
+                        columns=make_columns(("reason", "cases")),
                         lines=[
                             Line(("no in-place form", "12")),
                             Line(("needs a power of two", "8")),
@@ -303,7 +297,7 @@ def test_a_filter_that_leaves_a_table_empty_says_so(page: Open) -> None:
     table = Table(
         name="t",
         title="T",
-        heads=("a",),
+        columns=make_columns(("a",)),
         lines=[Line(("x",), {"ranks": "2"}), Line(("y",), {"ranks": "10"})],
     )
     other = msgspec.structs.replace(table, lines=table.lines[:1])
@@ -404,7 +398,7 @@ def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
         Table(
             name="t",
             title="T",
-            heads=("a",),
+            columns=make_columns(("a",)),
             lines=[Line((text,)) for text in (*texts[1:], texts[0])],
         )
         for texts in ORDERED
@@ -456,7 +450,7 @@ def test_a_box_says_what_of_it_is_not_seen(page: Open) -> None:
 
 
 def test_a_folded_section_opens_where_an_address_leads_to_it(page: Open) -> None:
-    table = Table(name="t", title="T", heads=("a",), lines=[Line(("one",))])
+    table = Table(name="t", title="T", columns=make_columns(("a",)), lines=[Line(("one",))])
     section = Section(name="deep", title="Deep", sentences=["w"], tables=[table], folded=True)
     tab = page(Document(title="d", sections=[section]))
     expect(tab.get_by_role("table", name="T")).to_be_hidden()
@@ -576,7 +570,7 @@ def hostile(number: int, text: str) -> Section:
     """``text`` wherever a record's text may come to stand."""
     meta = dict.fromkeys(("collective", "backend"), text)
     rows = [Line((text, text), meta, "bad"), Line(("x", "y"), {"backend": "gloo"})]
-    table = Table(name="t", title=text, heads=(text, "b"), lines=rows, note=text)
+    table = Table(name="t", title=text, columns=make_columns((text, "b")), lines=rows, note=text)
     data = [
         {"type": "scatter", "x": [1], "y": [1], "name": "x", "meta": meta, "customdata": [text]}
     ]

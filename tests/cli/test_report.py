@@ -22,7 +22,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.records import run_file, store
 from collbench.records.types import Pairing
 from collbench.show import html, markdown
-from collbench.show.document import MARKER, Document, Figure, Line, Section, Table
+from collbench.show.document import MARKER, Column, Document, Figure, Line, Section, Table
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +245,7 @@ def test_markdown_shows_hostile_text_literally() -> None:
     table = Table(
         name="t",
         title=TEXTS[0],
-        heads=("text",),
+        columns=[Column("text", "left")],
         lines=[Line((text,), {}, "bad") for text in TEXTS],
         folded=True,
         note=TEXTS[4],

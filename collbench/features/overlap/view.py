@@ -13,13 +13,15 @@ from collbench.core.text import format_count, format_size, plain_line
 from collbench.features.overlap.judgement import HIDDEN, Overlapped, judge_overlaps
 from collbench.records.paired import Shift
 from collbench.records.types import RunFile
-from collbench.show.document import Block, Document, Line, Section, Table
+from collbench.show.document import Block, Comment, Document, Line, Section, Table, make_columns
 from collbench.show.views.series import View
 from collbench.show.words import list_caveats
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
-HEADS = ("collective", "size", "background", "slower by it", "itself slower", "both", "")
+COLUMNS = make_columns(
+    ("collective", "size", "background", "slower by it", "itself slower", "both", ""), "llwrrrl"
+)
 LEGEND = (
     "slower by it: what the collective takes with that in the background over what it takes alone;"
     " itself slower: the same of the background; both: how much gets done in a given time, where 1"
@@ -44,7 +46,7 @@ def make_document(file: RunFile, overlaps: Sequence[Overlapped]) -> Document:
     return Document(
         title=f"Overlap, {file.run.id}",
         brief=body,
-        comment=body,
+        comment=Comment(body),
         rows=rows,
         values={"run": file.run.id, "injected": file.run.policy.inject, "rows": rows},
     )
@@ -67,9 +69,7 @@ def make_section(view: View) -> Section | None:
 
 
 def _make_table(overlaps: Sequence[Overlapped]) -> Table:
-    return Table(
-        heads=HEADS, lines=[Line(_format_cells(overlap)) for overlap in overlaps], align="llwrrrl"
-    )
+    return Table(columns=COLUMNS, lines=[Line(_format_cells(overlap)) for overlap in overlaps])
 
 
 def _format_cells(overlap: Overlapped) -> tuple[str, ...]:

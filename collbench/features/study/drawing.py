@@ -19,7 +19,7 @@ from collbench.core.schedule import (
     join_neighbours,
     run_schedule,
 )
-from collbench.show.document import Block, Document, Line, Table, Tone, Words, tone_text
+from collbench.show.document import Block, Column, Document, Line, Table, Tone, Words, tone_text
 
 Number = int | float
 
@@ -328,13 +328,14 @@ def draw_frames(
         return [line for frame in visible for line in _draw_columns(schedule, frame, share)]
     lines = [line for frame in visible for line in _make_lines(schedule, frame, rank)]
     heads = ("step", "rank", "gets", "sends", "holds")
-    columns = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
-    needed = [max(map(len, "\n".join(column).split("\n"))) for column in columns]
+    texts = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
+    needed = [max(map(len, "\n".join(column).split("\n"))) for column in texts]
     # for what is sent; the same at least for what is held
     moved = min(width // 4, (width - 20) // 3)
     room = (8, 4, moved, moved)
-    widths = tuple(map(min, needed, room))
-    return [Table(heads=heads, lines=lines, align="wwwww", widths=widths), ""]
+    widths = (*map(min, needed, room), 0)
+    columns = [Column(head, "wrap", width=fixed) for head, fixed in zip(heads, widths, strict=True)]
+    return [Table(columns=columns, lines=lines), ""]
 
 
 def _make_lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:

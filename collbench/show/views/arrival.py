@@ -14,7 +14,7 @@ from collbench.core.text import format_duration, format_size, plain_line
 from collbench.records.points import Point
 from collbench.records.types import RankInfo
 from collbench.show import figures
-from collbench.show.document import Figure, Line, Section, Table
+from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views.series import Series, View, left_out, make_table, plus_minus
 
 MAPS = 6
@@ -51,11 +51,11 @@ def make_arrival(view: View) -> Section | None:
             " they are. Where the two take different times, a program sees the time as called."
         )
     what = ("collective", "case", "size")
-    came = (*what, "arrival", "spread", "after the last", "±", "absorbed")
-    took = (*what, "as called", "aligned", "factor", "flags")
+    came = make_columns((*what, "arrival", "spread", "after the last", "±", "absorbed"), "llrl")
+    took = make_columns((*what, "as called", "aligned", "factor", "flags"), "llrrrrl")
     tables = [
-        make_table("apart", "Ranks that come apart", came, delayed, align="llrlrrrr"),
-        make_table("cadence", "As called and aligned", took, other, align="llrrrrl"),
+        make_table("apart", "Ranks that come apart", came, delayed),
+        make_table("cadence", "As called and aligned", took, other),
     ]
     tables = [table for table in tables if table.lines]
     return Section(name="arrival", title="Arrival", sentences=sentences, tables=tables)
@@ -139,9 +139,8 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
     late = make_table(
         "late",
         "Late ranks",
-        (*heads[:-1], "late by", heads[-1]),
+        make_columns((*heads[:-1], "late by", heads[-1]), "llll"),
         _list_ranks(view, usable, "late_rank"),
-        align="llll",
         note=(
             "Ranks that came last more often than chance explains and by more than 5 % of the"
             " time; late by: in the median of these cases alone."
@@ -150,9 +149,8 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
     slow = make_table(
         "slow",
         "Ranks that leave last",
-        heads,
+        make_columns(heads, "llll"),
         _list_ranks(view, usable, "slow_rank"),
-        align="llll",
         note=(
             "Ranks that started on time but finished last: slow transfers, or the algorithm's last"
             " step."

@@ -10,7 +10,7 @@ import msgspec
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.records.flags import list_doubts
 from collbench.records.points import Best, Point, find_best
-from collbench.show.document import Cell, Line, Section, Table, tone_text
+from collbench.show.document import Cell, Line, Section, Table, make_columns, tone_text
 from collbench.show.views.measured import draw_best
 from collbench.show.views.series import MOST, View, filter_values, name_mode, plus_minus
 from collbench.show.words import AXES, axis_values, split_axes, word_axes
@@ -84,13 +84,13 @@ def _make_table(mode: str, best_list: list[Best], labels: Sequence[str]) -> Tabl
         cells += [_compare_library(best, name) for name in libraries]
         return Line(cells, {k: v for k, v in filter_values(point.case).items() if k != "backend"})
 
+    heads = (*leading, "size", "best", "time", "±", *["next"] * others, *libraries)
     most = "Largest gains first." * crowded
     return Table(
         name=f"best-{mode.replace(', ', '-')}",
         title=f"{TITLE}{plain_line(', '.join([*common, mode]))}",
-        heads=(*leading, "size", "best", "time", "±", *["next"] * others, *libraries),
+        columns=make_columns(heads, "l" * len(leading) + "rwrr" + "w" * others),
         lines=[*map(line, best_list)],
-        align="l" * len(leading) + "rwrr" + "w" * others + "r" * len(libraries),
         note=" ".join([_explain_signs(best_list), most]).strip(),
     )
 

@@ -44,12 +44,14 @@ from collbench.show.busy import describe_run_load
 from collbench.show.document import (
     Block,
     Cell,
+    Column,
     Document,
     Line,
     Table,
     Tone,
     Weight,
     Words,
+    make_columns,
     tone_text,
 )
 from collbench.show.flags import (
@@ -67,7 +69,7 @@ from collbench.show.views import series
 from collbench.show.views.summary import single_call
 from collbench.show.words import (
     AXES,
-    LEFT,
+    OPTIONAL,
     axis_values,
     by_mode,
     choose_columns,
@@ -85,28 +87,34 @@ from collbench.show.words import (
 )
 from collbench.suite.case import Case
 
-HEADS = {
-    "collective": "",
-    "place": "",
-    "implementation": "impl",
-    "algbw": "algbw\nGB/s",
-    "busbw": "busbw\nGB/s",
-    "wirebw": "wirebw\nGB/s",
+COLUMNS = {  # by the names of cells (words.format_cells)
+    **{name: Column(name, "left") for name in AXES},
+    **{name: Column(name) for name in ("size", "median", "±", *OPTIONAL)},
+    "collective": Column("", "left"),
+    "place": Column("", "left"),
+    "implementation": Column("impl", "left"),
+    "tail": Column("tail", priority=3),
+    "N": Column("N", priority=2, dim=True),
+    "min": Column("min", priority=7, dim=True),
+    "algbw": Column("algbw\nGB/s", priority=5, dim=True),
+    "busbw": Column("busbw\nGB/s"),
+    "wirebw": Column("wirebw\nGB/s"),
+    "skew": Column("skew", priority=6, dim=True),
+    "wrong": Column("wrong", priority=4),
+    "ran": Column("ran", "left", priority=1),
+    "flags": Column("flags", "left"),
 }
 
 
-QUIET = ("min", "algbw", "skew", "N")  # columns
-
-
-DROPPED = (
-    "min",
-    "skew",
-    "algbw",
-    "wrong",
-    "tail",
-    "N",
-    "ran",
-)  # columns given up on a narrow terminal, in this order
+SAVED = (  # columns of saved runs
+    Column("name", "left", whole=True),
+    Column("id", "left", whole=True),
+    Column("tag", "cut"),
+    Column("cases", whole=True),
+    Column("size", priority=1),
+    Column("ended", "left", whole=True),
+    Column("arguments", "cut"),
+)
 
 
 SHOWN = 5  # of the cases that went wrong, this many are told in full
@@ -183,7 +191,7 @@ def make_table(
 ) -> Table:
     """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column
     (the header names them), nor has what no line says anything of (words.OPTIONAL); what else does
-    not fit goes in the order of DROPPED, but never a count of wrong elements. Cycles of ``fresh``
+    not fit goes by its priority, but never a count of wrong elements. Cycles of ``fresh``
     ranks are launches."""
     planned = [case for case in cases if case.mode == mode]
     varying, constant = split_axes(planned or [record.case for record, _ in outcomes])
@@ -195,21 +203,22 @@ def make_table(
         not live and before != after for before, after in itertools.pairwise([groups[0], *groups])
     ]
     ruled = 4 * sum(changes) <= len(lines)
-    wrong = any(record.wrong for record, _ in outcomes)
+    columns = dict(COLUMNS)
+    if fresh:
+        columns["cycle"] = Column("launch", "left")
+    if any(record.wrong for record, _ in outcomes):
+        columns["wrong"] = Column("wrong")
     common = common_flags(outcomes)
     doubts_of_rows = [_own_doubts(row, common) if row else [] for _, row in outcomes]
     return Table(
         title=f"{mode}: {constant}" if several else "",
-        heads=tuple("launch" if fresh and n == "cycle" else HEADS.get(n, n) for n in names),
+        columns=[columns[name] for name in names],
         lines=[
             _make_line(
                 outcome, [line[name] for name in names], names.index("±"), change and ruled, common
             )
             for outcome, line, change in zip(outcomes, lines, changes, strict=True)
         ],
-        align="".join("l" if name in LEFT else "r" for name in names),
-        quiet=tuple(HEADS.get(name, name) for name in QUIET),
-        dropped=tuple(HEADS.get(name, name) for name in DROPPED if not (name == "wrong" and wrong)),
         brief=tuple(
             _shorten_flags(row, doubted, common) if row and record.status not in BAD else ""
             for (record, row), doubted in zip(outcomes, doubts_of_rows, strict=True)
@@ -284,7 +293,7 @@ ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name d
 def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document:
     """Saved runs, oldest first: the name by which each is found (none while it is running), and how
     it ended. ``total`` counts those that are not listed, too."""
-    heads = ("name", "id", "tag", "cases", "size", "ended", "arguments")
+    heads = tuple(column.head for column in SAVED)
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
         ended = "running" if file.running else _describe_end(file.end)
@@ -302,13 +311,10 @@ def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document
         )
         cells: list[Cell] = [*names, *details]
         lines.append(Line(cells, single=True))
-    kept_columns = ("name", "id", "cases", "ended")
     more = (
         f"{len(files):,} of {total:,} runs; --last {total} shows all" if total > len(files) else ""
     )
-    table = Table(
-        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), uncut=kept_columns, note=more
-    )
+    table = Table(columns=SAVED, lines=lines, note=more)
     return Document(
         title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": total}
     )
@@ -370,7 +376,7 @@ def describe_plan(
     most = format_size(max((row.bytes_per_rank for row in run), default=0))
     return [
         tone_text(plain_line(constant), strong=True),
-        Table(heads=heads, lines=lines, align="w"),
+        Table(columns=make_columns(heads, "w"), lines=lines),
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
         *(tone_text(sentence, "quiet") for sentence in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",

@@ -17,7 +17,7 @@ import msgspec
 from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
-from collbench.show.document import Line, Section, Table
+from collbench.show.document import Line, Section, Table, make_columns
 from collbench.show.views.series import View, make_table
 from collbench.suite.policy import Policy
 
@@ -36,7 +36,9 @@ STRANGE = (
 )  # what facts of another shape raise
 
 
-GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
+GROUP = make_columns(
+    ("group", "library", "launcher", "ranks on", "start", "shared cores"), rest="l"
+)
 
 
 def make_section(view: View) -> Section:
@@ -49,7 +51,7 @@ def make_section(view: View) -> Section:
         if len(view.files) > BESIDE
         else []
     )
-    heads = ("", *(view.labels[run] for run in runs))
+    columns = make_columns(("", *(view.labels[run] for run in runs)), rest="l")
     differences = _difference_lines(view, runs)
     if len(runs) > 1:
         sentences.append(
@@ -75,10 +77,10 @@ def make_section(view: View) -> Section:
     hosts = _unlike_tables(view, runs)
     tables = [
         *hosts,
-        make_table("differences", "What differs", heads, differences, align="l" * len(heads)),
-        make_table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
+        make_table("differences", "What differs", columns, differences),
+        make_table("facts", "Runs and machines", columns, facts),
         *_topology_tables(view, runs),
-        make_table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
+        make_table("worlds", "Process groups", GROUP, worlds, folded=True),
     ]
     return Section(
         name="environment",
@@ -121,9 +123,8 @@ def _topology_tables(view: View, runs: list[int]) -> list[Table]:
         make_table(
             f"topology-{run}",
             view.prefix_run(run, "GPU topology"),
-            heads,
+            make_columns(heads, rest="l"),
             lines,
-            align="l" * len(heads),
             folded=True,
         )
         for run, (heads, lines) in topologies.items()
@@ -161,7 +162,7 @@ def _unlike_tables(view: View, runs: list[int]) -> list[Table]:
             if len(by_difference) > BESIDE
             else ""
         )
-        heads = ("", *(_name_hosts(kind) for kind in kinds))
+        columns = make_columns(("", *(_name_hosts(kind) for kind in kinds)), rest="l")
         lines = [
             Line(
                 (
@@ -179,7 +180,7 @@ def _unlike_tables(view: View, runs: list[int]) -> list[Table]:
             for key in (hosts[0].differs if hosts else ())
         ]
         title = view.prefix_run(run, f"What differs between hosts{more}")
-        tables.append(make_table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
+        tables.append(make_table(f"hosts-{run}", title, columns, lines))
     return tables
 
 

@@ -22,7 +22,7 @@ from collbench.records.points import Point, find_best
 from collbench.records.rows import MEASURED
 from collbench.records.types import Record
 from collbench.show import figures
-from collbench.show.document import Figure, Line, Section, Table
+from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views import summary as summing
 from collbench.show.views.series import (
     Series,
@@ -137,13 +137,13 @@ def _times_table(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
     names = [name for name in OPTIONAL if any(values[name] for values in optional_values)]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
     figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
+    align = "lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l"
     return make_table(
         "times",
         "Times and bandwidths",
-        ("collective", "mode", "case", *figures, *more, "flags"),
+        make_columns(("collective", "mode", "case", *figures, *more, "flags"), align),
         points,
         partial(_time_line, names),
-        align="lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l",
         folded=folded,
         common=2,
     )
@@ -293,10 +293,9 @@ def make_outliers(view: View) -> Section | None:
     table = make_table(
         "outliers",
         "Cases with outliers",
-        heads,
+        make_columns(heads, "ll"),
         severe,
         line,
-        align="ll",
         folded=True,
         what="cases",
     )

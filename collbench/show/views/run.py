@@ -19,7 +19,7 @@ from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.points import Point
 from collbench.records.types import Record, RunFile
 from collbench.show import busy
-from collbench.show.document import Document, Line, Section, Table, Weight
+from collbench.show.document import Document, Line, Section, Table, Weight, make_columns
 from collbench.show.figures import round_finite, thin_points
 from collbench.show.views import arrival, best, machines, measured
 from collbench.show.views import series as rows
@@ -100,7 +100,7 @@ def make_summary(view: View) -> Section:
     sentences += [f"{sentence}." for sentence in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
     floors, title = summing.list_floors(view), "Floor and peak of each collective"
-    peaks = make_table("best-of", title, heads, floors, align="llrrlrrl", common=2)
+    peaks = make_table("best-of", title, make_columns(heads, "llrrlrrl"), floors, common=2)
     candidates = (answers or peaks, summing.flag_table(view), _notes_table(view))
     tables = [table for table in candidates if table.lines]
     closing = summing.describe_late(view)
@@ -120,7 +120,8 @@ def _notes_table(view: View) -> Table:
         Line((view.prefix_run(run, note), _describe_cases(members), f"{len(members):,}"))
         for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
     ]
-    return make_table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
+    columns = make_columns(("note", "cases", "number"), "ll")
+    return make_table("notes", "Notes", columns, lines)
 
 
 def make_trouble(view: View) -> Section | None:
@@ -162,9 +163,8 @@ def left_out(view: View) -> Section | None:
         lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
     counts = Counter(other.why for other in view.others)
     sentences = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
-    table = make_table(
-        "reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll"
-    )
+    columns = make_columns(("status", "reason", "cases", "number"), "lll")
+    table = make_table("reasons", "Reasons", columns, lines)
     return Section(name="left-out", title="Left out", sentences=sentences, tables=[table])
 
 
@@ -182,7 +182,7 @@ def make_data(view: View) -> Section:
             " runs' files hold them."
         ]
     lines = [Line((name, MEANINGS[name])) for name in NAMES]
-    meant = make_table("columns", "Columns", ("column", "meaning"), lines, align="ll")
+    meant = make_table("columns", "Columns", make_columns(("column", "meaning"), "ll"), lines)
     return Section(name="data", title="Data", sentences=sentences, tables=[meant], folded=True)
 
 

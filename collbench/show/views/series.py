@@ -17,7 +17,7 @@ from collbench.records.points import Point, over_launches
 from collbench.records.rows import NO_TIME, group_rows, select_fit
 from collbench.records.rows import make_rows as records_table
 from collbench.records.types import Record, RunFile, World
-from collbench.show.document import Line, Meta, Table, Weight
+from collbench.show.document import Column, Line, Meta, Table, Weight
 from collbench.show.words import format_interval, split_axes, word_axes
 from collbench.suite.case import MODES, Case
 
@@ -267,11 +267,10 @@ def left_out(count: int, total: int, what: str) -> list[str]:
 def make_table(
     name: str,
     title: str,
-    heads: tuple[str, ...],
+    columns: Sequence[Column],
     items: Sequence[Any],
     line: Callable[[Any], Line] | None = None,
     *,
-    align: str = "l",
     note: str = "",
     folded: bool = False,
     what: str = "lines",
@@ -284,19 +283,12 @@ def make_table(
     notes = [note, *left_out(min(len(items), MOST), len(items), what)]
     same = [at for at in range(common) if len({str(line.cells[at]) for line in lines}) == 1]
     shared = [str(lines[0].cells[at]) for at in same]
-    columns = [at for at in range(len(heads)) if at not in same]
-    if same:
-        lines = [
-            msgspec.structs.replace(line, cells=tuple(line.cells[at] for at in columns))
-            for line in lines
-        ]
-    sides = align.ljust(len(heads), "r")
-    return Table(
+    table = Table(
         name=name,
         title=": ".join(filter(None, [title, ", ".join(filter(None, shared))])),
-        heads=tuple(heads[at] for at in columns),
+        columns=columns,
         lines=lines,
-        align="".join(sides[at] for at in columns),
         folded=folded,
         note=" ".join(filter(None, notes)),
     )
+    return table.select_columns([at for at in range(len(columns)) if at not in same])

@@ -26,7 +26,7 @@ from collbench.records.points import Point
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.records.types import RELATIVE, VALIDATED
 from collbench.show import busy
-from collbench.show.document import Line, Table, Weight
+from collbench.show.document import Line, Table, Weight, make_columns
 from collbench.show.flags import GENERAL, explain_flag, fill_limits, why_unknown
 from collbench.show.views.series import Series, View, group_series, make_table, plus_minus
 from collbench.show.words import two_modes
@@ -89,8 +89,8 @@ def answer_table(view: View) -> Table | None:
         wrong = sum(record.wrong or 0 for record in records)
         cells = ("data", f"{wrong:,} wrong", f"of {checked:,} elements that were verified")
         lines.append(Line(cells, weight="bad" if wrong else ""))
-    heads = ("", "measured", "at")
-    return Table(name="answers", heads=heads, lines=lines, align="lll", tiled=True)
+    columns = make_columns(("", "measured", "at"), "lll")
+    return Table(name="answers", columns=columns, lines=lines, tiled=True)
 
 
 def _describe_best(
@@ -161,10 +161,10 @@ def flag_table(view: View) -> Table:
         row = explain_flag(flag, limits)
         weight: Weight = "notice" if flag in doubted else ""
         lines.append(Line((flag, f"{times:,}", row.meaning, row.remedy), {}, weight))
-    heads = ("flag", "cases", "meaning", "what to do")
+    columns = make_columns(("flag", "cases", "meaning", "what to do"), "lrll")
     flags_text = ", ".join(f"{line.cells[0]} {line.cells[1]}" for line in lines)
     title = f"Flags of {format_count(len(view.points), 'case')}: {flags_text}"
-    return make_table("flags", title, heads, lines, align="lrll", folded=True)
+    return make_table("flags", title, columns, lines, folded=True)
 
 
 def _fill_limits(view: View) -> dict[str, str]:

@@ -12,14 +12,17 @@ from markdown_it import MarkdownIt
 
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import (
-    Document,
+    Column,
+    Comment,
     Gauge,
     Heading,
+    Judgement,
     JunitCase,
     Line,
     Points,
     Section,
     Table,
+    make_columns,
     tone_text,
 )
 
@@ -30,19 +33,20 @@ LITERAL = "<b>|`*_ [31m[red] # y"  # the same, shown
 def a_table(**more) -> Table:
     lines = [Line((EVIL, tone_text("slow", "bad"), "1")), Line(("b", "", "22"))]
     closing = [Line(("sum", "", "23"))]
-    return Table(heads=("what", "how", "number"), lines=lines, closing=closing, align="wl", **more)
+    columns = make_columns(("what", "how", "number"), "wl")
+    return Table(columns=columns, lines=lines, closing=closing, **more)
 
 
-def a_document(*blocks) -> Document:
+def a_document(*blocks, elsewhere: str = "") -> Judgement:
     outcomes = ("passed", "failed", "error", "warned", "skipped")
-    return Document(
+    return Judgement(
         title=EVIL,
         verdict=EVIL,
         weight="bad",
         runs=[EVIL],
         sections=[Section(name="s", title=EVIL, sentences=[EVIL], tables=[a_table(title="t")])],
         brief=blocks,
-        comment=blocks,
+        comment=Comment(blocks, elsewhere=elsewhere),
         values={"a": EVIL, "b": float("inf")},
         rows=[{"a": "=1+1", "b": 2.0}],
         suite=EVIL,
@@ -77,7 +81,8 @@ def test_tables_on_a_terminal_have_a_rule_above_closing_lines_and_keep_figures_w
 @pytest.mark.parametrize(("width", "names"), [(60, "abc"), (24, "ac"), (12, "c")])
 def test_columns_are_given_up_in_order_where_there_is_no_room(width: int, names: str) -> None:
     line = Line(("x" * 10, "y" * 10, "word word word"))
-    table = Table(heads=("a", "b", "c"), lines=[line], align="llc", dropped=("b", "a"))
+    columns = (Column("a", "left", priority=1), Column("b", "left", priority=2), Column("c", "cut"))
+    table = Table(columns=columns, lines=[line])
     text = terminal.render_text(a_document(table), width)
     assert text.splitlines()[0].split() == list(names)
     assert max(map(len, text.splitlines())) <= width and "word" in text
@@ -85,7 +90,8 @@ def test_columns_are_given_up_in_order_where_there_is_no_room(width: int, names:
 
 def test_a_stacked_table_too_wide_puts_the_last_column_below_the_first() -> None:
     lines = [Line(("row", "1 ms ±2%", "the reason why"))]
-    table = Table(heads=("row", "time", "why"), lines=lines, align="wrw", stacked=True)
+    columns = make_columns(("row", "time", "why"), "wrw")
+    table = Table(columns=columns, lines=lines, overflow="stack")
     (wide,) = [x for x in terminal.render_text(a_document(table), 80).splitlines() if "row  " in x][
         1:
     ]
@@ -97,16 +103,37 @@ def test_a_stacked_table_too_wide_puts_the_last_column_below_the_first() -> None
 def test_a_comment_keeps_closing_lines_and_says_what_does_not_fit() -> None:
     many = [Line((f"row {number}", "", "1")) for number in range(1000)]
     table = Table(
-        heads=("what", "how", "number"),
+        columns=make_columns(("what", "how", "number")),
         lines=many,
         closing=[Line(("sum", "", "1000"))],
-        elsewhere="the JSON has them all",
     )
-    text = markdown.render_markdown(a_document("before", table, "after"), 2000)
+    document = a_document("before", table, "after", elsewhere="the JSON has them all")
+    text = markdown.render_markdown(document, 2000)
     shown = text.count("| row ")
     assert len(text.encode()) <= 2000 and 20 < shown < 1000
     assert f"{1000 - shown:,} more of these rows do not fit here; the JSON has them all." in text
     assert text.index("| sum |") > text.index("| row 5 |") and text.rstrip().endswith("after")
+
+
+def test_a_comment_without_another_place_says_only_how_many_lines_do_not_fit() -> None:
+    many = [Line(("x" * 50,)) for _ in range(100)]
+    text = markdown.render_markdown(a_document(Table(columns=[Column("a")], lines=many)), 1000)
+    assert f"{100 - text.count('x' * 50)} more of these rows do not fit here.\n" in text
+
+
+def test_columns_have_the_side_of_their_letter_and_the_rest_another() -> None:
+    sides = [column.align for column in make_columns("abcde", "lwc")]
+    assert sides == ["left", "wrap", "cut", "right", "right"]
+    assert [column.is_left for column in make_columns("ab", "r", rest="l")] == [False, True]
+    with pytest.raises(ValueError, match="zip"):
+        make_columns("a", "ll")
+
+
+def test_columns_are_selected_from_all_lines_alike() -> None:
+    table = a_table(note="n").select_columns([2, 0])
+    assert table.heads == ("number", "what") and table.columns[1].align == "wrap"
+    cells = [line.cells for line in (*table.lines, *table.closing)]
+    assert cells == [("1", EVIL), ("22", "b"), ("23", "sum")] and table.note == "n"
 
 
 def test_programs_read_what_is_written_for_them() -> None:

@@ -32,7 +32,7 @@ from collbench.run.reporter import PlanRow, Several
 from collbench.show import flags, live
 from collbench.show import terminal as console
 from collbench.show import words as words_
-from collbench.show.document import Document, Line, Table
+from collbench.show.document import Column, Document, Line, Table, make_columns
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
@@ -1089,10 +1089,11 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
 def test_a_wide_column_that_may_be_broken_leaves_room_for_the_others() -> None:
     both = "all_reduce of 4 MiB float; all_reduce of 8 MiB float"
     table = Table(
-        heads=("#", "operation", "called by", "from"),
+        columns=[
+            *make_columns(("#", "operation", "called by"), "rwl"),
+            Column("from", "left", priority=1),
+        ],
         lines=[Line(("> 2", both, "ranks 0,2", "-"))],
-        align="rwll",
-        dropped=("from",),
     )
     shown = console.render_text(Document(title="", brief=[table]), 50).splitlines()
     assert shown[0].split() == ["#", "operation", "called", "by"]

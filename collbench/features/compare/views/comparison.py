@@ -41,14 +41,17 @@ from collbench.features.compare.views.verdicts import (
 from collbench.records.types import ONE_SIDED
 from collbench.show.document import (
     Block,
-    Document,
+    Column,
+    Comment,
     Heading,
+    Judgement,
     JunitCase,
     Line,
     Points,
     Section,
     Table,
     Weight,
+    make_columns,
     tone_text,
 )
 from collbench.show.views.cases import MOST_PLANNED
@@ -82,14 +85,14 @@ def make_document(
     marker: str = "compare",
     alarms: Alarms | None = None,
     again: str = "",
-) -> Document:
+) -> Judgement:
     """A comparison for every medium; on a terminal more than ALWAYS rows that need no look only if
     ``everything``, as the command ``again`` shows them. ``title`` begins the heading of a comment,
     and ``marker`` names it; ``alarms`` are what is known of this machine."""
     base, head = names_of(comparison)
     runs = {f"base: {base}": comparison.base, f"head: {head}": comparison.head}
     view = make_readable(comparison, alarms)
-    return Document(
+    return Judgement(
         title=f"{base} → {head}",
         verdict=view.headline,
         weight=view.weight,
@@ -97,8 +100,11 @@ def make_document(
         sections=[make_section(view), make_method(view)],
         data=_flatten_rows(view),
         brief=_make_brief(view, everything, again),
-        marker=f"collbench:{marker}",
-        comment=_make_comment(view, title),
+        comment=Comment(
+            _make_comment(view, title),
+            f"collbench:{marker}",
+            elsewhere="the comparison as HTML or JSON has them all",
+        ),
         values=_plain_values(view),
         suite=f"collbench {base} to {head}",
         cases=_junit_cases(view),
@@ -149,7 +155,7 @@ def describe_plan(
         tone_text(
             plain_line(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True
         ),
-        *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
+        *([Table(columns=make_columns(heads, "r", rest="w"), lines=lines)] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
         *(
             tone_text(plain_line(sentence), "notice")
@@ -245,14 +251,14 @@ def _listed_table(rows: Sequence[Shown]) -> Table:
         first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
         places = (row.name.place,) * len(name_heads)
         lines.append(Line((first, *places, *row.figures, tone_text(row.verdict, tone), row.why)))
-    return Table(
-        heads=("size" if wide else "row", *name_heads, *FIGURES, "verdict", "why"),
-        lines=lines,
-        align="w" + "l" * len(name_heads) + "rrrrlw",
-        quiet=("why",),
-        stacked=True,
-        note=LEGEND,
-    )
+    columns = [
+        Column("size" if wide else "row", "wrap"),
+        *(Column(head, "left") for head in name_heads),
+        *(Column(head) for head in FIGURES),
+        Column("verdict", "left"),
+        Column("why", "wrap", dim=True),
+    ]
+    return Table(columns=columns, lines=lines, overflow="stack", note=LEGEND)
 
 
 def _place_heads(rows: Sequence[Shown]) -> tuple[str, ...]:
@@ -313,14 +319,13 @@ def _rows_table(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") 
         places = (row.name.place,) * len(name_heads)
         return Line((_first_cell(row) or row.row, *places, *row.figures, verdict + row.why))
 
+    heads = ("row", *name_heads, *FIGURES, "verdict")
     return Table(
         title=title,
         folded=bool(title),
-        heads=("row", *name_heads, *FIGURES, "verdict"),
+        columns=make_columns(heads, "l" + "l" * len(name_heads) + "rrrr", rest="l"),
         lines=list(map(line, rows)),
         closing=list(map(line, means)),
-        align="l" + "l" * len(name_heads) + "rrrrl",
-        elsewhere="the comparison as HTML or JSON has them all",
     )
 
 
@@ -388,24 +393,23 @@ def _make_tables(view: Readable) -> list[Table]:
         Table(
             name="differences",
             title="Machines differ in",
-            heads=("fact", "base", "head"),
+            columns=make_columns(("fact", "base", "head"), "lll"),
             lines=[Line(line, {}, "notice") for line in list_differences(comparison)],
-            align="lll",
         ),
         Table(
             name="verdicts",
             title="Verdicts",
-            heads=("row", *name_heads, "verdict", "why", *FIGURES),
+            columns=make_columns(
+                ("row", *name_heads, "verdict", "why", *FIGURES), "lll" + "l" * len(name_heads)
+            ),
             lines=lines,
-            align="lll" + "l" * len(name_heads),
             note=LEGEND,
         ),
         Table(
             name="geomeans",
             title="Geometric means",
-            heads=("rows", "worst row", FIGURES[2]),
+            columns=make_columns(("rows", "worst row", FIGURES[2]), "ll"),
             lines=means,
-            align="ll",
         ),
     ]
 

@@ -21,6 +21,7 @@ from collbench.features.health.history.outlook import Outlook, relative_times
 from collbench.features.health.history.shifts import Shift
 from collbench.show.document import (
     Block,
+    Column,
     Document,
     Figure,
     Line,
@@ -203,8 +204,12 @@ def _rows_table(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table
             f"{valid}/{len(row.nights)}" if valid < len(row.nights) else str(valid),
         )
         lines.append(Line(cells))
-    heads = ("row", "from first to last", "latest", "change", "since", "nights")
-    return Table(heads=heads, lines=lines, align="wl", widths=(name_width,))
+    shown = [
+        Column("row", "wrap", width=name_width),
+        Column("from first to last", "left"),
+        *(Column(head) for head in ("latest", "change", "since", "nights")),
+    ]
+    return Table(columns=shown, lines=lines)
 
 
 def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:
@@ -254,6 +259,17 @@ def list_kept(
     return Document(title=title, brief=blocks)
 
 
+NIGHTS = (
+    Column("night", "wrap"),
+    Column("fingerprint", "wrap"),
+    Column("runs", "wrap"),
+    Column("rows"),
+    Column("launches"),
+    Column("to judge"),
+    Column("why not", "wrap", dim=True),
+)
+
+
 def _nights_table(series: Sequence[Series], last: int) -> Table:
     nights: dict[tuple[str, str], list[Night]] = {}
     for row in series:
@@ -273,8 +289,7 @@ def _nights_table(series: Sequence[Series], last: int) -> Table:
             "; ".join(reasons),
         )
         lines.append(Line(cells))
-    heads = ("night", "fingerprint", "runs", "rows", "launches", "to judge", "why not")
-    return Table(heads=heads, lines=lines, align="wwwrrrw", quiet=("why not",))
+    return Table(columns=NIGHTS, lines=lines)
 
 
 def make_document(outlook: Outlook, everything: bool = False, columns: int = WIDE) -> Document:
@@ -302,7 +317,9 @@ def make_sections(outlook: Outlook) -> list[Section]:
     """The changes, and each line of rows over its nights, if it has several; folded where nothing
     changed."""
     happened = [Line((plain_line(text),), {}, colour) for text, colour in list_sentences(outlook)]
-    table = Table(name="happened", title="What happened", heads=("what",), lines=happened)
+    table = Table(
+        name="happened", title="What happened", columns=[Column("what", "left")], lines=happened
+    )
     lines: dict[Case, list[Series]] = {}
     for row in outlook.series:
         if len(row.nights) > 1:

@@ -14,7 +14,7 @@ from collbench.features.health.findings import Finding
 from collbench.features.health.pairs import judgement as pairs
 from collbench.features.health.pairs.judgement import WORDS, Matrix
 from collbench.records.types import RunFile
-from collbench.show.document import Block, Document, Line, Table
+from collbench.show.document import Block, Comment, Document, Line, Table, make_columns
 from collbench.show.words import list_caveats
 
 SHOWN = 16  # ranks up to which the matrix is shown
@@ -115,7 +115,7 @@ def make_document(measured: Pairs) -> Document:
     return Document(
         title=f"Pairs of {run.id}",
         brief=[*brief, *list_verdicts(measured)],
-        comment=[*head, *tables, *list_verdicts(measured)],
+        comment=Comment([*head, *tables, *list_verdicts(measured)]),
         rows=list_rows(measured),
         values={
             "run": run.id,
@@ -137,9 +137,10 @@ def _square_table(matrix: Matrix) -> Table:
         lines.append(
             Line((str(a), *("" if rate is None else format_bandwidth(rate) for rate in rates)))
         )
-    heads = ("", *map(str, ranks))
+    columns = make_columns(("", *map(str, ranks)))
     way = "from line to column" if matrix.one_way else "between ranks"
-    return Table(title=f"busbw {way}, GB/s", heads=heads, lines=lines, split=True)
+    title = f"busbw {way}, GB/s"
+    return Table(title=title, columns=columns, lines=lines, overflow="split")
 
 
 def _worst_table(measured: Pairs) -> Table:
@@ -161,7 +162,7 @@ def _worst_table(measured: Pairs) -> Table:
     ]
     title = f"The slowest {format_count(len(worst), 'pair')}"
     heads = ("pair", "hosts", "apart", "busbw", "of the median", "smallest size")
-    return Table(title=title, heads=heads, lines=lines, align="lww")
+    return Table(title=title, columns=make_columns(heads, "lww"), lines=lines)
 
 
 def _reach_table(measured: Pairs) -> Table:
@@ -178,7 +179,7 @@ def _reach_table(measured: Pairs) -> Table:
         for score in list_scores(measured)[:SHOWN]
     ]
     heads = ("", "pairs", "best", "median", "best of the others'")
-    return Table(title="What each reaches", heads=heads, lines=lines, align="w")
+    return Table(title="What each reaches", columns=make_columns(heads, "w"), lines=lines)
 
 
 def list_verdicts(measured: Pairs) -> list[str]:

@@ -24,13 +24,15 @@ from collbench.features.health.night import host_of
 from collbench.records.types import RunFile
 from collbench.show.document import (
     Block,
-    Document,
+    Column,
     Gauge,
+    Judgement,
     JunitCase,
     Line,
     Section,
     Table,
     Weight,
+    make_columns,
     tone_text,
 )
 from collbench.show.views import run
@@ -80,7 +82,11 @@ OUTCOMES: dict[str, Weight] = {
 }
 
 
-CHECKS = ("check", "outcome", "what was seen, or is missing")  # heads
+CHECKS = (
+    Column("check", "wrap"),
+    Column("outcome", "wrap"),
+    Column("what was seen, or is missing", "wrap", dim=True),
+)
 
 
 CELLS = {"passed": "✓", "found": "✓", "no data": "?", "not applicable": "-"}
@@ -93,7 +99,7 @@ LEGEND = (
 
 def make_document(
     verdict: Verdict, files: Sequence[RunFile] = (), trend: Outlook | None = None
-) -> Document:
+) -> Judgement:
     """The page: findings, checks by host, evidence, ``trend``; then, of ``files``, the report that
     these lead into."""
     report = run.make_document(files) if files else None
@@ -108,7 +114,7 @@ def make_document(
         *([_evidence_section(proofs, report is not None)] if proofs else []),
     ]
     own_sections += history.make_sections(trend) if trend and trend.series else []
-    return Document(
+    return Judgement(
         title=f"Health of {_name_some(verdict.hosts, 3) or 'a cluster'}",
         verdict=_make_sentence(verdict),
         weight=WEIGHTS[verdict.state],
@@ -147,26 +153,24 @@ def _findings_section(verdict: Verdict) -> Section:
         )
         for index, finding in enumerate(verdict.findings)
     ]
-    heads = ("severity", "who", "check", "what", "since", "sure", "what to do")
+    columns = make_columns(
+        ("severity", "who", "check", "what", "since", "sure", "what to do"), "lllllrl"
+    )
     sentences = [] if lines else ["Nothing was found."]
     if verdict.injected:
         sentences = [
             f"A fault was planted on purpose: {verdict.injected}. This is a test of the alarm.",
             *sentences,
         ]
-    used = [column for column in range(len(heads)) if any(line.cells[column] for line in lines)]
+    used = [index for index in range(len(columns)) if any(line.cells[index] for line in lines)]
     table = Table(
         name="findings",
         title="Findings",
-        heads=tuple(heads[column] for column in used),
-        lines=[
-            msgspec.structs.replace(line, cells=[line.cells[column] for column in used])
-            for line in lines
-        ],
-        align="".join("lllllrl"[column] for column in used),
+        columns=columns,
+        lines=lines,
         note="Hints do not affect the verdict.",
         carded=True,
-    )
+    ).select_columns(used)
     return Section(
         name="findings", title="Findings", sentences=sentences, tables=[table] if lines else []
     )
@@ -179,16 +183,7 @@ def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
         for check in verdict.checks
     ]
     tables = (
-        [
-            Table(
-                name="checks",
-                title="Checks",
-                heads=CHECKS,
-                lines=ended,
-                align="lll",
-                tiled=True,
-            )
-        ]
+        [Table(name="checks", title="Checks", columns=CHECKS, lines=ended, tiled=True)]
         if ended
         else []
     )
@@ -197,10 +192,9 @@ def _checks_section(verdict: Verdict, trend: Outlook | None) -> Section:
         hosts = Table(
             name="grid",
             title="Hosts and checks",
-            heads=heads,
+            columns=make_columns(heads, rest="l"),
             lines=lines[: HOSTS + 1],
             note=LEGEND,
-            align="l" * len(heads),
         )
         tables = [hosts, *tables]
     sentences = [nights] if nights else []
@@ -263,13 +257,11 @@ def _evidence_section(proofs: Sequence[tuple[int, Evidence]], linked: bool) -> S
                 "bandwidth" if linked and proof.case else "",
             )
         )
-    heads = ("what", "is", "should be", "run", "case")
+    columns = make_columns(("what", "is", "should be", "run", "case"), rest="l")
     note = (
         "In the order of the findings. Each case's times are in the report below." if linked else ""
     )
-    table = Table(
-        name="evidence", title="Evidence", heads=heads, lines=lines, align="lllll", note=note
-    )
+    table = Table(name="evidence", title="Evidence", columns=columns, lines=lines, note=note)
     return Section(name="evidence", title="Evidence", sentences=[], tables=[table])
 
 
@@ -317,8 +309,7 @@ def _make_brief(verdict: Verdict) -> list[Block]:
         )
         for check in verdict.checks
     ]
-    table = Table(heads=CHECKS, lines=lines, align="www", quiet=CHECKS[2:])
-    return [*blocks, table] if lines else blocks
+    return [*blocks, Table(columns=CHECKS, lines=lines)] if lines else blocks
 
 
 def _describe_proof(proof: Evidence) -> str:

@@ -26,7 +26,7 @@ from collbench.features.predict.efficiency import (
 )
 from collbench.records.points import Point, find_best
 from collbench.show import figures
-from collbench.show.document import Figure, Line, Section, Table
+from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views.series import (
     Series,
     View,
@@ -142,10 +142,9 @@ def _merits_table(view: View, judged_merits: list[Merit]) -> Table:
     return make_table(
         "merits",
         "Efficiency",
-        (*WHERE, "implementation", *numbers, "set by"),
+        make_columns((*WHERE, "implementation", *numbers, "set by"), "lrlllrrrrrrl"),
         sorted(judged_merits, key=lambda merit: not merit.alarming),
         partial(_merit_line, view),
-        align="lrlllrrrrrrl",
         what="cases",
         common=len(WHERE),
         folded=True,
@@ -159,10 +158,9 @@ def _links_table(view: View, constants: Sequence[Constants]) -> Table:
     return make_table(
         "links",
         "Links",
-        ("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"),
+        make_columns(("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"), "llrrrrl"),
         constants,
         partial(_link_line, view),
-        align="llrrrrl",
         note=(
             "alpha: time of a message; 1 / beta: rate on the wire at its best; 1 / gamma: rate"
             " of reducing; n½: size at which both halves of a message's time are equal."
@@ -198,10 +196,9 @@ def make_crossovers(view: View) -> Section | None:
     table = make_table(
         "crossovers",
         "Crossovers",
-        heads,
+        make_columns(heads, "lrllllll"),
         crossings,
         partial(_crossing_line, view),
-        align="lrllllll",
         what="crossovers",
         common=len(WHERE) + 1,
     )

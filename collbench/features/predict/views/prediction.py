@@ -10,7 +10,16 @@ from typing import Any
 from collbench.core.simulate import Forecast, count_costs, find_fastest
 from collbench.core.text import format_bandwidth, format_duration, format_size
 from collbench.features.predict.fit import Estimate, Fit, LinkFit, Segment
-from collbench.show.document import Block, Cell, Document, Line, Table, tone_text
+from collbench.show.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Line,
+    Table,
+    make_columns,
+    tone_text,
+)
 from collbench.show.words import PLACES, axis_values, split_axes
 
 
@@ -65,9 +74,19 @@ def make_document(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     )
 
 
+BEST = (
+    Column("size"),
+    Column("best", "left"),
+    Column("time"),
+    Column("algbw\nGB/s"),
+    Column("busbw\nGB/s"),
+    Column("bound", dim=True),
+    Column("time /\nbound", dim=True),
+)
+
+
 def _best_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, Any]]) -> Table:
     """The best algorithm at each size."""
-    heads = ("size", "best", "time", "algbw\nGB/s", "busbw\nGB/s", "bound", "time /\nbound")
     lines, many = [], len(view.predictors)
     for index, nbytes in enumerate(sizes):
         best = next(row for row in rows[index * many : index * many + many] if row["best"])
@@ -81,7 +100,7 @@ def _best_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, A
             f"{best['time_ns'] / best['bound_ns']:.2f}",
         ]
         lines.append(Line(cells))
-    return Table(heads=heads, lines=lines, align="rl", quiet=("bound", "time /\nbound"))
+    return Table(columns=BEST, lines=lines)
 
 
 def _times_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, Any]]) -> Table:
@@ -96,7 +115,8 @@ def _times_table(view: Forecast, sizes: Sequence[int], rows: Sequence[dict[str, 
             for row in rows[at::many]
         ]
         lines.append(Line([name, *cells]))
-    return Table(heads=("algorithm", *map(format_size, sizes)), lines=lines, align="lr", split=True)
+    columns = make_columns(("algorithm", *map(format_size, sizes)))
+    return Table(columns=columns, lines=lines, overflow="split")
 
 
 def list_notes(view: Forecast, sizes: Sequence[int]) -> list[str]:
@@ -118,12 +138,12 @@ def make_counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
         lines.append(Line((schedule.name, *map(str, count_costs(schedule)))))
     bound = [str(Fraction(value).limit_denominator(1 << 20)) for value in view.row.bound(view.n)]
     lines.append(Line(("(lower bound)", *bound, "")))
-    heads = ("algorithm", "rounds A", "bytes B", "reduced G", "sent")
+    columns = make_columns(("algorithm", "rounds A", "bytes B", "reduced G", "sent"))
     legend = (
         "B, G and sent (by the busiest rank) are multiples of the size; T = A alpha + size (B beta"
         " + G gamma) at most"
     )
-    table = Table(heads=heads, lines=lines, note=legend)
+    table = Table(columns=columns, lines=lines, note=legend)
     return Document(title=title, brief=[tone_text(title, strong=True), table])
 
 
@@ -212,10 +232,9 @@ def _make_flagged_table(
     heads: tuple[str, ...], lines: Sequence[Sequence[str]], flagged: bool
 ) -> Table:
     """A table whose last column, the flags, is left out where there are none."""
-    width = len(heads) - (not flagged)
-    align = f"w{'r' * (len(heads) - 2)}w"
-    cut_lines = [Line(line[:width]) for line in lines]
-    return Table(heads=heads[:width], lines=cut_lines, align=align[:width])
+    columns = make_columns(heads, f"w{'r' * (len(heads) - 2)}w")
+    table = Table(columns=columns, lines=[Line(line) for line in lines])
+    return table if flagged else table.select_columns(range(len(heads) - 1))
 
 
 def _points_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
@@ -227,7 +246,7 @@ def _points_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
     every = sorted(set().union(*columns))
     lines = [Line((format_size(at), *(column.get(at, "") for column in columns))) for at in every]
     heads = ("size", *(names[id(fitted)] for fitted in fits))
-    return Table(heads=heads, lines=lines, align="r", split=True)
+    return Table(columns=make_columns(heads, "r"), lines=lines, overflow="split")
 
 
 def _format_time(estimate: Estimate | None) -> str:

@@ -24,7 +24,7 @@ from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import POINT_TO_POINT
 from collbench.features.training.step_files import format_ranks
 from collbench.features.training.views.steps import RANKS, Bar, draw_timeline
-from collbench.show.document import Figure, Line, Table
+from collbench.show.document import Column, Figure, Line, Table, make_columns
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
 GROUPS = 12  # that are shown
@@ -322,22 +322,20 @@ def _drawn_words(verdict: Judged, front: Front, ranks: Sequence[int]) -> str:
 def _fronts_table(hang: Hang) -> Table:
     """A line for each group: the operation, which ranks are in it, and what others do."""
     fronts = hang.fronts[:GROUPS]
-    columns: dict[str, list[Sequence[int]]] = {
-        "waiting": [front.waiting for front in fronts],
-        "missing": [front.missing for front in fronts],
-        "not begun": [front.behind for front in fronts],
-        "no trace": [front.silent for front in fronts],
-        "called another": [tuple(front.odd) for front in fronts],
-        "past it": [front.done for front in fronts],
+    ranks_of: dict[Column, list[Sequence[int]]] = {
+        Column("waiting", "left"): [front.waiting for front in fronts],
+        Column("missing", "left"): [front.missing for front in fronts],
+        Column("not begun", "left", priority=2): [front.behind for front in fronts],
+        Column("no trace", "left", priority=3): [front.silent for front in fronts],
+        Column("called another", "left", priority=1): [tuple(front.odd) for front in fronts],
+        Column("past it", "left", priority=4): [front.done for front in fronts],
     }
-    shown_columns = {
-        head: column for head, column in columns.items() if head == "waiting" or any(column)
-    }
+    columns = [column for column in ranks_of if column.head == "waiting" or any(ranks_of[column])]
     lines = [
         Line(
             (
                 describe_operation(front),
-                *(_some_ranks(column[index]) for column in shown_columns.values()),
+                *(_some_ranks(ranks_of[column][index]) for column in columns),
                 format_time(front.since_ns),
             )
         )
@@ -347,10 +345,8 @@ def _fronts_table(hang: Hang) -> Table:
     return Table(
         name="fronts",
         title="Hanging calls",
-        heads=("call", *shown_columns, "since"),
+        columns=[Column("call", "wrap"), *columns, Column("since", "left")],
         lines=lines,
-        align="w".ljust(len(shown_columns) + 2, "l"),
-        dropped=("past it", "no trace", "not begun", "called another"),
         note="times are UTC" + f"; {format_count(more, 'group')} more hang" * (more > 0),
     )
 
@@ -365,8 +361,8 @@ def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
     lines = [
         Line(_did_last(rank_traces[rank])) for rank in hang.culprits[:GROUPS] if rank in rank_traces
     ]
-    heads = ("rank", "called last", "at", "state", "from")
-    table = Table(name="last", title="What they did last", heads=heads, lines=lines, align="rwllw")
+    columns = make_columns(("rank", "called last", "at", "state", "from"), "rwllw")
+    table = Table(name="last", title="What they did last", columns=columns, lines=lines)
     return [table] if lines else []
 
 
@@ -383,6 +379,16 @@ def _did_last(rank: RankTrace) -> tuple[str, ...]:
     return str(rank.rank), f"{last_call} on {group.label}", at, state, call.source or "-"
 
 
+AROUND = (
+    Column("#"),
+    Column("operation", "wrap"),
+    Column("called by", "left"),
+    Column("completed by", "left"),
+    Column("first called", "left", priority=1),
+    Column("from", "wrap", priority=2),
+)
+
+
 def _around_table(verdict: Judged, front: Front) -> Table:
     """The operations of a group before and after the one at which it stands."""
     low, high = front.number - BEFORE, front.number + AFTER
@@ -397,10 +403,8 @@ def _around_table(verdict: Judged, front: Front) -> Table:
     return Table(
         name="calls",
         title=f"Calls of {describe_group(front.group)}, one by one",
-        heads=("#", "operation", "called by", "completed by", "first called", "from"),
+        columns=AROUND,
         lines=lines,
-        align="rwlllw",
-        dropped=("from", "first called"),
         note="> hangs here" + "; Gloo's recorder does not record which calls have completed" * gloo,
     )
 
@@ -457,9 +461,8 @@ def disagreements_table(meetings: Iterable[Meeting]) -> Table:
     return Table(
         name="disagreements",
         title="Ranks that disagree",
-        heads=("group", "#", "called", "the others"),
+        columns=make_columns(("group", "#", "called", "the others"), "lrww"),
         lines=lines,
-        align="lrww",
         note="the first such operation of each group: kind, size, datatype, root and reduction are"
         " the same on all ranks of it, and what one sends the other expects",
     )

@@ -30,7 +30,18 @@ from collbench.features.traces.views import hang as hung
 from collbench.features.training.step import LOCAL
 from collbench.features.training.step_files import format_ranks
 from collbench.features.training.views.steps import RANKS, SHOWN, Bar, draw_timeline
-from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, tone_text
+from collbench.show.document import (
+    Block,
+    Column,
+    Document,
+    Figure,
+    Line,
+    Section,
+    Table,
+    Weight,
+    make_columns,
+    tone_text,
+)
 from collbench.show.figures import thin_points
 
 TOP = 10  # lines of a table on a terminal of which a page has more
@@ -216,14 +227,9 @@ def _shorten_table(table: Table) -> Table:
     on a terminal."""
     more = len(table.lines) - TOP
     long = more > 0 and table.name in ("late", "exposed", "shares", "groups")
-    heads = table.heads
-    rest = Line((f"and {more:,} more", *("" for _ in heads[1:])))
-    return Table(
-        heads=heads,
-        lines=[*table.lines[:TOP], rest] if long else table.lines,
-        align=table.align,
-        dropped=table.dropped,
-    )
+    rest = Line((f"and {more:,} more", *("" for _ in table.columns[1:])))
+    lines = [*table.lines[:TOP], rest] if long else table.lines
+    return Table(columns=table.columns, lines=lines)
 
 
 def _groups_table(verdict: Judged) -> Table:
@@ -240,9 +246,8 @@ def _groups_table(verdict: Judged) -> Table:
     return Table(
         name="groups",
         title="Groups",
-        heads=("group", "number", "ranks each", "ranks"),
+        columns=make_columns(("group", "number", "ranks each", "ranks"), "lrrw"),
         lines=lines,
-        align="lrrw",
     )
 
 
@@ -252,10 +257,22 @@ def _lacks_table(verdict: Judged) -> Table:
     return Table(
         name="lacks",
         title="Limits of this trace",
-        heads=("what is missing", "what follows"),
+        columns=make_columns(("what is missing", "what follows"), "ww"),
         lines=lines,
-        align="ww",
     )
+
+
+PARTS = (
+    Column("phase", "left"),
+    Column("group", "left"),
+    Column("operation", "left"),
+    Column("ops", priority=1),
+    Column("size"),
+    Column("sent", priority=2),
+    Column("transfer"),
+    Column("waits"),
+    Column("busbw\nGB/s"),
+)
 
 
 def _parts_table(verdict: Judged) -> Table:
@@ -277,14 +294,11 @@ def _parts_table(verdict: Judged) -> Table:
         )
         for part in verdict.parts
     ]
-    heads = ("group", "operation", "ops", "size", "sent", "transfer", "waits", "busbw\nGB/s")
     return Table(
         name="operations",
         title="Operations",
-        heads=(*(["phase"] if several else []), *heads),
+        columns=PARTS if several else PARTS[1:],
         lines=lines,
-        align="lll" if several else "ll",
-        dropped=("sent", "ops"),
         note="ops, size and sent: of the rank that sends most; transfer: time on the fastest rank"
         " (no waiting); waits: how much longer it takes on the slowest; both are sums, in which"
         " operations that overlap count once; busbw: of transfers alone"
@@ -299,6 +313,16 @@ def _format_part(part: Part) -> tuple[str, str, str]:
     transfer = f"{most}{format_duration(part.transfer)}" if part.timed else "-"
     wait = format_duration(part.wait) if part.timed and part.wait is not None else "-"
     return transfer, wait, f"{least if part.busbw else ''}{format_bandwidth(part.busbw)}"
+
+
+TRAFFIC = (
+    Column("phase", "left"),
+    Column("group", "left"),
+    Column("sent a rank"),
+    Column("all ranks", priority=1),
+    Column("share"),
+    Column("under way"),
+)
 
 
 def _traffic_table(verdict: Judged) -> Table:
@@ -316,14 +340,11 @@ def _traffic_table(verdict: Judged) -> Table:
         )
         for traffic in verdict.traffic
     ]
-    heads = ("group", "sent a rank", "all ranks", "share", "under way")
     return Table(
         name="traffic",
         title="Bytes by group and phase" if several else "Bytes by group",
-        heads=(*(["phase"] if several else []), *heads),
+        columns=TRAFFIC if several else TRAFFIC[1:],
         lines=lines if len(lines) > 1 else [],
-        align="ll" if several else "l",
-        dropped=("all ranks",),
         note="what has to be sent at least; under way: the mean over ranks, of at least one"
         " operation",
     )
@@ -347,9 +368,8 @@ def _late_table(verdict: Judged) -> Table:
     return Table(
         name="late",
         title="Ranks that come last",
-        heads=("rank", "group", "came last", "behind", "costs"),
+        columns=make_columns(("rank", "group", "came last", "behind", "costs"), "rl"),
         lines=lines,
-        align="rl",
         note="only operations that no rank leaves before all have come; behind: the first to come,"
         " in the median; costs: total time that the rank before it waited for this rank (from"
         f" {basis})",
@@ -371,19 +391,17 @@ def _exposed_table(verdict: Judged) -> Table:
             *((format_duration(row.computation), format_duration(row.neither)) if computes else ()),
         )
         lines.append(Line(cells))
-    heads: tuple[str, ...] = ("rank", "time", "communication")
-    heads += ("exposed", "of the time") if is_known else ()
-    heads += ("computation", "neither") if computes else ()
+    columns = [Column("rank"), Column("time"), Column("communication")]
+    columns += [Column("exposed"), Column("of the time", priority=1)] if is_known else []
+    columns += [Column("computation"), Column("neither", priority=2)] if computes else []
     marked = any(rank.steps for rank in verdict.trace.ranks)
     unit = "a mean iteration" if marked else "the whole trace"
     by = "communication while nothing is computed" if computes else "waits of the program for it"
     return Table(
         name="exposed",
         title="Where ranks' time goes",
-        heads=heads,
+        columns=columns,
         lines=lines,
-        align="r",
-        dropped=("neither",),
         note=f"of {unit}{f'; exposed: {by}' * is_known}",
     )
 
@@ -403,12 +421,12 @@ def _shares_table(verdict: Judged) -> Table:
         )
         for share in verdict.shares[:LISTED]
     ]
+    heads = ("rank", "group", "ops", "sends", "x mean", "gets", "x mean")
     return Table(
         name="shares",
         title="Balance of all_to_allv",
-        heads=("rank", "group", "ops", "sends", "x mean", "gets", "x mean"),
+        columns=make_columns(heads, "rl"),
         lines=lines,
-        align="rl",
         note="what ranks keep is counted; x mean: over the mean of all ranks of the group",
     )
 
@@ -460,12 +478,12 @@ def _operation_tables(verdict: Judged) -> list[Table]:
         )
         for operation in _one_by_one(verdict)
     ]
+    heads = ("#", "group", "operation", "phase", "transfer", "waits", "last", "from")
     table = Table(
         name="each",
         title="Each operation",
-        heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
+        columns=make_columns(heads, "rlllrrrl"),
         lines=lines,
-        align="rlllrrrl",
         note=f"the first {len(lines):,} of {format_count(total, 'operation')}"
         * (len(lines) < total),
         folded=True,

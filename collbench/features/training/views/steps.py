@@ -32,11 +32,13 @@ from collbench.records.types import Operation, RunFile
 from collbench.show.document import (
     Block,
     Cell,
+    Column,
     Document,
     Figure,
     Line,
     Section,
     Table,
+    make_columns,
     tone_text,
 )
 from collbench.show.figures import COLOURS, escape_plotly, join_hover, thin_points
@@ -44,7 +46,19 @@ from collbench.show.views.series import View
 from collbench.show.words import list_caveats
 from collbench.suite.case import Case
 
-HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waited", "busbw\nGB/s")
+COLUMNS = (  # of phases; the last two are left out where nothing was measured alone
+    Column("phase", "left", priority=1),
+    Column("group", "left"),
+    Column("operation", "left"),
+    Column("ops"),
+    Column("size"),
+    Column("sent", priority=3),
+    Column("in step"),
+    Column("waited"),
+    Column("busbw\nGB/s"),
+    Column("alone"),
+    Column("x alone", priority=2),
+)
 RANKS = 8  # of a timeline
 ROW = 0.84  # of the height that a timeline has for a rank
 LITTLE = 0.01  # of the communication, as computation hides nothing
@@ -195,7 +209,7 @@ def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
     return Table(
         name="recorded",
         title="Replayed beside recorded",
-        heads=("step", "median", "95 %", "replayed / recorded"),
+        columns=make_columns(("step", "median", "95 %", "replayed / recorded")),
         lines=lines,
         note=f"recorded: {recorded_words(recorded)}; the ratio's interval is that of the replayed"
         " median alone",
@@ -275,8 +289,7 @@ def _make_table(phases: list[Phase]) -> Table:
         )
         for phase in phases
     ]
-    heads = (*HEADS, *(("alone", "x alone") if alone else ()))
-    return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "x alone", "phase"))
+    return Table(columns=COLUMNS if alone else COLUMNS[:-2], lines=lines)
 
 
 def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
@@ -298,10 +311,10 @@ def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
         )
         for blamed in blamed_list
     ]
-    heads = ("left out", "the step takes less", "of the exposed")
+    columns = make_columns(("left out", "the step takes less", "of the exposed"), "w")
     note = "each left out on all its ranks, in rounds of their own beside the whole step"
     table = Table(
-        name="blame", title="Without one operation", heads=heads, lines=lines, align="w", note=note
+        name="blame", title="Without one operation", columns=columns, lines=lines, note=note
     )
     return table if blamed_list else None
 
@@ -403,8 +416,8 @@ def _parts_table(title: str, overlap: Overlap) -> Table:
     if overlap.hidden is not None:
         share, _, between = format_shares(overlap.hidden).partition(" ")
         lines.append(("hidden", share, between))
-    heads = ("", "median", "95 %")
-    return Table(name="steps", title=title, heads=heads, lines=[Line(line) for line in lines])
+    columns = make_columns(("", "median", "95 %"))
+    return Table(name="steps", title=title, columns=columns, lines=[Line(line) for line in lines])
 
 
 def _format_ends(lo: float, hi: float) -> str:
@@ -438,9 +451,8 @@ def _operations_table(title: str, program: Program, operation_times: Sequence[Op
     return Table(
         name="operations",
         title=f"{title}: each operation of rank 0",
-        heads=heads,
+        columns=make_columns(heads, "rlll"),
         lines=lines,
-        align="rlll",
         note=note,
         folded=True,
     )

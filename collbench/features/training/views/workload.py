@@ -21,7 +21,16 @@ from collbench.features.training.views.steps import (
 )
 from collbench.features.training.walk import Walk
 from collbench.records.stats import median
-from collbench.show.document import Block, Cell, Document, Line, Table, tone_text
+from collbench.show.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Line,
+    Table,
+    make_columns,
+    tone_text,
+)
 
 
 def list_presets() -> Document:
@@ -38,7 +47,7 @@ def list_presets() -> Document:
     brief: list[Block] = []
     for rows in (presets, patterns):
         lines = [Line(tuple(row.values())) for row in rows]
-        brief += [Table(heads=tuple(rows[0]), lines=lines, align="lww"), ""]
+        brief += [Table(columns=make_columns(tuple(rows[0]), "lww"), lines=lines), ""]
     return Document(
         title="Workloads",
         brief=[*brief, f"models: {', '.join(MODELS)}", USAGE],
@@ -49,7 +58,16 @@ def list_presets() -> Document:
 
 USAGE = "collbench workload PATTERN:MODEL --show counts one, --link ib200 --tflops 400 predicts it"
 
-HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "all ranks")
+COLUMNS = (
+    Column("phase", "left"),
+    Column("group", "left"),
+    Column("operation", "left"),
+    Column("type", "left", priority=2),
+    Column("ops"),
+    Column("size"),
+    Column("sent a rank"),
+    Column("all ranks", priority=1),
+)
 
 
 def make_document(
@@ -121,7 +139,7 @@ def _make_table(step: Step, count: Count) -> Table:
         )
         for part in count.parts
     ]
-    return Table(heads=HEADS, lines=lines, align="llll", dropped=("type", "all ranks"))
+    return Table(columns=COLUMNS, lines=lines)
 
 
 LEGEND = (
@@ -198,7 +216,7 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
         for name, seconds, ns in rows
     ]
     return Table(
-        heads=("", "predicted", "measured", "measured /\npredicted"),
+        columns=make_columns(("", "predicted", "measured", "measured /\npredicted")),
         lines=lines,
         note="computation as --tflops says; phases: while operations of the group were under way",
     )

@@ -707,14 +707,9 @@ def test_text_is_aligned_left_and_figures_right() -> None:
         "best-isolated": ("best", "next"),
         "links": ("note", "from"),
     }.items():
-        table = tables[name]
-        assert len(table.left_aligned) == len(table.heads)
-        assert all(
-            left
-            for head, left in zip(table.heads, table.left_aligned, strict=True)
-            if head in heads
-        )
-        assert not all(table.left_aligned)
+        columns = tables[name].columns
+        assert all(column.is_left for column in columns if column.head in heads)
+        assert not all(column.is_left for column in columns)
 
 
 def test_axes_have_readable_ticks_wherever_values_lie() -> None:
