@@ -63,7 +63,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     from collbench.run.launch import join
     from collbench.run.reporter import Gathered, Several
     from collbench.show import terminal
-    from collbench.show.views import cases
+    from collbench.show.views import plan_table
 
     if not dry_run:
         if not any(threshold.min_busbw for threshold in order.suite.thresholds):
@@ -88,7 +88,9 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
             prepared.jobs, policy
         )
         cores = 0 if member or order.launcher == "ray" else cpus.core_count()
-        planned = cases.describe_plan(session.plan_rows(prepared), starting, policy.fresh, cores)
+        planned = plan_table.describe_plan(
+            session.plan_rows(prepared), starting, policy.fresh, cores
+        )
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
             session.refuse_nothing(prepared)

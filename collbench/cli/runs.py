@@ -21,7 +21,7 @@ def runs(
     from collbench.cli import outputs
     from collbench.records import run_file, store
     from collbench.show import terminal
-    from collbench.show.views import cases
+    from collbench.show.views import saved_runs
 
     outputs.check_outputs(output_format, (), ("table", "json", "csv"))
     refuse_deleting_all(words or [], delete, yes)
@@ -34,7 +34,7 @@ def runs(
             outlines.append((names[path], run_file.read_outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
-    document = cases.list_saved(outlines, len(every))
+    document = saved_runs.list_saved(outlines, len(every))
     if output_format != "table":
         outputs.deliver_document(document, output_format)
     elif selected:

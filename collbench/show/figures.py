@@ -6,12 +6,10 @@ Values that are not finite become None, which JSON can say and plotly leaves out
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from collbench.core.text import (
@@ -19,33 +17,30 @@ from collbench.core.text import (
     format_count,
     format_duration,
     format_size,
-    plain_line,
 )
 from collbench.records.flags import list_doubts
 from collbench.records.points import Point
 from collbench.records.types import Record
 from collbench.show.document import Figure, Meta
+from collbench.show.figure_style import (
+    COLOURS,
+    LABELLED,
+    MOST_POINTS,
+    SYMBOLS,
+    choose_colours,
+    escape_plotly,
+    fade_colour,
+    format_number,
+    format_rate,
+    join_hover,
+    log_axis,
+    round_finite,
+    sizes_axis,
+    thin_points,
+)
 from collbench.show.views.series import Series
 
 Trace = dict[str, Any]
-
-
-COLOURS = (
-    "#3b82c4",
-    "#d9822b",
-    "#2f9e66",
-    "#c4504b",
-    "#8e6bbf",
-    "#1fa3b5",
-    "#d462a6",
-    "#96792f",
-    "#7a8793",
-    "#8a9a1b",
-    *("#82bdf0", "#f0b070", "#74cf9f", "#ea938f", "#c4aee6", "#7fd6e0", "#f0a0cf", "#c9b06a"),
-)
-
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon")
 
 
 LATE = (
@@ -61,53 +56,10 @@ GOOD = "Cividis"  # the same to those who see no red or green
 WRITTEN = 16  # rows and columns up to which cells have their text in them
 
 
-MOST_POINTS = 48  # of a line
-
-
 MOST_DOTS = 600  # of a strip
 
 
 MOST_SHARE = 3.0  # drawn: a single point far above would flatten all others
-
-
-TICKS = 7
-
-
-LABELLED = "<b>%{fullData.name}</b><br>%{text}<extra></extra>"
-
-
-def escape_plotly(text: str) -> str:
-    """``text`` on one line, so that plotly shows it literally."""
-    return html.escape(plain_line(text), quote=False)
-
-
-def join_hover(lines: Iterable[str]) -> str:
-    """Lines of a hover text, escaped for plotly; empty ones are left out."""
-    return "<br>".join(escape_plotly(line) for line in lines if line)
-
-
-def round_finite(value: float | None, digits: int = 6) -> float | None:
-    """``value`` to a few significant digits, all that a figure shows; None for infinity and NaN."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
-
-
-def format_rate(value: float) -> str:
-    """GB/s in the unit that suits: 5 kB/s, 20 GB/s."""
-    units = {1.0: "GB/s", 1e-3: "MB/s", 1e-6: "kB/s"}
-    scale = next((scale for scale in units if value >= 0.999 * scale), 1e-6)
-    return f"{format_number(float(f'{value / scale:.3g}'))} {units[scale]}"
-
-
-def format_number(value: float) -> str:
-    """A number without an exponent, however small."""
-    return np.format_float_positional(value, trim="-")
-
-
-def thin_points(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
-    """Points evenly spaced, at most ``most``, the first and the last among them."""
-    if len(points) <= most:
-        return list(points)
-    return [points[int(i)] for i in np.linspace(0, len(points) - 1, most).round()]
 
 
 def describe_thinning(series: Sequence[Series]) -> list[str]:
@@ -163,70 +115,6 @@ def hover_lines(point: Point) -> list[str]:
     ]
 
 
-def choose_colours(series: Iterable[Series]) -> dict[str, str]:
-    """A colour for each series of a figure, by its name. In and out of place share one; where there
-    are more than colours, so do all of an implementation."""
-    every = list(series)
-    kinds: list[tuple[Any, ...]] = [_colour_key(row) for row in every]
-    if len(set(kinds)) > len(COLOURS):
-        kinds = [(row.case.label,) for row in every]
-    places = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
-    return {
-        row.name: COLOURS[places[kind] % len(COLOURS)]
-        for row, kind in zip(every, kinds, strict=True)
-    }
-
-
-def _colour_key(series: Series) -> tuple[Any, ...]:
-    return (
-        series.run,
-        series.points[0].predicted,
-        msgspec.structs.replace(series.case, in_place=False),
-    )
-
-
-def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
-    """A logarithmic axis of sizes with ticks at powers of two."""
-    positive = [size for size in sizes if size > 0]
-    if not positive:
-        return {"title": {"text": "size"}}
-    low, high = math.floor(math.log2(min(positive))), math.ceil(math.log2(max(positive)))
-    step = max(1, math.ceil((high - low) / TICKS))
-    ticks = [2**power for power in range(low, high + 1, step)]
-    return {
-        "type": "log",
-        "title": {"text": "size"},
-        "tickvals": ticks,
-        "ticktext": [format_size(tick) for tick in ticks],
-    }
-
-
-def log_axis(
-    title: str, values: Iterable[float | None], show: Callable[[float], str]
-) -> dict[str, Any]:
-    """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 of each where there are few,
-    and evenly spaced where values are close together."""
-    positive = [value for value in values if value is not None and value > 0]
-    if not positive:
-        return {"title": {"text": title}}
-    least, most = min(positive), max(positive)
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    parts = (1, 2, 5) if high - low < 4 else (1,)
-    ticks = [float(f"{part}e{power}") for power in range(low, high + 1) for part in parts]
-    if most < 5 * least:
-        rough = max(most - least, 0.02 * most) / 5
-        unit = 10.0 ** math.floor(math.log10(rough))
-        step = next(part * unit for part in (1, 2, 5, 10) if part * unit >= rough)
-        places = range(math.floor(least / step), math.ceil(most / step) + 1)
-        ticks = [tick for mark in places if (tick := round_finite(mark * step))]
-    return {
-        "type": "log",
-        "title": {"text": title},
-        "tickvals": ticks,
-        "ticktext": [show(tick) for tick in ticks],
-    }
-
-
 def draw_line(
     series: Series, x: list[Any], y: list[Any], colour: str, index: int, **more: Any
 ) -> Trace:
@@ -270,16 +158,12 @@ def draw_band(
         "y": y[:-1],
         "fill": "toself",
         "hoverinfo": "skip",
-        "fillcolor": _fade_colour(colour, opacity),
+        "fillcolor": fade_colour(colour, opacity),
         "line": {"width": 0},
         "showlegend": False,
         "legendgroup": escape_plotly(series.name),
         "meta": series.meta,
     }
-
-
-def _fade_colour(colour: str, opacity: float) -> str:
-    return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{opacity})"
 
 
 def draw_curves(

@@ -44,7 +44,7 @@ from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
 from collbench.show import busy, terminal
 from collbench.show.document import tone_text
-from collbench.show.views import cases as views
+from collbench.show.views import run_table as views
 from collbench.show.words import by_mode, list_caveats, split_axes
 from collbench.suite.case import Case, Skip
 

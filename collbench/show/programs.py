@@ -35,7 +35,7 @@ from collbench.show.document import (
     Table,
     tone_text,
 )
-from collbench.show.views import cases as views
+from collbench.show.views import run_table as views
 from collbench.show.words import (
     COLUMNS,
     by_mode,

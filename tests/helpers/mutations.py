@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from collbench.cli import main
 from collbench.core.errors import CollbenchError
 from collbench.features.health.checks import expectations
-from collbench.features.interop import importers
+from collbench.features.interop import assemble, importers
 from collbench.features.interop.importers.text import decode_log
 from collbench.features.traces.formats import recognise as reading
 from collbench.features.traces.types import RankTrace
@@ -371,7 +371,7 @@ def log_reader(name: str) -> Callable[[bytes, Path], None]:
         asked = importers.Asked(name=name, collective="all_reduce", ranks=None)
         asked = msgspec.structs.replace(asked, ranks=2 if "osu" in name else None)
         reading = importers.read_log(decode_log(data, name), asked)
-        for line in importers.assemble_runs(reading):
+        for line in assemble.assemble_runs(reading):
             msgspec.json.decode(msgspec.json.encode(line), type=Run | World | Record | End)
 
     return read

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from collbench.features.health import command as health
-from collbench.features.health.checks import hosts
+from collbench.features.health.checks import data
 from collbench.features.health.night import Night
 from collbench.records import run_file, store
 
@@ -67,7 +67,7 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     health.launch_cases(file.run, [case], again)
     fresh = Night([run_file.read_digest(again)])
     assert [each.record.case.key for each in fresh.records] == [case.key] * 3
-    assert len(fresh.files[0].worlds) == 3 and hosts.check_data(fresh).note
+    assert len(fresh.files[0].worlds) == 3 and data.check_data(fresh).note
 
 
 def test_the_alarm_rings_for_a_planted_fault(

@@ -30,7 +30,7 @@ def import_(
     debug: bool = False,
 ) -> None:
     """Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB."""
-    from collbench.features.interop import importers
+    from collbench.features.interop import assemble, importers
     from collbench.features.interop.importers.text import decode_log
     from collbench.suite import grammar
 
@@ -45,7 +45,7 @@ def import_(
         request = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
         readings.append(importers.read_log(decode_log(_read_bytes(file), file), request, kind))
     for index, (file, reading) in enumerate(zip(files, readings, strict=True)):
-        lines = importers.assemble_runs(reading, tag, index)
+        lines = assemble.assemble_runs(reading, tag, index)
         path = _save_lines(lines, output)
         _print_reading(file, reading, path)
     wrong = [_tell_wrong(file, reading) for file, reading in zip(files, readings, strict=True)]
@@ -86,7 +86,7 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
     """Prints what was read and where it is to standard output, and what gives cause for doubt to
     standard error."""
     from collbench.core.text import format_count, plain_line
-    from collbench.features.interop import importers
+    from collbench.features.interop import assemble
 
     present = [record for record in reading.records if record.status != "skipped"]
     names = ", ".join(dict.fromkeys(record.case.collective for record in present))
@@ -101,7 +101,7 @@ def _print_reading(file: str, reading: Reading, path: Path) -> None:
     skipped = Counter(record.note for record in reading.records if record.status == "skipped")
     for reason, number in (skipped + reading.omitted).most_common():
         typer.echo(f"  left out: {plain_line(reason)} ({number})")
-    if average := importers.describe_average(reading):
+    if average := assemble.describe_average(reading):
         typer.echo(f"  {plain_line(average)}")
     if not reading.closed:
         typer.echo("  the log ends before the tool did")

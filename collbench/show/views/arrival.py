@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from collbench.core.text import format_duration, format_size, plain_line
 from collbench.records.points import Point
 from collbench.records.types import RankInfo
-from collbench.show import figures
+from collbench.show import figure_style, figures
 from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views.series import Series, View, left_out, make_table, plus_minus
 
@@ -167,8 +167,8 @@ def _late_shares(view: View, point: Point) -> list[float]:
 
 def _list_places(points: Sequence[Point]) -> tuple[list[int], list[int]]:
     """Sizes, and places among the ranks, that a map has."""
-    sizes = figures.thin_points(sorted({point.size for point in points}), 32)
-    return sizes, figures.thin_points(range(len(points[0].case.members)), 64)
+    sizes = figure_style.thin_points(sorted({point.size for point in points}), 32)
+    return sizes, figure_style.thin_points(range(len(points[0].case.members)), 64)
 
 
 def _late_matrix(view: View, points: Sequence[Point]) -> Floats:

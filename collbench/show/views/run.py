@@ -20,7 +20,7 @@ from collbench.records.points import Point
 from collbench.records.types import Record, RunFile
 from collbench.show import busy
 from collbench.show.document import Document, Line, Section, Table, Weight, make_columns
-from collbench.show.figures import round_finite, thin_points
+from collbench.show.figure_style import round_finite, thin_points
 from collbench.show.views import arrival, best, machines, measured
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing

@@ -35,7 +35,8 @@ from collbench.show import words as words_
 from collbench.show.document import Column, Document, Line, Table, make_columns
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
-from collbench.show.views import cases as cases_
+from collbench.show.views import plan_table, saved_runs
+from collbench.show.views import run_table as cases_
 from collbench.suite.case import Case, Mode, Skip
 from collbench.suite.policy import Policy
 
@@ -970,27 +971,27 @@ def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> N
 
     ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
     long = file(OK, name="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])
-    narrow = printed(*cases_.list_saved([("@last", long)]).brief, width=80).splitlines()[-1]
+    narrow = printed(*saved_runs.list_saved([("@last", long)]).brief, width=80).splitlines()[-1]
     assert narrow.startswith("@last  20260709-100000-all_reduce-ab12") and narrow.endswith("…")
     names = ("@last~3", "@last~2", "@last~1", "@last")
     files = [
         (n, file(end, name=f"r{i}", tag="[red]t[/]"))
         for i, (n, end) in enumerate(zip(names, ends, strict=True))
     ]
-    rows = [line.split() for line in printed(*cases_.list_saved(files).brief).splitlines()[2:]]
+    rows = [line.split() for line in printed(*saved_runs.list_saved(files).brief).splitlines()[2:]]
     assert [row[0] for row in rows] == list(names)
     assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "0", "B", "cut", "short", "all_reduce"]
     assert [" ".join(row[6:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", "ok"]
-    killed = cases_.list_saved([("@last", file(End(exit=4, ended="")))])
+    killed = saved_runs.list_saved([("@last", file(End(exit=4, ended="")))])
     assert killed.rows[0]["ended"] == "hung or killed"
 
 
 def test_of_runs_that_are_not_listed_the_number_is_told() -> None:
     one = ("@last", Outline(a_run(), 1, OK))
-    assert printed(*cases_.list_saved([one], 143).brief).endswith(
+    assert printed(*saved_runs.list_saved([one], 143).brief).endswith(
         "1 of 143 runs; --last 143 shows all\n"
     )
-    assert "runs;" not in printed(*cases_.list_saved([one], 1).brief)
+    assert "runs;" not in printed(*saved_runs.list_saved([one], 1).brief)
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[str]:
@@ -1009,7 +1010,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[
 def test_a_runs_name_and_id_are_never_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     ident = "20260709-100000000-a-suite-with-a-rather-long-name-ab12"
     run = a_run(name=ident, tag="t" * 200, command=["collbench", "y" * 90])
-    (table,) = cases_.list_saved([("@last~12", Outline(run, 3, OK))]).brief
+    (table,) = saved_runs.list_saved([("@last~12", Outline(run, 3, OK))]).brief
     line = on_a_terminal(monkeypatch, table, columns)[2]
     assert line.startswith(f"@last~12  {ident}  ") and " ok " in line
     assert "…" in line
@@ -1017,7 +1018,7 @@ def test_a_runs_name_and_id_are_never_cut(monkeypatch: pytest.MonkeyPatch, colum
 
 def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run(tag="t" * 200, command=["collbench", "y" * 190])
-    console.print_blocks(*cases_.list_saved([("@last", Outline(run, 3, OK))]).brief)
+    console.print_blocks(*saved_runs.list_saved([("@last", Outline(run, 3, OK))]).brief)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "@last" in line]
     assert "t" * 200 in line and "y" * 190 in line
 
@@ -1039,7 +1040,7 @@ def test_plans_show_memory_time_and_what_will_not_run() -> None:
         ),
         PlanRow(case=a_case(nbytes=1 << 30), skipped="needs [b]9[/] GiB"),
     ]
-    text = printed(*cases_.describe_plan(rows), width=80)
+    text = printed(*plan_table.describe_plan(rows), width=80)
     (line,) = [x for x in text.splitlines() if "61.0 s" in x]
     figures = ["1", "MiB", "1.5", "MiB", "3", "MiB", "5", "61.0", "s"]
     assert line.split() == ["isolated", *figures]
@@ -1051,7 +1052,7 @@ def test_plans_show_memory_time_and_what_will_not_run() -> None:
 def test_plans_say_what_their_columns_and_numbers_are() -> None:
     cases = [a_case(collective="broadcast", op="none", root=root, cycle=1) for root in (0, 3)]
     rows = [PlanRow(case=case, seconds=1.0, most=3.0) for case in [*cases, a_case()]]
-    text = printed(*cases_.describe_plan(rows, 20.0, fresh=True))
+    text = printed(*plan_table.describe_plan(rows, 20.0, fresh=True))
     for words in ("root 3, launch 2, ", "moved/call: ", "memory/rank: ", "buffers: "):
         assert words in text
     assert "about 0:23 (up to 0:29 if noisy), of which 0:20 to start ranks" in text
@@ -1060,7 +1061,7 @@ def test_plans_say_what_their_columns_and_numbers_are() -> None:
 @pytest.mark.parametrize(("fresh", "words"), [(True, "2 launches"), (False, "2 cycles")])
 def test_plans_list_alike_cycles_once(fresh: bool, words: str) -> None:
     rows = [PlanRow(case=a_case(cycle=cycle), seconds=1.0) for cycle in (0, 1)]
-    lines = printed(*cases_.describe_plan(rows, fresh=fresh)).splitlines()
+    lines = printed(*plan_table.describe_plan(rows, fresh=fresh)).splitlines()
     assert lines[0].endswith(f"; each of {words}")
     assert sum(line.startswith("isolated") for line in lines) == 1
     assert lines[-1].startswith("2 cases, about 0:02")

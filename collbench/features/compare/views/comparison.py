@@ -54,7 +54,7 @@ from collbench.show.document import (
     make_columns,
     tone_text,
 )
-from collbench.show.views.cases import MOST_PLANNED
+from collbench.show.views.plan_table import MOST_PLANNED
 from collbench.show.words import axis_values, shorten_text, split_axes, word_axes
 from collbench.suite.case import Case, Skip
 

@@ -17,7 +17,8 @@ from collbench.features.compare.views.verdicts import (
     strip_sides,
 )
 from collbench.show.document import Figure, Meta
-from collbench.show.figures import COLOURS, Trace, escape_plotly, join_hover, log_axis, round_finite
+from collbench.show.figure_style import COLOURS, escape_plotly, join_hover, log_axis, round_finite
+from collbench.show.figures import Trace
 from collbench.show.views.series import filter_values
 from collbench.show.words import format_signed, shorten_text
 from collbench.suite.case import Case

@@ -10,7 +10,7 @@ import msgspec
 
 from collbench.core.feature import load_ordered
 from collbench.core.text import format_count, plain_line
-from collbench.features.health.checks import expectations, guidelines, hosts, ports
+from collbench.features.health.checks import data, expectations, guidelines, hosts, ports
 from collbench.features.health.checks.guidelines import (
     Claim,
     find_missed,
@@ -86,9 +86,9 @@ def _check_link(night: Night) -> Looked:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("data", hosts.check_data, "data"),
-    Check("completeness", hosts.check_completeness, "complete runs"),
-    Check("repeatability", hosts.check_repeatability),
+    Check("data", data.check_data, "data"),
+    Check("completeness", data.check_completeness, "complete runs"),
+    Check("repeatability", data.check_repeatability),
     _make_guideline(
         "monotony",
         guidelines.claim_monotony,

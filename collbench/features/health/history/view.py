@@ -30,7 +30,7 @@ from collbench.show.document import (
     Weight,
     tone_text,
 )
-from collbench.show.figures import COLOURS, SYMBOLS, escape_plotly, join_hover, round_finite
+from collbench.show.figure_style import COLOURS, SYMBOLS, escape_plotly, join_hover, round_finite
 from collbench.show.terminal import WIDE
 from collbench.show.views.series import filter_values
 from collbench.show.words import format_signed, shorten_text, split_axes, word_axes

@@ -25,7 +25,7 @@ from collbench.features.predict.efficiency import (
     find_crossings,
 )
 from collbench.records.points import Point, find_best
-from collbench.show import figures
+from collbench.show import figure_style, figures
 from collbench.show.document import Figure, Line, Section, Table, make_columns
 from collbench.show.views.series import (
     Series,
@@ -109,7 +109,10 @@ def make_efficiency(view: View) -> Section | None:
     merits = [
         (
             row_series,
-            [stick.merit(point) for point in figures.thin_points(row_series.points, per_series)],
+            [
+                stick.merit(point)
+                for point in figure_style.thin_points(row_series.points, per_series)
+            ],
         )
         for row_series in picked
     ]
@@ -388,7 +391,7 @@ def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[F
                     ]
                     if (v := getattr(m, name)) is not None and m.point.size
                 ]
-                lines += [(row_series, figures.thin_points(values))] if values else []
+                lines += [(row_series, figure_style.thin_points(values))] if values else []
             if lines:
                 full_title = f"{which}: {title}"
                 drawn.append(

@@ -23,7 +23,7 @@ from collbench.features.traces.analysis.operations import (
 from collbench.features.traces.types import Call, RankTrace
 from collbench.features.training.step import POINT_TO_POINT
 from collbench.features.training.step_files import format_ranks
-from collbench.features.training.views.steps import RANKS, Bar, draw_timeline
+from collbench.features.training.views.timeline import RANKS, Bar, draw_timeline
 from collbench.show.document import Column, Figure, Line, Table, make_columns
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands

@@ -4,7 +4,7 @@ ranks' time goes, and who hung the job."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,18 +18,15 @@ from collbench.features.traces.analysis.operations import (
     UNNAMED,
     Group,
     Meeting,
-    groups_of,
-    list_communicating,
     unequal_blocks,
 )
 from collbench.features.traces.analysis.times import Part, last_to_come
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.recognise import FORMS
-from collbench.features.traces.types import FAKE_GPU, Call, Interval, RankTrace
+from collbench.features.traces.types import FAKE_GPU, Call
 from collbench.features.traces.views import hang as hung
-from collbench.features.training.step import LOCAL
+from collbench.features.traces.views.timeline import draw_calls
 from collbench.features.training.step_files import format_ranks
-from collbench.features.training.views.steps import RANKS, SHOWN, Bar, draw_timeline
 from collbench.show.document import (
     Block,
     Column,
@@ -42,14 +39,11 @@ from collbench.show.document import (
     make_columns,
     tone_text,
 )
-from collbench.show.figures import thin_points
 
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
-BARS = 600  # of each kind, of a timeline
 MORE = "-o page.html has a timeline and each operation; collbench replay runs an iteration again"
-FIRST = 200  # calls of a rank that are drawn where no iteration is marked
 
 
 class Headline(NamedTuple):
@@ -447,7 +441,7 @@ def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[S
     for name, tables in tables_of.items():
         figures: list[Figure] = []
         if name == "operations":
-            drawn = _draw_timeline(verdict)
+            drawn = draw_calls(verdict)
             figures = [drawn] if drawn else []
             tables = [*tables, *_operation_tables(verdict)]  # noqa: PLW2901 - those of a page
         if name == "hang" and verdict.hang and (drawn := hung.draw_hang(verdict)):
@@ -509,60 +503,6 @@ def _one_by_one(verdict: Judged) -> list[dict[str, Any]]:
         }
         operations.append(operation)
     return operations
-
-
-def _draw_timeline(verdict: Judged) -> Figure | None:
-    """The first iteration of the first ranks; None where the trace has no times."""
-    ranks = verdict.trace.ranks[:RANKS]
-    windows = {rank.rank: _first_interval(rank) for rank in ranks}
-    begins = [begin for begin, end in windows.values() if end > begin]
-    if not begins:
-        return None
-    bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
-    for rank in ranks:
-        low, high = windows[rank.rank]
-        zero = min(begins) if verdict.clock.shared else low
-        for kind, bar in _under_way(rank):
-            if low <= bar.begin_ns < high:
-                moved = bar._replace(begin_ns=bar.begin_ns - zero, end_ns=bar.end_ns - zero)
-                bars[kind].append(moved)
-    thinned = {kind: thin_points(kind_bars, BARS) for kind, kind_bars in bars.items()}
-    stretch = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
-    clock = "" if verdict.clock.shared else " Each rank's begin is 0, as ranks share no clock."
-    return draw_timeline(
-        f"Timeline of {stretch}",
-        f"When operations were under way, and when ranks computed or waited.{clock}",
-        thinned,
-        "ms",
-    )
-
-
-def _first_interval(rank: RankTrace) -> Interval:
-    """The time in which the first iteration is, or the first calls."""
-    if rank.steps:
-        return rank.steps[0]
-    spans = [(bar.begin_ns, bar.end_ns) for _, bar in _under_way(rank)][:FIRST]
-    return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0)
-
-
-def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
-    """What is drawn of a rank, by kind."""
-    number, groups = rank.rank, groups_of(rank)
-    for _, call in list_communicating(rank):
-        if call.took_ns >= 0:
-            group = groups[call.group]
-            when = call.begins_ns, call.ends_ns
-            hover = hung.describe_call(call, group), call.source
-            yield "communication", Bar(number, group.label, *when, call.kind, hover)
-    for call in rank.calls:
-        if call.kind in LOCAL and call.took_ns > 0:
-            kind = "computation" if call.kind == "compute" else "waiting"
-            hover = call.kind, call.source
-            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, hover)
-    for begin, end in rank.unnamed:
-        yield "communication", Bar(number, "unnamed", begin, end, "communication without a name")
-    for begin, end in rank.busy:
-        yield "computation", Bar(number, "", begin, end, "computation")
 
 
 # JSON

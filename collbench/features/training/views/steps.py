@@ -4,8 +4,8 @@ the time of its operations goes. On a terminal and in a report."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from collbench.features.training.overlap import (
 )
 from collbench.features.training.step import Program, Recorded, Step
 from collbench.features.training.traffic import count_traffic
+from collbench.features.training.views.timeline import draw_operations, draw_waterfall
 from collbench.records.derive import derive_row
 from collbench.records.origins import FAKE, is_fake, select_counting
 from collbench.records.paired import Shift
@@ -41,7 +42,6 @@ from collbench.show.document import (
     make_columns,
     tone_text,
 )
-from collbench.show.figures import COLOURS, escape_plotly, join_hover, thin_points
 from collbench.show.views.series import View
 from collbench.show.words import list_caveats
 from collbench.suite.case import Case
@@ -59,8 +59,6 @@ COLUMNS = (  # of phases; the last two are left out where nothing was measured a
     Column("alone"),
     Column("x alone", priority=2),
 )
-RANKS = 8  # of a timeline
-ROW = 0.84  # of the height that a timeline has for a rank
 LITTLE = 0.01  # of the communication, as computation hides nothing
 LEGEND = (
     "of rank 0, in steps that were watched. In step: how long such operations were under way;"
@@ -386,8 +384,8 @@ def make_section(view: View) -> Section | None:
             if blame := _blamed_table(overlap, step):
                 tables.append(replace(blame, title=f"{title}: without one operation"))
             drawn += [
-                _draw_waterfall(title, overlap, phases),
-                _draw_timeline(title, step, overlap.step_record.operations),
+                draw_waterfall(title, overlap, phases),
+                draw_operations(title, step, overlap.step_record.operations),
             ]
     if not tables:
         return None
@@ -456,130 +454,3 @@ def _operations_table(title: str, program: Program, operation_times: Sequence[Op
         note=note,
         folded=True,
     )
-
-
-def _draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Figure:
-    """From what computation takes alone to what the step takes: what was waited for, by phase."""
-    computation, took = median(overlap.computation.times_ns), median(overlap.step_record.times_ns)
-    waited = [
-        (" ".join(filter(None, (phase.phase, phase.group, phase.kind))), phase.waited)
-        for phase in phases
-        if phase.waited
-    ]
-    rest = took - computation - sum(ns for _, ns in waited)
-    bars = [("computation", computation), *waited, ("the rest", rest), ("step", took)]
-    kinds = ["absolute", *["relative"] * (len(bars) - 2), "total"]
-    trace = {
-        "type": "waterfall",
-        "name": "exposed",
-        "x": [escape_plotly(name) for name, _ in bars],
-        "y": [ns / 1e6 for _, ns in bars],
-        "measure": kinds,
-        "text": [escape_plotly(format_signed(ns)) for _, ns in bars],
-        "textposition": "outside",
-        "hoverinfo": "x+text",
-        "cliponaxis": False,
-        "increasing": {"marker": {"color": SHOWN["communication"]}},
-        "decreasing": {"marker": {"color": SAVED}},
-        "totals": {"marker": {"color": SHOWN["computation"]}},
-        "meta": {},
-    }
-    caption = (
-        "From computation alone to the step: waits of rank 0, by what was under way meanwhile (in"
-        " steps that were watched), and the rest: computation that communication slows down, and"
-        " calls."
-    )
-    layout = {"yaxis": {"title": {"text": "ms"}}, "xaxis": {"type": "category"}}
-    heading = f"{title}: what is exposed"
-    return Figure(name="exposed", title=heading, caption=caption, data=[trace], layout=layout)
-
-
-SAVED = COLOURS[2]  # what makes a step shorter
-SHOWN = {"computation": COLOURS[0], "communication": COLOURS[1], "waiting": COLOURS[8]}
-
-
-def _draw_timeline(
-    title: str, step: Step, operation_times: Sequence[Sequence[Operation]]
-) -> Figure:
-    """The last step that was watched: for each rank a lane of computation and waits, and one for
-    each of the groups that it talks to."""
-    bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
-    for rank, ops in enumerate(operation_times[:RANKS]):
-        for op, times in zip(step.program(rank).ops, ops, strict=True):
-            if not times.ends_ns or not times.ends_ns[-1]:
-                continue
-            kind = "communication" if op.communicates else "waiting"
-            kind = "computation" if op.kind == "compute" else kind
-            lane = (op.group or "world") if op.communicates else ""
-            when = times.begins_ns[-1], times.ends_ns[-1]
-            bars[kind].append(Bar(rank, lane, *when, op.kind, (op.label, op.source)))
-    caption = "One step: when each operation was under way, and when the program stood still."
-    thinned = {kind: thin_points(kind_bars) for kind, kind_bars in bars.items()}
-    return draw_timeline(f"{title}: one step", caption, thinned, "ms after the step's begin")
-
-
-class Bar(NamedTuple):
-    """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'.
-    ``label`` stand in the bar, ``more`` is shown where the pointer rests on it."""
-
-    rank: int
-    lane: str
-    begin_ns: int
-    end_ns: int
-    label: str
-    more: tuple[str, ...] = ()
-
-    @property
-    def hover(self) -> str:
-        """All that is known of it."""
-        took = (
-            f"{format_duration(self.end_ns - self.begin_ns)} from {format_duration(self.begin_ns)}"
-        )
-        return join_hover([*(self.more or (self.label,)), self.lane, took])
-
-
-def draw_timeline(title: str, caption: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
-    """The course of a step: bars of each kind in SHOWN, in a row for each rank. A row's lanes lie
-    one below the other, the program's own on top."""
-    every = [bar for kind_bars in bars.values() for bar in kind_bars]
-    lanes = sorted({bar.lane for bar in every})
-    ranks = sorted({bar.rank for bar in every}, reverse=True)
-    layout = {
-        "barmode": "overlay",
-        "uniformtext": {"mode": "hide", "minsize": 9},
-        "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
-        "yaxis": {"categoryorder": "array", "categoryarray": [f"rank {rank}" for rank in ranks]},
-    }
-    if len(lanes) > 1:
-        below = ", ".join(lane for lane in lanes if lane)
-        caption += f" In a rank's row, what its program does is on top; below, by group: {below}."
-    return Figure(
-        name="timeline",
-        title=title,
-        caption=caption,
-        data=[draw_bars(kind, kind_bars, lanes) for kind, kind_bars in bars.items() if kind_bars],
-        layout=layout,
-        height=160 + 26 * len(ranks) * max(1, len(lanes)),
-    )
-
-
-def draw_bars(kind: str, kind_bars: Sequence[Bar], lanes: Sequence[str]) -> dict[str, Any]:
-    """Bars of one colour as plotly's trace, with their words within where there is room."""
-    thick = ROW / max(1, len(lanes))
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": kind,
-        "y": [f"rank {bar.rank}" for bar in kind_bars],
-        "base": [bar.begin_ns / 1e6 for bar in kind_bars],
-        "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in kind_bars],
-        "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in kind_bars],
-        "width": thick,
-        "text": [escape_plotly(bar.label) for bar in kind_bars],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "hovertext": [bar.hover for bar in kind_bars],
-        "hoverinfo": "text",
-        "marker": {"color": SHOWN[kind], "line": {"color": "rgba(128,128,128,0.7)", "width": 1}},
-        "meta": {},
-    }

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.features.interop import importers
+from collbench.features.interop import assemble, importers
 from collbench.features.interop.importers import Asked, Reading
 from collbench.features.interop.importers.text import bound_log, decode_log, strip_prefixes
 from collbench.records import derive
@@ -254,13 +254,13 @@ def test_an_error_marked_with_an_asterisk_is_wrong_data() -> None:
     head = OLD.format(root="    root")
     found = read(log([row(4096, 12.5, wrong="4e-01*")], head=head, foot="2 FAILED"))
     assert [r.status for r in found.records] == ["wrong", "wrong"]
-    end = importers.assemble_runs(found)[-1]
+    end = assemble.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
 def test_failed_checks_that_no_row_shows_are_kept() -> None:
     found = read(log([row(4096, 12.5)], foot="3 FAILED"))
-    end = importers.assemble_runs(found)[-1]
+    end = assemble.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "3 checks" in end.note
 
 
@@ -371,7 +371,7 @@ def test_which_collective_it_is_comes_from_the_command_the_option_or_the_files_n
     found = read(command + nameless)
     assert seen(found)[0][0] == "all_reduce"
     assert found.records[0].told and found.records[0].told.ranks == "slowest"
-    run = importers.assemble_runs(found)[0]
+    run = assemble.assemble_runs(found)[0]
     assert (
         isinstance(run, Run)
         and run.command[:3] == ["mpirun", "-np", "8"]
@@ -428,9 +428,9 @@ def test_a_list_of_devices_with_gaps_names_no_host_unless_a_person_does() -> Non
     """Readers count hosts, and ranks on each, by the list."""
     text = log([row(1 << 20, 50.0)]).replace(devices(8), devices(8).replace("Rank  3", "Rank 15"))
     assert "no host is named" in read(text).warnings[0]
-    run, *_ = importers.assemble_runs(read(text))
+    run, *_ = assemble.assemble_runs(read(text))
     assert isinstance(run, Run) and "host" not in run.environment
-    run, *_ = importers.assemble_runs(read(text, host="node07"))
+    run, *_ = assemble.assemble_runs(read(text, host="node07"))
     assert isinstance(run, Run) and run.environment["host"] == "node07"
 
 
@@ -493,13 +493,13 @@ def test_a_prefix_of_many_numbers_is_looked_for_in_one_pass() -> None:
 @pytest.mark.parametrize("value", ["nan", "evil", None, 0])
 def test_an_average_that_is_no_number_is_left_out(value: object) -> None:
     more = {"average_bus_bandwidth": {"bandwidth": value}}
-    run = importers.assemble_runs(read(json.dumps(document([result(1 << 20, 50.0)], **more))))[0]
+    run = assemble.assemble_runs(read(json.dumps(document([result(1 << 20, 50.0)], **more))))[0]
     assert isinstance(run, Run)
     assert run.suite.description == ""
 
 
 def test_the_average_bus_bandwidth_of_a_log_is_kept() -> None:
-    run = importers.assemble_runs(read(log([row(1 << 20, 50.0)])))[0]
+    run = assemble.assemble_runs(read(log([row(1 << 20, 50.0)])))[0]
     assert isinstance(run, Run)
     assert run.suite.description == "Average bus bandwidth in the log: 1.5 GB/s"
 
@@ -533,7 +533,7 @@ def test_tests_with_other_settings_in_one_log_are_other_cases() -> None:
         ((("NCCL_ALGO", "Tree"),), 0, 90e3),
     ]
     assert [w.env for w in reading.worlds] == [(("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)]
-    run, *_ = importers.assemble_runs(reading)
+    run, *_ = assemble.assemble_runs(reading)
     assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_DEBUG": "WARN"}
     assert not reading.warnings
     reading = read(
@@ -610,7 +610,7 @@ def test_a_submit_time_is_replaced_by_the_time_behind_the_bandwidth_where_that_i
 def test_a_log_that_ends_early_makes_a_run_that_was_cut_short() -> None:
     found = read(log([row(4096, 9.0)]).partition("# Out of bounds")[0])
     assert not found.closed and not any(
-        isinstance(line, End) for line in importers.assemble_runs(found)
+        isinstance(line, End) for line in assemble.assemble_runs(found)
     )
 
 
@@ -678,7 +678,7 @@ def test_json_counts_all_gpus_of_each_process_and_takes_no_whole_environment() -
     found = read(json.dumps(document([result(1 << 20, 50.0)])))
     assert found.records[0].case.n == 8 and not found.warnings
     assert [r.wrong for r in found.records] == [0, None]
-    run = importers.assemble_runs(found)[0]
+    run = assemble.assemble_runs(found)[0]
     assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_PROTO": "LL"}
     assert run.started == "2026-07-09T10:00:00" and run.environment["host"] == "a"
     assert len(run.environment["gpus"]["devices"]) == 4
@@ -894,7 +894,7 @@ def test_a_table_that_a_log_has_twice_is_two_cycles_of_one_world(table: str, war
 
 
 def test_a_secret_in_a_tag_is_not_kept() -> None:
-    run, *_ = importers.assemble_runs(read(log([row(4096, 9.0)])), "token=hunter2")
+    run, *_ = assemble.assemble_runs(read(log([row(4096, 9.0)])), "token=hunter2")
     assert isinstance(run, Run) and "hunter2" not in run.tag
 
 
@@ -1033,7 +1033,7 @@ def test_imb_tables_one_for_each_number_of_processes() -> None:
         "out-of-mem"
     )
     assert "PingPong" in next(iter(found.omitted)) and not found.lost
-    run = importers.assemble_runs(found)[0]
+    run = assemble.assemble_runs(found)[0]
     assert (
         isinstance(run, Run)
         and run.imported == "Intel MPI Benchmarks 2021.7"
@@ -1154,7 +1154,7 @@ def test_numbers_beyond_all_machines_still_make_a_file(size: int) -> None:
         f"{size:>18}  {size // 4:>18}     float     sum      -1   1.0e+09  0.00  0.00  1e+300 "
         " 1.0e+09  0.00  0.00  0"
     ]
-    for line in importers.assemble_runs(read(log(lines))):
+    for line in assemble.assemble_runs(read(log(lines))):
         msgspec.json.encode(line)
 
 
@@ -1184,7 +1184,7 @@ def _shown(case_times: list[Record], reporter: reporter_.Reporter, run: Run, wor
 
 def test_own_output_reads_back_within_what_printing_rounds(tmp_path) -> None:
     original = read(log([row(1 << 20, 50.0), row(2 << 20, 81.25)]))
-    run, world, *_ = importers.assemble_runs(original)
+    run, world, *_ = assemble.assemble_runs(original)
     assert isinstance(run, Run) and isinstance(world, World)
     gloo = [
         msgspec.structs.replace(
@@ -1252,7 +1252,7 @@ def test_a_half_that_own_text_repeats_or_has_no_numbers_for_is_no_result(
     in_place: bool, wrong: int | None, timestamps: bool, per_iter: bool, filled: bool
 ) -> None:
     options = nccl.Options(timestamps=timestamps, per_iter=per_iter, filled=filled)
-    run, world, first, *_ = importers.assemble_runs(read(log([row(1 << 20, 50.0)])))
+    run, world, first, *_ = assemble.assemble_runs(read(log([row(1 << 20, 50.0)])))
     assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
     case = msgspec.structs.replace(first.case, in_place=in_place)
     only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
@@ -1500,14 +1500,14 @@ def test_defects_of_imb_are_wrong_data() -> None:
 
 def test_failed_checks_of_a_json_are_kept() -> None:
     found = read(json.dumps(document([result(1 << 20, 50.0)], out_of_bounds={"count": 2})))
-    end = importers.assemble_runs(found)[-1]
+    end = assemble.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
 def test_a_failed_validation_between_rows_of_osu_is_kept() -> None:
     rows = ["4096      9.00", "DATA VALIDATION ERROR: osu_allreduce exited with status 1"]
     found = read(osu("Allreduce", rows), ranks=4)
-    end = importers.assemble_runs(found)[-1]
+    end = assemble.assemble_runs(found)[-1]
     assert isinstance(end, End) and end.exit == 7 and "1 check " in end.note
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from collbench.core.errors import UsageError
-from collbench.features.interop import importers
+from collbench.features.interop import assemble, importers
 from collbench.features.interop.importers import Asked, Reading
 from collbench.records import derive
 from collbench.records.types import Choice, Record, ToolTime
@@ -79,7 +79,7 @@ def test_the_run_names_the_tool_and_when_it_was() -> None:
     assert found.tool == "NCCL Inspector v4.0" and found.closed
     assert found.started == "2025-05-23T19:59:37.748+00:00"
     assert found.ended == "2025-05-23T19:59:39.748+00:00"
-    run, *_ = importers.assemble_runs(found)
+    run, *_ = assemble.assemble_runs(found)
     assert run.imported == "NCCL Inspector v4.0"  # type: ignore[union-attr]
 
 

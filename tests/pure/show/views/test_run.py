@@ -24,7 +24,7 @@ from collbench.features.training.parts import PARTS
 from collbench.machine.load import Load
 from collbench.records import derive
 from collbench.records.types import End, FirstWrong, Record, RunFile, ToolTime, World
-from collbench.show import figures
+from collbench.show import figure_style, figures
 from collbench.show import words as formats
 from collbench.show.document import FILTERS, Document, Section
 from collbench.show.views import run as sections
@@ -714,7 +714,7 @@ def test_text_is_aligned_left_and_figures_right() -> None:
 
 def test_axes_have_readable_ticks_wherever_values_lie() -> None:
     for least, most in [(1.1e-5, 3e-5), (3.1, 3.3), (4.0, 4.0), (2, 30), (1, 9e5)]:
-        axis = figures.log_axis("busbw", [least, None, most], figures.format_number)
+        axis = figure_style.log_axis("busbw", [least, None, most], figure_style.format_number)
         inside = [tick for tick in axis["tickvals"] if 0.9 * least <= tick <= 1.1 * most]
         assert 1 <= len(inside) <= 12 and not any("e" in text for text in axis["ticktext"])
         assert len(set(axis["ticktext"])) == len(axis["ticktext"])

@@ -4,18 +4,12 @@ lines; plans, and lists of runs."""
 from __future__ import annotations
 
 import itertools
-import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from collbench.core import algorithm_files
-from collbench.core.backend_info import backend_info
-from collbench.core.errors import Exit
 from collbench.core.text import (
-    format_bandwidth,
-    format_clock,
     format_count,
     format_duration,
     format_size,
@@ -29,7 +23,6 @@ from collbench.records.flags import (
     UNCONVERGED,
     Flag,
     flag_kind,
-    is_known,
     is_wide,
     is_without_interval,
     list_doubts,
@@ -37,21 +30,16 @@ from collbench.records.flags import (
     look_up,
 )
 from collbench.records.origins import FAKE
-from collbench.records.run_file import Outline
-from collbench.records.types import End, Run, World
-from collbench.run.reporter import Gathered, Outcome, PlanRow
+from collbench.records.types import Run, World
+from collbench.run.reporter import Gathered, Outcome
 from collbench.show.busy import describe_run_load
 from collbench.show.document import (
-    Block,
     Cell,
     Column,
-    Document,
     Line,
     Table,
-    Tone,
     Weight,
     Words,
-    make_columns,
     tone_text,
 )
 from collbench.show.flags import (
@@ -62,11 +50,10 @@ from collbench.show.flags import (
     format_precision,
     letter_flags,
     name_flags,
-    why_unknown,
 )
 from collbench.show.views import best as choice
 from collbench.show.views import series
-from collbench.show.views.summary import single_call
+from collbench.show.views.extremes import describe_best, describe_point
 from collbench.show.words import (
     AXES,
     OPTIONAL,
@@ -76,7 +63,6 @@ from collbench.show.words import (
     count_notes,
     count_reasons,
     format_cells,
-    format_interval,
     list_caveats,
     list_movements,
     reserved_columns,
@@ -104,17 +90,6 @@ COLUMNS = {  # by the names of cells (words.format_cells)
     "ran": Column("ran", "left", priority=1),
     "flags": Column("flags", "left"),
 }
-
-
-SAVED = (  # columns of saved runs
-    Column("name", "left", whole=True),
-    Column("id", "left", whole=True),
-    Column("tag", "cut"),
-    Column("cases", whole=True),
-    Column("size", priority=1),
-    Column("ended", "left", whole=True),
-    Column("arguments", "cut"),
-)
 
 
 SHOWN = 5  # of the cases that went wrong, this many are told in full
@@ -287,128 +262,6 @@ def _tone_flags(flags: Sequence[str], mark: Words) -> Words:
     return line + (" " if flags and str(mark) else "") + mark
 
 
-ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
-
-
-def list_saved(files: Sequence[tuple[str, Outline]], total: int = 0) -> Document:
-    """Saved runs, oldest first: the name by which each is found (none while it is running), and how
-    it ended. ``total`` counts those that are not listed, too."""
-    heads = tuple(column.head for column in SAVED)
-    lines, rows = [], list[dict[str, Any]]()
-    for name, file in files:
-        ended = "running" if file.running else _describe_end(file.end)
-        arguments = plain_line(" ".join(file.run.command[1:]))
-        names = [plain_line(text) for text in (name, file.run.id, file.run.tag)]
-        values = (*names, file.cases, file.nbytes, ended, arguments, file.run.started, file.fake)
-        rows.append(dict(zip((*heads, "started", FAKE), values, strict=True)))
-        tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
-        fake = tone_text(", fake GPU" if file.fake else "", "bad")
-        details = (
-            str(file.cases),
-            format_size(file.nbytes),
-            tone_text(ended, tone) + fake,
-            arguments,
-        )
-        cells: list[Cell] = [*names, *details]
-        lines.append(Line(cells, single=True))
-    more = (
-        f"{len(files):,} of {total:,} runs; --last {total} shows all" if total > len(files) else ""
-    )
-    table = Table(columns=SAVED, lines=lines, note=more)
-    return Document(
-        title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": total}
-    )
-
-
-def _describe_end(end: End | None) -> str:
-    if end is None:
-        return "cut short"
-    if end.exit not in [*Exit]:
-        return f"exit {end.exit}"
-    return ENDED.get(Exit(end.exit)) or Exit(end.exit).name.lower().replace("_", " ")
-
-
-MOST_PLANNED = 1000  # lines of --dry-run
-
-
-PLANNED = (
-    "moved/call: what the busiest rank sends or receives in a call",
-    "memory/rank: buffers, and 256 MiB for Python and libraries",
-    "buffers: send/receive pairs used in rotation, so that data is not cached",
-)
-
-
-def describe_plan(
-    rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False, cores: int = 0
-) -> list[Block]:
-    """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
-    the sum, with the seconds that ``starting`` ranks takes. Cycles, launches where ranks are
-    ``fresh``, that are all alike are listed once. ``cores``: those that all ranks are to share, 0
-    where that is not known."""
-    cycle, run = "launch" if fresh else "cycle", [row for row in rows if not row.skipped]
-    cycles = Counter(row.case.cycle for row in rows)
-    are_alike = len(cycles) > 1 == len({*cycles.values()})
-    listed = [row for row in rows if row.case.cycle == 0] if are_alike else rows
-    varying, constant = split_axes([row.case for row in listed]) if rows else ([], "")
-    constant += f"; each of {format_count(len(cycles), cycle)}" * are_alike
-    lines = []
-    for row in listed[:MOST_PLANNED]:
-        values = word_axes(row.case)
-        values["cycle"] = f"{cycle} {row.case.cycle + 1}"
-        value_words = [values[name] for name in varying if values[name]]
-        label = plain_line(", ".join([*value_words, row.case.mode]))
-        if row.skipped:
-            why = tone_text(label) + tone_text(f": {plain_line(row.skipped)}", "notice")
-            lines.append(Line((why, format_size(row.case.nbytes), "", "", "", "")))
-        else:
-            memory = (
-                format_size(row.case.size),
-                format_size(row.moved),
-                format_size(row.bytes_per_rank),
-            )
-            time = format_duration(row.seconds * 1e9 or None)
-            lines.append(Line((label, *memory, str(row.rotation), time)))
-    heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
-    about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
-    total = f"{format_count(len(run), 'case')}, about {format_clock(starting + about)}"
-    total += f" (up to {format_clock(starting + longest)} if noisy)" * (longest > about)
-    total += f", of which {format_clock(starting)} to start ranks" * (starting > 0)
-    most = format_size(max((row.bytes_per_rank for row in run), default=0))
-    return [
-        tone_text(plain_line(constant), strong=True),
-        Table(columns=make_columns(heads, "w"), lines=lines),
-        *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
-        *(tone_text(sentence, "quiet") for sentence in PLANNED if run),
-        f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
-        *_may_be_refused([row.case for row in run]),
-        *_describe_crowded([row.case for row in run], cores),
-    ]
-
-
-def _describe_crowded(cases: Sequence[Case], cores: int) -> list[Words]:
-    """How many of the planned cases have more ranks than there are cores."""
-    crowded = [case for case in cases if case.world > cores and case.backend != "model"]
-    if not (crowded and cores):
-        return []
-    where = (
-        f"{format_count(max(case.world for case in crowded), 'rank')} on"
-        f" {format_count(cores, 'core')}"
-    )
-    flagged = f"{format_count(len(crowded), 'row')} will be flagged oversubscribed"
-    return [tone_notice(f"{where}: {flagged}, which is not fit for claims; -g {cores} fits")]
-
-
-def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
-    """Which of the planned cases a run may skip, as the library says so only when it is asked."""
-    unsure = [case for case in cases if backend_info(case.backend).may_refuse(case)]
-    names = dict.fromkeys(f"{case.dtype} {case.op}".removesuffix(" none") for case in unsure)
-    libraries = ", ".join(dict.fromkeys(case.backend for case in unsure))
-    text = (
-        f"{libraries} may refuse {format_count(len(unsure), 'case')} of these: {', '.join(names)}"
-    )
-    return [tone_notice(plain_line(text))] if unsure else []
-
-
 def summarise_run(run: Gathered) -> list[Words]:
     """Lines below a run's table: what went wrong, how busy others kept the machine, floor and peak
     of each collective and mode, rows with two modes, who came late, what the flags that occurred
@@ -419,7 +272,7 @@ def summarise_run(run: Gathered) -> list[Words]:
     lines += [
         *_describe_trouble(run),
         *map(tone_notice, filter(None, [describe_busy(run)])),
-        *_describe_best(run, counting),
+        *describe_best(run, counting),
     ]
     lines += [*map(tone_notice, _describe_modes(counting)), *_describe_late(run, counting)]
     lines += describe_arrivals(counting, run.worlds)
@@ -511,121 +364,6 @@ def _describe_trouble(run: Gathered) -> Iterable[Words]:
         )
 
 
-def _describe_best(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
-    good = [
-        (record.case, row)
-        for record, row in outcomes
-        if row and record.status in ("ok", "predicted") and not record.case.subject
-    ]
-    for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
-        rows = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
-        varying, _ = split_axes([case for case, _ in rows])
-        if len({case.size for case, _ in rows}) == 1:
-            world = run.worlds.get(next(r.world for r, _ in outcomes if r.case == rows[0][0]))
-            precision = run.run.policy.resolved(bool(world and world.cramped)).precision
-            fixed = run.run.policy.iters is not None
-            phrases = [_only_size(rows, varying, None if fixed else precision)]
-        else:
-            phrases = (
-                [_describe_floor(rows, varying)] if single_call(rows[0][0], run.run.policy) else []
-            )
-            phrases += _describe_peak(rows, varying)
-        if phrases:
-            yield tone_text(plain_line(f"{name}, {mode}: {'; '.join(phrases)}"))
-
-
-Timed = Sequence[tuple[Case, Derived]]
-
-
-def _only_size(rows: Timed, varying: Sequence[str], precision: float | None) -> str:
-    """The fastest row where there is one size, and whether it is less precise than asked for."""
-    chosen = find_fastest(rows)
-    if chosen is None:
-        return f"time at {format_size(rows[0][0].size)} not known{_explain_unknown(rows)}"
-    case, row = chosen
-    rate = f", busbw {format_bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
-    half = row.half_width
-    vague = precision is not None and math.isfinite(half) and half > precision
-    less = f": less precise than the ±{100 * (precision or 0):.2g} % asked for" if vague else ""
-    return f"{_describe_figure(format_duration(row.times.median), case, row, varying)}{rate}{less}"
-
-
-def _describe_floor(rows: Timed, varying: Sequence[str]) -> str:
-    """The least time at the smallest size, where latency is all that there is."""
-    least = min(case.size for case, _ in rows)
-    smallest = [(case, row) for case, row in rows if case.size == least]
-    if (chosen := find_fastest(smallest)) is None:
-        return f"latency floor not known at {format_size(least)}{_explain_unknown(smallest)}"
-    case, row = chosen
-    return (
-        f"latency floor {_describe_figure(format_duration(row.times.median), case, row, varying)}"
-    )
-
-
-def _describe_peak(rows: Timed, varying: Sequence[str]) -> list[str]:
-    """The highest bus bandwidth."""
-    rated = [(case, row) for case, row in rows if row.busbw is not None]
-    if not rated:
-        return []
-    if (chosen := find_highest(rated)) is None:
-        return [f"peak busbw not known{_explain_unknown(rated)}"]
-    case, row = chosen
-    return [
-        f"peak busbw {_describe_figure(f'{format_bandwidth(row.busbw)} GB/s', case, row, varying)}"
-    ]
-
-
-def find_fastest(rows: Timed) -> tuple[Case, Derived] | None:
-    """The row of the least time that is known: one without a doubt, unless one with a doubt took
-    surely less."""
-    known_rows = [(case, row) for case, row in rows if is_known(row)]
-    if not known_rows:
-        return None
-    good = [pair for pair in known_rows if not list_doubts(pair[1])]
-    surely = [
-        pair
-        for pair in known_rows
-        if good and pair[1].times.hi < min(row.times.lo for _, row in good)
-    ]
-    return min(surely or good or known_rows, key=lambda pair: pair[1].times.median)
-
-
-def find_highest(rows: Timed) -> tuple[Case, Derived] | None:
-    """The same of the highest bus bandwidth."""
-    known_rows = [(case, row) for case, row in rows if is_known(row)]
-    if not known_rows:
-        return None
-    good = [pair for pair in known_rows if not list_doubts(pair[1])]
-    most = max((_upper_busbw(row) for _, row in good), default=math.inf)
-    surely = [pair for pair in known_rows if _lower_busbw(pair[1]) > most]
-    return max(surely or good or known_rows, key=lambda pair: pair[1].busbw or 0.0)
-
-
-def _upper_busbw(row: Derived) -> float:
-    return (row.busbw or 0.0) * row.times.median / row.times.lo if row.times.lo > 0 else math.inf
-
-
-def _lower_busbw(row: Derived) -> float:
-    return (row.busbw or 0.0) * row.times.median / row.times.hi
-
-
-def _describe_figure(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
-    """A figure with its interval, where, and why to doubt it."""
-    sure = "" if is_without_interval(row) else f" {format_interval(row.half_width)}"
-    doubted = f" ({', '.join(name_flags(row, flags))})" if (flags := list_doubts(row)) else ""
-    return f"{figure}{sure} at {_describe_point(case, varying)}{doubted}"
-
-
-def _explain_unknown(rows: Timed) -> str:
-    return f" ({why_unknown([row for _, row in rows])})"
-
-
-def _describe_point(case: Case, varying: Sequence[str]) -> str:
-    values = word_axes(case)
-    details = ", ".join(values[name] for name in varying if values[name])
-    return format_size(case.size) + (f" ({details})" if details else "")
-
-
 def _describe_late(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     late = Counter(
         (record.world, row.late_rank)
@@ -674,7 +412,7 @@ def describe_arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) 
         yield tone_text(
             f"{len(sensitive)} of {format_count(len(members), 'row')} in mode {mode} depend on when"
             " ranks"
-            f" arrive: {_describe_point(record.case, ['implementation', 'place'])} takes"
+            f" arrive: {describe_point(record.case, ['implementation', 'place'])} takes"
             f" {format_duration(called)}"
             f" as called, {format_duration(together)} if all ranks start together"
             f" ({max(ratio, 1 / ratio):.1f}x){why}{hint}",

@@ -1,0 +1,182 @@
+"""Checks of data: what was wrong, what differed between two calls, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import format_count, plain_line
+from collbench.features.health.checks.hosts import RANK, SHOWN, Looked
+from collbench.features.health.findings import Finding, Subject
+from collbench.features.health.night import (
+    Night,
+    NightRecord,
+    list_several,
+    locate_rank,
+    make_evidence,
+)
+from collbench.records.choice import describe_choice
+from collbench.records.derive import NO_SAMPLE
+from collbench.suite.case_words import describe_case
+
+
+def check_data(night: Night) -> Looked:
+    """Every element that came out wrong, by the rank that has the first of each case."""
+    checked = sum(entry.record.checked for entry in night.records)
+    wrong = [entry for entry in night.records if entry.record.status == "wrong"]
+    if not checked and not wrong:
+        return Looked(missing="nothing verified yet")
+    by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
+    for entry in wrong:
+        first = entry.record.first_wrong
+        by_subject[
+            locate_rank(entry.world, first.rank) if first else Subject("cluster", "unknown rank")
+        ].append(entry)
+    return Looked(
+        f"{checked:,} elements of {format_count(len(night.records), 'record')} compared bit for"
+        " bit",
+        [_find_wrong(subject, members) for subject, members in by_subject.items()],
+    )
+
+
+def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
+    evidence = [
+        make_evidence(
+            entry,
+            f"element {first.index} at rank {first.rank}{' ' * bool(first.when)}{first.when}",
+            first.got,
+            first.expected,
+        )
+        for entry in members[:SHOWN]
+        if (first := entry.record.first_wrong)
+    ]
+    total = sum(entry.record.wrong or 0 for entry in members)
+    return Finding(
+        check="data",
+        severity="critical",
+        subject=subject,
+        sure=1.0,
+        evidence=evidence,
+        what=f"received wrong data: {format_count(total, 'element')} in {_name_cases(members)}",
+        advice=(
+            "take the host out of service: memory, GPU or link corrupts data. A case with few ranks"
+            " tells which"
+        ),
+    )
+
+
+def check_repeatability(night: Night) -> Looked:
+    """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
+    launches."""
+    by_case: dict[str, list[NightRecord]] = defaultdict(list)
+    for entry in night.records:
+        if entry.record.bits:
+            by_case[entry.record.case.key].append(entry)
+    if not by_case:
+        return Looked(
+            missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"
+        )
+    launches = max(map(len, by_case.values()))
+    by_label: dict[str, list[NightRecord]] = defaultdict(list)
+    for members in by_case.values():
+        if len({digest for entry in members for digest in entry.record.bits}) > 1:
+            by_label[members[0].record.case.label] += members
+    note = (
+        f"sums of {format_count(len(by_case), 'case')} by two calls in each of"
+        f" {format_count(launches, 'launch')}"
+    )
+    return Looked(note, [_find_unlike(label, members) for label, members in by_label.items()])
+
+
+def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
+    cases = dict.fromkeys(msgspec.structs.replace(entry.record.case, cycle=0) for entry in every)
+    calls = any(len(entry.record.bits) > 1 for entry in every)
+    chosen = {describe_choice(entry.record.chose) for entry in every} - {""}
+    why = f"; the library chose {list_several(sorted(chosen))}" if len(chosen) > 1 else ""
+    return Finding(
+        check="repeatability",
+        severity="hint",
+        subject=Subject("collective", label),
+        what=(
+            "adds the same floats up to other bits"
+            f" {'call by call' if calls else 'launch by launch'}, in"
+            f" {list_several(map(describe_case, cases))}{why}"
+        ),
+        advice=(
+            "its order of adding changes: fix algorithm and ranks' places for results that can be"
+            " repeated. If nothing changes there, suspect memory or links"
+        ),
+        evidence=[
+            make_evidence(entry, "digest", ", ".join(entry.record.bits)) for entry in every[:SHOWN]
+        ],
+    )
+
+
+def check_completeness(night: Night) -> Looked:
+    """Cases that hung, died or raised, and runs that did not come to their end."""
+    failed = [entry for entry in night.records if entry.record.status == "failed"]
+    empty = sum(entry.record.note.startswith(NO_SAMPLE) for entry in failed)
+    by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
+    for entry in failed:
+        if not entry.record.note.startswith(NO_SAMPLE):
+            by_subject[_find_accused(entry)].append(entry)
+    findings = [
+        Finding(
+            check="completeness",
+            severity="critical",
+            subject=subject,
+            what=f"is where {format_count(len(members), 'case')} failed: {_name_cases(members)}",
+            advice=(
+                "see dmesg and the processes of that host; collbench run --resume measures what is"
+                " missing"
+            ),
+            evidence=[
+                make_evidence(entry, "failed", plain_line(entry.record.note))
+                for entry in members[:SHOWN]
+            ],
+        )
+        for subject, members in by_subject.items()
+    ]
+    short = [why for file in night.files if (why := _describe_end(file.end, file.run.id))]
+    if short and not findings:
+        return Looked(missing=list_several(short))
+    skipped = Counter(
+        entry.record.note for entry in night.records if entry.record.status == "skipped"
+    )
+    note = (
+        f"{format_count(len(night.records) - skipped.total(), 'case')} of"
+        f" {format_count(len(night.files), 'run')} ended"
+    )
+    note += f"; {format_count(empty, 'case')} without a valid sample" * bool(empty)
+    note += "".join(
+        f"; {times:,} skipped: {plain_line(why)}" for why, times in skipped.most_common(2)
+    )
+    return Looked(note, findings)
+
+
+def _name_cases(members: Iterable[NightRecord]) -> str:
+    return list_several(dict.fromkeys(describe_case(entry.record.case) for entry in members))
+
+
+def _describe_end(end: Any, name: str) -> str:
+    if end is None:
+        return f"{name} was cut short: its file has no end"
+    return (
+        f"{name} ended with {end.exit}: {plain_line(end.note)}"
+        if end.exit not in (Exit.OK, Exit.WRONG_DATA)
+        else ""
+    )
+
+
+def _find_accused(entry: NightRecord) -> Subject:
+    """The one rank that the note of a failed record names, if it names one."""
+    ranks = set(RANK.findall(entry.record.note))
+    return (
+        locate_rank(entry.world, int(ranks.pop()))
+        if len(ranks) == 1
+        else Subject("cluster", "no one rank alone")
+    )
