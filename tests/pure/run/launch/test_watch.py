@@ -128,7 +128,7 @@ def test_ranks_that_are_done_hang_no_more_but_have_a_limit_to_leave(clock: Clock
     clock.now += LEAVE_SECONDS
     watch.move(0)
     assert watch.busy()
-    clock.now += LIMIT
+    clock.now += LIMIT + 1
     watch.move(0)
     assert not watch.busy()
 
