@@ -120,12 +120,13 @@ def _check_backends() -> Iterator[Finding]:
 
 def _check_mpi() -> Finding:
     from collbench.run.backends import _mpi
+    from collbench.run.mpi_library import load_mpi
 
     try:
         return Finding(
             "mpi",
             "yes",
-            f"{_mpi.describe_library(_mpi.load_mpi().Get_library_version())}, ranks by"
+            f"{_mpi.describe_library(load_mpi().Get_library_version())}, ranks by"
             f" {mpirun.find_mpirun()}",
         )
     except CannotRun as e:

@@ -119,11 +119,13 @@ class CollectiveRunner:
     remedy = "smaller sizes (-e) take less"
 
     def refuse(self, case: Case, subject: None, refuse_call: Callable[[Case], str]) -> str:
+        """Why the case, or the collective in its background, cannot be run, or ""."""
         reason = refuse_call(case)
         other = self._find_other(case)
         return reason or (refuse_call(other) if other else "")
 
     def list_probes(self, job: Job) -> list[Case]:
+        """The case itself, and the collective in its background, if there is one."""
         other = self._find_other(job.case)
         return [job.case, *([other] if other else [])]
 
@@ -134,10 +136,13 @@ class CollectiveRunner:
         return msgspec.structs.replace(other, n=case.n) if other else None
 
     def list_dtypes(self, job: Job) -> list[str]:
+        """The case's element type; none where neither it nor its background moves data."""
         moves_data = job.case.size or backgrounds.background_case(job.case)
         return [job.case.dtype] if moves_data else []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: None) -> Job | Skip:
+        """The job with as many pairs of buffers as the cache asks for and memory holds, or why not
+        even those of one sample fit."""
         pair = buffer_bytes(case, policy)
         where, available, cache_bytes, sharers, base = room
         fixed = sharers * (base + scratch_bytes(case))
@@ -161,23 +166,29 @@ class CollectiveRunner:
         return Job(case, rotation, cache)
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
+        """Bytes that a rank takes: its process's, all pairs of buffers, the library's, and the
+        background's."""
         other = backgrounds.background_case(job.case)
         more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
         own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
         return RANK_BYTES + own_bytes + more
 
     def guess_call(self, job: Job) -> float:
+        """A rough guess of the seconds that a call takes where ranks share cores as here."""
         return guess_call(job.case) * measure_crowding(job.case)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
+        """A rough guess of the seconds that the job takes beside warming up and measuring."""
         alone = GUESS_ALONE if job.case.background else 0.0
         filled = guess_filling(job.case, job.rotation * buffer_bytes(job.case, policy), policy)
         return GUESS_CASE + alone + self.guess_call(job) + filled
 
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
+        """None: a case of a collective takes too little time to be told of beforehand."""
         return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> Trial:
+        """The job on a rank, with its background beside it; ``emit`` is not called."""
         from collbench.run.rank.background import make_background
         from collbench.run.rank.trial import Trial
 

@@ -1,3 +1,5 @@
+"""Whoever is told of a run as it goes: what reporters hear, several at once, and all of it kept."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -34,27 +36,33 @@ class Reporter(Protocol):
     doing nothing.
 
     ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is
-    done, 0..1. ``so_far`` tells of a step that is still measured: at first without a sample, what
-    each part took while it warmed up (``setup_ns``). ``end`` is called once, also when the run was
-    cut short; ``path`` is None for a run that was not saved.
+    done, 0..1. ``show_interim`` is about a step that is still measured: at first without a sample,
+    what each part took while it warmed up (``setup_ns``). ``end`` is called once, also when the run
+    was cut short; ``path`` is None for a run that was not saved.
     """
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        """A run begins, with these cases in plan order, and these left out."""
         return
 
     def world(self, world: World) -> None:
+        """A world of ranks is there."""
         return
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
+        """Ranks are at this phase of a case."""
         return
 
-    def so_far(self, record: Record) -> None:
+    def show_interim(self, record: Record) -> None:
+        """A record of a case that is still measured, in place of the one before."""
         return
 
     def record(self, record: Record, row: Derived | None) -> None:
+        """A case is done; ``row`` is what is derived of it, None where nothing was measured."""
         return
 
     def end(self, end: End, path: Path | None) -> None:
+        """The run is over."""
         return
 
 
@@ -65,26 +73,32 @@ class Several(Reporter):
         self._reporters = reporters
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
             reporter.begin(run, cases, skips)
 
     def world(self, world: World) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
             reporter.world(world)
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
             reporter.phase(case, phase, fraction)
 
-    def so_far(self, record: Record) -> None:
+    def show_interim(self, record: Record) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
-            reporter.so_far(record)
+            reporter.show_interim(record)
 
     def record(self, record: Record, row: Derived | None) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
             reporter.record(record, row)
 
     def end(self, end: End, path: Path | None) -> None:
+        """Pass it on to each."""
         for reporter in self._reporters:
             reporter.end(end, path)
 
@@ -98,12 +112,14 @@ class Gathered(Reporter):
     path: Path | None = None
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        """Keep the run, its cases and skips; nothing has arrived yet."""
         self.run, self.cases, self.skips = run, cases, skips
         self.worlds: dict[int, World] = {}
         self.arrived: list[Outcome] = []
         self._place = {case: index for index, case in enumerate(cases)}
 
     def world(self, world: World) -> None:
+        """Keep it by its index."""
         self.worlds[world.index] = world
 
     def record(self, record: Record, row: Derived | None) -> None:
@@ -113,6 +129,7 @@ class Gathered(Reporter):
         self.arrived.append((record, row))
 
     def end(self, end: End, path: Path | None) -> None:
+        """Keep it, and where the run was saved."""
         self.ended, self.path = end, path
 
     @property
@@ -131,9 +148,11 @@ class Gathered(Reporter):
 
     @property
     def outcomes(self) -> list[Outcome]:
-        return self.planned(self.arrived)
+        """All records and what is derived of them, in plan order."""
+        return self.sort_by_plan(self.arrived)
 
-    def planned(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def sort_by_plan(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes in plan order, those of cases that were not planned last."""
         return sorted(
             outcomes, key=lambda outcome: self._place.get(outcome[0].case, len(self._place))
         )

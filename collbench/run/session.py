@@ -292,7 +292,7 @@ class _Session:
         self._begun = False
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
-        self._so_far: dict[Case, Record] = {}  # what there is of a case that is being measured
+        self._interim: dict[Case, Record] = {}  # what there is of a case that is being measured
         self._after: dict[str, Load] = {}
         self._broken: RunBroken | None = None  # of the first world that broke before it opened
         self._pace = self._make_pace()
@@ -320,7 +320,7 @@ class _Session:
         plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
         launches = self._launches([self._pace.open_plan(current) for current in plans])
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
-        listener = Listener(*callbacks, so_far=self._hear_so_far, unopened=self._unopened)
+        listener = Listener(*callbacks, interim=self._accept_interim, unopened=self._unopened)
         problem: Exception | None = None
         try:
             with interrupts:
@@ -395,10 +395,10 @@ class _Session:
             self._keep(line)
             self._announce(line)
 
-    def _hear_so_far(self, record: Record) -> None:
-        self._so_far[record.case] = record
+    def _accept_interim(self, record: Record) -> None:
+        self._interim[record.case] = record
         if self._order.budget is None:  # which says itself how long the run takes
-            self._reporter.so_far(record)
+            self._reporter.show_interim(record)
 
     def _keep_what_was_cut(self, why: str) -> None:
         """Records of what is finished of cases that were being measured when the run ended, and of
@@ -406,7 +406,7 @@ class _Session:
         for record in self._pace.take_cut_records() if why else ():
             self._keep(record)
             self._announce(record)
-        for record in list(self._so_far.values()):
+        for record in list(self._interim.values()):
             rounds = format_count(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
                 cut_record = msgspec.structs.replace(
@@ -424,7 +424,7 @@ class _Session:
             self._worlds[line.index] = line
             self._reporter.world(line)
         else:
-            self._so_far.pop(line.case, None)
+            self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
             world, suite = self._worlds.get(line.world), self._prepared.suite
             self._reporter.record(line, derive.derive_in_run(line, world, suite))
@@ -466,9 +466,9 @@ class _Session:
         elif error.job is not None:
             for case in current.jobs[error.job].case.siblings:
                 failed = Record(case=case, status="failed", note=error.message, world=current.index)
-                so_far = self._so_far.get(case)
-                if so_far and len(so_far.times_ns) >= FEWEST_SAMPLES:
-                    failed = msgspec.structs.replace(so_far, status="failed", note=error.message)
+                interim = self._interim.get(case)
+                if interim and len(interim.times_ns) >= FEWEST_SAMPLES:
+                    failed = msgspec.structs.replace(interim, status="failed", note=error.message)
                 self._accept(failed)
 
     def _hung(self, error: RunBroken) -> None:

@@ -171,7 +171,7 @@ class Status(Gathered):
         if self._earlier is None:
             self._earlier = len(self.arrived)
 
-    def so_far(self, record: Record) -> None:
+    def show_interim(self, record: Record) -> None:
         """Says once of a job how long measuring it takes, where that is long."""
         case, key = record.case, record.case.key
         if record.times_ns or key in self._foretold:
@@ -283,7 +283,7 @@ class LiveTable(Status):
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]
             above = self._common(latest, live=True)
             latest = latest[len(above) :]
-            parts += [*above, self._table(mode, self.planned(latest), live=True), ""]
+            parts += [*above, self._table(mode, self.sort_by_plan(latest), live=True), ""]
         return Group(*parts, super()._view())
 
     def _common(self, outcomes: Sequence[Outcome], live: bool = False) -> list[RenderableType]:

@@ -78,7 +78,7 @@ def longer(kind, name, when):
             time.sleep(1)
     setattr(kind, name, after)
 longer(world.Channel, "send", lambda said: said.done)
-longer(join.Watchdog, "end", lambda: True)
+longer(join.MemberWatch, "end", lambda: True)
 """
 
 

@@ -18,21 +18,21 @@ from pathlib import Path
 import sections
 
 from collbench.__main__ import main as command
-from collbench.run.launch.local import Watch
+from collbench.run.launch.local import LocalWatch
 
-Used = dict[Watch, float]  # seconds of CPU of a world's ranks
+Used = dict[LocalWatch, float]  # seconds of CPU of a world's ranks
 
 
 class Meter:
     """Reads all worlds' CPU time whenever one gets its turn."""
 
     def __init__(self) -> None:
-        self._worlds: list[Watch] = []
-        self._turn: tuple[Watch, float, Used] | None = None
+        self._worlds: list[LocalWatch] = []
+        self._turn: tuple[LocalWatch, float, Used] | None = None
         self.spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self.turns: defaultdict[str, list[float]] = defaultdict(list)
 
-    def go(self, watch: Watch) -> None:
+    def go(self, watch: LocalWatch) -> None:
         self._worlds = [w for w in self._worlds if w.busy() and w is not watch] + [watch]
         now, used = time.perf_counter(), {w: cpu(w) for w in self._worlds}
         if self._turn is not None:
@@ -47,10 +47,10 @@ class Meter:
         self._turn = watch, time.perf_counter(), {w: cpu(w) for w in self._worlds}
 
 
-def cpu(watch: Watch) -> float:
+def cpu(watch: LocalWatch) -> float:
     """Seconds of CPU that a world's ranks have used, with all threads they have had."""
     total = 0.0
-    for pid in watch._pids.values():
+    for pid in watch.pids.values():
         with suppress(OSError):
             total += time.clock_gettime((~pid << 3) | 2)  # Linux's clock of a process
     return total
@@ -62,13 +62,13 @@ def main() -> None:
     parser.add_argument("--suite", default="pr")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    meter, go = Meter(), Watch.go
+    meter, go = Meter(), LocalWatch.go
 
-    def counted(self: Watch) -> None:
+    def counted(self: LocalWatch) -> None:
         meter.go(self)
         go(self)
 
-    Watch.go = counted  # type: ignore[method-assign]
+    LocalWatch.go = counted  # type: ignore[method-assign]
     sys.argv = ["collbench", "ab", "--aa", "--suite", asked.suite, "--rounds", asked.rounds]
     try:
         command()

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from collbench.core.errors import CannotRun, first_line
+from collbench.core.errors import CannotRun
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
+from collbench.run.mpi_library import initialise_mpi
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
-from collbench.survive.signals import keep_handlers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,9 +39,6 @@ HALFWAY = 5e3
 
 
 MOST = (1 << 31) - 1  # elements to a call, by the int that MPI 3 has for them
-
-
-INSTALL = "pip install 'collbench[mpi]' brings mpi4py and an MPI"
 
 
 Tensor = torch.Tensor
@@ -206,7 +203,9 @@ class Mpi(Base):
         return case.algorithm == "native" and not case.in_place and case.collective == "broadcast"
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        mpi = _initialise_mpi()
+        mpi = initialise_mpi()
+        # a world that is not left in good order may have ranks that are stuck
+        atexit.unregister(mpi.Finalize)
         world = mpi.COMM_WORLD
         self.library = describe_library(mpi.Get_library_version())
         at = self.control or Control(rank, n)
@@ -388,30 +387,6 @@ def _count_elements(case: Case, count: int) -> int:
 
 def _view_bytes(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.uint8).numpy()
-
-
-def load_mpi() -> Any:
-    """The MPI module, MPI not initialised. Raises CannotRun with the reason."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as e:
-        raise CannotRun(f"MPI cannot be loaded: {first_line(e)}", INSTALL) from e
-    return MPI
-
-
-def _initialise_mpi() -> Any:
-    """The MPI module, MPI initialised for calls by this thread. MPI ends with the process where the
-    last world was left in good order; else it does not, since MPI_Finalize would wait for ranks
-    that are stuck."""
-    MPI = load_mpi()
-    if not MPI.Is_initialized():
-        with keep_handlers():
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
-    atexit.unregister(MPI.Finalize)
-    return MPI
 
 
 def describe_library(version: str) -> str:

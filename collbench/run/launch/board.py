@@ -20,6 +20,7 @@ import psutil
 
 LOOKS = 50_000  # at a word that another rank is to write: some ms
 LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
+IS_STOPPED = "is stopped (SIGSTOP)"  # as messages have it of a process
 
 
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
@@ -124,9 +125,18 @@ class Board:
         phase, case, _ = self.where(rank)
         return case if Phase.CONNECTING < phase < Phase.DONE else None
 
+    def label(self, rank: int) -> str:
+        """What a rank is doing, as sentences have it."""
+        return self.where(rank)[0].label
+
     def beats(self) -> list[int]:
         """The number of signs of life of each rank."""
         return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
+
+    def find_behind(self) -> list[int]:
+        """Ranks that are not as far as the foremost."""
+        places = [self.where(rank)[1:] for rank in range(self.n)]
+        return [rank for rank, progress in enumerate(places) if progress < max(places)]
 
     def meet(self, rank: int, ahead_ns: int) -> bool:
         """Agree with all ranks on a start time and spin until it; whether this rank was late.

@@ -31,6 +31,7 @@ from collbench.run.launch.meeting import (
     Verdict,
     describe_doors,
     find_stopped,
+    say_silent,
     say_stopped,
 )
 
@@ -64,7 +65,7 @@ class Connection:
         self._connect(doors, seconds)
         self._socket.settimeout(seconds + HELLO_SECONDS)
         try:
-            verdict = self._seal.opened(self._line(), Verdict)
+            verdict = self._seal.opened(self._read_line(), Verdict)
         except (OSError, EOFError) as e:
             raise RunBroken(f"{self._who()} lost rank 0 before all had come: {e}") from e
         if verdict.refused:
@@ -116,13 +117,14 @@ class Connection:
         """Both sides prove that they have the key. Raises EOFError or ValueError for another
         launch's rank 0."""
         self._lines = at.makefile("rb")
-        greeting = msgspec.json.decode(self._line(), type=Greeting)
+        greeting = msgspec.json.decode(self._read_line(), type=Greeting)
         hello = msgspec.structs.replace(self._hello, nonce=secrets.token_hex(16))
         self._seal = Seal(self._key, (greeting.nonce, hello.nonce), b"guest", b"host")
         at.sendall(self._seal.line(hello))
-        self._seal.opened(self._line(), Verdict)
+        self._seal.opened(self._read_line(), Verdict)
 
-    def _line(self) -> bytes:
+    def _read_line(self) -> bytes:
+        """The next line of rank 0. Raises EOFError where that has gone or says too much."""
         line = self._lines.readline(LINE_LIMIT)
         if not line.endswith(b"\n"):
             raise EOFError(
@@ -136,7 +138,7 @@ class Connection:
             self._socket.settimeout(seconds)
             try:
                 self._socket.sendall(self._seal.line(request))
-                return self._seal.opened(self._line(), Answer)
+                return self._seal.opened(self._read_line(), Answer)
             except EOFError as e:
                 raise ConnectionError(f"rank 0: {e}") from e
 
@@ -149,7 +151,7 @@ class Connection:
     def receive(self) -> bytes | None:
         """The next message of rank 0, nothing where it answers ``say``; None when it is gone."""
         try:
-            return self._seal.opened(self._line(), Answer).value
+            return self._seal.opened(self._read_line(), Answer).value
         except (OSError, EOFError):
             return None
 
@@ -184,7 +186,7 @@ class Connection:
         try:
             return self.ask(Request("lost", number=int(seconds * 1000)), limit).value.decode()
         except (OSError, ValueError):
-            return "" if self.ended() else f"nothing is heard of rank 0 on {self.hosts[0]}"
+            return "" if self.ended() else say_silent([f"rank 0 on {self.hosts[0]}"])
         finally:
             self._lock.release()
 

@@ -74,7 +74,7 @@ def _take_part(instructions: Told, channel: Channel) -> None:
     os.environ.pop("MASTER_PORT", None)
     listener = Listener(
         channel.line,
-        so_far=channel.line,
+        interim=channel.line,
         next_jobs=channel.next_jobs,
         hung=lambda error: channel.send(Said(error=Failure.of(error))),
         turn=channel.turn,

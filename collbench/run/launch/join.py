@@ -32,13 +32,15 @@ from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
+from collbench.run import mpi_library
 from collbench.run.launch import environments, folders, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.host import Host
-from collbench.run.launch.meeting import name_hello, open_listener
-from collbench.run.launch.world import Hear, Listener, StallWatch, World
+from collbench.run.launch.meeting import SILENT_SHARE, name_hello, open_listener, say_silent
+from collbench.run.launch.watch import RankWatch
+from collbench.run.launch.world import Hear, Listener, World
 from collbench.survive.crash import describe_error
 from collbench.survive.signals import interrupts
 
@@ -78,9 +80,6 @@ _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as anot
 _ANOTHER = "another rank (it or the launcher says why)"
 
 
-_SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
-
-
 def detect_launcher(launcher: str = "auto") -> Membership | None:
     """The launcher this process was started by, or None when it should start its own ranks.
 
@@ -94,8 +93,8 @@ def detect_launcher(launcher: str = "auto") -> Membership | None:
 
 
 def _refuse_strangers() -> None:
-    """A launcher whose variables nobody here knows leaves as many worlds as it has started
-    processes."""
+    """Raise CannotRun where this process's parent is one of DAEMONS and has started others with the
+    same command line: none of its variables is known here, so each would be a world of its own."""
     me = psutil.Process()
     with suppress(psutil.Error):
         parent = me.parent()
@@ -135,16 +134,17 @@ class Meeting(NamedTuple):
         """Seconds that the world has had its turn, as rank 0 knows."""
         return self.host.awake() if self.host else self.connection.awake(limit)
 
-    def turned(self, turn: Callable[[int], object]) -> Callable[[int], object]:
-        """``turn`` of rank 0, known as rest until it ends."""
+    def rest_during(self, wait: Callable[[int], object]) -> Callable[[int], object]:
+        """``wait``, by which rank 0 waits for its world's turn at a job, such that no rank's watch
+        takes it for a hang."""
 
-        def waited(job: int) -> None:
+        def wait_at_rest(job: int) -> None:
             assert self.host
             self.host.rest()
-            turn(job)
+            wait(job)
             self.host.resume()
 
-        return waited
+        return wait_at_rest
 
 
 _connections: list[Connection] = []  # of this process, one for each meeting
@@ -221,71 +221,76 @@ def shared_board(member: Membership, control: Control) -> Board:
         return board
 
 
-class Watchdog(threading.Thread):
-    """Ends this process with exit code 4 when no rank that it can see has moved for as long as the
-    plan allows."""
+class MemberWatch(RankWatch):
+    """What a joined rank's process sees: the board of its host, or its own line of one, and by the
+    meeting who is stopped or silent. A thread looks, and ends this process with exit code 4 where
+    its world stands still."""
 
     def __init__(
         self, board: Board, member: Membership, meeting: Meeting, plan: Plan, listener: Listener
     ) -> None:
-        super().__init__(daemon=True, name="collbench-watchdog")
-        self._member, self._meeting, self._plan, self._listener = member, meeting, plan, listener
-        self._stall = StallWatch(board, plan)
-        self._stop = threading.Event()
+        super().__init__(plan, listener, meeting.connection.hosts, board)
+        self.own_rank, self._alone = member.rank, member.n == member.local_n
+        self._meeting, self._silent = meeting, plan.timeout * SILENT_SHARE  # s
+        self._due, self._stop = time.monotonic(), threading.Event()
+
+    def start(self) -> None:
+        """Watch, in a thread, until ``end``."""
+        threading.Thread(target=self.run, daemon=True, name="collbench-watchdog").start()
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._stop.set()
 
     def run(self) -> None:
         """Tell rank 0 of life, and end this process where no rank moves any more."""
-        due, pause = time.monotonic(), self._plan.timeout * _SILENT / 3
         while not self._stop.wait(1.0):
-            if time.monotonic() >= due:
-                due = time.monotonic() + pause
-                self._meeting.connection.beat()
-            if (seconds := self._stall.stalled()) and not self._rests():
-                error = self._verdict(seconds)
+            try:
+                self.move(0)
+            except RunBroken as error:
                 try:
-                    self._listener.lost(self._plan, error)
-                    self._listener.hung(error)
+                    self.listener.lost(self.plan, error)
+                    self.listener.hung(error)
                 finally:
                     sys.stderr.flush()
                     if self._meeting.host:
                         self._meeting.host.end_stopped()
                     os._exit(Exit.TIMEOUT)
 
-    def _rests(self) -> bool:
-        """Whether the world has waited for its turn, or has not had it for so long yet."""
-        if not self._plan.in_turns:
-            return False
-        awake = self._meeting.awake(max(1.0, self._plan.timeout * _SILENT / 3))
-        self._stall.rest(awake)
-        return awake < self._plan.timeout
+    def move(self, seconds: float) -> None:
+        """Tell rank 0 of life where that is due. Raises RunBroken where no rank moves any more."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._silent / 3
+            self._meeting.connection.beat()
+        self.check_progress()
 
-    def _verdict(self, seconds: float) -> RunBroken:
-        """Blames a rank that is stopped or cut off, else what this rank sees stand still. Another
-        rank than 0 gives rank 0 the time to say it: a launcher accuses who ends first, and ends all
-        the others."""
-        rank, lost = self._member.rank, self._meeting.lost(self._plan.timeout * _SILENT)
-        first = f"rank 0 on {self._meeting.connection.hosts[0]}"
-        if rank and first not in lost:
+    def has_rested(self) -> bool:
+        """Whether the world has waited for its turn, or has not had it for so long yet."""
+        if not self.plan.in_turns:
+            return False
+        awake = self._meeting.awake(max(1.0, self._silent / 3))
+        self.rest(awake)
+        return awake < self.plan.timeout
+
+    def find_obstacle(self, seconds: float) -> RunBroken | None:
+        """A rank that is stopped or cut off. Another rank than 0 gives rank 0 the time to say it: a
+        launcher accuses who ends first, and ends all the others."""
+        lost, first = self._meeting.lost(self._silent), self.name_rank(0)
+        if self.own_rank and first not in lost:
             ended = self._meeting.connection.ended(within=LEAVE_SECONDS)
             if ended and not lost:
-                return self._stall.broken(f"{_name_rank(rank)} lost {_ANOTHER}", rank)
-            lost = lost or f"nothing is heard of {first}"
-        if lost:
-            hint = "is the host up, its network, and the rank not stopped?"
-            return self._stall.broken(lost, rank, hint)
-        alone = self._member.n == self._member.local_n
-        behind = self._stall.behind() if alone else [rank]
-        who = _name_rank(behind[0]) if behind else f"all {self._member.n} ranks"
-        what = "has not moved" if behind else "hang in the same call"
-        return self._stall.broken(f"{who} {what} for {seconds:.0f} s", (behind or [rank])[0])
+                return self.accuse(self.own_rank, f"lost {_ANOTHER}")
+            lost = lost or say_silent([first])
+        hint = "is the host up, its network, and the rank not stopped?"
+        return self.make_error(lost, self.own_rank, hint) if lost else None
 
-    def end(self) -> None:
-        """Stop watching."""
-        self._stop.set()
+    def find_behind(self) -> list[int]:
+        """Of ranks on several hosts the own one, as no other's line is seen."""
+        return super().find_behind() if self._alone else [self.own_rank]
 
-
-def _name_rank(rank: int) -> str:
-    return f"rank {rank} on {environment.host_name()}"
+    def blame_error(self, error: Exception) -> RunBroken:
+        """What this rank has raised, with who is to blame for it."""
+        return self.accuse(self.own_rank, _blame_rank(error, self._meeting))
 
 
 class Joined(World):
@@ -300,6 +305,7 @@ class Joined(World):
         self.opened = 0  # worlds so far
 
     def load(self) -> dict[str, Load]:
+        """Empty: ranks that the launcher has started run already."""
         return {}
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
@@ -326,11 +332,11 @@ class Joined(World):
             timer.cancel()
             for plan in msgspec.convert(agreed, list[Plan]):
                 os.environ.update(plan.env)
-                watchdog = Watchdog(board, member, meeting, plan, listener)
-                watchdog.start()
+                watch = MemberWatch(board, member, meeting, plan, listener)
+                watch.start()
                 rank_worker: worker.Worker | None = None
                 try:
-                    turn = meeting.turned(listener.turn)
+                    turn = meeting.rest_during(listener.turn)
                     rank_worker = worker.Worker(
                         setup, plan, control, board, line, listener.next_jobs, turn
                     )
@@ -341,13 +347,12 @@ class Joined(World):
                         raise
                     listener.unopened(plan, e)  # as all ranks do
                 except Exception as e:
-                    what = f"{_name_rank(member.rank)} {_blame_rank(e, meeting)}"
-                    error = StallWatch(board, plan).broken(what, member.rank)
+                    error = watch.blame_error(e)
                     listener.lost(plan, error)
                     raise error from e
                 finally:
-                    watchdog.end()
-        rendezvous.leave_mpi()
+                    watch.end()
+        mpi_library.finalise_at_exit()
 
     def _make_setup(self, hosts: list[str]) -> Place:
         from collbench.run.rank import worker
@@ -425,8 +430,8 @@ def _add_facts(facts: Mapping[str, Mapping[str, Any]], on_line: Hear) -> Hear:
 
 
 def _blame_rank(error: Exception, meeting: Meeting) -> str:
-    """What happened to a rank. That another is gone may be known a moment later only; more than
-    that and the launcher ends this one, too, before it could tell."""
+    """What happened to the rank that raised the error. That another is gone may be known a moment
+    later only; more than that and the launcher ends this one, too, before it could tell."""
     if not says_peer_is_gone(first_line(error)):
         return describe_error(error)
     until = time.monotonic() + _MOMENT

@@ -29,13 +29,10 @@ from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import MEET_SECONDS, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
-from collbench.run.launch.meeting import name_hello
+from collbench.run.launch.meeting import SILENT_SHARE, name_hello
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.run.launch.world import Said
 from collbench.survive.signals import STOPPING
-
-_SILENT = 0.6  # of the time without progress; both ends say three times in it that they are there
-
 
 PRESENT_SECONDS = 30.0  # within which both ends say that they are there, unless -T sets them
 
@@ -65,19 +62,24 @@ class Far:
         self._answers: SimpleQueue[str] = SimpleQueue()
 
     def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
+        """Have the place start a rank; ``on_line`` is told at once where the place is lost."""
         self._hearing[instructions.world] = on_line
         self._send(Errand("run", instructions.world, as_json(instructions)))
         if self._why:
             on_line(as_json(Said(lost=self._why)))
 
     def send(self, world: str, text: str) -> None:
+        """Have the place pass a line to the rank of a world."""
         self._send(Errand("tell", world, text))
 
     def end(self, world: str) -> None:
+        """Have the place end the rank of a world, whose lines are not passed on any more."""
         self._hearing.pop(world, None)
         self._send(Errand("end", world))
 
     def ask(self, question: Question) -> Answer:
+        """The answer to a question. Raises RunBroken where the place is lost, or says nothing for
+        MEET_SECONDS."""
         self._send(Errand("ask", text=as_json(question)))
         with suppress(Empty):
             if answer := "" if self._why else self._answers.get(timeout=MEET_SECONDS):
@@ -88,6 +90,7 @@ class Far:
         self._send_bytes(msgspec.json.encode(errand))
 
     def handle_message(self, message: bytes) -> None:
+        """Take in what the place says: an answer, or a line of the rank of a world."""
         world, _, line = message.decode().partition(" ")
         if not world:
             self._answers.put(line)
@@ -95,6 +98,7 @@ class Far:
             self._hearing[world](line)
 
     def lose(self, why: str) -> None:
+        """Tell whoever waits for this place, now or later, that it is lost, and why."""
         self._why = why
         self._answers.put("")
         for on_line in list(self._hearing.values()):
@@ -142,7 +146,8 @@ class Launched(Places):
             threading.Timer(_GRACE, self._far[rank].lose, [why]).start()
 
     def lost(self) -> str:
-        return self._host.lost(self._timeout * _SILENT)
+        """The ranks that are stopped or silent for most of ``timeout``, in words, or ""."""
+        return self._host.lost(self._timeout * SILENT_SHARE)
 
     def broken(self, error: BaseException) -> None:
         """Raise RunBroken where what interrupts this process is that another has ended. A launcher
@@ -236,8 +241,8 @@ class _Serving:
             self._connection.send(text.encode())
 
     def _beat(self) -> None:
-        while time.monotonic() - self._last_word < self._timeout * _SILENT:
-            time.sleep(self._timeout * _SILENT / 3)
+        while time.monotonic() - self._last_word < self._timeout * SILENT_SHARE:
+            time.sleep(self._timeout * SILENT_SHARE / 3)
             self._send("")
         self._tell_lost("hears nothing of")
         os._exit(Exit.TIMEOUT)

@@ -30,18 +30,8 @@ from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_stat
 from collbench.run.launch.children import bound_command, module_command
 from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
-from collbench.run.launch.world import (
-    LINE_LIMIT,
-    STOPPED,
-    Asked,
-    Death,
-    Env,
-    Listener,
-    RankWatch,
-    StallWatch,
-    World,
-    tell_late,
-)
+from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
+from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
 from collbench.survive.signals import interrupts
 
 TICK = 0.25
@@ -92,6 +82,7 @@ class ForkServer(Parent):
             socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, fresh))], [board])
 
     def fileno(self) -> int:
+        """The descriptor that is readable where there is a note."""
         return self._ours.fileno()
 
     def note(self) -> tuple[Note, list[int]]:
@@ -118,6 +109,8 @@ class FreshRanks(World):
     """A world whose plans get ranks of their own each, and predicted ones none."""
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        """Run plans one after the other, each with ranks of its own. Raises RunBroken where a world
+        breaks at a case."""
         for index, plan in enumerate(plans):
             if backend_info(plan.backend).predicts:
                 _model.Predicted().run([plan], listener)
@@ -178,16 +171,16 @@ class Launcher(FreshRanks):
         return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
 
     @contextmanager
-    def started(self, plan: Plan, listener: Listener) -> Iterator[Watch]:
+    def started(self, plan: Plan, listener: Listener) -> Iterator[LocalWatch]:
         """Within its ``with`` block ranks of a plan run, and are watched."""
         board, fd = Board.create(plan.processes)
         try:
             with folders.make_private() as folder, self._parent(plan, folder) as parent:
                 parent.spawn(plan.processes, fd)
-                watch = Watch(plan, listener, parent, board, str(folder / "store"))
+                watch = LocalWatch(plan, listener, parent, board, str(folder / "store"))
                 yield watch
                 watch.check(last=True)
-                if watch.left_behind():
+                if watch.report_late_ranks():
                     self.release(plan.env)
         finally:
             os.close(fd)
@@ -218,36 +211,34 @@ class Launcher(FreshRanks):
             self.release(env)
 
 
-class Watch(RankWatch):
+class LocalWatch(RankWatch):
     """Follows ranks of this machine by their channels, their board, and their parent."""
 
     def __init__(
         self, plan: Plan, listener: Listener, parent: ForkServer | Mpirun, board: Board, store: str
     ) -> None:
-        super().__init__(plan, listener, grace=2 * TICK)
-        self._parent, self._board = parent, board
+        hosts = [environment.host_name()] * plan.processes
+        super().__init__(plan, listener, hosts, board, grace=2 * TICK)
+        self.limit_hint = f"-T sets the limit, now {plan.timeout:g} s without any progress"
+        self._parent, self._board, self._begun = parent, board, time.monotonic()
         self._by_mpirun = backend_info(plan.backend).launch == "mpirun"
-        self._stall, self._begun = StallWatch(board, plan), time.monotonic()
         self._store = Path(store)
         self._request = msgspec.json.encode(Asked(plan, store)) + b"\n"
-        self._pids: dict[int, int] = {}
         self._wardens: dict[int, int] = {}
         self._idle: dict[int, float] = {}  # seconds that processes were seen stopped
         self._last_look = self._begun
         self._channels: dict[int, socket.socket] = {}
         self._unsent: dict[int, memoryview] = {}
         self._partial = [b""] * plan.processes
-        self._ended_ranks: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ, -1)
 
     def fileno(self) -> int:
+        """The descriptor that is readable where a rank or its parent has said something."""
         return self._selector.fileno()
 
-    def busy(self) -> bool:
-        return len(self._ended_ranks) < self.plan.processes and not self.overdue()
-
     def move(self, seconds: float) -> None:
+        """Hear ranks and their parent within so many seconds. Raises RunBroken and CannotRun."""
         for key, _ in self._selector.select(seconds):
             if key.data < 0:
                 self._take_note()
@@ -257,11 +248,8 @@ class Watch(RankWatch):
         if Phase.CONNECTING < phase < Phase.DONE:
             self.listener.tick(self.plan.jobs[job].case, phase)
         self.check()
-        if self.waiting:
-            self._stall.rest()
         self._refuse_stopped()
-        if not self.finished and (seconds := self._stall.stalled(self._loading())):
-            raise self._hung(seconds)
+        self.check_progress()
 
     def check(self, last: bool = False) -> None:
         """Raise what broke the world, as before; of what breaks once all ranks have nothing left
@@ -275,7 +263,9 @@ class Watch(RankWatch):
             for rank, message in (
                 own_errors | {r: end.description for r, end in self.deaths.items()}
             ).items():
-                print_message(f"{self._who(rank)} {message} while leaving; all had been measured")
+                print_message(
+                    f"{self.name_rank(rank)} {message} while leaving; all had been measured"
+                )
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
@@ -297,16 +287,17 @@ class Watch(RankWatch):
         ranks = range(self.plan.processes)
         return all(self._board.where(rank)[0] is Phase.DONE for rank in ranks)
 
-    def left_behind(self) -> bool:
-        """Whether anybody did not leave, which is then said."""
+    def report_late_ranks(self) -> bool:
+        """Say on the terminal which ranks did not end in time, or that nothing is heard of their
+        ends; whether there are any."""
         if not self._over:
             return True
-        late = [rank for rank in self._pids if rank not in self._ended_ranks]
-        still = [rank for rank in late if process_state(self._pids[rank]) != "ended"]
-        stopped = [rank for rank in still if process_state(self._pids[rank]) == "stopped"]
-        who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
+        late = [rank for rank in self.pids if rank not in self.ended]
+        still = [rank for rank in late if process_state(self.pids[rank]) != "ended"]
+        stopped = [rank for rank in still if process_state(self.pids[rank]) == "stopped"]
+        who = ", ".join(self.name_rank(rank) for rank in stopped or still) or self._parent.name
         if late:
-            tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
+            report_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
 
     def _refuse_stopped(self) -> None:
@@ -333,24 +324,25 @@ class Watch(RankWatch):
 
     def _processes(self) -> list[tuple[int, int]]:
         """Ranks and their wardens (rank, pid), as far as they are known and have not ended."""
-        processes = [*self._pids.items(), *self._wardens.items()]
-        return [(rank, pid) for rank, pid in processes if rank not in self._ended_ranks]
+        processes = [*self.pids.items(), *self._wardens.items()]
+        return [(rank, pid) for rank, pid in processes if rank not in self.ended]
 
     def _stopped(self, rank: int, pid: int) -> RunBroken:
         phrase = STOPPED.description
-        if pid != self._pids.get(rank):
+        if pid != self.pids.get(rank):
             phrase = f"cannot go on: its parent process (pid {pid}) {phrase}"
-        return self.broken(rank, phrase, self._limit())
+        return self.accuse(rank, phrase, self.limit_hint)
 
-    def _limit(self) -> str:
-        return f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
+    def beats(self) -> object:
+        """What changes whenever a rank enters a phase or issues a call, or one loads torch."""
+        return self._board.beats(), self._loading()
 
     def _loading(self) -> list[float]:
         """CPU time of who is yet to come up, LOAD_SECONDS long."""
         if time.monotonic() - self._begun > LOAD_SECONDS:
             return []
-        pids = [pid for rank, pid in self._pids.items() if not self._board.where(rank)[0]]
-        if len(self._pids) < self.plan.processes:
+        pids = [pid for rank, pid in self.pids.items() if not self._board.where(rank)[0]]
+        if len(self.pids) < self.plan.processes:
             pids += [self._parent.process.pid, *self._wardens.values()]
         return [_cpu_seconds(pid) for pid in pids]
 
@@ -360,7 +352,7 @@ class Watch(RankWatch):
         except EOFError:
             if self.finished:
                 self._over = 0.0
-                message = self._parent.ended(len(self._pids)).message
+                message = self._parent.ended(len(self.pids)).message
                 print_message(f"{message}; all had been measured")
                 return
             if self._parent.end() < 0:  # it was killed, and with it all
@@ -369,13 +361,13 @@ class Watch(RankWatch):
                 unheard = self._parent.unheard(self.plan.processes)
                 self.deaths = dict.fromkeys(unheard, ORPHANED) | self.deaths  # these were first
             self.check(last=True)  # mpirun took notice of it too
-            error = self._parent.ended(len(self._pids))
+            error = self._parent.ended(len(self.pids))
             if isinstance(error, RunBroken):
-                error = self._stall.broken(error.message, 0, error.hint)
+                error = self.make_error(error.message, 0, error.hint)
             raise error from None
         rank = note.rank
         if note.pid:
-            self._pids[rank], self._unsent[rank] = note.pid, memoryview(self._request)
+            self.pids[rank], self._unsent[rank] = note.pid, memoryview(self._request)
             channel = self._channels[rank] = socket.socket(fileno=fds[0])
             channel.setblocking(False)
             self._selector.register(channel, _BOTH, rank)
@@ -383,12 +375,10 @@ class Watch(RankWatch):
         if note.warden:
             self._wardens[rank] = note.warden
             return
-        self._ended_ranks.add(rank)
+        code = os.waitstatus_to_exitcode(note.status)
+        self.note_end(rank, None if note.alone else Death.by(code, "exited with status"))
         if note.alone and rank not in self.done:
             self.deaths.setdefault(rank, ORPHANED)
-        elif rank not in self.done and rank not in self.errors:
-            code = os.waitstatus_to_exitcode(note.status)
-            self.deaths[rank] = Death.by(code, "exited with status")
 
     def _exchange(self, rank: int) -> bool:
         """Send what a rank is yet to be told, and take in what it has written; False at the end of
@@ -411,12 +401,13 @@ class Watch(RankWatch):
         *lines, rest = (self._partial[rank] + data).split(b"\n")
         self._partial[rank] = rest
         if len(rest) > LINE_LIMIT:
-            raise self.broken(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
+            raise self.accuse(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
         for line in lines:
             self.handle_line(rank, line)
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:
+        """Have a line sent to a rank as soon as it reads."""
         if self._channels[rank] not in self._selector.get_map():
             return  # it has ended, as is told in a moment
         self._unsent[rank] = memoryview(bytes(self._unsent[rank]) + text + b"\n")
@@ -424,9 +415,12 @@ class Watch(RankWatch):
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
         # mpirun's SIGTERM last; of equals the first that was heard of
+        """Ranks that were killed, then those that exited, then those that mpirun terminated."""
         return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
 
-    def raised(self) -> CannotRun | RunBroken:
+    def choose_error(self) -> CannotRun | RunBroken:
+        """The error of a rank that raised one of its own, where there is any, with its traceback
+        kept. CannotRun where all that is told was foreseen."""
         own_errors = [
             error for error in self.errors.values() if not says_peer_is_gone(error.message)
         ]
@@ -437,46 +431,31 @@ class Watch(RankWatch):
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].own),
         )
         hint = keep_traceback(error.traceback) if error.traceback else error.hint
-        return self.broken(rank, error.clause, hint)
+        return self.accuse(rank, error.clause, hint)
 
-    def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:
-        return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
-
-    def _who(self, rank: int) -> str:
-        pid = self._pids.get(rank)
-        return f"rank {rank} on {environment.host_name()}" + (f" (pid {pid})" if pid else "")
-
-    def _unmade(self, seconds: float) -> RunBroken:
-        """Not all ranks were made. Where mpirun lacks one, that is named."""
-        hint = self._limit()
-        parent, born, n = self._parent, len(self._pids), self.plan.processes
-        stopped = process_state(parent.process.pid) == "stopped"
-        what = STOPPED.description if stopped else f"has not moved for {seconds:.0f} s"
-        missing = [rank for rank in range(n) if rank not in self._pids]
-        if born and len(missing) == 1 and not stopped and self._by_mpirun:
-            return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)
-        phrase = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
-        return self._stall.broken(phrase, 0, hint)
-
-    def _hung(self, seconds: float) -> RunBroken:
-        """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
-        else whoever is behind the others."""
-        hint = self._limit()
+    def find_obstacle(self, seconds: float) -> RunBroken | None:
+        """A store that was removed, a process that is stopped or out of memory, or unmade ranks."""
         if self._board.where(0)[0] is Phase.CONNECTING and not self._store.exists():
             gone = f"{self._store} was removed, by which ranks find each other"
-            return self._stall.broken(gone, 0, "keep TMPDIR from being cleaned, or set another")
+            return self.make_error(gone, 0, "keep TMPDIR from being cleaned, or set another")
         for rank, pid in [*self._processes(), *self._parent.below()]:
             if process_state(pid) == "stopped":
                 return self._stopped(rank, pid)
             if (room := _mappable_bytes(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
-                return self.broken(rank, what, hint)
-        if len(self._pids) < self.plan.processes:
-            return self._unmade(seconds)
-        if behind := self._stall.behind():
-            return self.broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
-        everybody = f"all {self.plan.n} ranks hang in the same call for {seconds:.0f} s"
-        return self._stall.broken(everybody, 0, hint)
+                return self.accuse(rank, what, self.limit_hint)
+        return self._unmade(seconds) if len(self.pids) < self.plan.processes else None
+
+    def _unmade(self, seconds: float) -> RunBroken:
+        """Not all ranks were made. Where mpirun lacks one, that is named."""
+        parent, born, n = self._parent, len(self.pids), self.plan.processes
+        stopped = process_state(parent.process.pid) == "stopped"
+        what = STOPPED.description if stopped else f"has not moved for {seconds:.0f} s"
+        missing = [rank for rank in range(n) if rank not in self.pids]
+        if born and len(missing) == 1 and not stopped and self._by_mpirun:
+            return self.accuse(missing[0], f"did not start for {seconds:.0f} s", self.limit_hint)
+        phrase = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        return self.make_error(phrase, 0, self.limit_hint)
 
 
 def _mappable_bytes(pid: int) -> int:

@@ -37,7 +37,7 @@ import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.run.launch import folders
-from collbench.run.launch.board import LEAVE_SECONDS, process_state
+from collbench.run.launch.board import IS_STOPPED, LEAVE_SECONDS, process_state
 from collbench.survive.signals import STOPPING
 
 HELLO_SECONDS = 5.0
@@ -67,6 +67,10 @@ _STRANGE = (
 LONGEST = 1e6  # seconds; longer than anything takes
 
 
+# of the time without progress; whoever is there says so three times in it
+SILENT_SHARE = 0.6
+
+
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -89,6 +93,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Greeting(msgspec.Struct, frozen=True):
+    """What whoever connects is sent first: this side's half of the connection's key."""
+
     nonce: str
 
 
@@ -103,6 +109,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A line of a rank: what is to be done with values by ``keys``, or a sign of life."""
+
     op: Literal[
         "set",
         "get",
@@ -125,6 +133,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to a request, or what rank 0 has for a rank unasked."""
+
     value: bytes = b""
     number: int = 0
 
@@ -332,7 +342,7 @@ class MeetingServer:
         if names := self._names(self._stopped()):
             return say_stopped(names)
         silent = self._names(self._silent(seconds)) if len(self._pids) < self._n else []
-        return f"nothing is heard of {', '.join(silent)}" if silent else ""
+        return say_silent(silent) if silent else ""
 
     async def _see_off(self, seconds: float) -> list[str]:
         """Wait for all to leave. Those that do not are returned, and killed where they are surely
@@ -570,7 +580,12 @@ def find_stopped(pids: Mapping[int, int]) -> list[int]:
 
 def say_stopped(names: Sequence[str]) -> str:
     """A sentence about processes that a signal has stopped."""
-    return f"{', '.join(names)} is stopped (SIGSTOP)"
+    return f"{', '.join(names)} {IS_STOPPED}"
+
+
+def say_silent(names: Sequence[str]) -> str:
+    """A sentence about ranks that do not say any more that they are there."""
+    return f"nothing is heard of {', '.join(names)}"
 
 
 def name_hello(hello: Hello) -> str:

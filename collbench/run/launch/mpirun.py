@@ -130,6 +130,7 @@ class Mpirun(Parent):
             self._ready.register(source, select.EPOLLIN)
 
     def fileno(self) -> int:
+        """Readable where there is a note, or mpirun or a warden has ended."""
         return self._ready.fileno()
 
     def note(self) -> tuple[Note, list[int]]:
@@ -169,9 +170,11 @@ class Mpirun(Parent):
         return self._wardens.pop(descriptor)
 
     def unheard(self, n: int) -> list[int]:
+        """Those of n ranks whose wardens never began, where others did."""
         return [rank for rank in range(n) if self._begun_ranks and rank not in self._begun_ranks]
 
     def below(self) -> list[tuple[int, int]]:
+        """Processes (rank, pid) below mpirun's that have a rank's variables."""
         processes: list[tuple[int, int]] = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):

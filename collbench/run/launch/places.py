@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import select
-import signal
 import socket
 import sys
 import time
@@ -27,11 +26,11 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.errors import CannotRun
 from collbench.core.text import print_message
 from collbench.machine import environment
 from collbench.machine.load import Load
-from collbench.records.types import Record
+from collbench.records.types import Record, World
 from collbench.run import memory
 from collbench.run.jobs import Plan
 from collbench.run.launch.board import Phase
@@ -40,7 +39,8 @@ from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.interpreter import Home, SideName
 from collbench.run.launch.keeper import Answer, Question
 from collbench.run.launch.local import FreshRanks
-from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
+from collbench.run.launch.watch import Death, RankWatch
+from collbench.run.launch.world import Listener, Said
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -119,6 +119,7 @@ class Places(FreshRanks):
         return ""
 
     def load(self) -> dict[str, Load]:
+        """Nothing: places are on other hosts perhaps."""
         return {}
 
     def environment(self) -> dict[str, Any]:
@@ -154,16 +155,19 @@ class Places(FreshRanks):
         return answers
 
     @contextmanager
-    def started(self, plan: Plan, listener: Listener, side: Side | None = None) -> Iterator[Watch]:
+    def started(
+        self, plan: Plan, listener: Listener, side: Side | None = None
+    ) -> Iterator[SeatWatch]:
+        """Within its ``with`` block the plan's ranks run at places, and are watched."""
         seats = self.among(plan.n)
         instructions = make_instructions(plan, seats, self.launcher, self._passed, side)
-        watch = Watch(plan, seats, listener, instructions[0].world, self.lost)
+        watch = SeatWatch(plan, seats, listener, instructions[0].world, self.lost)
         try:
             for rank, (seat, orders) in enumerate(zip(seats, instructions, strict=True)):
                 seat.at.run(orders, partial(watch.take, rank))
             yield watch
             watch.check(last=True)
-            watch.leave_behind()
+            watch.report_late_ranks()
         finally:
             watch.close()
 
@@ -175,6 +179,7 @@ class SideRanks(FreshRanks):
         self._places, self._side = places, _make_side(home, name)
 
     def started(self, plan: Plan, listener: Listener) -> Any:
+        """The plan's ranks, of this side, at the places."""
         return self._places.started(plan, listener, self._side)
 
     def close(self) -> None:
@@ -221,11 +226,44 @@ def make_instructions(
     return instructions
 
 
-class Watch(RankWatch):
-    """Follows the ranks of a world by what they and who keeps their places say. ``guard`` says
-    whom nothing is heard of."""
+class RecordCount:
+    """How far a world is by the records that it has sent (watch.Progress)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._jobs = plan.jobs  # an open plan gets more
+        self._cases_per_job = 1 + any(job.companion for job in plan.jobs)
+        self._begun, self._done = False, 0
+
+    def count(self, line: World | Record) -> None:
+        """Note that a line has come."""
+        self._begun = True
+        # the last of a job's records is the first group's
+        self._done += isinstance(line, Record) and line.case.group == 0
+
+    def beats(self) -> int:
+        """Records that have come."""
+        return self._done
+
+    def find_behind(self) -> list[int]:
+        """Nobody: of other ranks than 0 no record tells."""
+        return []
+
+    def job(self, rank: int = 0) -> int | None:
+        """The case at work on, None before the first and after the last."""
+        at = self._done // self._cases_per_job
+        return at if self._begun and at < len(self._jobs) else None
+
+    def label(self, rank: int) -> str:
+        """What a rank is doing, as sentences have it."""
+        return "starting up" if self.job() is None else "at work on"
+
+
+class SeatWatch(RankWatch):
+    """Hears the ranks of a world through who keeps their places. ``guard`` says whom nothing is
+    heard of."""
 
     out_of_memory = "out of memory? see dmesg there"
+    unknown_pid = "unknown"
 
     def __init__(
         self,
@@ -235,12 +273,9 @@ class Watch(RankWatch):
         world: str = "",
         guard: Callable[[], str] = str,
     ) -> None:
-        super().__init__(plan, listener, _GRACE)
-        self._seats, self._world, self._guard = seats, world, guard
-        self._pids: dict[int, int] = {}
-        self._ended_ranks: set[int] = set()
-        self._begun, self._done, self._look = False, 0, 0.0
-        self._each = 1 + any(job.companion for job in plan.jobs)  # cases of a job
+        self._count = RecordCount(plan)
+        super().__init__(plan, listener, [seat.node.host for seat in seats], self._count, _GRACE)
+        self._seats, self._world, self._guard, self._look = seats, world, guard, 0.0
         self._incoming: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
@@ -252,28 +287,23 @@ class Watch(RankWatch):
             self._wake.send(b".")
 
     def fileno(self) -> int:
+        """The descriptor that is readable where a line has been taken."""
         return self._woken.fileno()
 
-    def busy(self) -> bool:
-        return len(self._ended_ranks) < self.plan.n and not self.overdue()
-
     def move(self, seconds: float) -> None:
+        """Take in lines within so many seconds. Raises RunBroken and CannotRun, also where
+        ``guard`` says that somebody is lost."""
         if select.select([self._woken], [], [], seconds)[0]:
             self._woken.recv(1 << 16)
         while not self._incoming.empty():
             self.handle_line(*self._incoming.get())
-        if (job := self.job) is not None:
+        if (job := self._count.job()) is not None:
             self.listener.tick(self.plan.jobs[job].case, Phase.MEASURING)
         if self.busy() and time.monotonic() > self._look:
             self._look = time.monotonic() + _GUARD
             if lost := self._guard():
-                raise RunBroken(f"{lost} while {self._doing()}", "is its host up?", self.job)
-        self.check(last=len(self._ended_ranks) == self.plan.n)
-
-    def leave_behind(self) -> None:
-        """Name whoever did not end in time."""
-        if late := [rank for rank in range(self.plan.n) if rank not in self._ended_ranks]:
-            tell_late(", ".join(map(self.who, late)))
+                raise self.make_error(lost, 0, "is its host up?")
+        self.check(last=len(self.ended) == len(self.hosts))
 
     def close(self) -> None:
         """End whoever is left."""
@@ -282,32 +312,23 @@ class Watch(RankWatch):
         for end in (self._woken, self._wake):
             end.close()
 
-    @property
-    def job(self) -> int | None:
-        """The case at work on, None before the first and after the last."""
-        at = self._done // self._each
-        return at if self._begun and at < len(self.plan.jobs) else None
-
     def handle_line(self, rank: int, line: bytes | str) -> Said:
+        """Take in a line of a rank, or what the keeper of its place says of it."""
         message = super().handle_line(rank, line)
         if message.line is not None:
-            self._begun = True
-            # the last of a job's records is the first group's
-            self._done += isinstance(message.line, Record) and message.line.case.group == 0
+            self._count.count(message.line)
         elif message.pid is not None:
-            self._pids[rank] = message.pid
+            self.pids[rank] = message.pid
         elif message.says is not None:
             print_message(message.says)
         elif message.stopped is not None:
             (self.stopped.add if message.stopped else self.stopped.discard)(rank)
         elif message.lost is not None:
-            self._ended_ranks.add(rank)
+            self.ended.add(rank)
             self.deaths[rank] = Death(f"was lost ({message.lost})")
             self._since = -self._grace  # nothing more is to be heard, and others may be ended soon
         elif message.exit is not None:
-            self._ended_ranks.add(rank)
-            if message.exit and rank not in self.errors:
-                self.deaths[rank] = Death.by(message.exit, "exited with")
+            self.note_end(rank, Death.by(message.exit, "exited with") if message.exit else None)
         return message
 
     def check(self, last: bool = False) -> None:
@@ -318,25 +339,5 @@ class Watch(RankWatch):
         super().check(last)
 
     def answer(self, rank: int, text: bytes) -> None:
+        """Have a line passed to a rank by its place's keeper."""
         self._seats[rank].at.send(self._world, text.decode())
-
-    def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
-        return end.signal == signal.SIGABRT, rank
-
-    def raised(self) -> CannotRun | RunBroken:
-        return min(
-            self.errors.values(),
-            key=lambda error: (error.exit == Exit.TIMEOUT, " lost rank " in error.message),
-        ).as_error(self.job)
-
-    def broken(self, rank: int, what: str, hint: str) -> RunBroken:
-        return RunBroken(f"{self.who(rank)} {what} while {self._doing()}", hint, self.job)
-
-    def _doing(self) -> str:
-        return self.plan.doing("starting up" if self.job is None else "at work on", self.job)
-
-    def who(self, rank: int) -> str:
-        """The rank's name in sentences."""
-        return (
-            f"rank {rank} on {self._seats[rank].node.host} (pid {self._pids.get(rank, 'unknown')})"
-        )

@@ -106,6 +106,7 @@ class RankActor(Keeper):
         super().__init__(self._stack.enter_context(folders.make_private()))
 
     def node(self) -> str:
+        """The node that this actor is on, in JSON."""
         import ray
 
         node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
@@ -113,12 +114,14 @@ class RankActor(Keeper):
         return as_json(Node(node, address, environment.host_name(), gpus))
 
     def asked(self, question: str) -> str:
+        """The answer to a question, both in JSON."""
         answer = self.ask(msgspec.json.decode(question, type=Question))
         # Ray's doing, and another GPU each time
         answer.described.get("variables", {}).pop("CUDA_VISIBLE_DEVICES", None)
         return as_json(answer)
 
     def said(self, instructions: str) -> Iterator[str]:
+        """The lines of a rank, from its start by these instructions to its end (Keeper.lines)."""
         yield from self.lines(msgspec.json.decode(instructions, type=Told))
 
 
@@ -129,6 +132,7 @@ class Actor:
         self._ray, self._actor = ray, actor
 
     def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
+        """Have the actor start a rank; ``on_line`` is told where the actor is lost."""
         stream = self._actor.said.remote(as_json(instructions))
 
         def pump() -> None:
@@ -141,12 +145,15 @@ class Actor:
         threading.Thread(target=pump, daemon=True, name="collbench-ray").start()
 
     def send(self, world: str, text: str) -> None:
+        """Have the actor pass a line to the rank of a world."""
         self._actor.send.remote(world, text)
 
     def end(self, world: str) -> None:
+        """Have the actor end the rank of a world."""
         self._actor.end.remote(world)
 
     def ask(self, question: Question) -> Answer:
+        """The answer to a question. Raises CannotRun where the actor cannot be started."""
         call = self._actor.asked.remote(as_json(question))
         return msgspec.json.decode(_collect_answers(self._ray, [call])[0], type=Answer)
 
@@ -218,6 +225,7 @@ class Cluster(Places):
         return [seat for seat in by_node if seat in chosen]
 
     def close(self) -> None:
+        """Give the places back to Ray, and leave it."""
         from ray.util.placement_group import remove_placement_group
 
         for actor in self._actors:

@@ -13,14 +13,12 @@ later. Open MPI has no such thing; there MPI itself has to tell, by mpi4py.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
 import secrets
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +31,7 @@ from collbench.machine import environment
 from collbench.run.launch import environments, folders
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Door
-from collbench.survive.signals import keep_handlers
+from collbench.run.mpi_library import initialise_mpi
 
 PORTS = 8  # tried one after the other, at rank 0 and by who looks for it
 
@@ -230,18 +228,12 @@ def _by_pmi(own_text: str) -> str:
 
 
 def _by_mpi(member: Membership, own_text: str) -> str | None:
-    """None without mpi4py. Raises CannotRun when MPI knows of other ranks than the launcher."""
+    """None where MPI cannot be loaded. Raises CannotRun when MPI knows of other ranks than the
+    launcher."""
     try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
+        world = initialise_mpi().COMM_WORLD
+    except CannotRun:
         return None
-    if not MPI.Is_initialized():
-        with keep_handlers():
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
-    world = MPI.COMM_WORLD
     if (world.rank, world.size) != (member.rank, member.n):
         raise CannotRun(
             f"mpi4py sees rank {world.rank} of {world.size}, {member.launcher} says {member.rank}"
@@ -252,11 +244,3 @@ def _by_mpi(member: Membership, own_text: str) -> str | None:
     buffer[: len(own_text)] = own_text.encode()
     world.Bcast(buffer, root=0)
     return buffer.rstrip(b"\0").decode()
-
-
-def leave_mpi() -> None:
-    """All went well: MPI, if it told, ends with the process. Else it must not, since it would wait
-    for stuck ranks."""
-    if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
-        atexit.unregister(MPI.Finalize)
-        atexit.register(MPI.Finalize)

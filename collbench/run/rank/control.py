@@ -70,6 +70,7 @@ class Control:
 
     @property
     def idle(self) -> bool:
+        """Whether this rank is in no group."""
         return self.number >= len(self.groups)
 
     @property
@@ -195,36 +196,46 @@ class Store(dist.Store):  # type: ignore[name-defined, misc]
         self._connection, self._limit = connection, limit
 
     def set(self, key: str, value: bytes | str) -> None:
+        """Set the value of a key."""
         self._connection.ask(Request("set", [key], _encode_bytes(value)))
 
     def get(self, key: str) -> bytes:
+        """The value of a key, once it is set. Raises TimeoutError after ``timeout``."""
         return self._connection.ask(Request("get", [key]), self._limit.total_seconds()).value
 
     def add(self, key: str, number: int) -> int:
+        """Add to the number of a key, 0 at first; the sum."""
         return self._connection.ask(Request("add", [key], number=number)).number
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Set the value of a key where it is ``expected`` or not set; the value after that."""
         return self._connection.ask(
             Request("swap", [key], _encode_bytes(desired), _encode_bytes(expected))
         ).value
 
     def check(self, keys: list[str]) -> bool:
+        """Whether all keys are set."""
         return bool(self._connection.ask(Request("check", keys)).number)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are set. Raises TimeoutError after ``timeout``."""
         self._connection.ask(Request("wait", keys), (timeout or self._limit).total_seconds())
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key; whether it was there."""
         return bool(self._connection.ask(Request("delete", [key])).number)
 
     def num_keys(self) -> int:
+        """The number of keys that are set."""
         return self._connection.ask(Request("count")).number
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long ``get`` and ``wait`` wait, a day at first."""
         self._limit = timeout
 
     @property
     def timeout(self) -> timedelta:
+        """How long ``get`` and ``wait`` wait."""
         return self._limit
 
     def clone(self) -> Store:

@@ -70,6 +70,7 @@ class DeviceSampler(Sampler):
         self._ahead, self._hold_ns = AHEAD, HOLD_NS
 
     def take(self, count: int, sync: Sync) -> Samples | None:
+        """``count`` samples, at rank 0; None at others. Their starts are 0."""
         times: list[int] = []
         lates: list[int] = []
         before = count_preemptions()
@@ -111,12 +112,16 @@ class DeviceSampler(Sampler):
             self._ahead = max(1, self._ahead // 2)
 
     def repeats(self, call_ns: float) -> int:
+        """Calls to a sample so that it lasts long enough for the clock, 1 where one call does."""
         return 1 if call_ns >= SHORT_NS else stats.inner_repeats(max(call_ns, LEAST_NS), SPAN_NS)
 
     def idle(self) -> Sampler:
+        """A sampler of two marks with no call between them."""
         return DeviceSampler(self._stream, [(do_nothing, ())], 1, self._control, do_nothing)
 
     def alone(self, call_ns: float, seconds: float) -> list[int]:
+        """Times of up to ALONE single calls by the host's clock, in at most so many seconds; empty
+        at ranks but 0."""
         fits = int(1e9 * seconds / max(call_ns, 1))
         (count,) = self._control.decide([max(1, min(ALONE, fits)) if seconds else 0])
         if not count:
@@ -158,4 +163,5 @@ class GraphSampler(DeviceSampler):
         self.inner *= replays
 
     def repeats(self, call_ns: float) -> int:
+        """Calls to a sample so that it lasts long enough for the clock."""
         return stats.inner_repeats(max(call_ns, LEAST_NS), SPAN_NS)

@@ -194,6 +194,7 @@ class NvmlWatch:
         return last
 
     def close(self) -> None:
+        """Let go of NVML."""
         ask_nvml(self._nvml, "Shutdown")
 
 
@@ -214,6 +215,7 @@ class AmdWatch:
         return ""
 
     def read(self) -> GpuState:
+        """The state now, with the reasons whose counters have risen since the reading before."""
         now = amd.read_state(self._smi, self._gpu)
         rising = [name for name, by in now.limit_counts.items() if by > self._before.get(name, by)]
         self._before = now.limit_counts

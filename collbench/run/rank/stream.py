@@ -62,11 +62,13 @@ class Cuda:
         self._lane_streams: dict[object, Any] = {}
 
     def mark(self) -> Any:
+        """An event behind all that was issued."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def mark_after(self, work: Any, lane: object) -> Any:
+        """An event behind ``work``, on the lane's own stream."""
         if lane not in self._lane_streams:
             self._lane_streams[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side = self._lane_streams[lane]
@@ -75,12 +77,15 @@ class Cuda:
             return self.mark()
 
     def elapsed(self, start: Any, end: Any) -> int:
+        """Nanoseconds between two marks that were reached."""
         return round(float(start.elapsed_time(end)) * 1e6)
 
     def reached(self, mark: Any) -> bool:
+        """Whether the device has come to a mark."""
         return bool(mark.query())
 
     def hold(self, ns: int) -> None:
+        """Keep the stream busy for so many nanoseconds, by a kernel that waits."""
         if not self._cycles_per_ns:
             self._calibrate()
         torch.cuda._sleep(round(ns * self._cycles_per_ns))  # type: ignore[no-untyped-call]
@@ -95,9 +100,11 @@ class Cuda:
         self._cycles_per_ns = SPUN_CYCLES / max(1, self.elapsed(start, end))
 
     def drain(self) -> None:
+        """Wait until all that was issued is done."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def room(self) -> int:
+        """Free bytes of the device's memory."""
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def capture(self, action: Callable[[], object]) -> Callable[[], object]:

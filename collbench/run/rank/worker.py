@@ -409,7 +409,7 @@ class Worker:
             cache=job.cache,
             copies_first=not case.subject and self._backend.copies_first(case),
         )
-        emit = partial(self._so_far, case, about)
+        emit = partial(self._send_interim, case, about)
         trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
         return self._records(case, outcomes, tried)
@@ -422,7 +422,7 @@ class Worker:
             return []
         return [record_of(sibling, outcomes[sibling.index], about) for sibling in case.siblings]
 
-    def _so_far(self, case: Case, about: AboutCase, outcomes: Sequence[CaseOutcome]) -> None:
+    def _send_interim(self, case: Case, about: AboutCase, outcomes: Sequence[CaseOutcome]) -> None:
         """Hand over what there is of a case that is still measured."""
         for record in self._records(case, outcomes, about):
             self._emit(record)

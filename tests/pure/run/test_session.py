@@ -128,7 +128,7 @@ def test_a_budget_says_itself_how_long_a_run_takes(
     heard: list[Record] = []
 
     class Hearing(Reporter):
-        def so_far(self, record: Record) -> None:
+        def show_interim(self, record: Record) -> None:
             heard.append(record)
 
     monkeypatch.setattr(session, "choose_world", lambda *_: Ended(1, KeyboardInterrupt()))

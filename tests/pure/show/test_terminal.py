@@ -1157,7 +1157,9 @@ def foretold(
     for times in ([], [5]):  # at first without a sample
         for case in cases[0].siblings:
             ns = round(seconds * 1e9 / (1 if case.is_leader else 2))
-            status.so_far(Record(case=case, status="ok", world=0, setup_ns=ns, times_ns=times))
+            status.show_interim(
+                Record(case=case, status="ok", world=0, setup_ns=ns, times_ns=times)
+            )
     return status, capsys.readouterr().err
 
 

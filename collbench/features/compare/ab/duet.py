@@ -21,7 +21,8 @@ from collbench.records.types import Record, World
 from collbench.run import memory
 from collbench.run.jobs import Plan
 from collbench.run.launch.local import TICK, FreshRanks
-from collbench.run.launch.world import Listener, RankWatch
+from collbench.run.launch.watch import RankWatch
+from collbench.run.launch.world import Listener
 from collbench.run.runner import runner_of
 
 

@@ -113,10 +113,10 @@ def test_a_world_that_waits_for_its_turn_is_not_hung(
 ) -> None:
     plan = Plan(0, "gloo", 1, (), Policy(), [], 30.0, in_turns=in_turns)
     board, fd = Board.create(1)
-    meeting = SimpleNamespace(awake=lambda limit: awake)
+    meeting = SimpleNamespace(awake=lambda limit: awake, connection=At())
     member = Membership("torchrun", 0, 1, 0, 1)
-    watchdog = join.Watchdog(board, member, meeting, plan, Listener(lambda line: None))  # type: ignore[arg-type]
-    assert watchdog._rests() is rests
+    watchdog = join.MemberWatch(board, member, meeting, plan, Listener(lambda line: None))  # type: ignore[arg-type]
+    assert watchdog.has_rested() is rests
     os.close(fd)
 
 
@@ -159,7 +159,7 @@ def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         found = SimpleNamespace(lost=lambda seconds: lost, connection=at, host=None)
         listener = Listener(lambda line: None, hung=lambda error: heard.append(error.message))
         member = Membership("mpirun", rank, 2, rank, 2)
-        watchdog = join.Watchdog(board, member, found, plan, listener)  # type: ignore[arg-type]
+        watchdog = join.MemberWatch(board, member, found, plan, listener)  # type: ignore[arg-type]
         monkeypatch.setattr(watchdog._stop, "wait", lambda seconds: False)
         with pytest.raises(Ended):
             watchdog.run()

@@ -22,8 +22,9 @@ from collbench.run.jobs import Plan
 from collbench.run.launch import local
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.forkserver import Note, Parent
-from collbench.run.launch.local import Watch
-from collbench.run.launch.world import Death, Failure, Listener
+from collbench.run.launch.local import LocalWatch
+from collbench.run.launch.watch import Death
+from collbench.run.launch.world import Failure, Listener
 from collbench.suite.policy import Policy
 
 FORESEEN = Failure("no such thing here", "take another")
@@ -39,15 +40,15 @@ def blamed(*errors: Failure, **deaths: Death) -> Any:
     plan = Plan(0, "shm", 2, (), Policy(), [], 30.0)
     board, fd = Board.create(2)
     reads, writes = os.pipe()
-    watch = Watch(
+    watch = LocalWatch(
         plan, Listener(lambda line: None), SimpleNamespace(fileno=lambda: reads), board, ""
     )  # type: ignore[arg-type]
-    watch._pids = {0: 70, 1: 71}
+    watch.pids = {0: 70, 1: 71}
     watch.errors = dict(enumerate(errors))
     watch.deaths = {int(name[-1]): death for name, death in deaths.items()}
     for each in (fd, reads, writes):
         os.close(each)
-    return watch._blame()
+    return watch.blame_trouble()
 
 
 def lost_memory() -> Failure:
@@ -150,14 +151,14 @@ class Silent:
         return CannotRun("mpirun ended")
 
 
-def watched(parent: Silent, timeout: float = 30.0, backend: str = "mpi") -> Watch:
+def watched(parent: Silent, timeout: float = 30.0, backend: str = "mpi") -> LocalWatch:
     plan = Plan(0, backend, 4, (), Policy(), [], timeout)
     board, fd = Board.create(4)
     os.close(fd)
-    return Watch(plan, Listener(lambda line: None), parent, board, "")  # type: ignore[arg-type]
+    return LocalWatch(plan, Listener(lambda line: None), parent, board, "")  # type: ignore[arg-type]
 
 
-def verdict(watch: Watch) -> CollbenchError:
+def verdict(watch: LocalWatch) -> CollbenchError:
     with pytest.raises(CollbenchError) as caught:
         while True:
             watch.move(0.01)
@@ -198,7 +199,7 @@ def test_a_stopped_process_is_named_though_others_load(
     monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     monkeypatch.setattr(local, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(Watch, "_loading", lambda watch: [time.monotonic()])  # goes on
+    monkeypatch.setattr(LocalWatch, "_loading", lambda watch: [time.monotonic()])  # goes on
     with subprocess.Popen(["sleep", "600"]) as process:
         watch = watched(Silent(), timeout=0.1)
         watch._take_note = lambda: None  # type: ignore[method-assign]
@@ -206,7 +207,7 @@ def test_a_stopped_process_is_named_though_others_load(
         below = [at] if whose == "warden that has told nothing" else []
         monkeypatch.setattr(Silent, "below", lambda parent: below)
         if not below:
-            (watch._wardens if whose == "warden" else watch._pids).update([at])
+            (watch._wardens if whose == "warden" else watch.pids).update([at])
         process.send_signal(signal.SIGSTOP)
         error = verdict(watch)
         process.kill()
@@ -231,8 +232,8 @@ def test_a_removed_store_is_told_from_a_hang(tmp_path: Path, there: bool) -> Non
     store = tmp_path / "store"
     if there:
         store.touch()
-    watch = Watch(plan, Listener(lambda line: None), Silent(), board, str(store))  # type: ignore[arg-type]
-    watch._pids = dict.fromkeys(range(4), os.getpid())
+    watch = LocalWatch(plan, Listener(lambda line: None), Silent(), board, str(store))  # type: ignore[arg-type]
+    watch.pids = dict.fromkeys(range(4), os.getpid())
     watch._take_note = lambda: None  # type: ignore[method-assign]
     for rank in range(4):
         board.enter(rank, Phase.CONNECTING)
@@ -244,7 +245,7 @@ def test_the_one_rank_that_mpirun_did_not_make_is_named() -> None:
     watch = watched(Silent(), timeout=0.05)
     watch._take_note = lambda: None  # type: ignore[method-assign]
     watch._loading = lambda: []  # type: ignore[method-assign]
-    watch._pids = dict.fromkeys((0, 1, 3), os.getpid())
+    watch.pids = dict.fromkeys((0, 1, 3), os.getpid())
     assert "rank 2 on " in verdict(watch).message
 
 

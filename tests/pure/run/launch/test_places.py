@@ -14,12 +14,12 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.features.compare.ab import variants
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
-from collbench.run.launch import world
+from collbench.run.launch import watch as watches
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.interpreter import Home, is_asked_for
 from collbench.run.launch.keeper import Answer, Keeper, Question
-from collbench.run.launch.places import Node, Places, Seat, Watch, make_instructions
+from collbench.run.launch.places import Node, Places, Seat, SeatWatch, make_instructions
 from collbench.run.launch.ray import PASSED_ON
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
@@ -55,8 +55,8 @@ def broken(message: str, code: int = 4) -> dict[str, Any]:
     return {"error": {"message": message, "hint": "", "exit": code}}
 
 
-def told(events: list[tuple[int, dict[str, Any]]], last: bool = True) -> Watch:
-    watch = Watch(PLAN, SEATS, Listener(lambda line: None))
+def told(events: list[tuple[int, dict[str, Any]]], last: bool = True) -> SeatWatch:
+    watch = SeatWatch(PLAN, SEATS, Listener(lambda line: None))
     for rank, event in events:
         watch.handle_line(rank, msgspec.json.encode(event).decode())
     watch.check(last)
@@ -137,14 +137,14 @@ def test_before_the_first_case_a_rank_is_starting_up() -> None:
 
 
 def test_who_is_to_blame_has_a_moment_to_say_so() -> None:
-    assert told([*BEGUN, (0, broken("rank 0 lost rank 1"))], last=False).job == 1
-    assert told([*BEGUN, (0, {"exit": 0}), (1, {"exit": 0})]).job == 1
+    assert told([*BEGUN, (0, broken("rank 0 lost rank 1"))], last=False).progress.job(0) == 1
+    assert told([*BEGUN, (0, {"exit": 0}), (1, {"exit": 0})]).progress.job(0) == 1
 
 
 def test_ranks_that_are_done_have_a_limit_to_their_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     done = [(rank, {"done": True}) for rank in range(2)]
     assert not told([*BEGUN, *done]).overdue()
-    monkeypatch.setattr(world, "LEAVE_SECONDS", -1.0)
+    monkeypatch.setattr(watches, "LEAVE_SECONDS", -1.0)
     assert told([*BEGUN, *done]).overdue()
     assert not told([*BEGUN, done[0]]).overdue()
 
@@ -193,16 +193,16 @@ def test_a_place_that_is_lost_is_to_blame_at_once() -> None:
 
 def test_jobs_beside_each_other_are_one() -> None:
     jobs = [msgspec.structs.replace(PLAN.jobs[0], companion=PLAN.jobs[1])] * 2
-    watch = Watch(msgspec.structs.replace(PLAN, jobs=jobs), SEATS, Listener(lambda line: None))
+    watch = SeatWatch(msgspec.structs.replace(PLAN, jobs=jobs), SEATS, Listener(lambda line: None))
     at = []
     for line in (WORLD, *[Record(case=case, status="ok") for case in CASES]):
         watch.handle_line(0, msgspec.json.encode({"line": line}))
-        at.append(watch.job)
+        at.append(watch.progress.job(0))
     assert at == [0, 0, 1]
 
 
 def test_a_world_is_moved_by_what_was_taken_in_another_thread() -> None:
-    watch = Watch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "")
+    watch = SeatWatch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "")
     taking = threading.Thread(target=watch.take, args=(1, '{"turn": 0}'))
     taking.start()
     watch.move(20)
@@ -211,7 +211,9 @@ def test_a_world_is_moved_by_what_was_taken_in_another_thread() -> None:
 
 
 def test_who_is_not_heard_of_breaks_a_world() -> None:
-    watch = Watch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "nothing is heard of X")
+    watch = SeatWatch(
+        PLAN, SEATS, Listener(lambda line: None), guard=lambda: "nothing is heard of X"
+    )
     with pytest.raises(RunBroken, match="nothing is heard of X while starting up"):
         watch.move(0)
 

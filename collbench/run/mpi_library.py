@@ -1,0 +1,44 @@
+"""The MPI library of this process, by mpi4py: loaded without MPI's being started, then started for
+calls by one thread, by whoever comes first: a rendezvous or the backend."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+from collbench.core.errors import CannotRun, first_line
+from collbench.survive.signals import keep_handlers
+
+INSTALL = "pip install 'collbench[mpi]' brings mpi4py and an MPI"
+
+
+def load_mpi() -> Any:
+    """The module mpi4py.MPI, such that mpi4py neither initialises nor finalises MPI. Raises
+    CannotRun with the reason where it cannot be loaded."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as e:
+        raise CannotRun(f"MPI cannot be loaded: {first_line(e)}", INSTALL) from e
+    return MPI
+
+
+def initialise_mpi() -> Any:
+    """The module mpi4py.MPI, MPI initialised for calls by this thread alone. This process's
+    handlers of signals stay. Raises CannotRun as load_mpi."""
+    MPI = load_mpi()
+    if not MPI.Is_initialized():
+        with keep_handlers():
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
+    return MPI
+
+
+def finalise_at_exit() -> None:
+    """Have MPI, if it was initialised, end with the process, as all went well. Else it must not:
+    MPI_Finalize would wait for ranks that are stuck."""
+    if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
+        atexit.unregister(MPI.Finalize)
+        atexit.register(MPI.Finalize)
