@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from collbench.cli import flags
+from collbench.cli import command as commands
 from collbench.core.errors import CannotRun, UsageError
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ def make_group() -> typer.Typer:
         "history baseline accept": accept,
         "history baseline load": load,
     }
-    app = flags.make_app(nights)
+    app = commands.make_app(nights)
     app.info.help, app.info.no_args_is_help = make_group.__doc__, True
-    app.add_typer(flags.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
+    app.add_typer(commands.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
     return app
 
 
