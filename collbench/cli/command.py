@@ -131,18 +131,6 @@ def _refuse_empty(ctx: Context) -> None:
             raise UsageError(f"{label} is empty", "leave it out, or is a variable not set?")
 
 
-def _make_either(name: str, function: Callable[..., None]) -> Callable[..., None]:
-    from collbench.cli import flags
-
-    hints = get_type_hints(function)
-    plain = [
-        key
-        for key, hint in hints.items()
-        if key not in ("ctx", "return") and not is_dataclass(hint)
-    ]
-    return flags.add_options(name, function) if plain else make_command(function)
-
-
 def make_app(
     commands: Mapping[str, Callable[..., None]],
     text: str | None = None,
@@ -151,6 +139,5 @@ def make_app(
     """An app of these commands, by their names; ``text`` in place of their docstrings."""
     app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     for name, function in commands.items():
-        made = _make_either(name, function)
-        app.command(name.rpartition(" ")[2], cls=kind, help=text)(made)
+        app.command(name, cls=kind, help=text)(make_command(function))
     return app

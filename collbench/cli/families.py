@@ -12,9 +12,8 @@ from collbench.cli.parameters import make_option
 
 Collective = Annotated[str, Argument(metavar="COLLECTIVE", help="As in `collbench list`.")]
 Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
-Runs = Annotated[
-    list[str] | None, Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
-]
+RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
+Runs = Annotated[list[str] | None, RUN_NAMES]
 Ranks = Annotated[
     str, make_option("ranks", "Ranks on this machine. Default: all GPUs, else all cores.")
 ]

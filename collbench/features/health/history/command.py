@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from collbench.cli import command as commands
-from collbench.cli.families import Debug
+from collbench.cli.families import RUN_NAMES, Debug
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, UsageError
 
@@ -107,9 +107,7 @@ class KeepOptions:
 class AddOptions:
     """Which runs are kept, and of which machine."""
 
-    runs: Annotated[
-        list[str], Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
-    ]
+    runs: Annotated[list[str], RUN_NAMES]
     history: HistoryUrl = ""
     machine: Annotated[
         str,
