@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_args, get_type_hints
@@ -59,18 +59,16 @@ def make_command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _list_parameters(family: Any) -> Iterator[Parameter]:
     """A parameter for each option of a family and of those inside it."""
-    hints = get_type_hints(family, include_extras=True)
-    for field in fields(family):
-        hint = hints[field.name]
+    for name, hint in get_type_hints(family, include_extras=True).items():
         if is_dataclass(hint):
             yield from _list_parameters(hint)
             continue
         kind, option = get_args(hint)
         yield Parameter(
-            field.name,
+            name,
             Parameter.KEYWORD_ONLY,
             annotation=Annotated[kind, add_completion(option)],
-            default=Parameter.empty if field.default is MISSING else field.default,
+            default=getattr(family, name, Parameter.empty),
         )
 
 
@@ -79,22 +77,19 @@ def _refuse_twice(function: Callable[..., None], parameters: list[Parameter]) ->
     words = Counter(parameter.name for parameter in parameters)
     for parameter in parameters[1:]:
         option = get_args(parameter.annotation)[1]
-        # typer takes the first flag for a default
-        flags = [flag for flag in (option.default, *(option.param_decls or ())) if flag is not ...]
-        words.update("/".join(flags).split("/") if flags else ())
+        # Typer takes the first flag of an option for its default, where that is in a signature
+        declared = [option.default, *(option.param_decls or ())]
+        words.update(flag for word in declared if word is not ... for flag in word.split("/"))
     if twice := [word for word, count in words.items() if count > 1]:
         raise TypeError(f"{function.__qualname__}: {', '.join(twice)} stands twice")
 
 
 def _fill(family: Any, values: Mapping[str, Any]) -> Any:
     """The family with the values of the command line, and so the families inside it."""
-    hints = get_type_hints(family)
     return family(
         **{
-            field.name: _fill(hints[field.name], values)
-            if is_dataclass(hints[field.name])
-            else values[field.name]
-            for field in fields(family)
+            name: _fill(hint, values) if is_dataclass(hint) else values[name]
+            for name, hint in get_type_hints(family).items()
         }
     )
 

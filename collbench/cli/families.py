@@ -50,6 +50,7 @@ Plotlyjs = Annotated[
 Output = Annotated[Path | None, Option("--output", help="Save the run to this file or folder.")]
 Save = Annotated[bool, make_option("save")]
 Tag = Annotated[str, make_option("tag")]
+DryRun = Annotated[bool, make_option("dry_run", "Show what would run, and what it takes.")]
 Debug = Annotated[bool, make_option("debug")]
 
 
@@ -60,6 +61,4 @@ class SaveOptions:
     output: Output = None
     save: Save = True
     tag: Tag = ""
-    dry_run: Annotated[bool, make_option("dry_run", "Show what would run, and what it takes.")] = (
-        False
-    )
+    dry_run: DryRun = False

@@ -40,15 +40,17 @@ class CompareOptions:
         ),
     ]
     head: Annotated[str, Argument(metavar="HEAD", help="The run to judge against BASE.")] = ""
-    everything: Annotated[bool, Option("--all", help="List every row, however many there are.")] = (
-        False
-    )
+    everything: Annotated[
+        bool,
+        Option("--all", help="List every row, however many there are."),
+    ] = False
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row.")
     ] = ""
-    strict: Annotated[bool, Option("--strict", help="Exit with 3 unless every row is decided.")] = (
-        False
-    )
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Exit with 3 unless every row is decided."),
+    ] = False
     gate_unpaired: Annotated[
         bool, Option("--gate-unpaired", help="Runs not measured in turns may fail too.")
     ] = False
@@ -66,12 +68,14 @@ class CompareOptions:
             help="Also write this file: .md, .json, .html or .xml (JUnit). May be repeated.",
         ),
     ] = None
-    title: Annotated[str, Option("--title", help="What the Markdown's heading begins with.")] = (
-        "collbench"
-    )
-    marker: Annotated[str, Option("--marker", help="Name in the Markdown's hidden first line.")] = (
-        "compare"
-    )
+    title: Annotated[
+        str,
+        Option("--title", help="What the Markdown's heading begins with."),
+    ] = "collbench"
+    marker: Annotated[
+        str,
+        Option("--marker", help="Name in the Markdown's hidden first line."),
+    ] = "compare"
     debug: Debug = False
 
 

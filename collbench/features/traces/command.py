@@ -34,9 +34,10 @@ class TraceOptions:
     files: Files
     form: Form = ""
     from_ops: Ops = False
-    output_format: Annotated[str, Option("--format", help="Print table, md, json or html.")] = (
-        "table"
-    )
+    output_format: Annotated[
+        str,
+        Option("--format", help="Print table, md, json or html."),
+    ] = "table"
     out: Annotated[
         list[Path] | None,
         Option(

@@ -65,16 +65,18 @@ class AbOptions:
     max_seconds: Annotated[
         str, make_option("max_seconds", "Longest time on a case in a launch. Default 0.25s.")
     ] = ""
-    timeout: Annotated[float | None, make_option("timeout", "Seconds without progress: hung.")] = (
-        None
-    )
+    timeout: Annotated[
+        float | None,
+        make_option("timeout", "Seconds without progress: hung."),
+    ] = None
     launcher: Launcher = "auto"
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
     ] = ""
-    strict: Annotated[bool, Option("--strict", help="Exit with 3 unless every row is decided.")] = (
-        False
-    )
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Exit with 3 unless every row is decided."),
+    ] = False
     across_machines: Annotated[
         bool, Option("--across-machines", help="Judge in spite of other hardware.")
     ] = False

@@ -53,9 +53,10 @@ class LocateOptions:
     ngpus: Ranks = ""
     backend: Backend = ""
     size: Annotated[str, Option("--size", help="What each rank sends to its neighbour.")] = "4M"
-    tau: Annotated[str, Option("--tau", help="How much slower than the rest counts as slow.")] = (
-        "10%"
-    )
+    tau: Annotated[
+        str,
+        Option("--tau", help="How much slower than the rest counts as slow."),
+    ] = "10%"
     tests: Annotated[
         int, Option("--tests", min=1, help="Tests at most: a group's measurement is one.")
     ] = 80
