@@ -56,7 +56,7 @@ Debug = Annotated[bool, make_option("debug")]
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """Where a run goes, and whether there is to be one."""
+    """The place and the tag of a run, and whether there is to be one."""
 
     output: Output = None
     save: Save = True

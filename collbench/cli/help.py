@@ -36,7 +36,7 @@ collbench help TOPIC shows a page, collbench COMMAND --help a command's options.
 
 @dataclass(frozen=True, kw_only=True)
 class HelpOptions:
-    """Which topic or command is explained."""
+    """The topic or command to explain."""
 
     topic: Topic = ""
 

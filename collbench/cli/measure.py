@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @add_all_options
 class MeasureOptions:
-    """What is measured, how, and where the run goes: all that suite/fields.py has."""
+    """The sweep to measure, how, and where the run goes: an option for each row of FIELDS."""
 
 
 def measure(ctx: typer.Context, options: MeasureOptions) -> None:

@@ -28,7 +28,7 @@ ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md"}
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Which runs are reported, in which format, and where to."""
+    """The runs to report, the format, and the files."""
 
     runs: Runs = None
     output: Annotated[

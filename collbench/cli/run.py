@@ -19,7 +19,7 @@ from collbench.core.errors import Exit, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteSaveOptions(SaveOptions):
-    """Where the runs of suites go."""
+    """The place and the tag of suites' runs, and whether there are to be any."""
 
     output: Annotated[
         Path | None, make_option("output", "Save runs to this folder (one suite: or file).")
@@ -30,7 +30,7 @@ class SuiteSaveOptions(SaveOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Which suites are measured, what is changed in them, and where runs go."""
+    """The suites to measure, changes to them, and where runs go."""
 
     suites: Annotated[
         list[str] | None,

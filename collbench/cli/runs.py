@@ -16,7 +16,7 @@ from collbench.core.text import format_count, format_size, print_message
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
-    """Which saved runs are listed or deleted."""
+    """The saved runs to list or delete."""
 
     words: Annotated[
         list[str] | None,

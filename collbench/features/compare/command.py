@@ -29,7 +29,7 @@ FORMATS = ("table", "md", "json", "html", "junit")
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Which runs are compared, by which rules, and where the comparison goes."""
+    """The runs to compare, the rules, and the outputs."""
 
     base: Annotated[
         str,

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from typer import Argument, Option
 
 from collbench.cli.families import Debug, Plotlyjs
+from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.text import print_message
 from collbench.features.health.history.command import HistoryUrl
@@ -50,7 +51,7 @@ LAUNCHES = 3  # of a case that --rerun measures again
 
 @dataclass(frozen=True, kw_only=True)
 class HealthOptions:
-    """Which night is judged, what is measured for that, and where the verdict goes."""
+    """The night to judge, what to measure for that, and the outputs."""
 
     runs: Annotated[
         list[str] | None,
@@ -123,18 +124,13 @@ class HealthOptions:
     ] = ""
     ngpus: Annotated[
         str,
-        Option(
-            "-g",
-            "--ngpus",
-            "--ranks",
-            help="Ranks for --inject and --locate. Default: all GPUs, else all cores.",
-        ),
+        make_option("ranks", "Ranks for --inject and --locate. Default: all GPUs, else all cores."),
     ] = ""
     budget: Annotated[
         str,
-        Option(
-            "--budget",
-            help="Fit what --rerun or --inject (there, default 2m) measures into this time.",
+        make_option(
+            "budget",
+            "Fit what --rerun or --inject (there, default 2m) measures into this time.",
         ),
     ] = ""
     locate: Annotated[

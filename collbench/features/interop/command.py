@@ -24,7 +24,7 @@ SHOWN = 5  # warnings and lines not understood, of each as many
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Which logs are read, what they do not say, and where runs are saved."""
+    """The logs to read, facts that they do not say, and the place of their runs."""
 
     files: Annotated[
         list[str], Argument(metavar="FILE…", help="Logs, gzipped or not; - reads standard input.")

@@ -25,7 +25,7 @@ FORMATS = ("table", "md", "csv", "json")
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapOptions:
-    """What is measured, what in its background, how, and where the run goes."""
+    """The collective to measure, its backgrounds, and where the run goes."""
 
     what: Annotated[
         str, Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again.")

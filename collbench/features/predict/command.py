@@ -16,7 +16,7 @@ SWEEP = (8, 1 << 30)  # where nothing says which sizes
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """What is predicted, on which network."""
+    """The times to predict, and the network."""
 
     name: Collective
     n: Annotated[int, Option("-n", "--ranks", min=2, help="Ranks.")] = 8

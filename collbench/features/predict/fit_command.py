@@ -14,7 +14,7 @@ from collbench.core.errors import Exit, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """Which times are fitted."""
+    """The times to fit."""
 
     runs: Runs = None
     backend: Annotated[str, Option("--backend", help="Only this backend.")] = ""

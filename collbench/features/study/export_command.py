@@ -15,7 +15,7 @@ from collbench.core.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Which schedule is written, in which format, and where to."""
+    """The schedule to write, its format, and its file."""
 
     collective: Collective
     algorithm: Annotated[str, Argument(metavar="ALGORITHM", help="ring, chain:segments=64 …")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProveOptions:
-    """Which algorithms are proved, for which numbers of ranks."""
+    """The algorithms to prove, and the numbers of ranks."""
 
     name: Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="Default: all.")] = None
     algorithm: Annotated[

@@ -15,7 +15,7 @@ from collbench.core.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """Which algorithm is drawn, on how many ranks, and which part of it."""
+    """The algorithm to draw, its ranks, and the part of it that is shown."""
 
     name: Collective
     algorithm: Annotated[

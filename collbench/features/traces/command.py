@@ -29,7 +29,7 @@ Ops = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """How a trace is read, and where what it tells is written."""
+    """The trace to read, and the outputs made of it."""
 
     files: Files
     form: Form = ""

@@ -14,7 +14,7 @@ from collbench.features.training.command import ShapeOptions, StepOptions, handl
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """Which iteration of which trace is run again, and how."""
+    """The iteration of a trace to run again, and how."""
 
     files: Files
     gaps: Annotated[

@@ -42,7 +42,7 @@ FORMATS = ("table", "json", "csv", "md")
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions:
-    """How much of a step is run or counted, and the network that it is predicted on."""
+    """The part of a step to run or count, and the network to predict it on."""
 
     scale: Annotated[
         str, Option("--scale", help="This part of every operation's elements: 1/16.")
@@ -79,7 +79,7 @@ class ShapeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step is run, and where the run goes."""
+    """Settings of a step's run, and where the run goes."""
 
     node: Annotated[
         int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
@@ -145,7 +145,7 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """Which step is run, counted or predicted."""
+    """The step to run, count or predict."""
 
     name: Annotated[
         str,

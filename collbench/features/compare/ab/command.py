@@ -34,7 +34,7 @@ SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
 
 @dataclass(frozen=True, kw_only=True)
 class AbOptions:
-    """Which sides are compared, how, and where their runs and the comparison go."""
+    """The sides to compare, how, and where their runs and the comparison go."""
 
     base: Annotated[
         str, Option("--base", help=f"One side, {SIDE}. Empty: everything as it is.")

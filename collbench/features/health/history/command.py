@@ -37,7 +37,7 @@ HistoryUrl = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryOptions:
-    """Which history is read, and of which machine."""
+    """The history to read, and the machine."""
 
     history: HistoryUrl = ""
     machine: Annotated[
@@ -54,7 +54,7 @@ class HistoryOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions:
-    """Which rows of a machine are meant."""
+    """The rows that are meant, of all that a machine has."""
 
     only: Annotated[
         list[str] | None,
@@ -72,10 +72,8 @@ class PartOptions:
         from collbench.core.collectives import find_collective
         from collbench.suite import grammar, sweep
 
-        names, ranks = (
-            grammar.split_words(",".join(self.only or [])),
-            grammar.split_words(self.ranks),
-        )
+        names = grammar.split_words(",".join(self.only or []))
+        ranks = grammar.split_words(self.ranks)
         return sweep.Part(
             collectives=tuple(find_collective(word).name for word in names),
             backends=tuple(grammar.split_words(self.backend)),
@@ -87,7 +85,7 @@ class PartOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions:
-    """What is kept with a level, and in which file."""
+    """The commit that is kept with a level, and the level's file."""
 
     commit: Annotated[
         str, Option("--commit", metavar="SHA", help="The commit that changed the level.")
@@ -105,7 +103,7 @@ class KeepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions:
-    """Which runs are kept, and of which machine."""
+    """The runs to keep, and their machine."""
 
     runs: Annotated[list[str], RUN_NAMES]
     history: HistoryUrl = ""
@@ -145,7 +143,7 @@ def add(options: AddOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Which nights are listed."""
+    """The nights to list."""
 
     history: HistoryOptions
     last: Annotated[int, Option("--last", min=1, help="Show so many nights, newest last.")] = 20
@@ -167,7 +165,7 @@ def list_(options: ListOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrendOptions:
-    """Of which rows changes are shown, from which size on, and where."""
+    """The rows whose changes are shown, the smallest change, and the outputs."""
 
     history: HistoryOptions
     part: PartOptions
@@ -216,7 +214,7 @@ def trend(options: TrendOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """Of which rows the level is learned, and what is kept with it."""
+    """The rows whose level is learned, and what is kept with it."""
 
     history: HistoryOptions
     part: PartOptions
@@ -238,7 +236,7 @@ def learn(options: LearnOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptOptions:
-    """Of which rows a change is accepted, and what is kept with it."""
+    """The rows whose change is accepted, and what is kept with it."""
 
     reason: Annotated[str, Option("--reason", help="Why the level changed, and why that is right.")]
     history: HistoryOptions
@@ -279,7 +277,7 @@ def accept(options: AcceptOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Which baselines are brought into which history."""
+    """The baselines to bring into a history."""
 
     files: Annotated[
         list[Path], Argument(metavar="FILE…", help="Baselines, as kept in a repository.")

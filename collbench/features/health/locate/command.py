@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSaveOptions(SaveOptions):
-    """Where a search's run goes."""
+    """The place and the tag of a search's run, and whether there is to be one."""
 
     dry_run: Annotated[bool, make_option("dry_run", "Show the plan only.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocateOptions:
-    """Which ranks are searched, how, and where the run goes."""
+    """The ranks to search, how, and where the run goes."""
 
     ngpus: Ranks = ""
     backend: Backend = ""
@@ -60,7 +60,7 @@ class LocateOptions:
     tests: Annotated[
         int, Option("--tests", min=1, help="Tests at most: a group's measurement is one.")
     ] = 80
-    budget: Annotated[str, Option("--budget", help="Begin no round after this time: 3m.")] = ""
+    budget: Annotated[str, make_option("budget", "Begin no round after this time: 3m.")] = ""
     iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each test.")] = 10
     launcher: Launcher = "auto"
     timeout: Timeout = None

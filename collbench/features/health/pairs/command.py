@@ -39,7 +39,7 @@ AMONG = ("all", "node", "inter", "rail")
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Which pairs are measured, how, and where the run goes."""
+    """The pairs to measure, how, and where the run goes."""
 
     run: Annotated[
         str, Argument(metavar="[RUN]", help="Show this run's pairs and measure nothing.")
