@@ -129,8 +129,7 @@ class HealthOptions:
     budget: Annotated[
         str,
         make_option(
-            "budget",
-            "Fit what --rerun or --inject (there, default 2m) measures into this time.",
+            "budget", "Fit what --rerun or --inject (there, default 2m) measures into this time."
         ),
     ] = ""
     locate: Annotated[

@@ -21,20 +21,17 @@ class PredictOptions:
     name: Collective
     n: Annotated[int, Option("-n", "--ranks", min=2, help="Ranks.")] = 8
     minbytes: Annotated[
-        str,
-        make_option("minbytes", "Smallest size; K, M and G are 1024-based. Default 8."),
+        str, make_option("minbytes", "Smallest size; K, M and G are 1024-based. Default 8.")
     ] = ""
     maxbytes: Annotated[
-        str,
-        make_option("maxbytes", "Largest size, included. Default 32M, or -b; without -b, 1G."),
+        str, make_option("maxbytes", "Largest size, included. Default 32M, or -b; without -b, 1G.")
     ] = ""
     stepfactor: Annotated[float | None, make_option("stepfactor")] = None
     stepbytes: Annotated[str, make_option("stepbytes")] = ""
     listed: Annotated[str, make_option("listed")] = ""
     algo: Annotated[str, Option("--algo", help="ring, chain:segments=8, a list, or all.")] = "all"
     network: Annotated[
-        str,
-        Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
+        str, Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2.")
     ] = "flat"
     link: Annotated[
         str,

@@ -48,8 +48,7 @@ class ShapeOptions:
         str, Option("--scale", help="This part of every operation's elements: 1/16.")
     ] = "1"
     group: Annotated[
-        str,
-        Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp."),
+        str, Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp.")
     ] = ""
     compute: Annotated[
         str,
@@ -66,8 +65,7 @@ class ShapeOptions:
         bool, Option("--show", help="Count operations, bytes, memory; starts no ranks.")
     ] = False
     link: Annotated[
-        str,
-        Option("--link", help="Predict on links between hosts, as `predict` writes them."),
+        str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
     ] = ""
     inside: Annotated[
         str,
@@ -162,8 +160,7 @@ class WorkloadOptions:
     ] = ""
     layers: Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")] = 0
     ngpus: Annotated[
-        int | None,
-        Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp."),
+        int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
     ] = None
     shape: ShapeOptions
     source: LinkSource = ""

@@ -105,7 +105,7 @@ def test_an_option_that_is_given_as_nothing_is_refused() -> None:
 def test_a_name_in_two_families_is_refused() -> None:
     def walk(first: Where, second: Hosts) -> None: ...
 
-    with pytest.raises(TypeError, match="walk.*ranks"):
+    with pytest.raises(TypeError, match=r"walk.*ranks"):
         make_command(walk)
 
 

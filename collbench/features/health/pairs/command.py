@@ -51,8 +51,7 @@ class PairOptions:
     among: Annotated[
         str,
         Option(
-            "--among",
-            help="all, node (on one host), inter (on two) or rail (of one place on two).",
+            "--among", help="all, node (on one host), inter (on two) or rail (of one place on two)."
         ),
     ] = "all"
     alone: Annotated[
