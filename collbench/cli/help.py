@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,12 +34,19 @@ END = """
 collbench help TOPIC shows a page, collbench COMMAND --help a command's options."""
 
 
-def help_(ctx: typer.Context, topic: Topic = "") -> None:
+@dataclass(frozen=True, kw_only=True)
+class HelpOptions:
+    """The topic or command to explain."""
+
+    topic: Topic = ""
+
+
+def help_(ctx: typer.Context, options: HelpOptions) -> None:
     """Explain a topic in a page, or a command's options."""
-    if not topic:
+    if not options.topic:
         return _print_topics(ctx)
-    if (page := list_pages().get(topic)) is None:
-        return _print_options(ctx, topic)
+    if (page := list_pages().get(options.topic)) is None:
+        return _print_options(ctx, options.topic)
     from collbench.show import terminal
 
     terminal.print_page(page.read_text(encoding="utf-8"))

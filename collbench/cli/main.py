@@ -158,9 +158,9 @@ def _make_command(
     text: str | None = None,
     kind: type[TyperCommand] = TyperCommand,
 ) -> Any:
-    from collbench.cli import flags
+    from collbench.cli import command as commands
 
-    command = typer.main.get_command(flags.make_app({name: function}, text, kind))
+    command = typer.main.get_command(commands.make_app({name: function}, text, kind))
     command.name = name
     return command
 

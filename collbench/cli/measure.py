@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 
 @add_all_options
-def measure(ctx: typer.Context, **given: Any) -> None:
-    from collbench.cli import options
+class MeasureOptions:
+    """The sweep to measure, how, and where the run goes: an option for each row of FIELDS."""
 
-    request = options.read_request(find_collective(ctx.info_name or "").name, given)
+
+def measure(ctx: typer.Context, options: MeasureOptions) -> None:
+    """Measure a collective, over sizes, ranks and whatever else is asked for."""
+    from collbench.cli.options import read_request
+
+    request = read_request(find_collective(ctx.info_name or "").name, vars(options))
     raise typer.Exit(carry_out(request.order, request.reporter, request.dry_run))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -12,7 +12,7 @@ from collbench.cli import completion
 from collbench.core.errors import UsageError
 from collbench.suite.fields import FIELDS
 
-Command = Callable[..., None]
+Family = TypeVar("Family")
 
 
 class Foreign(NamedTuple):
@@ -84,51 +84,18 @@ def make_option(name: str, help: str = "", free: bool = False) -> Any:
     )
 
 
-def add_all_options(command: Command) -> Command:
-    """Gives a command an option for each row of the table that has one, as typer reads them."""
-    given = {"ctx": typer.Context} | {
-        name: Annotated[_option_type(name), make_option(name, free=row.free)]
-        for name, row in _ROWS.items()
-    }
-    for row in FOREIGN:
-        given[row.name] = Annotated[
-            str, typer.Option(*row.flags.split(), hidden=True, help=row.why)
-        ]
-    command.__annotations__ = given
-    command.__signature__ = Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=_option_default(name))
-            for name, kind in given.items()
-        ]
-    )
-    return command
-
-
-def share_options(other: Command) -> Callable[[Command], Command]:
-    """Gives a command the parameters that are ``other``'s alone, beside its own; it takes them as
-    ``given``."""
-
-    def shared(command: Command) -> Command:
-        parameters = dict(signature(command).parameters)
-        del parameters["given"]
-        every = parameters | {
-            k: p for k, p in signature(other).parameters.items() if k not in parameters
-        }
-        del every["request"]
-        hints = get_type_hints(other, include_extras=True)
-        command.__annotations__ = hints | get_type_hints(command, include_extras=True)
-        command.__signature__ = Signature([*every.values()])  # type: ignore[attr-defined]
-        return command
-
-    return shared
-
-
-def _option_type(name: str) -> Any:
-    row = _ROWS[name]
-    return row.type if row.command_default is not None else row.type | None
-
-
-def _option_default(name: str) -> Any:
-    if name in _ROWS:
-        return _ROWS[name].command_default
-    return Parameter.empty if name == "ctx" else ""
+def add_all_options(family: type[Family]) -> type[Family]:
+    """The class as a family of an option for each row of the table that has one, and of those of
+    nccl-tests that are taken and mean nothing."""
+    annotations, defaults = {}, {}
+    for name, row in _ROWS.items():
+        kind = row.type if row.command_default is not None else row.type | None
+        annotations[name] = Annotated[kind, make_option(name, free=row.free)]
+        defaults[name] = row.command_default
+    for foreign in FOREIGN:
+        option = typer.Option(*foreign.flags.split(), hidden=True, help=foreign.why)
+        annotations[foreign.name], defaults[foreign.name] = Annotated[str, option], ""
+    family.__annotations__ = annotations
+    for name, default in defaults.items():
+        setattr(family, name, default)
+    return dataclass(frozen=True, kw_only=True)(family)

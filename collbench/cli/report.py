@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
+from collbench.cli.families import Debug, Plotlyjs, Runs
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,16 +26,35 @@ DEFAULT = Path("collbench-report.html")
 ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md"}
 
 
-def report(
-    runs: list[str] | None = None,
-    output: Path | None = None,
-    output_format: str = "",
-    plotlyjs: str = "inline",
-    png: Path | None = None,
-    title: str = "",
-    compare: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The runs to report, the format, and the files."""
+
+    runs: Runs = None
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            help="Write to this file. Default: collbench-report.html; Markdown: the terminal.",
+        ),
+    ] = None
+    output_format: Annotated[
+        str, Option("--format", help="html or md. Default: as -o ends, else html.")
+    ] = ""
+    plotlyjs: Plotlyjs = "inline"
+    png: Annotated[
+        Path | None,
+        Option("--png", help="Also write the figures to this folder, as collbench-*.png."),
+    ] = None
+    title: Annotated[str, Option("--title", help="Heading of the report.")] = ""
+    compare: Annotated[
+        bool, Option("--compare", help="Compare BASE and HEAD, as two runs of one `ab` are.")
+    ] = False
+    debug: Debug = False
+
+
+def report(options: ReportOptions) -> None:
     """Make one offline page of runs: figures, tables, raw data."""
     import msgspec
 
@@ -43,31 +65,31 @@ def report(
     from collbench.show.views import run
     from collbench.suite import grammar
 
-    grammar.parse_choice("--plotlyjs", plotlyjs, outputs.PLOTLYJS)
+    grammar.parse_choice("--plotlyjs", options.plotlyjs, outputs.PLOTLYJS)
+    output_format = options.output_format
     grammar.parse_choice("--format", output_format or "html", ("html", "md"))
-    if output and output.suffix and not output_format:
-        output_format = ENDINGS[
-            grammar.parse_choice(f"-o {output}: its ending", output.suffix, ENDINGS)
-        ]
+    if options.output and options.output.suffix and not output_format:
+        ending = f"-o {options.output}: its ending"
+        output_format = ENDINGS[grammar.parse_choice(ending, options.output.suffix, ENDINGS)]
     output_format = output_format or "html"
-    path = output or (DEFAULT if output_format == "html" else None)
+    path = options.output or (DEFAULT if output_format == "html" else None)
     if path:
-        outputs.check_file(path, output_format, plotlyjs)
-    if png:
+        outputs.check_file(path, output_format, options.plotlyjs)
+    if options.png:
         html.find_browser()
-    files = [run_file.read_digest(path) for path in _find_runs(runs or ["@last"])]
+    files = [run_file.read_digest(path) for path in _find_runs(options.runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
-    document = run.make_document(files, _conclude_from(files, compare))
-    if title:
-        document = msgspec.structs.replace(document, title=title)
+    document = run.make_document(files, _conclude_from(files, options.compare))
+    if options.title:
+        document = msgspec.structs.replace(document, title=options.title)
     if path:
-        for file, nbytes in outputs.write_file(document, path, output_format, plotlyjs):
+        for file, nbytes in outputs.write_file(document, path, output_format, options.plotlyjs):
             typer.echo(f"wrote {file} ({format_size(nbytes)})")
     else:
         outputs.deliver_document(document, output_format)
-    if png:
-        drawn = html.render_images(document, png)
-        typer.echo(f"wrote {format_count(len(drawn), 'image')} to {png}", err=path is None)
+    if options.png:
+        drawn = html.render_images(document, options.png)
+        typer.echo(f"wrote {format_count(len(drawn), 'image')} to {options.png}", err=path is None)
 
 
 def _find_runs(names: Sequence[str]) -> list[Path]:

@@ -3,37 +3,105 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import Debug, Inject, SaveOptions
 from collbench.cli.measure import carry_out
+from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
 
 
-def run(
-    suites: list[str] | None = None,
-    ranks: str = "",
-    backends: str = "",
-    only: list[str] | None = None,
-    max_seconds: str = "",
-    launches: int | None = None,
-    budget: str = "",
-    launcher: str = "auto",
-    address: str = "",
-    placement: str = "",
-    resume: str = "",
-    file: str = "",
-    inject: str = "",
-    output_format: str = "auto",
-    output: Path | None = None,
-    save: bool = True,
-    tag: str = "",
-    dry_run: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SuiteSaveOptions(SaveOptions):
+    """The place and the tag of suites' runs, and whether there are to be any."""
+
+    output: Annotated[
+        Path | None, make_option("output", "Save runs to this folder (one suite: or file).")
+    ] = None
+    save: Annotated[bool, make_option("save", "Keep the runs' records.")] = True
+    tag: Annotated[str, make_option("tag", "A name to find the runs by.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The suites to measure, changes to them, and where runs go."""
+
+    suites: Annotated[
+        list[str] | None,
+        Argument(metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files."),
+    ] = None
+    ranks: Annotated[
+        str, make_option("ranks", "Ranks on this machine instead of the suite's; a list.")
+    ] = ""
+    backends: Annotated[
+        str, make_option("backends", "Backends instead of the suite's; a list.")
+    ] = ""
+    only: Annotated[
+        list[str] | None,
+        Option(
+            "--only",
+            metavar="COLLECTIVE,…",
+            help="Of the suite, only these collectives. May be repeated.",
+        ),
+    ] = None
+    max_seconds: Annotated[
+        str, make_option("max_seconds", "Longest time spent measuring one case.")
+    ] = ""
+    launches: Annotated[
+        int | None,
+        make_option(
+            "launches",
+            "Measure each suite so often, each time by ranks newly started: 10 on each side are"
+            " what `collbench compare` can judge two runs by. In place of the suite's cycles, whose"
+            " time they divide: at least 0.25s a case, unless --max-time gives each launch's.",
+        ),
+    ] = None
+    budget: Annotated[
+        str, make_option("budget", "Fit each suite into this time, by fewer repetitions: 10m.")
+    ] = ""
+    launcher: Annotated[str, make_option("launcher")] = "auto"
+    address: Annotated[str, make_option("address")] = ""
+    placement: Annotated[str, make_option("placement")] = ""
+    resume: Annotated[
+        str,
+        Option(
+            "--resume",
+            metavar="RUN",
+            help="Continue with this run, which was cut short: measure what is missing, into the"
+            " same file.",
+        ),
+    ] = ""
+    file: Annotated[
+        str,
+        Option(
+            "--algo",
+            metavar="FILE.py:NAME",
+            help="Of a run to continue with: where its algorithm of a file is, ./line.py:line.",
+        ),
+    ] = ""
+    inject: Inject = ""
+    output_format: Annotated[
+        str, make_option("output_format", "auto, table, nccl, json, csv or md.")
+    ] = "auto"
+    saving: SuiteSaveOptions
+    debug: Debug = False
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether an option changes suites, or where their runs go."""
+        saving = self.saving
+        overrides = (self.ranks, self.backends, self.max_seconds, self.launches, self.only)
+        places = (saving.output, saving.tag, not saving.save)
+        return any((*overrides, self.budget, self.inject, *places))
+
+
+def run(options: RunOptions) -> None:
     """Run suites: sweeps kept in files.
 
     A suite is a TOML file: description, tags; [axes], the lists whose product is measured:
@@ -44,34 +112,42 @@ def run(
     [[exclude]]: keys of cases to leave out, min_size, max_size, perhaps a reason; [[threshold]]: a
     match and tau, the smallest change to judge, or min_busbw, as --min-busbw of collectives.
     """
-    from collbench.cli import options
+    from collbench.cli.options import (
+        add_budget,
+        change_suite,
+        find_ray_cluster,
+        make_reporter,
+        read_save_options,
+    )
     from collbench.run import resumption
     from collbench.run.session import Order
     from collbench.suite import toml
 
-    overrides: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
-    changes = (*overrides.values(), launches, only, budget, inject, output, tag, not save)
-    _refuse_conflicts(suites or [], resume, any(changes), launcher, output)
-    if file and not resume:
-        raise UsageError(
-            "--algo names the file of an algorithm of a run to be resumed",
-            "to measure one: collbench all_reduce --algo ./line.py:line",
-        )
-    ray = options.find_ray_cluster(launcher, address, placement)
-    chosen = ",".join(only or [])
-    changed = partial(options.change_suite, only=chosen, launcher=launcher, ray=ray, inject=inject)
-    suite_list = [
-        changed(toml.load_suite(name), **overrides, launches=launches) for name in suites or []
-    ]
+    _refuse_conflicts(options)
+    launcher, budget = options.launcher, options.budget
+    ray = find_ray_cluster(launcher, options.address, options.placement)
+    changed = partial(
+        change_suite,
+        ngpus=options.ranks,
+        backend=options.backends,
+        only=",".join(options.only or []),
+        max_time=options.max_seconds,
+        launcher=launcher,
+        ray=ray,
+        inject=options.inject,
+        launches=options.launches,
+    )
+    suites = [changed(toml.load_suite(name)) for name in options.suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
-    make_order = partial(order, **options.read_save_options(save, output, tag))
-    orders = [options.add_budget(make_order(suite=suite), budget) for suite in suite_list]
-    if resume:
-        resumable = resumption.find_resumable(resume)
-        resumption.load_algorithms(resumable.run, file)
+    make_order = partial(order, **read_save_options(options.saving))
+    orders = [add_budget(make_order(suite=suite), budget) for suite in suites]
+    if options.resume:
+        resumable = resumption.find_resumable(options.resume)
+        resumption.load_algorithms(resumable.run, options.file)
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
-    reporter = partial(options.make_reporter, output_format)
-    raise typer.Exit(_choose_gravest([carry_out(order, reporter, dry_run) for order in orders]))
+    reporter = partial(make_reporter, options.output_format)
+    codes = [carry_out(order, reporter, options.saving.dry_run) for order in orders]
+    raise typer.Exit(_choose_gravest(codes))
 
 
 def _choose_gravest(codes: list[Exit]) -> Exit:
@@ -79,17 +155,16 @@ def _choose_gravest(codes: list[Exit]) -> Exit:
     return max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c)
 
 
-def _refuse_conflicts(
-    suites: list[str], resume: str, changed: bool, launcher: str, output: Path | None
-) -> None:
+def _refuse_conflicts(options: RunOptions) -> None:
     """Raises UsageError for what cannot be asked together."""
     from collbench.run.launch import join
 
-    if resume and (suites or changed):
+    suites, output = options.suites or [], options.saving.output
+    if options.resume and (suites or options.has_changes):
         raise UsageError(
             "--resume goes on with a run as it was begun", "leave suites and their options out"
         )
-    if not resume and not suites:
+    if not options.resume and not suites:
         raise UsageError(
             "no suite is named", "collbench list shows the built-in ones; or a TOML file"
         )
@@ -98,5 +173,10 @@ def _refuse_conflicts(
             f"--output {output} is one file, and each suite's run is a file of its own",
             "give a folder that exists, or one command per suite",
         )
-    if len(suites) > 1 and join.detect_launcher(launcher):
+    if len(suites) > 1 and join.detect_launcher(options.launcher):
         raise UsageError("under a launcher, ranks live for one suite", "one command per suite")
+    if options.file and not options.resume:
+        raise UsageError(
+            "--algo names the file of an algorithm of a run to be resumed",
+            "to measure one: collbench all_reduce --algo ./line.py:line",
+        )

@@ -4,51 +4,65 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.text import format_count, format_size, print_message
 
 
-def runs(
-    words: list[str] | None = None,
-    last: int = 20,
-    output_format: str = "table",
-    delete: bool = False,
-    yes: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions:
+    """The saved runs to list or delete."""
+
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="WORD…", help="Parts of the id, tag or arguments: all of them."),
+    ] = None
+    last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20
+    output_format: Annotated[str, Option("--format", help="table, json or csv.")] = "table"
+    delete: Annotated[
+        bool, Option("--delete", help="Delete the runs that the words name; asks first.")
+    ] = False
+    yes: Annotated[bool, Option("--yes", help="Delete without asking.")] = False
+
+
+def runs(options: RunsOptions) -> None:
     """List saved runs."""
     from collbench.cli import outputs
     from collbench.records import run_file, store
     from collbench.show import terminal
     from collbench.show.views import saved_runs
 
-    outputs.check_outputs(output_format, (), ("table", "json", "csv"))
-    refuse_deleting_all(words or [], delete, yes)
+    outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
+    refuse_deleting_all(options.words or [], options.delete, options.yes)
     names = name_by_age(store.list_saved())
-    every = [path for path in names if matches_words(path, words or [])]
+    every = [path for path in names if matches_words(path, options.words or [])]
     outlines, unreadable = [], []
-    selected = every if delete else every[-last:]
+    selected = every if options.delete else every[-options.last :]
     for path in selected:
         try:
             outlines.append((names[path], run_file.read_outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
     document = saved_runs.list_saved(outlines, len(every))
-    if output_format != "table":
-        outputs.deliver_document(document, output_format)
+    if options.output_format != "table":
+        outputs.deliver_document(document, options.output_format)
     elif selected:
         terminal.print_blocks(*document.brief)
     elif names:
         terminal.print_blocks(
-            f"none of {format_count(len(names), 'saved run')} has {' '.join(words or [])}"
+            f"none of {format_count(len(names), 'saved run')} has {' '.join(options.words or [])}"
         )
     else:
         terminal.print_blocks(f"no run is saved yet under {store.home_folder()}")
     for message in unreadable:
         print_message(message)
-    if delete and selected:
-        delete_runs(selected, yes)
+    if options.delete and selected:
+        delete_runs(selected, options.yes)
 
 
 def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:

@@ -38,7 +38,7 @@ def test_of_a_list_that_is_given_twice_the_last_counts_as_in_nccl_tests(bare) ->
 
 
 def test_what_is_only_wanted_of_a_history_adds_up() -> None:
-    part = history._select_part(["all_reduce", "all_gather,scan"], "", "", "", "")
+    part = history.PartOptions(only=["all_reduce", "all_gather,scan"]).select()
     assert part.collectives == ("all_reduce", "all_gather", "scan")
 
 

@@ -8,11 +8,14 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import Debug
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,20 +27,59 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "json", "html", "junit")
 
 
-def compare(
-    base: str,
-    head: str = "",
-    everything: bool = False,
-    tau: str = "",
-    strict: bool = False,
-    gate_unpaired: bool = False,
-    across_machines: bool = False,
-    output_format: str = "table",
-    out: list[Path] | None = None,
-    title: str = "collbench",
-    marker: str = "compare",
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The runs to compare, the rules, and the outputs."""
+
+    base: Annotated[
+        str,
+        Argument(
+            metavar="BASE",
+            help="@last~1, an id, tag or file; several, with commas or as a folder, count as one;"
+            " alone: a run of an `ab`.",
+        ),
+    ]
+    head: Annotated[str, Argument(metavar="HEAD", help="The run to judge against BASE.")] = ""
+    everything: Annotated[
+        bool,
+        Option("--all", help="List every row, however many there are."),
+    ] = False
+    tau: Annotated[
+        str, Option("--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row.")
+    ] = ""
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Exit with 3 unless every row is decided."),
+    ] = False
+    gate_unpaired: Annotated[
+        bool, Option("--gate-unpaired", help="Runs not measured in turns may fail too.")
+    ] = False
+    across_machines: Annotated[
+        bool, Option("--across-machines", help="Judge in spite of another machine.")
+    ] = False
+    output_format: Annotated[
+        str, Option("--format", help="Print table, md, json, html or junit.")
+    ] = "table"
+    out: Annotated[
+        list[Path] | None,
+        Option(
+            "-o",
+            "--output",
+            help="Also write this file: .md, .json, .html or .xml (JUnit). May be repeated.",
+        ),
+    ] = None
+    title: Annotated[
+        str,
+        Option("--title", help="What the Markdown's heading begins with."),
+    ] = "collbench"
+    marker: Annotated[
+        str,
+        Option("--marker", help="Name in the Markdown's hidden first line."),
+    ] = "compare"
+    debug: Debug = False
+
+
+def compare(options: CompareOptions) -> None:
     """Judge a run against another: which rows are slower, beyond noise."""
     from collbench.features.compare import comparison as judging
     from collbench.features.compare import false_alarms as alarms
@@ -45,13 +87,15 @@ def compare(
     from collbench.show import programs
     from collbench.suite import grammar
 
+    base, head, tau = options.base, options.head, options.tau
+    printed, out = options.output_format, options.out or []
     rules = judging.Rules(
         tau=grammar.parse_share(tau, "--tau") if tau else None,
-        strict=strict,
-        gate_unpaired=gate_unpaired,
-        across_machines=across_machines,
+        strict=options.strict,
+        gate_unpaired=options.gate_unpaired,
+        across_machines=options.across_machines,
     )
-    check_outputs(output_format, out or [], marker)
+    check_outputs(printed, out, options.marker)
     bases, heads = (
         (_find_runs(base), _find_runs(head)) if head else ([file] for file in _both_sides(base))
     )
@@ -63,8 +107,10 @@ def compare(
     comparison = judging.compare_runs(bases, heads, rules)
     again = command_for_all([name for name in (base, head) if name], rules)
     known_alarms = alarms.find_alarms(comparison)
-    document = views.make_document(comparison, everything, title, marker, known_alarms, again)
-    deliver_comparison(comparison, document, output_format, out or [])
+    document = views.make_document(
+        comparison, options.everything, options.title, options.marker, known_alarms, again
+    )
+    deliver_comparison(comparison, document, printed, out)
     programs.in_github(document, os.environ)
     raise typer.Exit(comparison.exit)
 

@@ -9,15 +9,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import replace
+from typer import Argument, Option
 
+from collbench.cli.families import Debug, Plotlyjs
+from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.text import print_message
+from collbench.features.health.history.command import HistoryUrl
 
 if TYPE_CHECKING:
     from collbench.features.health.checks.table import Check
@@ -44,48 +49,127 @@ NIGHTLY = "health"  # the tag of suites whose runs are nights
 LAUNCHES = 3  # of a case that --rerun measures again
 
 
-class AskedNight(NamedTuple):
-    """Which night is to be judged, and what is to be measured for that."""
+@dataclass(frozen=True, kw_only=True)
+class HealthOptions:
+    """The night to judge, what to measure for that, and the outputs."""
 
-    runs: list[str] | None
-    history: str
-    no_history: bool
-    machine: str
-    rerun: bool
-    inject: str
-    ngpus: str
-    budget: str
-    locate: bool
-    tests: int | None
-    expect: Path | None = None
+    runs: Annotated[
+        list[str] | None,
+        Argument(metavar="RUN…", help="Default: the last of a suite with tag health."),
+    ] = None
+    output_format: Annotated[
+        str,
+        Option(
+            "--format",
+            help="Print table, md, json, html, junit, prometheus, or line: one for a chat.",
+        ),
+    ] = "table"
+    out: Annotated[
+        list[Path] | None,
+        Option(
+            "-o",
+            "--output",
+            help="Also write this file: .html, .md, .json, .xml (JUnit) or .prom (for"
+            " node_exporter). May be repeated.",
+        ),
+    ] = None
+    plotlyjs: Plotlyjs = "inline"
+    nagios: Annotated[
+        bool,
+        Option(
+            "--nagios",
+            help="Print a monitoring plugin's line and exit as one: 0 OK, 1 warning, 2 critical, 3"
+            " unknown.",
+        ),
+    ] = False
+    on_unhealthy: Annotated[
+        str,
+        Option(
+            "--on-unhealthy",
+            metavar="CMD",
+            help="Where unhealthy, run this program (no shell) with the verdict as JSON on its"
+            " standard input.",
+        ),
+    ] = ""
+    history: HistoryUrl = ""
+    no_history: Annotated[
+        bool, Option("--no-history", help="Neither judge against earlier nights nor add this one.")
+    ] = False
+    machine: Annotated[
+        str,
+        Option(
+            "--machine",
+            metavar="NAME",
+            help="Where it ran, as the history knows it. Default: the name of its host, or of all"
+            " its hosts together; for hosts whose names change.",
+        ),
+    ] = ""
+    rerun: Annotated[
+        bool,
+        Option(
+            "--rerun",
+            help="Measure at once, in three fresh launches, what is slower than in earlier nights:"
+            " only so is it confirmed.",
+        ),
+    ] = False
+    inject: Annotated[
+        str,
+        Option(
+            "--inject",
+            metavar="FAULTS",
+            help="Test your alerts: measure suite nightly now, with faults planted"
+            " (slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3, drop:3; a list),"
+            " and judge that. Marks everything; no history takes it.",
+        ),
+    ] = ""
+    ngpus: Annotated[
+        str,
+        make_option("ranks", "Ranks for --inject and --locate. Default: all GPUs, else all cores."),
+    ] = ""
+    budget: Annotated[
+        str,
+        make_option(
+            "budget", "Fit what --rerun or --inject (there, default 2m) measures into this time."
+        ),
+    ] = ""
+    locate: Annotated[
+        bool,
+        Option(
+            "--locate",
+            help="Also search, with ranks, for who makes a group slow, as collbench locate does;"
+            " under a launcher too.",
+        ),
+    ] = False
+    tests: Annotated[
+        int | None,
+        Option(
+            "--tests",
+            min=1,
+            help="Tests that --locate may take: one is a group's measurement. Default: 80.",
+        ),
+    ] = None
+    expect: Annotated[
+        Path | None,
+        Option(
+            "--expect",
+            metavar="FILE",
+            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, each with"
+            " the severity of a row below it: hint, warning or critical (of which the last two"
+            " are unhealthy).",
+        ),
+    ] = None
+    title: Annotated[str, Option("--title", help="Heading of the page and of the Markdown.")] = ""
+    debug: Debug = False
 
     @property
     def seconds(self) -> float | None:
+        """The time that --budget gives, if any. Raises UsageError."""
         from collbench.suite import grammar
 
         return grammar.parse_duration(self.budget, "--budget") if self.budget else None
 
 
-def health(
-    runs: list[str] | None = None,
-    output_format: str = "table",
-    out: list[Path] | None = None,
-    plotlyjs: str = "inline",
-    nagios: bool = False,
-    on_unhealthy: str = "",
-    past: str = "",
-    no_history: bool = False,
-    machine: str = "",
-    rerun: bool = False,
-    inject: str = "",
-    ngpus: str = "",
-    budget: str = "",
-    locate: bool = False,
-    tests: int | None = None,
-    expect: Path | None = None,
-    title: str = "",
-    debug: bool = False,
-) -> None:
+def health(options: HealthOptions) -> None:
     """Say if a cluster is healthy; if not: who, since when, what to do.
 
     Judges recorded runs, best those of `collbench run nightly`. Exit codes: 0 healthy; 1 unhealthy,
@@ -94,53 +178,48 @@ def health(
     """
     from collbench.features.health.views import health as views
 
-    request = AskedNight(
-        runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
-    )
-    check_outputs(output_format, out or [], nagios, plotlyjs)
-    refuse_conflicts(request)
-    hook, seconds = _parse_hook(on_unhealthy), request.seconds
-    if locate and (member := _find_member()) and member.rank:
-        search_ranks(tests, ngpus)  # as rank 0 says, which has the runs
+    check_outputs(options)
+    refuse_conflicts(options)
+    hook, seconds = _parse_hook(options.on_unhealthy), options.seconds
+    if options.locate and (member := _find_member()) and member.rank:
+        search_ranks(options.tests, options.ngpus)  # as rank 0 says, which has the runs
         return
     try:
-        judged_night = judge_night(request, seconds)
+        judged_night = judge_night(options, seconds)
     except CollbenchError as e:
-        if not nagios:
+        if not options.nagios:
             raise
         typer.echo(views.make_unknown(e.message))
         raise typer.Exit(views.UNKNOWN[0]) from e
     if judged_night is not None:
-        raise typer.Exit(
-            _deliver_verdict(judged_night, hook, output_format, out or [], plotlyjs, nagios, title)
-        )
+        raise typer.Exit(_deliver_verdict(judged_night, hook, options))
 
 
-def refuse_conflicts(request: AskedNight) -> None:
+def refuse_conflicts(options: HealthOptions) -> None:
     """Whether options go together. Raises UsageError."""
-    past = request.history or request.machine
-    if request.budget and not (request.rerun or request.inject):
+    past = options.history or options.machine
+    if options.budget and not (options.rerun or options.inject):
         raise UsageError(
             "--budget limits what --rerun measures", "add --rerun, or give it to collbench run"
         )
-    if request.ngpus and not (request.inject or request.locate):
+    if options.ngpus and not (options.inject or options.locate):
         raise UsageError(
             "-g is for --inject and --locate, which measure", "a recorded run has its ranks"
         )
-    if request.tests and not request.locate:
+    if options.tests and not options.locate:
         raise UsageError("--tests limits what --locate measures", "add --locate")
-    if request.inject and (request.runs or request.rerun or request.locate or past):
+    if options.inject and (options.runs or options.rerun or options.locate or past):
         raise UsageError(
             "--inject measures a night of its own, which no history takes",
             "leave runs, --rerun, --locate, --history and --machine out",
         )
-    if request.no_history and (past or request.rerun):
+    if options.no_history and (past or options.rerun):
         raise UsageError(
             f"--no-history and {'--history or --machine' if past else '--rerun'} exclude each"
             " other",
             "--rerun confirms what is slower than in earlier nights",
         )
-    if request.rerun and (member := _find_member()):
+    if options.rerun and (member := _find_member()):
         # whose other ranks would not know of what rank 0 finds
         raise UsageError(
             f"--rerun starts ranks itself, and {member.launcher} has started some",
@@ -154,7 +233,7 @@ def _find_member() -> Membership | None:
     return join.detect_launcher("auto")
 
 
-def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | None:
+def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
     from collbench.features.health.checks import expectations
@@ -162,25 +241,25 @@ def judge_night(request: AskedNight, seconds: float | None) -> JudgedNight | Non
     from collbench.features.health.views import health as views
     from collbench.records import run_file, store
 
-    runs, more = request.runs, list[checks.Check]()
-    if request.expect:
+    runs, more = options.runs, list[checks.Check]()
+    if options.expect:
         look = partial(
-            expectations.check_expectations, curves=expectations.load_curves(request.expect)
+            expectations.check_expectations, curves=expectations.load_curves(options.expect)
         )
         more = [checks.Check("expected", look, "rows of which figures are expected")]
     if (
-        request.inject
-        and (runs := measure_planted(request.inject, request.ngpus, seconds or 120.0)) is None
+        options.inject
+        and (runs := measure_planted(options.inject, options.ngpus, seconds or 120.0)) is None
     ):
         return None
     paths = list(dict.fromkeys(map(store.find_run, runs or [_last_night()])))
     for path in filter(run_file.is_running, paths):
         raise NoVerdict(run_file.describe_running(path), "judge it once it has ended")
-    more += [check_located(request.tests, request.ngpus)] if request.locate else []
+    more += [check_located(options.tests, options.ngpus)] if options.locate else []
     files = [run_file.read_digest(path) for path in paths]
     trend = None
-    if not request.no_history:
-        past, trend = check_earlier(files, request.history, request.rerun, seconds, request.machine)
+    if not options.no_history:
+        past, trend = check_earlier(files, options.history, options.rerun, seconds, options.machine)
         more = [past, *more]
     return JudgedNight(views.clean_verdict(checks.judge_night(files, more)), files, trend)
 
@@ -376,14 +455,15 @@ def _measure_suite(
         raise KeyboardInterrupt
 
 
-def check_outputs(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) -> None:
+def check_outputs(options: HealthOptions) -> None:
     """Whether all this can be made, before any time is spent. Raises UsageError and CannotRun."""
     from collbench.cli import outputs
 
-    outputs.check_outputs(output_format, out, FORMATS, plotlyjs)
-    if nagios and output_format != "table":
+    printed = options.output_format
+    outputs.check_outputs(printed, options.out or [], FORMATS, options.plotlyjs)
+    if options.nagios and printed != "table":
         raise UsageError(
-            f"--nagios prints a line of its own, not {output_format}",
+            f"--nagios prints a line of its own, not {printed}",
             "leave --format out; -o writes files",
         )
 
@@ -397,32 +477,25 @@ def _parse_hook(command: str) -> list[str]:
         ) from e
 
 
-def _deliver_verdict(
-    judged_night: JudgedNight,
-    hook: Sequence[str],
-    output_format: str,
-    out: Sequence[Path],
-    plotlyjs: str,
-    nagios: bool,
-    title: str,
-) -> int:
+def _deliver_verdict(judged_night: JudgedNight, hook: Sequence[str], options: HealthOptions) -> int:
     """Run the hook, print the verdict and write it; the exit code."""
     from collbench.cli import outputs
     from collbench.features.health.views import health as views
 
-    verdict = judged_night.verdict
+    verdict, nagios = judged_night.verdict, options.nagios
     code, line = views.make_nagios(verdict) if nagios else (verdict.exit, views.make_line(verdict))
 
     def make(name: str) -> Document:
         document = views.make_document(
             verdict, judged_night.files if name == "html" else (), judged_night.trend
         )
-        return replace(document, title=title or document.title, line=line)
+        return replace(document, title=options.title or document.title, line=line)
 
     if hook and verdict.state == "unhealthy":
         run_hook(hook, outputs.render_text(make("json"), "json"))
     try:
-        outputs.deliver_document(make, "line" if nagios else output_format, out, plotlyjs)
+        printed = "line" if nagios else options.output_format
+        outputs.deliver_document(make, printed, options.out or [], options.plotlyjs)
     except CollbenchError as e:  # a file could not be written; the verdict has been printed
         if not nagios:
             raise

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import Debug
 from collbench.core.errors import CannotRun, Exit, UsageError
 
 if TYPE_CHECKING:
@@ -19,36 +22,58 @@ if TYPE_CHECKING:
 SHOWN = 5  # warnings and lines not understood, of each as many
 
 
-def import_(
-    files: list[str],
-    kind: str = "auto",
-    collective: str = "",
-    ranks: int | None = None,
-    tag: str = "",
-    output: Path | None = None,
-    host: str = "",
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """The logs to read, facts that they do not say, and the place of their runs."""
+
+    files: Annotated[
+        list[str], Argument(metavar="FILE…", help="Logs, gzipped or not; - reads standard input.")
+    ]
+    kind: Annotated[
+        str, Option("--from", help="auto, nccl-tests, rccl-tests, nccl-inspector, osu or imb.")
+    ] = "auto"
+    collective: Annotated[
+        str, Option("--collective", help="What was run, where the log does not say.")
+    ] = ""
+    ranks: Annotated[
+        int | None, Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU).")
+    ] = None
+    tag: Annotated[str, Option("--tag", help="A name to find the runs by.")] = ""
+    output: Annotated[
+        Path | None, Option("-o", "--output", help="Save runs to this folder (one log: or file).")
+    ] = None
+    host: Annotated[str, Option("--host", help="Where it ran, where the log does not say.")] = ""
+    debug: Debug = False
+
+
+def import_(options: ImportOptions) -> None:
     """Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB."""
     from collbench.features.interop import assemble, importers
     from collbench.features.interop.importers.text import decode_log
     from collbench.suite import grammar
 
-    grammar.refuse_tag(tag)
-    grammar.parse_choice("--from", kind, ("auto", *importers.FORMATS))
-    if output and len(files) > 1 and not output.is_dir():
+    grammar.refuse_tag(options.tag)
+    grammar.parse_choice("--from", options.kind, ("auto", *importers.FORMATS))
+    if options.output and len(options.files) > 1 and not options.output.is_dir():
         raise UsageError(
-            f"--output {output}: {len(files)} logs make as many runs", "give a folder that exists"
+            f"--output {options.output}: {len(options.files)} logs make as many runs",
+            "give a folder that exists",
         )
     readings = []
-    for file in files:
-        request = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
-        readings.append(importers.read_log(decode_log(_read_bytes(file), file), request, kind))
-    for index, (file, reading) in enumerate(zip(files, readings, strict=True)):
-        lines = assemble.assemble_runs(reading, tag, index)
-        path = _save_lines(lines, output)
+    for file in options.files:
+        request = importers.Asked(
+            name=file, collective=options.collective, ranks=options.ranks, host=options.host
+        )
+        readings.append(
+            importers.read_log(decode_log(_read_bytes(file), file), request, options.kind)
+        )
+    for index, (file, reading) in enumerate(zip(options.files, readings, strict=True)):
+        lines = assemble.assemble_runs(reading, options.tag, index)
+        path = _save_lines(lines, options.output)
         _print_reading(file, reading, path)
-    wrong = [_tell_wrong(file, reading) for file, reading in zip(files, readings, strict=True)]
+    wrong = [
+        _tell_wrong(file, reading) for file, reading in zip(options.files, readings, strict=True)
+    ]
     if any(wrong):
         raise typer.Exit(Exit.WRONG_DATA)
 

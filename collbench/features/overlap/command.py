@@ -4,11 +4,15 @@ of the other."""
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import AnyTable, Debug, Inject, Launcher, Ranks, SaveOptions, Timeout
+from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -19,28 +23,41 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "csv", "json")
 
 
-def overlap(
-    what: str,
-    beside: str = "sleep,gemm,copy",
-    sizes: str = "64K,1M,16M",
-    ngpus: str = "",
-    split: str = "",
-    backend: str = "",
-    algorithm: str = "native",
-    dtype: str = "float",
-    rounds: int = 12,
-    max_time: str = "0.3s",
-    budget: str = "",
-    timeout: float | None = None,
-    inject: str = "",
-    launcher: str = "auto",
-    output_format: str = "table",
-    output: Path | None = None,
-    save: bool = True,
-    tag: str = "",
-    dry_run: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class OverlapOptions:
+    """The collective to measure, its backgrounds, and where the run goes."""
+
+    what: Annotated[
+        str, Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again.")
+    ]
+    beside: Annotated[
+        str,
+        Option("--with", help="sleep, spin, gemm, copy, or collectives: all_to_all@mod:2; a list."),
+    ] = "sleep,gemm,copy"
+    sizes: Annotated[str, Option("--sizes", help="A list.")] = "64K,1M,16M"
+    ngpus: Ranks = ""
+    split: Annotated[str, make_option("groups")] = ""
+    backend: Annotated[str, make_option("backends")] = ""
+    algorithm: Annotated[str, make_option("algorithms")] = "native"
+    dtype: Annotated[str, Option("-d", "--datatype", help="As in `collbench list`.")] = "float"
+    rounds: Annotated[
+        int, Option("-n", "--rounds", min=1, max=200, help="6 bound 1 row, 12 bound 100.")
+    ] = 12
+    max_time: Annotated[
+        str, Option("--max-time", help="Longest time spent on a row in a round.")
+    ] = "0.3s"
+    budget: Annotated[
+        str, make_option("budget", "Fit all rounds into this time, by fewer samples: 60s.")
+    ] = ""
+    timeout: Timeout = None
+    inject: Inject = ""
+    launcher: Launcher = "auto"
+    output_format: AnyTable = "table"
+    saving: SaveOptions
+    debug: Debug = False
+
+
+def overlap(options: OverlapOptions) -> None:
     """Measure a collective beside something else on the same ranks: how much slower each is.
 
     In every round it is measured alone, and with each of --with in its background: products of
@@ -48,28 +65,36 @@ def overlap(
     (all_to_all:4M), in groups of its own if any (all_to_all@mod:2, or one alone: @div:2#1), or, as
     a control, what takes neither a core nor memory (sleep). A recorded run is shown again.
     """
-    from collbench.cli import options, outputs
+    from collbench.cli import outputs
+    from collbench.cli.options import (
+        add_budget,
+        change_suite,
+        choose_groups,
+        find_ray_cluster,
+        read_save_options,
+    )
     from collbench.records import run_file
     from collbench.run import session
 
-    outputs.check_outputs(output_format, (), FORMATS)
-    if isinstance(subject := _find_subject(what), Path):
-        raise typer.Exit(_show_run(run_file.read_digest(subject), output_format))
-    ray = options.find_ray_cluster(launcher, "", "")
-    rule = options.choose_groups(split, launcher)
-    suite = options.change_suite(
-        suite_of(subject, beside, sizes, algorithm, dtype, rounds, timeout, rule),
-        ngpus=ngpus,
-        backend=backend,
-        max_time=max_time,
+    outputs.check_outputs(options.output_format, (), FORMATS)
+    if isinstance(subject := _find_subject(options.what), Path):
+        raise typer.Exit(_show_run(run_file.read_digest(subject), options.output_format))
+    launcher = options.launcher
+    ray = find_ray_cluster(launcher, "", "")
+    rule = choose_groups(options.split, launcher)
+    suite = change_suite(
+        make_suite(subject, options, rule),
+        ngpus=options.ngpus,
+        backend=options.backend,
+        max_time=options.max_time,
         launcher=launcher,
         ray=ray,
-        inject=inject,
+        inject=options.inject,
     )
-    keeping = options.read_save_options(save, output, tag)
+    keeping = read_save_options(options.saving)
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
-    order = options.add_budget(order, budget)
-    raise typer.Exit(_run_order(order, dry_run, output_format))
+    order = add_budget(order, options.budget)
+    raise typer.Exit(_run_order(order, options.saving.dry_run, options.output_format))
 
 
 def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
@@ -81,17 +106,8 @@ def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
     return and_tell(order, lambda file: file.records and _show_run(file, output_format))
 
 
-def suite_of(
-    name: str,
-    beside: str,
-    sizes: str,
-    algorithm: str,
-    dtype: str,
-    rounds: int,
-    timeout: float | None,
-    split: str = "",
-) -> Suite:
-    """A collective alone and with each of ``beside`` in its background, in so many rounds; in the
+def make_suite(name: str, options: OverlapOptions, rule: str = "") -> Suite:
+    """A collective alone and with each of --with in its background, in so many rounds; in the
     groups of a rule, if there is one."""
     from collbench.core import groups
     from collbench.core.collectives import COLLECTIVES
@@ -101,23 +117,25 @@ def suite_of(
 
     axes = Axes(
         collectives=(name,),
-        sizes=tuple(grammar.parse_size(size, "--sizes") for size in grammar.split_words(sizes)),
+        sizes=tuple(
+            grammar.parse_size(size, "--sizes") for size in grammar.split_words(options.sizes)
+        ),
         ranks=(),
         backends=(),
-        algorithms=tuple(grammar.split_words(algorithm)),
-        dtypes=(dtype,),
+        algorithms=tuple(grammar.split_words(options.algorithm)),
+        dtypes=(options.dtype,),
         in_place=(COLLECTIVES[name].in_place == "same",),
         backgrounds=(
             "",
             *(
                 backgrounds.normalise_background(word, "--with")
-                for word in grammar.split_words(beside)
+                for word in grammar.split_words(options.beside)
             ),
         ),
-        cycles=rounds,
-        groups=groups.normalise_rule(split) if split else "",
+        cycles=options.rounds,
+        groups=groups.normalise_rule(rule) if rule else "",
     )
-    return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
+    return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=options.timeout))
 
 
 def _find_subject(what: str) -> str | Path:

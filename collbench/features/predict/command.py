@@ -2,26 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from collbench.cli.families import Collective, Debug, LinkSource
+from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 
+SWEEP = (8, 1 << 30)  # where nothing says which sizes
 
-def predict(
-    name: str,
-    n: int = 8,
-    minbytes: str = "",
-    maxbytes: str = "",
-    stepfactor: float | None = None,
-    stepbytes: str = "",
-    listed: str = "",
-    algo: str = "all",
-    network: str = "flat",
-    link: str = "",
-    inside: str = "nvlink",
-    source: str = "",
-    counts: bool = False,
-    output_format: str = "table",
-    debug: bool = False,
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """The times to predict, and the network."""
+
+    name: Collective
+    n: Annotated[int, Option("-n", "--ranks", min=2, help="Ranks.")] = 8
+    minbytes: Annotated[
+        str, make_option("minbytes", "Smallest size; K, M and G are 1024-based. Default 8.")
+    ] = ""
+    maxbytes: Annotated[
+        str, make_option("maxbytes", "Largest size, included. Default 32M, or -b; without -b, 1G.")
+    ] = ""
+    stepfactor: Annotated[float | None, make_option("stepfactor")] = None
+    stepbytes: Annotated[str, make_option("stepbytes")] = ""
+    listed: Annotated[str, make_option("listed")] = ""
+    algo: Annotated[str, Option("--algo", help="ring, chain:segments=8, a list, or all.")] = "all"
+    network: Annotated[
+        str, Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2.")
+    ] = "flat"
+    link: Annotated[
+        str,
+        Option(
+            "--link",
+            help="ib200 (default), eth10, eth25, ib100, nvlink; or alpha=2us,bandwidth=25GB.",
+        ),
+    ] = ""
+    inside: Annotated[
+        str, Option("--inside", help="The link inside nodes of a two-level network.")
+    ] = "nvlink"
+    source: LinkSource = ""
+    counts: Annotated[
+        bool, Option("--counts", help="Show rounds and bytes as fractions instead.")
+    ] = False
+    output_format: Annotated[str, Option("--format", help="table, json or csv.")] = "table"
+    debug: Debug = False
+
+    def choose_sizes(self) -> tuple[int, ...]:
+        """The sizes asked for, as measuring commands take them; all that matter where none are."""
+        from collbench.suite import grammar
+
+        smallest, largest = (
+            grammar.parse_size(text, option) if text else None
+            for text, option in ((self.minbytes, "-b"), (self.maxbytes, "-e"))
+        )
+        step = grammar.parse_size(self.stepbytes, "-i") if self.stepbytes else None
+        size_words = grammar.split_words(self.listed)
+        if not size_words and smallest is None:
+            smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
+        chosen = (
+            tuple(grammar.parse_size(word, "--sizes") for word in size_words)
+            if size_words
+            else None
+        )
+        return grammar.choose_sizes(smallest, largest, self.stepfactor, step, chosen)
+
+
+def predict(options: PredictOptions) -> None:
     """Predict times on a model network, with crossovers and bounds."""
     from collbench.cli import outputs
     from collbench.cli.links import find_link
@@ -30,45 +79,23 @@ def predict(
     from collbench.core.collectives import find_collective
     from collbench.features.predict.views import prediction
 
-    row = find_collective(name)
-    outputs.check_outputs(output_format, (), ("table", "json", "csv"))
-    if counts and output_format != "table":
+    row = find_collective(options.name)
+    outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
+    if options.counts and options.output_format != "table":
         raise UsageError("--counts comes as a table only", "leave --format out")
-    sizes = _choose_sizes(minbytes, maxbytes, stepfactor, stepbytes, listed)
+    sizes = options.choose_sizes()
     sizes = sizes if row.factor != "-" else (0,)
-    speed, note = find_link(link, source)
+    speed, note = find_link(options.link, options.source)
+    n, network, inside = options.n, options.network, options.inside
     model = networks.parse_network(network, n, speed, networks.parse_link(inside, "--inside"))
     spellings = (
         [algorithm.name for algorithm in algorithms.list_algorithms(row.name)]
-        if algo == "all"
-        else algo.split(",")
+        if options.algo == "all"
+        else options.algo.split(",")
     )
     variants = [algorithms.find_variant(row.name, word) for word in spellings]
     view = simulate.forecast_variants(row, n, model, variants, sizes)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
-    make = prediction.make_counts if counts else prediction.make_document
-    outputs.deliver_document(make(view, sizes, f"predicted: {about}{note}"), output_format)
-
-
-SWEEP = (8, 1 << 30)  # where nothing says which sizes
-
-
-def _choose_sizes(
-    minbytes: str, maxbytes: str, factor: float | None, stepbytes: str, listed: str
-) -> tuple[int, ...]:
-    """The sizes asked for, as measuring commands take them; all that matter where none are."""
-    from collbench.suite import grammar
-
-    smallest, largest = (
-        grammar.parse_size(text, option) if text else None
-        for text, option in ((minbytes, "-b"), (maxbytes, "-e"))
-    )
-    step = grammar.parse_size(stepbytes, "-i") if stepbytes else None
-    size_words = grammar.split_words(listed)
-    if not size_words and smallest is None:
-        smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
-    chosen = (
-        tuple(grammar.parse_size(word, "--sizes") for word in size_words) if size_words else None
-    )
-    return grammar.choose_sizes(smallest, largest, factor, step, chosen)
+    make = prediction.make_counts if options.counts else prediction.make_document
+    outputs.deliver_document(make(view, sizes, f"predicted: {about}{note}"), options.output_format)

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import Collective, Debug, Root
 from collbench.core.errors import UsageError
 
 
-def export(
-    collective: str,
-    algorithm: str,
-    n: int = 8,
-    root: int = 0,
-    to: str = "json",
-    nbytes: str = "1M",
-    output: Path | None = None,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The schedule to write, its format, and its file."""
+
+    collective: Collective
+    algorithm: Annotated[str, Argument(metavar="ALGORITHM", help="ring, chain:segments=64 …")]
+    n: Annotated[int, Option("-n", "--ranks", min=1, help="Ranks.")] = 8
+    root: Root = 0
+    to: Annotated[
+        str,
+        Option(
+            "--to",
+            help="msccl (XML), msccl-executor (the same for msccl-executor-nccl and RCCL), goal"
+            " (LogGOPSim), dot (Graphviz), json, or chakra (a trace a rank, in folder -o).",
+        ),
+    ] = "json"
+    nbytes: Annotated[
+        str, Option("--bytes", help="Size of the collective, for goal and chakra.")
+    ] = "1M"
+    output: Annotated[
+        Path | None, Option("-o", "--output", help="Write to this file instead of the terminal.")
+    ] = None
+    debug: Debug = False
+
+
+def export(options: ExportOptions) -> None:
     """Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra."""
     from collbench.core import algorithms, files
     from collbench.core import export as exports
@@ -27,14 +47,17 @@ def export(
 
     writers = load_entries("writers")
     formats = (*exports.FORMATS, *writers)
+    to, output = options.to, options.output
     if to not in formats:
         raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(formats)}")
     if to in writers and output is None:
         raise UsageError(f"--to {to} writes a file a rank", "-o FOLDER says where")
-    schedule = algorithms.find_variant(collective, algorithm).schedule(n, root)
-    size = parse_size(nbytes, "--bytes")
+    schedule = algorithms.find_variant(options.collective, options.algorithm).schedule(
+        options.n, options.root
+    )
+    size = parse_size(options.nbytes, "--bytes")
     if to in writers and output is not None:
-        name = algorithm.partition(":")[0]
+        name = options.algorithm.partition(":")[0]
         return typer.echo(writers[to].write_schedule(schedule, size, output, name))
     text = exports.FORMATS[to](schedule, size)
     if output is None:

@@ -6,10 +6,13 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typer import Argument, Option
 
+from collbench.cli.families import Debug
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import format_count
 
@@ -18,38 +21,51 @@ if TYPE_CHECKING:
     from collbench.core.schedule import Fault
 
 
-def prove(
-    name: str | None = None,
-    algorithm: str | None = None,
-    n: str = "1..33",
-    root: str = "",
-    hazards: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ProveOptions:
+    """The algorithms to prove, and the numbers of ranks."""
+
+    name: Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="Default: all.")] = None
+    algorithm: Annotated[
+        str | None, Argument(metavar="[ALGORITHM]", help="Default: all of them.")
+    ] = None
+    n: Annotated[str, Option("-n", "--ranks", help="Numbers of ranks: 1..33, or 2,4,8.")] = "1..33"
+    root: Annotated[
+        str, Option("-r", "--root", help="Root rank, or all. Default: 0 and the middle one.")
+    ] = ""
+    hazards: Annotated[
+        bool, Option("--hazards", help="List cells that a step both reads and writes.")
+    ] = False
+    debug: Debug = False
+
+
+def prove(options: ProveOptions) -> None:
     """Prove algorithms right, by counting contributions of ranks."""
     from collbench.core import algorithms
     from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.show import terminal
 
-    numbers = _parse_ranks(n)
-    if root not in ("", "all") and not root.isdecimal():
-        raise UsageError(f"--root: '{root}' is not a rank", "a whole number, or all")
+    numbers = _parse_ranks(options.n)
+    if options.root not in ("", "all") and not options.root.isdecimal():
+        raise UsageError(f"--root: '{options.root}' is not a rank", "a whole number, or all")
     wrong = right = 0
-    for owner in [find_collective(name).name] if name else COLLECTIVES:
+    for owner in [find_collective(options.name).name] if options.name else COLLECTIVES:
         chosen = (
-            [algorithms.find_variant(owner, algorithm)]
-            if algorithm
+            [algorithms.find_variant(owner, options.algorithm)]
+            if options.algorithm
             else map(algorithms.Variant, algorithms.list_algorithms(owner))
         )
-        proofs = [_prove_variant(variant, numbers, root) for variant in chosen]
+        proofs = [_prove_variant(variant, numbers, options.root) for variant in chosen]
         head = ("algorithm", "right for n =", "wrong for n =", "hazards", "paper")
         lines = [
             line
             for p in proofs
-            for line in (*p.fault_lines(), *p.left_out, *(p.hazards if hazards else ()))
+            for line in (*p.fault_lines(), *p.left_out, *(p.hazards if options.hazards else ()))
         ]
         terminal.print_blocks(
-            terminal.make_listing(owner, head, [proof.row(bool(algorithm)) for proof in proofs]),
+            terminal.make_listing(
+                owner, head, [proof.row(bool(options.algorithm)) for proof in proofs]
+            ),
             *lines,
             "",
         )

@@ -3,12 +3,14 @@ it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from collbench.cli.families import Debug, Plotlyjs
 from collbench.core.errors import Exit
 
 FORMATS = ("table", "md", "json", "html")
@@ -23,22 +25,30 @@ Form = Annotated[
 Ops = Annotated[
     bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")
 ]
-Printed = Annotated[str, Option("--format", help="Print table, md, json or html.")]
-Out = Annotated[
-    list[Path] | None,
-    Option("-o", "--output", help="Also write this file: .html, .md or .json. May be repeated."),
-]
 
 
-def trace(
-    files: Files,
-    form: Form = "",
-    from_ops: Ops = False,
-    output_format: Printed = "table",
-    out: Out = None,
-    plotlyjs: str = "inline",
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The trace to read, and the outputs made of it."""
+
+    files: Files
+    form: Form = ""
+    from_ops: Ops = False
+    output_format: Annotated[
+        str,
+        Option("--format", help="Print table, md, json or html."),
+    ] = "table"
+    out: Annotated[
+        list[Path] | None,
+        Option(
+            "-o", "--output", help="Also write this file: .html, .md or .json. May be repeated."
+        ),
+    ] = None
+    plotlyjs: Plotlyjs = "inline"
+    debug: Debug = False
+
+
+def trace(options: TraceOptions) -> None:
     """Say what is in a job's trace, who comes late, and who hung it.
 
     A rank that hung the job is named, and so are ranks that do not agree on what they do together:
@@ -51,9 +61,12 @@ def trace(
     from collbench.features.traces.formats import recognise as reading
     from collbench.features.traces.views import trace as view
 
-    outputs.check_outputs(output_format, out or [], FORMATS, plotlyjs)
-    verdict = judge_trace(reading.read_trace(files, form, from_ops=from_ops))
-    outputs.deliver_document(view.make_document(verdict), output_format, out or [], plotlyjs)
+    printed, out, plotlyjs = options.output_format, options.out or [], options.plotlyjs
+    outputs.check_outputs(printed, out, FORMATS, plotlyjs)
+    verdict = judge_trace(
+        reading.read_trace(options.files, options.form, from_ops=options.from_ops)
+    )
+    outputs.deliver_document(view.make_document(verdict), printed, out, plotlyjs)
     if verdict.disagree or (verdict.hang and verdict.hang.is_blamed):
         raise typer.Exit(Exit.BAD)
     if verdict.disagreements or verdict.hang or not (verdict.communicates and verdict.is_complete):

@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from typer import Option
 
-from collbench.cli.parameters import share_options
 from collbench.core.errors import UsageError
 from collbench.features.traces.command import Files, Form, Ops
-from collbench.features.training.command import handle_step
-
-Gaps = Annotated[
-    str,
-    Option(
-        "--gaps",
-        help="Computing between calls: keep (as long as recorded), none, or x0.5 for half of it.",
-    ),
-]
-Within = Annotated[str, Option("--ranks", help="Only what these ranks do among themselves: 0-7.")]
-Iteration = Annotated[
-    str, Option("--iteration", metavar="K|A-B", help="This iteration, or these as one step.")
-]
-Symmetric = Annotated[
-    bool, Option("--assume-symmetric", help="Ranks that the trace lacks do what the others do.")
-]
-Even = Annotated[
-    bool, Option("--assume-even", help="An all_to_allv whose blocks are unknown has equal ones.")
-]
-Rebalance = Annotated[
-    str, Option("--rebalance", metavar="mean", help="Make all blocks of an all_to_allv their mean.")
-]
-Partial = Annotated[
-    bool, Option("--partial", help="Leave out what cannot be replayed, however much it is.")
-]
-LinkFrom = Annotated[
-    str, Option("--link-from", help="Take the link from this recorded run, as `fit` does.")
-]
-Ranks = Annotated[
-    int | None, Option("-g", "--ngpus", min=1, help="Ranks: those of the trace, or of --ranks.")
-]
+from collbench.features.training.command import ShapeOptions, StepOptions, handle_step
 
 
-@share_options(handle_step)
-def replay(
-    files: Files,
-    gaps: Gaps = "keep",
-    ranks: Within = "",
-    iteration: Iteration = "",
-    assume_symmetric: Symmetric = False,
-    assume_even: Even = False,
-    rebalance: Rebalance = "",
-    partial: Partial = False,
-    from_ops: Ops = False,
-    form: Form = "",
-    ngpus: Ranks = None,
-    source: LinkFrom = "",
-    **given: Any,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    """The iteration of a trace to run again, and how."""
+
+    files: Files
+    gaps: Annotated[
+        str,
+        Option(
+            "--gaps",
+            help="Computing between calls: keep (as long as recorded), none, or x0.5 for half of"
+            " it.",
+        ),
+    ] = "keep"
+    ranks: Annotated[
+        str, Option("--ranks", help="Only what these ranks do among themselves: 0-7.")
+    ] = ""
+    iteration: Annotated[
+        str, Option("--iteration", metavar="K|A-B", help="This iteration, or these as one step.")
+    ] = ""
+    assume_symmetric: Annotated[
+        bool, Option("--assume-symmetric", help="Ranks that the trace lacks do what the others do.")
+    ] = False
+    assume_even: Annotated[
+        bool,
+        Option("--assume-even", help="An all_to_allv whose blocks are unknown has equal ones."),
+    ] = False
+    rebalance: Annotated[
+        str,
+        Option("--rebalance", metavar="mean", help="Make all blocks of an all_to_allv their mean."),
+    ] = ""
+    partial: Annotated[
+        bool, Option("--partial", help="Leave out what cannot be replayed, however much it is.")
+    ] = False
+    from_ops: Ops = False
+    form: Form = ""
+    ngpus: Annotated[
+        int | None, Option("-g", "--ngpus", min=1, help="Ranks: those of the trace, or of --ranks.")
+    ] = None
+    source: Annotated[
+        str, Option("--link-from", help="Take the link from this recorded run, as `fit` does.")
+    ] = ""
+    shape: ShapeOptions
+    step: StepOptions
+
+
+def replay(options: ReplayOptions) -> None:
     """Run one iteration of a recorded job again, from its trace.
 
     Calls, waits and the computing between them are as they were recorded, on any backend and
@@ -67,18 +67,19 @@ def replay(
     from collbench.features.traces.replay import Asked, replay_files
     from collbench.features.training.request import Wanted
 
-    if rebalance not in ("", "mean"):
-        raise UsageError(f"--rebalance {rebalance[:40]}: there is no such way", "mean")
+    if options.rebalance not in ("", "mean"):
+        raise UsageError(f"--rebalance {options.rebalance[:40]}: there is no such way", "mean")
     request = Asked(
-        gaps,
-        ranks,
-        iteration,
-        assume_symmetric,
-        assume_even,
-        "mean" if rebalance else "",
-        partial,
-        from_ops,
-        form,
+        options.gaps,
+        options.ranks,
+        options.iteration,
+        options.assume_symmetric,
+        options.assume_even,
+        "mean" if options.rebalance else "",
+        options.partial,
+        options.from_ops,
+        options.form,
     )
-    step = replay_files(files, request)
-    handle_step(Wanted(step.name, step=step), ngpus=ngpus, source=source, **given)
+    step = replay_files(options.files, request)
+    wanted = Wanted(step.name, step=step)
+    handle_step(wanted, options.ngpus, options.source, options.shape, options.step)

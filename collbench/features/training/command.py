@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Argument, Option
 
-from collbench.cli.parameters import make_option, share_options
+from collbench.cli.families import (
+    Debug,
+    Inject,
+    Launcher,
+    LinkSource,
+    Output,
+    Save,
+    SaveOptions,
+    Tag,
+    Timeout,
+)
+from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
 
@@ -27,136 +39,135 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "csv", "md")
 
-# The options, as help tells of them.
-Name = Annotated[
-    str,
-    Argument(
-        metavar="WORKLOAD",
-        help="PATTERN:MODEL, a file, or a run, whose step is counted; default: list them.",
-    ),
-]
-Layout = Annotated[
-    str, Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8.")
-]
-Options = Annotated[
-    str, Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16.")
-]
-Ranks = Annotated[
-    int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
-]
-Layers = Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")]
-Scale = Annotated[str, Option("--scale", help="This part of every operation's elements: 1/16.")]
-Group = Annotated[
-    str, Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp.")
-]
-Played = Annotated[
-    str,
-    Option(
-        "--compute",
-        help="What stands for computation: auto (gemm and copy), gemm (products of matrices), copy"
-        " (of memory), spin or sleep (time alone), or none.",
-    ),
-]
-Tflops = Annotated[
-    float, Option("--tflops", min=0, help="What a rank computes, for --link, spin and sleep.")
-]
-Show = Annotated[bool, Option("--show", help="Count operations, bytes, memory; starts no ranks.")]
-OnLink = Annotated[
-    str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
-]
-Inside = Annotated[
-    str,
-    Option("--inside", help="For --link: links within a host of several ranks. Default nvlink."),
-]
-Source = Annotated[
-    str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
-]
-Node = Annotated[
-    int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
-]
-Env = Annotated[list[str] | None, make_option("envs")]
-Rounds = Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")]
-Warmup = Annotated[
-    int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
-]
-Longest = Annotated[
-    str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
-]
-Budget = Annotated[
-    str, make_option("budget", "Fit all of it into this time, by fewer rounds: 60s.")
-]
-Blame = Annotated[
-    bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
-]
-Format = Annotated[
-    str,
-    Option(
-        "--format",
-        help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces for"
-        " simulators, a file a rank, into the folder --output).",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions:
+    """The part of a step to run or count, and the network to predict it on."""
+
+    scale: Annotated[
+        str, Option("--scale", help="This part of every operation's elements: 1/16.")
+    ] = "1"
+    group: Annotated[
+        str, Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp.")
+    ] = ""
+    compute: Annotated[
+        str,
+        Option(
+            "--compute",
+            help="What stands for computation: auto (gemm and copy), gemm (products of matrices),"
+            " copy (of memory), spin or sleep (time alone), or none.",
+        ),
+    ] = "auto"
+    tflops: Annotated[
+        float, Option("--tflops", min=0, help="What a rank computes, for --link, spin and sleep.")
+    ] = 0.0
+    show: Annotated[
+        bool, Option("--show", help="Count operations, bytes, memory; starts no ranks.")
+    ] = False
+    link: Annotated[
+        str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
+    ] = ""
+    inside: Annotated[
+        str,
+        Option(
+            "--inside", help="For --link: links within a host of several ranks. Default nvlink."
+        ),
+    ] = ""
 
 
-def handle_step(
-    request: Any,
-    ngpus: Ranks = None,
-    scale: Scale = "1",
-    group: Group = "",
-    compute: Played = "auto",
-    tflops: Tflops = 0.0,
-    show: Show = False,
-    link: OnLink = "",
-    inside: Inside = "",
-    source: Source = "",
-    node: Node = None,
-    backend: Annotated[str, make_option("backends")] = "",
-    algo: Annotated[str, make_option("algorithms")] = "",
-    env: Env = None,
-    iters: Rounds = None,
-    warmup: Warmup = None,
-    max_time: Longest = "",
-    budget: Budget = "",
-    check: Annotated[int, make_option("check")] = 1,
-    blame: Blame = False,
-    timeout: float | None = None,
-    inject: str = "",
-    launcher: str = "auto",
-    save: bool = True,
-    output: Path | None = None,
-    tag: str = "",
-    dry_run: Annotated[bool, make_option("dry_run")] = False,
-    output_format: Format = "table",
-    debug: bool = False,
-) -> None:
-    """Run the step of a ``request``, or count and predict it, for each command of steps."""
-    if not (link or source):
-        _refuse_without_link(inside, node, tflops * show)
-    request = _shape_request(request, scale, group, compute, tflops)
-    if show or link or source:
-        return _show_counted(
-            request, ngpus, (link, inside, source, node, tflops), (output_format, output)
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Settings of a step's run, and where the run goes."""
+
+    node: Annotated[
+        int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
+    ] = None
+    backend: Annotated[str, make_option("backends")] = ""
+    algo: Annotated[str, make_option("algorithms")] = ""
+    env: Annotated[list[str] | None, make_option("envs")] = None
+    iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")] = None
+    warmup: Annotated[
+        int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
+    ] = None
+    max_time: Annotated[
+        str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
+    ] = ""
+    budget: Annotated[
+        str, make_option("budget", "Fit all of it into this time, by fewer rounds: 60s.")
+    ] = ""
+    check: Annotated[int, make_option("check")] = 1
+    blame: Annotated[
+        bool,
+        Option("--blame", help="Measure the step without each of the costliest operations, too."),
+    ] = False
+    timeout: Timeout = None
+    inject: Inject = ""
+    launcher: Launcher = "auto"
+    save: Save = True
+    output: Output = None
+    tag: Tag = ""
+    dry_run: Annotated[bool, make_option("dry_run")] = False
+    output_format: Annotated[
+        str,
+        Option(
+            "--format",
+            help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces"
+            " for simulators, a file a rank, into the folder --output).",
+        ),
+    ] = "table"
+    debug: Debug = False
+
+    @property
+    def saving(self) -> SaveOptions:
+        """Where the run goes; of a step, --save stands first in --help."""
+        return SaveOptions(output=self.output, save=self.save, tag=self.tag, dry_run=self.dry_run)
+
+    def make_policy(self) -> Policy:
+        """How a step's parts are measured. Raises UsageError."""
+        from collbench.suite import grammar
+        from collbench.suite.policy import Policy
+
+        if self.iters and self.max_time:
+            raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
+        seconds = grammar.parse_duration(self.max_time, "--max-time") if self.max_time else None
+        return Policy(
+            iters=self.iters,
+            max_seconds=seconds,
+            warmup=self.warmup,
+            check=self.check,
+            blame=self.blame,
+            timeout=self.timeout,
+            inject=self.inject,
         )
-    if _is_run(request):
-        raise UsageError(
-            f"{request.name}: the step of a run is counted", "--show, --link or --from"
-        )
-    settings = {
-        "warmup": warmup,
-        "check": check,
-        "blame": blame,
-        "timeout": timeout,
-        "inject": inject,
-    }
-    policy = _make_policy(iters, max_time, **settings)
-    suite = _make_suite(request, policy, ngpus, launcher, (backend, algo, env or []))
-    _run_suite(suite, launcher, (save, output, tag), budget, dry_run, output_format)
 
 
-@share_options(handle_step)
-def workload(
-    name: Name = "", layout: Layout = "", options: Options = "", layers: Layers = 0, **given: Any
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The step to run, count or predict."""
+
+    name: Annotated[
+        str,
+        Argument(
+            metavar="WORKLOAD",
+            help="PATTERN:MODEL, a file, or a run, whose step is counted; default: list them.",
+        ),
+    ] = ""
+    layout: Annotated[
+        str, Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8.")
+    ] = ""
+    options: Annotated[
+        str, Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16.")
+    ] = ""
+    layers: Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")] = 0
+    ngpus: Annotated[
+        int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
+    ] = None
+    shape: ShapeOptions
+    source: LinkSource = ""
+    step: StepOptions
+
+
+def workload(options: WorkloadOptions) -> None:
     """Run, count or predict a training step's communication.
 
     The whole step, its computation alone and its communication alone are measured in turns: what
@@ -168,10 +179,27 @@ def workload(
     from collbench.features.training.request import Wanted
     from collbench.features.training.views import workload as view
 
-    if name:
-        return handle_step(Wanted(name, layout, options, layers), **given)
-    _check_format(given["output_format"], None)
-    outputs.deliver_document(view.list_presets(), given["output_format"])
+    if options.name:
+        request = Wanted(options.name, options.layout, options.options, options.layers)
+        return handle_step(request, options.ngpus, options.source, options.shape, options.step)
+    _check_format(options.step.output_format, None)
+    outputs.deliver_document(view.list_presets(), options.step.output_format)
+
+
+def handle_step(
+    request: Wanted, ngpus: int | None, source: str, shape: ShapeOptions, options: StepOptions
+) -> None:
+    """Run the step of a ``request``, or count and predict it, for each command of steps."""
+    if not (shape.link or source):
+        _refuse_without_link(shape, options.node)
+    request = _shape_request(request, shape)
+    if shape.show or shape.link or source:
+        return _show_counted(request, ngpus, shape, source, options)
+    if _is_run(request):
+        raise UsageError(
+            f"{request.name}: the step of a run is counted", "--show, --link or --from"
+        )
+    _run_suite(_make_suite(request, ngpus, options), options)
 
 
 def _check_format(printed: str, folder: Path | None) -> None:
@@ -184,10 +212,11 @@ def _check_format(printed: str, folder: Path | None) -> None:
         raise UsageError(f"--format {printed} writes files", "a step, --show and --output FOLDER")
 
 
-def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
+def _refuse_without_link(shape: ShapeOptions, node: int | None) -> None:
     """Raises UsageError for an option that has an effect on predictions alone, and was given
     without a link to predict on."""
-    given = {"--inside": inside, "--node-ranks": node, "--show --tflops": tflops}
+    tflops = shape.show and shape.tflops
+    given = {"--inside": shape.inside, "--node-ranks": node, "--show --tflops": tflops}
     for name, value in given.items():
         if value:
             raise UsageError(
@@ -195,21 +224,21 @@ def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
             )
 
 
-def _shape_request(request: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
+def _shape_request(request: Wanted, shape: ShapeOptions) -> Wanted:
     from msgspec.structs import replace
 
     from collbench.features.training.step import Compute
     from collbench.suite import grammar
 
-    grammar.parse_choice("--compute", compute, get_args(Compute))
-    return replace(request, scale=scale, group=group, compute=compute, tflops=tflops)
+    grammar.parse_choice("--compute", shape.compute, get_args(Compute))
+    compute: Any = shape.compute
+    return replace(
+        request, scale=shape.scale, group=shape.group, compute=compute, tflops=shape.tflops
+    )
 
 
 def _show_counted(
-    request: Wanted,
-    ngpus: int | None,
-    machine: tuple[str, str, str, int | None, float],
-    to: tuple[str, Path | None],
+    request: Wanted, ngpus: int | None, shape: ShapeOptions, source: str, options: StepOptions
 ) -> None:
     """Print a step as counted, and what it would take on a machine."""
     from collbench.cli import outputs
@@ -218,10 +247,11 @@ def _show_counted(
     from collbench.features.training.views import workload as view
     from collbench.features.training.walk import Walk
 
-    printed, folder = to
+    printed, folder = options.output_format, options.output
     _check_format(printed, folder)
     gc.disable()  # what a large step is made of stays: looking through it takes half of the time
-    (step, overlap), at = _find_step(request, ngpus), _make_machine(*machine)
+    step, overlap = _find_step(request, ngpus)
+    at = _make_machine(shape, source, options.node)
     if folder and (writer := load_entries("writers").get(printed)):
         return outputs.print_text(writer.write_step(step, folder) + "\n")
     walk = Walk(step)
@@ -272,38 +302,20 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     return step, next(matching, None)
 
 
-def _make_machine(
-    link: str, inside: str, source: str, node: int | None, tflops: float
-) -> Machine | None:
+def _make_machine(shape: ShapeOptions, source: str, node: int | None) -> Machine | None:
     """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
     from collbench.cli.links import find_link
     from collbench.core import network
     from collbench.features.training.count import Machine
 
-    if not (link or source):
+    if not (shape.link or source):
         return None
-    speed, _ = find_link(link, source)
-    within = network.parse_link(inside or "nvlink", "--inside")
-    return Machine(speed, within, node or 1, 1e12 * tflops)
+    speed, _ = find_link(shape.link, source)
+    within = network.parse_link(shape.inside or "nvlink", "--inside")
+    return Machine(speed, within, node or 1, 1e12 * shape.tflops)
 
 
-def _make_policy(iters: int | None, max_time: str, **settings: object) -> Policy:
-    from collbench.suite import grammar
-    from collbench.suite.policy import Policy
-
-    if iters and max_time:
-        raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
-    seconds = grammar.parse_duration(max_time, "--max-time") if max_time else None
-    return Policy(iters=iters, max_seconds=seconds, **settings)  # type: ignore[arg-type]
-
-
-def _make_suite(
-    request: Wanted,
-    policy: Policy,
-    ngpus: int | None,
-    launcher: str,
-    swept: tuple[str, str, Sequence[str]],
-) -> Suite:
+def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Suite:
     """The step as it is to be run. Raises UsageError, for one that would never end as well."""
     from msgspec.structs import replace
 
@@ -313,20 +325,21 @@ def _make_suite(
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
-    member = join.detect_launcher(launcher)
+    policy = options.make_policy()
+    member = join.detect_launcher(options.launcher)
     if member and ngpus not in (None, member.n):
         raise UsageError(
             f"-g {ngpus}: {environments.describe_member(member)}",
             "leave -g out, or --launcher local starts that many ranks on this host",
         )
-    names, algorithms = (tuple(grammar.split_words(text)) for text in swept[:2])
+    algorithms = tuple(grammar.split_words(options.algo))
     axes = Axes(
         collectives=(),
         sizes=(),
         ranks=(),
-        backends=names,
+        backends=tuple(grammar.split_words(options.backend)),
         algorithms=algorithms or ("native",),
-        envs=grammar.expand_envs(swept[2]),
+        envs=grammar.expand_envs(options.env or []),
     ).resolve()
     refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
@@ -336,24 +349,18 @@ def _make_suite(
     return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))
 
 
-def _run_suite(
-    suite: Suite,
-    launcher: str,
-    saving: tuple[bool, Path | None, str],
-    budget: str,
-    dry_run: bool,
-    printed: str,
-) -> None:
+def _run_suite(suite: Suite, options: StepOptions) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import carry_out
-    from collbench.cli.options import add_budget
-    from collbench.cli.options import read_save_options as keeping
+    from collbench.cli.options import add_budget, read_save_options
     from collbench.run.session import Order
 
+    printed, launcher = options.output_format, options.launcher
     outputs.check_outputs(printed, (), FORMATS)
-    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*saving))
-    order = add_budget(order, budget)
-    raise typer.Exit(carry_out(order, _make_reporter(printed), dry_run))
+    keeping = read_save_options(options.saving)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping)
+    order = add_budget(order, options.budget)
+    raise typer.Exit(carry_out(order, _make_reporter(printed), options.dry_run))
 
 
 def _make_reporter(printed: str) -> Callable[[], Reporter]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from collbench.cli import flags, main
+from collbench.cli import main
 from collbench.cli.sections import SECTIONS
 
 LISTED = main.list_commands()
@@ -34,17 +34,6 @@ EVERY = dict(commands())
 def test_the_list_says_of_a_command_what_its_docstring_begins_with(name: str) -> None:
     paragraph, *_ = (inspect.getdoc(main.load_command(name)) or "").split("\n\n")
     assert LISTED[name].summary == " ".join(paragraph.split())
-
-
-def test_nothing_but_commands_has_options_of_its_own() -> None:
-    groups = {"", *(name.rpartition(" ")[0] for name in EVERY)}
-    assert set(flags.OPTIONS) <= EVERY.keys() | groups
-
-
-@pytest.mark.parametrize("name", [name for name in flags.OPTIONS if name in EVERY])
-def test_every_row_is_an_option_of_its_command(name: str) -> None:
-    taken = {parameter.name for parameter in EVERY[name].params}
-    assert set(flags.OPTIONS[name]) <= taken
 
 
 @pytest.mark.parametrize("name", EVERY)

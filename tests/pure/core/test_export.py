@@ -27,6 +27,7 @@ from collbench.core.schedule import (
     run_schedule,
 )
 from collbench.features.study import export_command as command
+from collbench.features.study.export_command import ExportOptions
 
 EVERY = list(algorithms.list_catalogue())
 MOVABLE = [key for key in EVERY if key[0] not in ("barrier", "all_to_allv")]
@@ -468,16 +469,29 @@ def test_command_writes_what_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schedule = algorithms.find_variant("gather", "binomial").schedule(5, 3)
+
+    def write(to: str, output: Path | None = None) -> None:
+        gather = ExportOptions(
+            collective="gather",
+            algorithm="binomial",
+            n=5,
+            root=3,
+            to=to,
+            nbytes="1K",
+            output=output,
+        )
+        command.export(gather)
+
     with pytest.raises(CannotRun, match="run no gather"):
-        command.export("gather", "binomial", 5, 3, "msccl-executor")
-    for form, write in export.FORMATS.items():
+        write("msccl-executor")
+    for form, render in export.FORMATS.items():
         if form == "msccl-executor":
             continue
-        command.export("gather", "binomial", 5, 3, form, "1K", tmp_path / form)
-        assert (tmp_path / form).read_text() == write(schedule, 1024)
-    command.export("gather", "binomial", 5, 3, "goal", "1K")
+        write(form, tmp_path / form)
+        assert (tmp_path / form).read_text() == render(schedule, 1024)
+    write("goal")
     assert capsys.readouterr().out == export.write_goal(schedule, 1024)
     with pytest.raises(UsageError, match="--to 'xml' is unknown"):
-        command.export("gather", "binomial", 5, 3, "xml")
+        write("xml")
     with pytest.raises(CannotRun, match="none does not exist"):
-        command.export("gather", "binomial", 5, 3, "dot", "1K", tmp_path / "none" / "x")
+        write("dot", tmp_path / "none" / "x")

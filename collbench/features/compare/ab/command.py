@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
+from collbench.cli.families import Debug, Launcher
+from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_clock, plain_line
 from collbench.survive.signals import interrupts
@@ -20,77 +24,113 @@ if TYPE_CHECKING:
     from collbench.features.compare.ab.forecast import Forecast
     from collbench.features.compare.comparison import Rules
     from collbench.run.launch.interpreter import SideName, Variant
-    from collbench.run.launch.keeper import Sides
     from collbench.run.launch.places import Places
     from collbench.run.reporter import Step
     from collbench.suite.sweep import Suite
 
 
-def ab(
-    base: str = "",
-    head: str = "",
-    suite: str = "pr",
-    build: str = "",
-    rebuild: bool = False,
-    aa: bool = False,
-    rounds: str = "8,12",
-    budget: str = "",
-    ranks: str = "",
-    max_seconds: str = "",
-    timeout: float | None = None,
-    launcher: str = "auto",
-    tau: str = "",
-    strict: bool = False,
-    across_machines: bool = False,
-    output: Path | None = None,
-    out: list[Path] | None = None,
-    output_format: str = "table",
-    tag: str = "",
-    dry_run: bool = False,
-    debug: bool = False,
-) -> None:
+SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbOptions:
+    """The sides to compare, how, and where their runs and the comparison go."""
+
+    base: Annotated[
+        str, Option("--base", help=f"One side, {SIDE}. Empty: everything as it is.")
+    ] = ""
+    head: Annotated[
+        str, Option("--head", help="The other side; {tree} is where its git:REV was built.")
+    ] = ""
+    suite: Annotated[str, Option("--suite", help="A built-in suite's name, or a TOML file.")] = "pr"
+    build: Annotated[
+        str, Option("--build", help="Shell command that builds a git:REV in its checkout, once.")
+    ] = ""
+    rebuild: Annotated[bool, Option("--rebuild", help="Build even what was built before.")] = False
+    aa: Annotated[
+        bool, Option("--aa", help="Compare base with itself: how often is this machine wrong?")
+    ] = False
+    rounds: Annotated[
+        str,
+        Option("--rounds", help="Fewest paired launches: of all rows, and again of those flagged."),
+    ] = "8,12"
+    budget: Annotated[
+        str,
+        make_option(
+            "budget",
+            "Be done by then: 5m. Undecided rows get what time is left; none of it with 0.",
+        ),
+    ] = ""
+    ranks: Annotated[str, make_option("ranks", "Ranks instead of the suite's; a list.")] = ""
+    max_seconds: Annotated[
+        str, make_option("max_seconds", "Longest time on a case in a launch. Default 0.25s.")
+    ] = ""
+    timeout: Annotated[
+        float | None,
+        make_option("timeout", "Seconds without progress: hung."),
+    ] = None
+    launcher: Launcher = "auto"
+    tau: Annotated[
+        str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
+    ] = ""
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Exit with 3 unless every row is decided."),
+    ] = False
+    across_machines: Annotated[
+        bool, Option("--across-machines", help="Judge in spite of other hardware.")
+    ] = False
+    output: Annotated[Path | None, make_option("output", "Folder to save both runs to.")] = None
+    out: Annotated[
+        list[Path] | None, Option("-o", help="Also write a .md, .html, .json or .xml (JUnit).")
+    ] = None
+    output_format: Annotated[
+        str, make_option("output_format", "Printed: table, md, json, html or junit.")
+    ] = "table"
+    tag: Annotated[str, make_option("tag", "A name to find the runs by.")] = ""
+    dry_run: Annotated[
+        bool, make_option("dry_run", "Show what would run; build and run nothing.")
+    ] = False
+    debug: Debug = False
+
+
+def ab(options: AbOptions) -> None:
     """Compare two libraries, settings or algorithms, in turns."""
     from collbench.features.compare.ab.experiment import Order
     from collbench.features.compare.comparison import compare_runs
     from collbench.run.launch import folders
 
     with interrupts, folders.make_private() as folder, ExitStack() as stack:
-        parse_sides = partial(_parse_sides, base, head, aa, suite)
-        places = _join_places(launcher, timeout, dry_run, folder, stack, parse_sides)
-        sides, rules = parse_sides(), _make_rules(tau, strict, across_machines)
-        _refuse_outputs(tag, output_format, out or [], None if dry_run else output)
+        places = _join_places(options, folder, stack)
+        sides, rules = _parse_sides(options), _make_rules(options)
+        _refuse_outputs(options)
         order = Order(
-            suite=_make_suite(suite, ranks, max_seconds, timeout, sides, launcher),
+            suite=_make_suite(options, sides),
             variants=sides,
             command=sys.argv,
-            rounds=_parse_rounds(rounds),
+            rounds=_parse_rounds(options.rounds),
             judge=lambda base, head: compare_runs(base, head, rules, under_way=True).rows,
-            budget=_parse_budget(budget),
+            budget=_parse_budget(options.budget),
             places=places,
-            aa=aa,
-            output=output,
-            tag=tag,
+            aa=options.aa,
+            output=options.output,
+            tag=options.tag,
         )
-        if dry_run:
+        if options.dry_run:
             return _show_plan(order)
-        order = _build_homes(order, build, rebuild, folder, stack, launcher)
-        raise typer.Exit(_execute_order(order, rules, out or [], output_format))
+        order = _build_homes(order, options, folder, stack)
+        raise typer.Exit(_execute_order(order, rules, options))
 
 
-def _join_places(
-    launcher: str,
-    timeout: float | None,
-    dry_run: bool,
-    folder: Path,
-    stack: ExitStack,
-    sides: Sides,
-) -> Places | None:
+def _join_places(options: AbOptions, folder: Path, stack: ExitStack) -> Places | None:
     """Rank 0's places where a launcher has started this process; another rank keeps one here, and
     then ends."""
     from collbench.run.launch import join, launched
 
-    member = join.detect_launcher(launcher)
+    timeout, dry_run = options.timeout, options.dry_run
+    member = join.detect_launcher(options.launcher)
     if member and member.rank:
+        sides = partial(_parse_sides, options)
         raise typer.Exit(0 if dry_run else launched.serve_place(member, timeout, sides))
     gathered = launched.gather_places(member, timeout, folder) if member and not dry_run else None
     return stack.enter_context(gathered) if gathered else None
@@ -102,68 +142,63 @@ def _parse_budget(budget: str) -> float | None:
     return grammar.parse_duration(budget, "--budget") if budget else None
 
 
-def _refuse_outputs(tag: str, output_format: str, out: list[Path], output: Path | None) -> None:
+def _refuse_outputs(options: AbOptions) -> None:
     """Raises UsageError for a tag that could not name a run, or what cannot be written."""
     from collbench.features.compare import command as compare
     from collbench.suite import grammar
 
-    grammar.refuse_tag(tag)
-    compare.check_outputs(output_format, out)
-    if output is not None:
-        _make_output_folder(output)
+    grammar.refuse_tag(options.tag)
+    compare.check_outputs(options.output_format, options.out or [])
+    if options.output is not None and not options.dry_run:
+        _make_output_folder(options.output)
 
 
-def _make_rules(tau: str, strict: bool, across_machines: bool) -> Rules:
+def _make_rules(options: AbOptions) -> Rules:
     from collbench.features.compare.comparison import Rules
     from collbench.suite import grammar
 
-    smallest = grammar.parse_share(tau, "--tau") if tau else None
-    return Rules(tau=smallest, strict=strict, across_machines=across_machines)
+    return Rules(
+        tau=grammar.parse_share(options.tau, "--tau") if options.tau else None,
+        strict=options.strict,
+        across_machines=options.across_machines,
+    )
 
 
-def _make_suite(
-    name: str,
-    ranks: str,
-    max_seconds: str,
-    timeout: float | None,
-    sides: Mapping[SideName, Variant],
-    launcher: str,
-) -> Suite:
+def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
     """The suite with what the command line says in place of it. Raises UsageError where a side's
     backend or algorithm is unknown."""
     from msgspec.structs import replace
 
-    from collbench.cli import options
+    from collbench.cli.options import change_suite, find_ray_cluster
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
-    suite = options.change_suite(
-        toml.load_suite(name),
-        ngpus=ranks,
-        max_time=max_seconds,
-        launcher=launcher,
-        ray=options.find_ray_cluster(launcher, "", ""),
+    suite = change_suite(
+        toml.load_suite(options.suite),
+        ngpus=options.ranks,
+        max_time=options.max_seconds,
+        launcher=options.launcher,
+        ray=find_ray_cluster(options.launcher, "", ""),
     )
     for side, variant in sides.items():
         variants.refuse_unknown(variant, suite, f"--{side}")
-    if timeout is None:
+    if options.timeout is None:
         return suite
-    return replace(suite, policy=replace(suite.policy, timeout=timeout))
+    return replace(suite, policy=replace(suite.policy, timeout=options.timeout))
 
 
-def _build_homes(
-    order: Order, build: str, rebuild: bool, folder: Path, stack: ExitStack, launcher: str
-) -> Order:
+def _build_homes(order: Order, options: AbOptions, folder: Path, stack: ExitStack) -> Order:
     """The order with a home for each side, built where it is a revision, and looked for at all
     places, which ``stack`` gives back."""
     from msgspec.structs import replace
 
-    from collbench.cli import options
+    from collbench.cli.options import find_ray_cluster
     from collbench.features.compare.ab import variants
     from collbench.run.launch import join, ray
 
-    homes = variants.settle_homes(order.variants, variants.Build(build, rebuild), folder)
-    where = options.find_ray_cluster(launcher, "", "")
+    build = variants.Build(options.build, options.rebuild)
+    homes = variants.settle_homes(order.variants, build, folder)
+    where = find_ray_cluster(options.launcher, "", "")
     places = (
         stack.enter_context(
             closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
@@ -197,10 +232,11 @@ def _make_output_folder(output: Path) -> None:
         ) from e
 
 
-def _parse_sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant]:
+def _parse_sides(options: AbOptions) -> dict[SideName, Variant]:
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
+    base, head, aa = options.base, options.head, options.aa
     if aa and head:
         raise UsageError("--aa compares --base with itself", "leave --head out")
     if not aa and base == head:
@@ -212,7 +248,7 @@ def _parse_sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, V
         "base": variants.parse_variant(base, "--base"),
         "head": variants.parse_variant(base if aa else head, "--head"),
     }
-    collectives = list(toml.load_suite(suite).values("collectives"))
+    collectives = list(toml.load_suite(options.suite).values("collectives"))
     return {
         name: variants.with_file(side, f"--{name}", collectives) for name, side in sides.items()
     }
@@ -281,7 +317,7 @@ def _describe_time(order: Order, expected: Forecast) -> str:
     )
 
 
-def _execute_order(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
+def _execute_order(order: Order, rules: Rules, options: AbOptions) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench.cli import outputs
     from collbench.features.compare import command as judge
@@ -292,6 +328,7 @@ def _execute_order(order: Order, rules: Rules, out: list[Path], output_format: s
     from collbench.run import session
     from collbench.show.live import Watch
 
+    printed, out = options.output_format, options.out or []
     problem: Exception | None = None
     with Watch() as watch:
 
@@ -330,9 +367,9 @@ def _execute_order(order: Order, rules: Rules, out: list[Path], output_format: s
             comparison, alarms=alarms.find_alarms(comparison), again=again
         )
         if problem is None:
-            judge.deliver_comparison(comparison, document, output_format, out)
+            judge.deliver_comparison(comparison, document, printed, out)
         else:  # which is told of once
-            outputs.deliver_document(document, output_format, out)
+            outputs.deliver_document(document, printed, out)
     if problem is not None:
         raise problem
     return code

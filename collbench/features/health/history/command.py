@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from collbench.cli import flags
+from collbench.cli import command as commands
+from collbench.cli.families import RUN_NAMES, Debug
+from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +24,101 @@ if TYPE_CHECKING:
 REVIEWED = "Keep reviewed levels, as files and in the history."
 
 
-def add(runs: list[str], history: str = "", machine: str = "", debug: bool = False) -> None:
+HistoryUrl = Annotated[
+    str,
+    Option(
+        "--history",
+        metavar="URL",
+        help="postgresql://user@host/database, or an SQLite file. Default: $COLLBENCH_HISTORY, else"
+        " history.sqlite beside the runs.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryOptions:
+    """The history to read, and the machine."""
+
+    history: HistoryUrl = ""
+    machine: Annotated[
+        str,
+        Option("--machine", help="Of which machine. Default: this one, or the only one there is."),
+    ] = ""
+
+    def open(self) -> Book:
+        """The history, which must be there already. Raises UsageError and CannotRun."""
+        from collbench.features.health.history import open_book
+
+        return open_book(self.history, reading=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions:
+    """The rows that are meant, of all that a machine has."""
+
+    only: Annotated[
+        list[str] | None,
+        Option("--only", metavar="COLLECTIVE,…", help="Only these collectives. May be repeated."),
+    ] = None
+    minbytes: Annotated[
+        str, make_option("minbytes", "Only sizes from this: bytes, or with K, M, G.")
+    ] = ""
+    maxbytes: Annotated[str, make_option("maxbytes", "Only sizes up to this.")] = ""
+    backend: Annotated[str, Option("--backend", help="Only these backends; a list.")] = ""
+    ranks: Annotated[str, make_option("ranks", "Only so many ranks; a list.")] = ""
+
+    def select(self) -> Part:
+        """The part of a machine's rows. Raises UsageError."""
+        from collbench.core.collectives import find_collective
+        from collbench.suite import grammar, sweep
+
+        names = grammar.split_words(",".join(self.only or []))
+        ranks = grammar.split_words(self.ranks)
+        return sweep.Part(
+            collectives=tuple(find_collective(word).name for word in names),
+            backends=tuple(grammar.split_words(self.backend)),
+            ranks=tuple(grammar.parse_integer("-g", word, 1) for word in ranks),
+            min_size=grammar.parse_size(self.minbytes, "-b") if self.minbytes else 0,
+            max_size=grammar.parse_size(self.maxbytes, "-e") if self.maxbytes else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepOptions:
+    """The commit that is kept with a level, and the level's file."""
+
+    commit: Annotated[
+        str, Option("--commit", metavar="SHA", help="The commit that changed the level.")
+    ] = ""
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            help="Write this file. Default: baselines/MACHINE-NIGHT.json, for a repository.",
+        ),
+    ] = None
+    debug: Debug = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOptions:
+    """The runs to keep, and their machine."""
+
+    runs: Annotated[list[str], RUN_NAMES]
+    history: HistoryUrl = ""
+    machine: Annotated[
+        str,
+        Option(
+            "--machine",
+            help="Where it ran. Default: the name of its host, or of all its hosts together; for"
+            " hosts whose names change.",
+        ),
+    ] = ""
+    debug: Debug = False
+
+
+def add(options: AddOptions) -> None:
     """Keep runs: what each row took, launch by launch. A run that is there already is left as it
     is."""
     from collbench.core.text import format_count, plain_line
@@ -29,10 +126,10 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
     from collbench.features.health.history.nights import machine_name, nights_of
     from collbench.records import run_file, store
 
-    files = [run_file.read_digest(store.find_run(name)) for name in runs]
-    with open_book(history) as book:
+    files = [run_file.read_digest(store.find_run(name)) for name in options.runs]
+    with open_book(options.history) as book:
         for file in files:
-            new, nights = book.add(file, machine), nights_of([file])
+            new, nights = book.add(file, options.machine), nights_of([file])
             night = next(iter(nights.values()))
             launches = max(night.launches for night in nights.values())
             what = (
@@ -40,40 +137,48 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
                 if new
                 else "was there already"
             )
-            typer.echo(
-                plain_line(
-                    f"{file.run.id}: {what}; night {night.day} of {machine or machine_name(file)}"
-                )
-            )
+            name = options.machine or machine_name(file)
+            typer.echo(plain_line(f"{file.run.id}: {what}; night {night.day} of {name}"))
 
 
-def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The nights to list."""
+
+    history: HistoryOptions
+    last: Annotated[int, Option("--last", min=1, help="Show so many nights, newest last.")] = 20
+    debug: Debug = False
+
+
+def list_(options: ListOptions) -> None:
     """List a machine's nights: what was measured, and what may be judged."""
     from collbench.cli import outputs
     from collbench.features.health.history import view as views
 
-    with _open_existing(history) as book:
-        name = _choose_machine(book, machine)
+    with options.history.open() as book:
+        name = _choose_machine(book, options.history.machine)
         others, series = book.machines(), book.series(name)
         outputs.deliver_document(
-            views.list_kept(name, others, series, book.baselines(name), last), "table"
+            views.list_kept(name, others, series, book.baselines(name), options.last), "table"
         )
 
 
-def trend(
-    history: str = "",
-    machine: str = "",
-    only: list[str] | None = None,
-    minbytes: str = "",
-    maxbytes: str = "",
-    backend: str = "",
-    ranks: str = "",
-    tau: str = "3%",
-    everything: bool = False,
-    output_format: str = "table",
-    page: Path | None = None,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrendOptions:
+    """The rows whose changes are shown, the smallest change, and the outputs."""
+
+    history: HistoryOptions
+    part: PartOptions
+    tau: Annotated[str, Option("--tau", help="Smallest change that matters.")] = "3%"
+    everything: Annotated[bool, Option("--all", help="List rows without a change too.")] = False
+    output_format: Annotated[str, Option("--format", help="Print table or json.")] = "table"
+    page: Annotated[
+        Path | None, Option("--html", metavar="FILE", help="Also write this offline page.")
+    ] = None
+    debug: Debug = False
+
+
+def trend(options: TrendOptions) -> None:
     """Show what changed since when, and by how much.
 
     Change points count where two neighbouring sizes agree on them.
@@ -85,69 +190,75 @@ def trend(
     from collbench.show import html, terminal
     from collbench.suite import grammar
 
-    outputs.check_outputs(output_format, (), ("table", "json"))
+    outputs.check_outputs(options.output_format, (), ("table", "json"))
+    page = options.page
     if page:
         files.refuse_foreign_file(page, outputs.MARKS["html"], "--html")
-    share = grammar.parse_share(tau, "--tau")
-    part = _select_part(only, minbytes, maxbytes, backend, ranks)
-    with _open_existing(history) as book:
-        name = _choose_machine(book, machine)
+    share = grammar.parse_share(options.tau, "--tau")
+    part = options.part.select()
+    with options.history.open() as book:
+        name = _choose_machine(book, options.history.machine)
         series = book.series(name, part)
         if not series:
             raise UsageError(
                 f"no row of {name} is as asked for", "collbench history list shows what there is"
             )
         outlook = make_outlook(name, series, book.anchors(name), share)
-    document = views.make_document(outlook, everything, terminal.text_width())
+    document = views.make_document(outlook, options.everything, terminal.text_width())
     if page:
         files.save_text(
             page, html.render_page(document), outputs.MARKS["html"], "--html", shared=True
         )
-    outputs.deliver_document(document, output_format)
+    outputs.deliver_document(document, options.output_format)
 
 
-def learn(
-    history: str = "",
-    machine: str = "",
-    only: list[str] | None = None,
-    minbytes: str = "",
-    maxbytes: str = "",
-    backend: str = "",
-    ranks: str = "",
-    reason: str = "as measured",
-    commit: str = "",
-    output: Path | None = None,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """The rows whose level is learned, and what is kept with it."""
+
+    history: HistoryOptions
+    part: PartOptions
+    reason: Annotated[str, Option("--reason", help="Why this is how it should be.")] = "as measured"
+    keep: KeepOptions
+
+
+def learn(options: LearnOptions) -> None:
     """Take the last nights for the level that rows are held against from now on."""
     from collbench.features.health.history import baselines
 
-    with _open_existing(history) as book:
-        series = book.series(
-            _choose_machine(book, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
-        )
-        _keep_baseline(book, baselines.learn_baseline(series, reason, commit), output)
+    keep = options.keep
+    with options.history.open() as book:
+        name = _choose_machine(book, options.history.machine)
+        series = book.series(name, options.part.select())
+        baseline = baselines.learn_baseline(series, options.reason, keep.commit)
+        _keep_baseline(book, baseline, keep.output)
 
 
-def accept(
-    reason: str,
-    history: str = "",
-    machine: str = "",
-    only: list[str] | None = None,
-    minbytes: str = "",
-    maxbytes: str = "",
-    backend: str = "",
-    ranks: str = "",
-    since: str = "",
-    commit: str = "",
-    output: Path | None = None,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AcceptOptions:
+    """The rows whose change is accepted, and what is kept with it."""
+
+    reason: Annotated[str, Option("--reason", help="Why the level changed, and why that is right.")]
+    history: HistoryOptions
+    part: PartOptions
+    since: Annotated[
+        str,
+        Option(
+            "--since",
+            metavar="NIGHT",
+            help="The first night of the new level, as 2026-03-01. Default: the last one.",
+        ),
+    ] = ""
+    keep: KeepOptions
+
+
+def accept(options: AcceptOptions) -> None:
     """Accept a change: a new segment begins, and the level since is what rows are held against."""
     from datetime import date
 
     from collbench.features.health.history import baselines
 
+    reason, since, keep = options.reason, options.since, options.keep
     if not reason.strip():
         raise UsageError(
             "--reason is empty", "say why the change is right; it is kept with the level"
@@ -156,21 +267,32 @@ def accept(
         day = since and date.fromisoformat(since).isoformat()
     except ValueError as e:
         raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
-    with _open_existing(history) as book:
-        series = book.series(
-            _choose_machine(book, machine), _select_part(only, minbytes, maxbytes, backend, ranks)
-        )
+    with options.history.open() as book:
+        name = _choose_machine(book, options.history.machine)
+        series = book.series(name, options.part.select())
         last = max((night.day for row in series for night in row.nights), default="")
-        _keep_baseline(book, baselines.accept_baseline(series, day or last, reason, commit), output)
+        baseline = baselines.accept_baseline(series, day or last, reason, keep.commit)
+        _keep_baseline(book, baseline, keep.output)
 
 
-def load(files: list[Path], history: str = "", debug: bool = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The baselines to bring into a history."""
+
+    files: Annotated[
+        list[Path], Argument(metavar="FILE…", help="Baselines, as kept in a repository.")
+    ]
+    history: HistoryUrl = ""
+    debug: Debug = False
+
+
+def load(options: LoadOptions) -> None:
     """Bring reviewed baselines from files into the history."""
     from collbench.features.health.history import baselines, open_book
 
-    baselines_read = [baselines.read_baseline(path) for path in files]
-    with open_book(history) as book:
-        for path, baseline in zip(files, baselines_read, strict=True):
+    baselines_read = [baselines.read_baseline(path) for path in options.files]
+    with open_book(options.history) as book:
+        for path, baseline in zip(options.files, baselines_read, strict=True):
             typer.echo(
                 f"{path}: {'kept' if book.accept(baseline) else 'was there already'};"
                 f" {_summarise_baseline(baseline)}"
@@ -179,26 +301,11 @@ def load(files: list[Path], history: str = "", debug: bool = False) -> None:
 
 def make_group() -> typer.Typer:
     """Keep nights of runs, show what changed since when, review levels."""
-    nights: dict[str, Callable[..., None]] = {
-        "history add": add,
-        "history list": list_,
-        "history trend": trend,
-    }
-    levels: dict[str, Callable[..., None]] = {
-        "history baseline learn": learn,
-        "history baseline accept": accept,
-        "history baseline load": load,
-    }
-    app = flags.make_app(nights)
+    app = commands.make_app({"add": add, "list": list_, "trend": trend})
     app.info.help, app.info.no_args_is_help = make_group.__doc__, True
-    app.add_typer(flags.make_app(levels), name="baseline", help=REVIEWED, no_args_is_help=True)
+    levels = commands.make_app({"learn": learn, "accept": accept, "load": load})
+    app.add_typer(levels, name="baseline", help=REVIEWED, no_args_is_help=True)
     return app
-
-
-def _open_existing(url: str) -> Book:
-    from collbench.features.health.history import open_book
-
-    return open_book(url, reading=True)
 
 
 def _choose_machine(book: Book, name: str) -> str:
@@ -226,23 +333,6 @@ def _choose_machine(book: Book, name: str) -> str:
             f"--machine is one of {', '.join(machines[:9])}{', …' if len(machines) > 9 else ''}",
         )
     return candidates[0]
-
-
-def _select_part(
-    only: list[str] | None, minbytes: str, maxbytes: str, backend: str, ranks: str
-) -> Part:
-    from collbench.core.collectives import find_collective
-    from collbench.suite import grammar, sweep
-
-    return sweep.Part(
-        collectives=tuple(
-            find_collective(word).name for word in grammar.split_words(",".join(only or []))
-        ),
-        backends=tuple(grammar.split_words(backend)),
-        ranks=tuple(grammar.parse_integer("-g", word, 1) for word in grammar.split_words(ranks)),
-        min_size=grammar.parse_size(minbytes, "-b") if minbytes else 0,
-        max_size=grammar.parse_size(maxbytes, "-e") if maxbytes else None,
-    )
 
 
 def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:

@@ -8,12 +8,24 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from msgspec.structs import replace
+from typer import Option
 
+from collbench.cli.families import (
+    Backend,
+    Debug,
+    Inject,
+    Launcher,
+    Ranks,
+    SaveOptions,
+    TableOrJson,
+    Timeout,
+)
+from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, Exit
 from collbench.core.text import plain_line
 
@@ -27,57 +39,73 @@ if TYPE_CHECKING:
     from collbench.suite.case import Case
 
 
-def locate(
-    ngpus: str = "",
-    backend: str = "",
-    size: str = "4M",
-    tau: str = "10%",
-    tests: int = 80,
-    budget: str = "",
-    iters: int = 10,
-    launcher: str = "auto",
-    timeout: float | None = None,
-    inject: str = "",
-    output_format: str = "table",
-    output: Path | None = None,
-    save: bool = True,
-    tag: str = "",
-    dry_run: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SearchSaveOptions(SaveOptions):
+    """The place and the tag of a search's run, and whether there is to be one."""
+
+    dry_run: Annotated[bool, make_option("dry_run", "Show the plan only.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocateOptions:
+    """The ranks to search, how, and where the run goes."""
+
+    ngpus: Ranks = ""
+    backend: Backend = ""
+    size: Annotated[str, Option("--size", help="What each rank sends to its neighbour.")] = "4M"
+    tau: Annotated[
+        str,
+        Option("--tau", help="How much slower than the rest counts as slow."),
+    ] = "10%"
+    tests: Annotated[
+        int, Option("--tests", min=1, help="Tests at most: a group's measurement is one.")
+    ] = 80
+    budget: Annotated[str, make_option("budget", "Begin no round after this time: 3m.")] = ""
+    iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each test.")] = 10
+    launcher: Launcher = "auto"
+    timeout: Timeout = None
+    inject: Inject = ""
+    output_format: TableOrJson = "table"
+    saving: SearchSaveOptions
+    debug: Debug = False
+
+
+def locate(options: LocateOptions) -> None:
     """Find who makes a group slow, by halving slow groups.
 
     Disjoint groups are measured at once. Each suspect is tested again, twice, with known-good
     partners. The plan is printed first. Exit code 1 if a host or rank is named, 3 if some could not
     be ruled out.
     """
-    from collbench.cli import options
     from collbench.cli.measure import fake_gpus
+    from collbench.cli.options import read_save_options
     from collbench.features.health.locate.search import Rules
     from collbench.features.health.pairs import command as pairs
     from collbench.run import session
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
-    grammar.parse_choice("--format", output_format, ("table", "json"))
-    rules = Rules(grammar.parse_share(tau, "--tau"), tests)
-    seconds = grammar.parse_duration(budget, "--budget") if budget else math.inf
-    policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
-    order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
-    order = replace(order, **options.read_save_options(save, output, tag))
+    grammar.parse_choice("--format", options.output_format, ("table", "json"))
+    rules = Rules(grammar.parse_share(options.tau, "--tau"), options.tests)
+    seconds = grammar.parse_duration(options.budget, "--budget") if options.budget else math.inf
+    policy = Policy(iters=options.iters, warmup=2, timeout=options.timeout, inject=options.inject)
+    size, ngpus, backend = options.size, options.ngpus, options.backend
+    order = pairs.order_of("locate", [size], policy, ngpus, backend, options.launcher)
+    order = replace(order, **read_save_options(options.saving))
     announce_search(order, rules)
-    if dry_run:
+    if options.saving.dry_run:
         for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
         return session.refuse_nothing(session.prepare_order(order))
     result = run_search(order, rules, seconds)
     if result is None:
         return
-    given = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
+    launcher = options.launcher.replace("auto", "")
+    given = {"-g": ngpus, "--backend": backend, "--launcher": launcher}
     selections = [f" {flag} {word}" for flag, word in given.items() if word]
     _show_found(
         result,
-        output_format,
+        options.output_format,
         f"collbench pairs --one-way --large {size} --small 0{''.join(selections)}",
     )
     raise typer.Exit(result.exit)

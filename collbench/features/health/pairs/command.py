@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
+from typer import Argument, Option
 
+from collbench.cli.families import (
+    AnyTable,
+    Backend,
+    Debug,
+    Inject,
+    Launcher,
+    Ranks,
+    SaveOptions,
+    Timeout,
+)
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import plain_line, print_message
 
@@ -25,29 +37,60 @@ FORMATS = ("table", "md", "csv", "json")
 AMONG = ("all", "node", "inter", "rail")
 
 
-def pairs(
-    run: str = "",
-    ngpus: str = "",
-    backend: str = "",
-    large: str = "4M",
-    small: str = "8",
-    among: str = "all",
-    alone: bool = False,
-    one_way: bool = False,
-    topology: Path | None = None,
-    iters: int = 20,
-    warmup: int = 3,
-    launcher: str = "auto",
-    timeout: float | None = None,
-    inject: str = "",
-    resume: str = "",
-    output_format: str = "table",
-    output: Path | None = None,
-    save: bool = True,
-    tag: str = "",
-    dry_run: bool = False,
-    debug: bool = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """The pairs to measure, how, and where the run goes."""
+
+    run: Annotated[
+        str, Argument(metavar="[RUN]", help="Show this run's pairs and measure nothing.")
+    ] = ""
+    ngpus: Ranks = ""
+    backend: Backend = ""
+    large: Annotated[str, Option("--large", help="Size for bandwidth.")] = "4M"
+    small: Annotated[str, Option("--small", help="Size for latency; 0 = none.")] = "8"
+    among: Annotated[
+        str,
+        Option(
+            "--among", help="all, node (on one host), inter (on two) or rail (of one place on two)."
+        ),
+    ] = "all"
+    alone: Annotated[
+        bool,
+        Option(
+            "--one-at-a-time", help="No two pairs at once: what links can do that others share."
+        ),
+    ] = False
+    one_way: Annotated[
+        bool,
+        Option(
+            "--one-way",
+            help="Each direction of a pair by itself, one after the other: twice as many"
+            " measurements. Default: both at once.",
+        ),
+    ] = False
+    topology: Annotated[
+        Path | None,
+        Option(
+            "--topology",
+            help='Which rack hosts are in: TOML or JSON, a table [hosts] with node01 = "rack1".',
+        ),
+    ] = None
+    iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each pair.")] = 20
+    warmup: Annotated[
+        int, Option("-w", "--warmup_iters", min=0, help="Samples before, not counted.")
+    ] = 3
+    launcher: Launcher = "auto"
+    timeout: Timeout = None
+    inject: Inject = ""
+    resume: Annotated[
+        str, Option("--resume", metavar="RUN", help="Continue with this run, which was cut short.")
+    ] = ""
+    output_format: AnyTable = "table"
+    saving: SaveOptions
+    debug: Debug = False
+
+
+def pairs(options: PairOptions) -> None:
     """Measure every pair of ranks: which ranks, hosts, links are slow.
 
     Pairs that share no rank are measured at once, in as few rounds as there can be, each in both
@@ -56,25 +99,32 @@ def pairs(
     lies four robust standard deviations and a tenth below others of its kind: pairs on one host, in
     one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike.
     """
-    from collbench.cli import options, outputs
+    from collbench.cli import outputs
+    from collbench.cli.options import read_save_options
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
-    outputs.check_outputs(output_format, (), FORMATS)
-    racks_by_host = racks.read_racks(topology) if topology else {}
-    if run:
-        raise typer.Exit(_show_recorded(run, racks_by_host, output_format))
-    if resume:
-        order = _resume_order(resume, launcher)
+    outputs.check_outputs(options.output_format, (), FORMATS)
+    racks_by_host = racks.read_racks(options.topology) if options.topology else {}
+    if options.run:
+        raise typer.Exit(_show_recorded(options.run, racks_by_host, options.output_format))
+    if options.resume:
+        order = _resume_order(options.resume, options.launcher)
     else:
-        rule = _choose_rule("alone" if alone else "pairs", among, launcher)
-        policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
-        sizes = [large, small] if small != "0" else [large]
-        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, one_way)
-        order = replace(order, **options.read_save_options(save, output, tag))
-    if dry_run:
+        rule = _choose_rule("alone" if options.alone else "pairs", options.among, options.launcher)
+        policy = Policy(
+            iters=options.iters,
+            warmup=options.warmup,
+            timeout=options.timeout,
+            inject=options.inject,
+        )
+        sizes = [options.large, options.small] if options.small != "0" else [options.large]
+        ngpus, backend, launcher = options.ngpus, options.backend, options.launcher
+        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, options.one_way)
+        order = replace(order, **read_save_options(options.saving))
+    if options.saving.dry_run:
         return _print_plan(order)
-    raise typer.Exit(_measure_pairs(order, racks_by_host, output_format))
+    raise typer.Exit(_measure_pairs(order, racks_by_host, options.output_format))
 
 
 def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:

@@ -20,6 +20,7 @@ from collbench.core.algorithms import find_variant
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.simulate import count_costs
 from collbench.features.predict import fit, fit_command, regression
+from collbench.features.predict.fit_command import FitOptions
 from collbench.records import run_file
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
@@ -326,15 +327,15 @@ def test_command_shows_several_runs_together(
     for name in ("all_reduce", "all_gather"):
         file = recorded(np.random.default_rng(16), [case(s, name) for s in SIZES.tolist()], 0.01)
         paths.append(saved(tmp_path / f"{name}.jsonl", file))
-    fit_command.fit(paths, output_format="json")
+    fit_command.fit(FitOptions(runs=paths, output_format="json"))
     read = json.loads(capsys.readouterr().out)
     assert [one["case"]["collective"] for one in read["series"]] == ["all_reduce", "all_gather"]
     assert read["links"][0]["gamma"]["value"] == pytest.approx(GAMMA, rel=0.1)
-    fit_command.fit(paths)
+    fit_command.fit(FitOptions(runs=paths))
     shown = capsys.readouterr().out
     assert "5.0" in shown and "1 GiB" in shown and "ring@gloo" in shown
     with pytest.raises(UsageError, match="no times of nccl"):
-        fit_command.fit(paths, backend="nccl")
+        fit_command.fit(FitOptions(runs=paths, backend="nccl"))
 
 
 def test_command_says_so_where_nothing_fits(
@@ -344,7 +345,7 @@ def test_command_says_so_where_nothing_fits(
         tmp_path / "b.jsonl", recorded(np.random.default_rng(14), [case(8), case(16)], 0.01)
     )
     with pytest.raises(typer.Exit) as caught:
-        fit_command.fit([path])
+        fit_command.fit(FitOptions(runs=[path]))
     assert caught.value.exit_code == 3 and "2 sizes; a line needs 4" in capsys.readouterr().out
 
 

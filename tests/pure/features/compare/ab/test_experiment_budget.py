@@ -16,7 +16,7 @@ from helpers.experiments import sides, small
 
 from collbench.core.errors import CannotRun, Exit
 from collbench.features.compare.ab import forecast
-from collbench.features.compare.ab.command import ab
+from collbench.features.compare.ab.command import AbOptions, ab
 from collbench.features.compare.ab.rounds import Ledger, budget_for
 from collbench.run import plan
 from collbench.run.jobs import Job
@@ -48,7 +48,7 @@ def experiment(tmp_path: Path, **options: Any) -> Exit:
     suite = small(tmp_path, backends='"model"', sizes='"4K", "64M"', iters=20)
     asked: dict[str, Any] = {"base": "algo:ring", "head": "algo:tree", "suite": suite, **options}
     try:
-        ab(**asked)
+        ab(AbOptions(**asked))
     except typer.Exit as left:
         return Exit(left.exit_code)
     return Exit.OK

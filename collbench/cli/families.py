@@ -1,0 +1,64 @@
+"""Options that several commands have, and families of options that go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from collbench.cli.parameters import make_option
+
+Collective = Annotated[str, Argument(metavar="COLLECTIVE", help="As in `collbench list`.")]
+Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
+RUN_NAMES = Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file.")
+Runs = Annotated[list[str] | None, RUN_NAMES]
+Ranks = Annotated[
+    str, make_option("ranks", "Ranks on this machine. Default: all GPUs, else all cores.")
+]
+Backend = Annotated[
+    str,
+    Option(
+        "--backend", help="gloo, nccl or another of torch's. Default: nccl with GPUs, else gloo."
+    ),
+]
+Launcher = Annotated[str, make_option("launcher", "As for `collbench all_reduce`.")]
+Timeout = Annotated[
+    float | None,
+    make_option("timeout", "Seconds without progress after which a run is hung."),
+]
+Inject = Annotated[
+    str,
+    make_option(
+        "inject", "Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown."
+    ),
+]
+LinkSource = Annotated[
+    str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
+]
+TableOrJson = Annotated[str, Option("--format", help="table or json.")]
+AnyTable = Annotated[str, Option("--format", help="table, json, csv or md.")]
+Plotlyjs = Annotated[
+    str,
+    Option(
+        "--plotlyjs",
+        help="inline: a page needs nothing else; directory: plotly.min.js beside it, for several"
+        " pages; cdn: from the network.",
+    ),
+]
+Output = Annotated[Path | None, Option("--output", help="Save the run to this file or folder.")]
+Save = Annotated[bool, make_option("save")]
+Tag = Annotated[str, make_option("tag")]
+DryRun = Annotated[bool, make_option("dry_run", "Show what would run, and what it takes.")]
+Debug = Annotated[bool, make_option("debug")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """The place and the tag of a run, and whether there is to be one."""
+
+    output: Output = None
+    save: Save = True
+    tag: Tag = ""
+    dry_run: DryRun = False
