@@ -22,10 +22,11 @@ from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
 from collbench.records import stats
 from collbench.records.types import Record, World
-from collbench.run import plan, session
+from collbench.run import plan
 from collbench.run.launch import mpirun
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
+from collbench.run.order import Order, prepare_order
 from collbench.show import busy
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -207,7 +208,7 @@ def _check_launches() -> Iterator[Finding]:
 
 
 def _measure_launches(suite: Suite) -> list[tuple[World, Record]]:
-    prepared = session.prepare_order(session.Order(suite=suite, command=[], save=False))
+    prepared = prepare_order(Order(suite=suite, command=[], save=False))
     if not prepared.jobs:
         raise CannotRun(prepared.skips[0].reason)
     lines: list[World | Record] = []

@@ -16,8 +16,8 @@ from collbench.core.text import print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
+    from collbench.run.order import Order
     from collbench.run.reporter import Reporter
-    from collbench.run.session import Order
 
 
 @add_all_options
@@ -66,6 +66,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     from collbench.records import limits
     from collbench.run import plan, session
     from collbench.run.launch import join
+    from collbench.run.order import plan_rows, prepare_order, refuse_nothing
     from collbench.run.reporter import Gathered, Several
     from collbench.show import terminal
     from collbench.show.views import plan_table
@@ -87,16 +88,14 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         return code or limits.find_limits_exit(limit_results)
     member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:
-        prepared = session.prepare_order(order)
+        prepared = prepare_order(order)
         policy = prepared.suite.policy
         starting = plan.estimate_loading(prepared.jobs, policy) + plan.estimate_meeting(
             prepared.jobs, policy
         )
         cores = 0 if member or order.launcher == "ray" else cpus.core_count()
-        planned = plan_table.describe_plan(
-            session.plan_rows(prepared), starting, policy.fresh, cores
-        )
+        planned = plan_table.describe_plan(plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
-            session.refuse_nothing(prepared)
+            refuse_nothing(prepared)
     return Exit.OK

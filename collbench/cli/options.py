@@ -22,8 +22,8 @@ from collbench.core.text import print_message
 from collbench.run import refusal
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
+from collbench.run.order import Order
 from collbench.run.reporter import Reporter, Several
-from collbench.run.session import Order
 from collbench.show import live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
 from collbench.suite.case import Limit, Mode

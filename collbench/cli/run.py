@@ -120,7 +120,7 @@ def run(options: RunOptions) -> None:
         read_save_options,
     )
     from collbench.run import resumption
-    from collbench.run.session import Order
+    from collbench.run.order import Order
     from collbench.suite import toml
 
     _refuse_conflicts(options)

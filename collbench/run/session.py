@@ -8,9 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -29,8 +27,8 @@ from collbench.machine.load import Load
 from collbench.records import derive, run_file, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
-from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import memory, plan, refusal, resumption
+from collbench.records.types import End, Record, Run, World
+from collbench.run import plan, resumption
 from collbench.run.backends._model import Predicted
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import environments, join
@@ -38,126 +36,18 @@ from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
-from collbench.run.launch.ray import Cluster, Where
+from collbench.run.launch.ray import Cluster
 from collbench.run.launch.world import Listener
+from collbench.run.order import Order, Prepared, fit_to_host, prepare_order, refuse_nothing
 from collbench.run.pace import BudgetPace, CallerPace, Pace, TwoPassPace, without_second_pass
-from collbench.run.reporter import PlanRow, Reporter
+from collbench.run.reporter import Reporter
 from collbench.run.resumption import Resumption
 from collbench.run.runner import runner_of
-from collbench.suite import faults
-from collbench.suite.case import Case, Skip
-from collbench.suite.policy import Policy
+from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
 from collbench.survive.signals import interrupts
 
 LONG_CALL = 60.0  # seconds of a call that is told of beforehand
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as asked for: the suite, the words it was asked with, and where its records go; or the
-    run to be ``resumed``. Once all cases are done, the run's one world goes on with those that
-    ``next_cases`` names, until it names none."""
-
-    suite: Suite
-    command: Sequence[str]
-    save: bool = True
-    output: Path | None = None
-    tag: str = ""
-    budget: float | None = None
-    resumed: RunFile | None = None
-    launcher: str = "auto"
-    ray: Where | None = None
-    next_cases: Callable[[], Sequence[Case]] | None = None
-
-    @property
-    def join_seconds(self) -> float:
-        """How long the ranks of a launcher may take to come together, or places for them to be
-        free."""
-        return self.suite.policy.timeout or join.SECONDS
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """What would run: the suite with its final policy, jobs, and what is left out. ``cases`` are
-    those of the table in its order, with those that a run to be resumed has done."""
-
-    suite: Suite
-    jobs: list[Job]
-    skips: list[Skip]
-    cases: list[Case]
-
-
-def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
-    """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
-    suite = order.suite.resolve()
-    every, skips = suite.expand()
-    faults.refuse_faults(every, suite.policy)
-    elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
-    machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
-    if order.ray:
-        machine = machine._replace(launcher="Ray")
-    find_subject = suite.subject_finder
-
-    def find_refusal(case: Case) -> str:
-        subject = find_subject(case)
-        refusal_reason = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
-        return refusal_reason or refusal.refuse_case(case, suite.policy, machine)
-
-    never = {case: reason for case in every if (reason := find_refusal(case))}
-    skips += [Skip(case, reason) for case, reason in never.items()]
-    earlier = Resumption(order.resumed)
-    done = earlier.kept_cases
-    leading = [case for case in every if case.is_leader]  # and stands for its siblings
-    jobs, no_room = fit_to_host(
-        [case for case in leading if case not in never and case not in done],
-        suite.policy,
-        at,
-        find_subject,
-    )
-    skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
-    left_out = [skip for skip in skips if skip.case not in done]
-    shown_cases = {case for job in jobs for case in job.case.siblings} | (
-        done - {skip.case for skip in earlier.left_out}
-    )
-    return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
-
-
-def fit_to_host(
-    cases: Sequence[Case],
-    policy: Policy,
-    at: memory.Rooms | None = None,
-    find_subject: Callable[[Case], Any] = lambda case: None,
-) -> tuple[list[Job], list[Skip]]:
-    """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
-    for the rest."""
-    measured = [c for c in cases if not backend_info(c.backend).predicts]
-    measure_room = cache(lambda backend, n: (at or memory.measure_room)(backend, n, policy))
-    jobs, no_room = plan.fit_jobs(
-        measured, policy, lambda case: measure_room(case.backend, case.world), find_subject
-    )
-    fitting = {id(job.case): job for job in jobs}
-    return [
-        fitting.get(id(c)) or Job(c, 1, "")
-        for c in cases
-        if backend_info(c.backend).predicts or id(c) in fitting
-    ], no_room
-
-
-def plan_rows(prepared: Prepared) -> list[PlanRow]:
-    """The rows of --dry-run."""
-    policy = prepared.suite.policy
-    rows = [
-        PlanRow(
-            case=case,
-            rotation=job.rotation,
-            seconds=plan.estimate_seconds(job, policy) if case.is_leader else 0.0,
-            most=plan.estimate_seconds(job, policy, most=True) if case.is_leader else 0.0,
-            bytes_per_rank=runner_of(case).measure_memory(job, policy),
-            moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
-        )
-        for job in prepared.jobs
-        for case in job.case.siblings[::-1]
-    ]
-    return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
 
 
 def execute_order(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
@@ -263,12 +153,6 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     if not measured:
         raise plan.nothing_runs([record.note for record in order.resumed.records])
     return session.verdict()
-
-
-def refuse_nothing(prepared: Prepared) -> None:
-    """Raises CannotRun where there is nothing to run."""
-    if not prepared.jobs:
-        raise plan.nothing_runs([skip.reason for skip in prepared.skips])
 
 
 class _Session:

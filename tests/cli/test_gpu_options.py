@@ -15,8 +15,8 @@ from collbench.machine import environment
 from collbench.records import run_file, store
 from collbench.run import session
 from collbench.run.launch import environments, join
+from collbench.run.order import Order, prepare_order
 from collbench.run.reporter import Reporter
-from collbench.run.session import Order
 from collbench.suite import toml
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -56,17 +56,17 @@ def test_more_ranks_than_gpus_are_refused_before_any_is_started(
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_sweep_keeps_the_ranks_that_there_are_gpus_for() -> None:
-    prepared = session.prepare_order(order(1, 2, 8))
+    prepared = prepare_order(order(1, 2, 8))
     assert [job.case.n for job in prepared.jobs] == [1]
     assert [skip.case.n for skip in prepared.skips] == [2, 8]
-    elsewhere = session.prepare_order(order(2, backends=("gloo", "torch_two_shot")))
+    elsewhere = prepare_order(order(2, backends=("gloo", "torch_two_shot")))
     assert [job.case.backend for job in elsewhere.jobs] == ["gloo"]
     assert "--share-gpu lets ranks share one" in elsewhere.skips[0].reason
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_gpus_are_shared_where_it_is_asked_for() -> None:
-    assert [job.case.n for job in session.prepare_order(order(1, 2, 8, share_gpu=True)).jobs] == [
+    assert [job.case.n for job in prepare_order(order(1, 2, 8, share_gpu=True)).jobs] == [
         1,
         2,
         8,
@@ -76,12 +76,12 @@ def test_gpus_are_shared_where_it_is_asked_for() -> None:
 @pytest.mark.usefixtures("one_gpu")
 def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "detect_launcher", lambda wanted: environments.Membership)
-    assert [job.case.n for job in session.prepare_order(order(8)).jobs] == [8]
+    assert [job.case.n for job in prepare_order(order(8)).jobs] == [8]
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_registered_buffers_are_nccls() -> None:
-    prepared = session.prepare_order(
+    prepared = prepare_order(
         order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True)
     )
     assert [job.case.backend for job in prepared.jobs] == ["nccl"]

@@ -542,6 +542,7 @@ def test_a_case_is_measured_again_as_it_was(
     """The suite made for it expands to just these cases, three times, each in a world of its
     own."""
     from collbench.run import plan, session
+    from collbench.run.order import Order
 
     wanted = [
         ROW,
@@ -549,7 +550,7 @@ def test_a_case_is_measured_again_as_it_was(
         nightly()[-1],
         nightly()[20],
     ]
-    orders: list[session.Order] = []
+    orders: list[Order] = []
     monkeypatch.setattr(session, "execute_order", lambda order, _: orders.append(order))
     health.launch_cases(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
     every, skips = orders[0].suite.expand()

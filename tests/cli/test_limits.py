@@ -14,8 +14,8 @@ from collbench.core.errors import Exit
 from collbench.records import derive
 from collbench.records.types import Record
 from collbench.run import session
+from collbench.run.order import Order
 from collbench.run.reporter import Reporter
-from collbench.run.session import Order
 
 FORMATS = ("table", "nccl", "nccl-filled", "json", "csv", "md")
 ARGS = ("all_reduce", "--sizes", "1M,64M", "--place", "out", "-g", "4", "--backend", "gloo")

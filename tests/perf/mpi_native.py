@@ -36,6 +36,7 @@ from collbench.records.types import Record, World
 from collbench.run import session
 from collbench.run.launch import mpirun
 from collbench.run.launch.board import Board
+from collbench.run.order import Order
 from collbench.suite import grammar, sweep
 from collbench.suite import policy as policy_
 from collbench.suite.case import Case
@@ -226,7 +227,7 @@ def measured(chosen: argparse.Namespace) -> list[str]:
         names = (["C"] if compiled(Path(folder)) else []) + ["mpi4py"]
         loops = [Loop(Path(folder), name) for name in names]
         turns = Turns(loops, sizes, chosen.rounds)
-        order = session.Order(
+        order = Order(
             suite=sweep.Suite(name="mpi", axes=axes, policy=policy),
             command=sys.argv,
             save=False,

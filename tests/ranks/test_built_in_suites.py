@@ -18,9 +18,10 @@ from marks import long
 from collbench.cli import options
 from collbench.records import run_file
 from collbench.records.types import Record, World
-from collbench.run import plan, session
+from collbench.run import plan
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
+from collbench.run.order import Order, prepare_order
 from collbench.suite import toml
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -57,7 +58,7 @@ def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: La
             toml.load_suite(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo"
         )
     )
-    prepared = session.prepare_order(session.Order(suite=suite, command=[], save=False))
+    prepared = prepare_order(Order(suite=suite, command=[], save=False))
     assert all(skip.reason for skip in prepared.skips)
     lines: list[World | Record] = []
     for world in plan.plan_worlds(prepared.jobs, suite.policy):

@@ -448,9 +448,10 @@ def _measure_suite(
     suite: Suite, command: Sequence[str], path: Path, tag: str, seconds: float | None
 ) -> None:
     from collbench.run import session
+    from collbench.run.order import Order
     from collbench.show import live
 
-    order = session.Order(suite=suite, command=command, output=path, tag=tag, budget=seconds)
+    order = Order(suite=suite, command=command, output=path, tag=tag, budget=seconds)
     if session.execute_order(order, live.Status) == Exit.INTERRUPTED:
         raise KeyboardInterrupt
 

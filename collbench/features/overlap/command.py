@@ -17,7 +17,7 @@ from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
-    from collbench.run.session import Order
+    from collbench.run.order import Order
     from collbench.suite.sweep import Suite
 
 FORMATS = ("table", "md", "csv", "json")
@@ -74,7 +74,7 @@ def overlap(options: OverlapOptions) -> None:
         read_save_options,
     )
     from collbench.records import run_file
-    from collbench.run import session
+    from collbench.run.order import Order
 
     outputs.check_outputs(options.output_format, (), FORMATS)
     if isinstance(subject := _find_subject(options.what), Path):
@@ -92,7 +92,7 @@ def overlap(options: OverlapOptions) -> None:
         inject=options.inject,
     )
     keeping = read_save_options(options.saving)
-    order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(_run_order(order, options.saving.dry_run, options.output_format))
 

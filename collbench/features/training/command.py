@@ -353,7 +353,7 @@ def _run_suite(suite: Suite, options: StepOptions) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import carry_out
     from collbench.cli.options import add_budget, read_save_options
-    from collbench.run.session import Order
+    from collbench.run.order import Order
 
     printed, launcher = options.output_format, options.launcher
     outputs.check_outputs(printed, (), FORMATS)

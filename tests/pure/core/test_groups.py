@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from collbench.core import groups
 from collbench.core.errors import UsageError
 from collbench.records.types import Record
-from collbench.run import plan, session
+from collbench.run import plan
 from collbench.run.memory import Room
+from collbench.run.order import fit_to_host
 from collbench.show import words as formats
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -211,7 +212,7 @@ def test_memory_time_and_worlds_are_of_all_groups(monkeypatch: pytest.MonkeyPatc
         "collbench.run.memory.measure_room",
         lambda backend, n, policy: Room("on this host", GIB, 1 << 20, n, 0),
     )
-    jobs, skips = session.fit_to_host([divided, whole], Policy())
+    jobs, skips = fit_to_host([divided, whole], Policy())
     assert ([job.case for job in jobs], [skip.case for skip in skips]) == ([whole], [divided])
     made = plan.plan_worlds([plan.Job(divided, 2, ""), plan.Job(whole, 2, "")], Policy())
     assert [(p.n, p.groups) for p in made] == [(8, "mod:4"), (2, "")]

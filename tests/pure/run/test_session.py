@@ -22,6 +22,7 @@ from collbench.run import session
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
+from collbench.run.order import Order, prepare_order
 from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -45,7 +46,7 @@ class Disturbed(Reporter):
 
 
 def run(path: Path, what: Callable[[], object]) -> Exit:
-    order = session.Order(suite=SUITE, command=["collbench"], output=path)
+    order = Order(suite=SUITE, command=["collbench"], output=path)
     return session.execute_order(order, lambda: Disturbed(what))
 
 
@@ -105,7 +106,7 @@ def ended(
 ) -> Exit:
     monkeypatch.setattr(session, "choose_world", lambda *_: Ended(rounds, end))
     asked = {"suite": STEPS, "command": ["collbench"], "output": path, **more}
-    return session.execute_order(session.Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
+    return session.execute_order(Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
 
 
 def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
@@ -132,9 +133,7 @@ def test_a_budget_says_itself_how_long_a_run_takes(
             heard.append(record)
 
     monkeypatch.setattr(session, "choose_world", lambda *_: Ended(1, KeyboardInterrupt()))
-    order = session.Order(
-        suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl", budget=budget
-    )
+    order = Order(suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl", budget=budget)
     session.execute_order(order, Hearing)
     assert len(heard) == told
 
@@ -167,7 +166,7 @@ def test_all_cases_of_a_world_that_broke_before_it_opened_have_failed(
 ) -> None:
     path = tmp_path / "run.jsonl"
     monkeypatch.setattr(session, "choose_world", lambda *_: Hung())
-    order = session.Order(suite=STEPS, command=["collbench"], output=path, budget=budget)
+    order = Order(suite=STEPS, command=["collbench"], output=path, budget=budget)
     with pytest.raises(RunBroken):
         session.execute_order(order, lambda: Disturbed(lambda: None))
     found = run_file.read_file(path)
@@ -193,7 +192,7 @@ def test_a_step_that_was_cut_short_is_measured_again_in_its_place(
     path = tmp_path / "run.jsonl"
     ended(path, monkeypatch, 7, KeyboardInterrupt())
     again = run_file.read_file(path)
-    assert session.prepare_order(session.Order(suite=STEPS, command=(), resumed=again)).jobs
+    assert prepare_order(Order(suite=STEPS, command=(), resumed=again)).jobs
     ended(path, monkeypatch, 9, KeyboardInterrupt(), resumed=again)
     assert [len(record.times_ns) for record in run_file.read_file(path).records] == [9] * 3
     assert run_file.read_outline(path).cases == 3
@@ -229,9 +228,7 @@ def pass_over(
     monkeypatch.setattr(session, "choose_world", lambda *_: ranks)
     monkeypatch.setattr("collbench.run.resumption.refuse_another_machine", lambda *_: None)
     asked = {"suite": SWEEP, "command": ["collbench"], "output": path, **more}
-    return session.execute_order(
-        session.Order(**asked), lambda: Disturbed(lambda: None)
-    ), ranks.jobs  # type: ignore[arg-type]
+    return session.execute_order(Order(**asked), lambda: Disturbed(lambda: None)), ranks.jobs  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -292,7 +289,7 @@ def test_a_run_that_lost_what_it_held_says_how_to_measure_it_again(
 ) -> None:
     path = tmp_path / "a run.jsonl"
     monkeypatch.setattr(session, "choose_world", lambda *_: Cutting(path))
-    order = session.Order(suite=SWEEP, command=["collbench"], output=path)
+    order = Order(suite=SWEEP, command=["collbench"], output=path)
     with pytest.raises(CannotRun, match="was cut while it was written") as caught:
         session.execute_order(order, lambda: Disturbed(lambda: None))
     assert f"collbench run --resume '{path}' measures what the file lacks" in caught.value.hint
@@ -321,7 +318,7 @@ def measure_blindly(path: Path, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -
     monkeypatch.setattr(session, "choose_world", lambda *_: Blind())
     axes = msgspec.structs.replace(SWEEP.axes, dtypes=dtypes)
     suite = Suite(name="blind", axes=axes, policy=Policy(iters=20))
-    order = session.Order(suite=suite, command=["collbench"], output=path)
+    order = Order(suite=suite, command=["collbench"], output=path)
     return session.execute_order(order, lambda: Disturbed(lambda: None))
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from collbench.core.errors import UsageError
 from collbench.features.compare.ab.variants import apply_variant
 from collbench.records.types import ONE_SIDED, Record, strip_case
-from collbench.run import plan, refusal, session
+from collbench.run import plan, refusal
 from collbench.run.jobs import Job
 from collbench.run.launch.interpreter import SideName, Variant
 from collbench.run.launch.places import Places
+from collbench.run.order import fit_to_host
 from collbench.run.plan import list_needs
 from collbench.run.runner import runner_of
 from collbench.suite import sweep
@@ -118,7 +119,7 @@ def match_rows(
         }
         possible = [case for case in side_cases if not reasons[case] and not case.is_part]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fit_to_host(
+        fitting, no_room = fit_to_host(
             possible, policy, places.room if places else None, find_subject
         )
         skips[name] += no_room

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collbench.features.health.locate.search import Group, Located, Rules, Search
     from collbench.records.derive import Derived
     from collbench.records.types import Record, RunFile, World
-    from collbench.run.session import Order
+    from collbench.run.order import Order
     from collbench.show.live import Status
     from collbench.suite.case import Case
 
@@ -81,7 +81,7 @@ def locate(options: LocateOptions) -> None:
     from collbench.cli.options import read_save_options
     from collbench.features.health.locate.search import Rules
     from collbench.features.health.pairs import command as pairs
-    from collbench.run import session
+    from collbench.run.order import prepare_order, refuse_nothing
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
@@ -96,7 +96,7 @@ def locate(options: LocateOptions) -> None:
     if options.saving.dry_run:
         for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
-        return session.refuse_nothing(session.prepare_order(order))
+        return refuse_nothing(prepare_order(order))
     result = run_search(order, rules, seconds)
     if result is None:
         return

@@ -27,7 +27,7 @@ from collbench.core.text import plain_line, print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
-    from collbench.run.session import Order
+    from collbench.run.order import Order
     from collbench.suite.policy import Policy
 
 
@@ -136,7 +136,7 @@ def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit
 def _resume_order(name: str, launcher: str) -> Order:
     from collbench.cli import options
     from collbench.run import resumption
-    from collbench.run.session import Order
+    from collbench.run.order import Order
 
     old, ray = resumption.find_resumable(name), options.find_ray_cluster(launcher, "", "")
     return Order(suite=old.run.suite, command=sys.argv, resumed=old, launcher=launcher, ray=ray)
@@ -174,7 +174,7 @@ def order_of(
     """A run of sendrecv between the ranks that ``rule`` puts together; of pairs ``one_way``, of one
     message from the first to the second, and of one back."""
     from collbench.cli import options
-    from collbench.run.session import Order
+    from collbench.run.order import Order
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
@@ -204,14 +204,15 @@ def _print_plan(order: Order) -> None:
     """Say at rank 0 what would be measured, which is too much for a line each."""
     from collbench.cli.measure import fake_gpus
     from collbench.core.text import format_count
-    from collbench.run import plan, session
+    from collbench.run import plan
     from collbench.run.launch import join
+    from collbench.run.order import prepare_order, refuse_nothing
     from collbench.show.words import count_reasons
 
     member = join.detect_launcher(order.launcher)
     if member is not None and member.rank:
         return
-    prepared = session.prepare_order(order)
+    prepared = prepare_order(order)
     cases = [job.case for job in prepared.jobs]
     seconds = sum(plan.estimate_seconds(job, prepared.suite.policy) for job in prepared.jobs)
     rounds = len({case.groups for case in cases})
@@ -226,7 +227,7 @@ def _print_plan(order: Order) -> None:
     for text in fake_gpus(prepared.suite.values("backends")):
         typer.echo(text)
     if order.resumed is None:
-        session.refuse_nothing(prepared)
+        refuse_nothing(prepared)
 
 
 def _measure_pairs(order: Order, racks: dict[str, str], output_format: str) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.features.compare.ab import matching
-from collbench.run import session
 from collbench.run.launch.interpreter import Variant
+from collbench.run.order import Order, prepare_order
 from collbench.suite import toml
 
 STEPS = """
@@ -98,7 +98,7 @@ def test_an_experiment_has_a_row_for_each_step(tmp_path: Path) -> None:
 
 def test_a_step_is_prepared_once_for_all_its_parts(tmp_path: Path) -> None:
     read = toml.load_suite(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
-    prepared = session.prepare_order(session.Order(suite=read, command=()))
+    prepared = prepare_order(Order(suite=read, command=()))
     assert len(prepared.jobs) == 2
     assert len(prepared.cases) == 6
     assert not prepared.skips

@@ -14,6 +14,7 @@ from collbench.features.health.locate import command as locate
 from collbench.features.health.locate.findings import make_findings
 from collbench.features.health.locate.search import Culprit, Located, Rules
 from collbench.run import session
+from collbench.run.order import Order
 
 CASE = factories.case(collective="sendrecv", n=4)
 
@@ -66,7 +67,7 @@ def test_nobody_is_named_by_the_times_of_fake_gpus(
         return Exit.OK
 
     monkeypatch.setattr(session, "execute_order", execute)
-    order = session.Order(suite=factories.SUITE, command=[])
+    order = Order(suite=factories.SUITE, command=[])
     if fake:
         with pytest.raises(NoVerdict, match="measured on a fake GPU"):
             locate.run_search(order, Rules())

@@ -1,0 +1,135 @@
+"""A run as it is asked for, and what of it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collbench.core.backend_info import backend_info
+from collbench.records.types import RunFile
+from collbench.run import memory, plan, refusal
+from collbench.run.jobs import Job
+from collbench.run.launch import join
+from collbench.run.launch.ray import Where
+from collbench.run.reporter import PlanRow
+from collbench.run.resumption import Resumption
+from collbench.run.runner import runner_of
+from collbench.suite import faults
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is asked for."""
+
+    suite: Suite
+    command: Sequence[str]  # the words it was asked with
+    save: bool = True
+    output: Path | None = None  # file or folder to save to; None: where runs are kept
+    tag: str = ""
+    budget: float | None = None  # seconds for all of it
+    resumed: RunFile | None = None  # the run to go on with
+    launcher: str = "auto"
+    ray: Where | None = None  # the Ray cluster to run on
+    # asked once all cases are done: those that the run's one world goes on with; empty: it ends
+    next_cases: Callable[[], Sequence[Case]] | None = None
+
+    @property
+    def join_seconds(self) -> float:
+        """How long the ranks of a launcher may take to come together, or places for them to be
+        free."""
+        return self.suite.policy.timeout or join.SECONDS
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What of an order would run."""
+
+    suite: Suite  # with its final policy
+    jobs: list[Job]
+    skips: list[Skip]  # what is left out, and why
+    cases: list[Case]  # of the table, in its order, with those that a resumed run has done
+
+
+def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
+    """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
+    suite = order.suite.resolve()
+    every, skips = suite.expand()
+    faults.refuse_faults(every, suite.policy)
+    elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
+    machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
+    if order.ray:
+        machine = machine._replace(launcher="Ray")
+    find_subject = suite.subject_finder
+
+    def find_refusal(case: Case) -> str:
+        subject = find_subject(case)
+        refusal_reason = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
+        return refusal_reason or refusal.refuse_case(case, suite.policy, machine)
+
+    never = {case: reason for case in every if (reason := find_refusal(case))}
+    skips += [Skip(case, reason) for case, reason in never.items()]
+    earlier = Resumption(order.resumed)
+    done = earlier.kept_cases
+    leading = [case for case in every if case.is_leader]  # and stands for its siblings
+    jobs, no_room = fit_to_host(
+        [case for case in leading if case not in never and case not in done],
+        suite.policy,
+        at,
+        find_subject,
+    )
+    skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
+    left_out = [skip for skip in skips if skip.case not in done]
+    shown_cases = {case for job in jobs for case in job.case.siblings} | (
+        done - {skip.case for skip in earlier.left_out}
+    )
+    return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
+
+
+def fit_to_host(
+    cases: Sequence[Case],
+    policy: Policy,
+    at: memory.Rooms | None = None,
+    find_subject: Callable[[Case], Any] = lambda case: None,
+) -> tuple[list[Job], list[Skip]]:
+    """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
+    for the rest."""
+    measured = [c for c in cases if not backend_info(c.backend).predicts]
+    measure_room = cache(lambda backend, n: (at or memory.measure_room)(backend, n, policy))
+    jobs, no_room = plan.fit_jobs(
+        measured, policy, lambda case: measure_room(case.backend, case.world), find_subject
+    )
+    fitting = {id(job.case): job for job in jobs}
+    return [
+        fitting.get(id(c)) or Job(c, 1, "")
+        for c in cases
+        if backend_info(c.backend).predicts or id(c) in fitting
+    ], no_room
+
+
+def plan_rows(prepared: Prepared) -> list[PlanRow]:
+    """The rows of --dry-run."""
+    policy = prepared.suite.policy
+    rows = [
+        PlanRow(
+            case=case,
+            rotation=job.rotation,
+            seconds=plan.estimate_seconds(job, policy) if case.is_leader else 0.0,
+            most=plan.estimate_seconds(job, policy, most=True) if case.is_leader else 0.0,
+            bytes_per_rank=runner_of(case).measure_memory(job, policy),
+            moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
+        )
+        for job in prepared.jobs
+        for case in job.case.siblings[::-1]
+    ]
+    return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
+
+
+def refuse_nothing(prepared: Prepared) -> None:
+    """Raises CannotRun where there is nothing to run."""
+    if not prepared.jobs:
+        raise plan.nothing_runs([skip.reason for skip in prepared.skips])
