@@ -23,7 +23,11 @@ from collbench.features.training.overlap import (
 )
 from collbench.features.training.step import Program, Recorded, Step
 from collbench.features.training.traffic import count_traffic
-from collbench.features.training.views.timeline import draw_operations, draw_waterfall
+from collbench.features.training.views.timeline import (
+    draw_operations,
+    draw_waterfall,
+    format_signed_time,
+)
 from collbench.records.derive import derive_row
 from collbench.records.origins import FAKE, is_fake, select_counting
 from collbench.records.paired import Shift
@@ -251,12 +255,7 @@ def _describe_wire(file: RunFile, overlap: Overlap, step: Step | None) -> list[B
 
 def format_within(value: Shift) -> str:
     """A time with its interval."""
-    return f"{format_signed(value.estimate)} {_format_ends(value.lo, value.hi)}"
-
-
-def format_signed(ns: float) -> str:
-    """A time that may be less than none."""
-    return format_duration(ns) if ns >= 0 else f"-{format_duration(-ns)}"
+    return f"{format_signed_time(value.estimate)} {_format_ends(value.lo, value.hi)}"
 
 
 def format_shares(value: Shift, sign: int = 1) -> str:
@@ -410,7 +409,9 @@ def _parts_table(title: str, overlap: Overlap) -> Table:
             (record.case.collective, format_duration(median(record.times_ns)), _format_ends(*ends))
         )
     exposed = overlap.exposed
-    lines.append(("exposed", format_signed(exposed.estimate), _format_ends(exposed.lo, exposed.hi)))
+    lines.append(
+        ("exposed", format_signed_time(exposed.estimate), _format_ends(exposed.lo, exposed.hi))
+    )
     if overlap.hidden is not None:
         share, _, between = format_shares(overlap.hidden).partition(" ")
         lines.append(("hidden", share, between))
@@ -421,7 +422,9 @@ def _parts_table(title: str, overlap: Overlap) -> Table:
 def _format_ends(lo: float, hi: float) -> str:
     bounded = math.isfinite(lo + hi)
     return (
-        f"[{format_signed(lo)}, {format_signed(hi)}]" if bounded else "(too few rounds to bound it)"
+        f"[{format_signed_time(lo)}, {format_signed_time(hi)}]"
+        if bounded
+        else "(too few rounds to bound it)"
     )
 
 

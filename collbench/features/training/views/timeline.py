@@ -11,7 +11,6 @@ from collbench.features.training.overlap import (
     Phase,
 )
 from collbench.features.training.step import Step
-from collbench.features.training.views.steps import format_signed
 from collbench.records.stats import median
 from collbench.records.types import Operation
 from collbench.show.document import (
@@ -42,7 +41,7 @@ def draw_waterfall(title: str, overlap: Overlap, phases: Sequence[Phase]) -> Fig
         "x": [escape_plotly(name) for name, _ in bars],
         "y": [ns / 1e6 for _, ns in bars],
         "measure": kinds,
-        "text": [escape_plotly(format_signed(ns)) for _, ns in bars],
+        "text": [escape_plotly(format_signed_time(ns)) for _, ns in bars],
         "textposition": "outside",
         "hoverinfo": "x+text",
         "cliponaxis": False,
@@ -152,3 +151,8 @@ def draw_bars(kind: str, kind_bars: Sequence[Bar], lanes: Sequence[str]) -> dict
         "marker": {"color": SHOWN[kind], "line": {"color": "rgba(128,128,128,0.7)", "width": 1}},
         "meta": {},
     }
+
+
+def format_signed_time(ns: float) -> str:
+    """A time that may be less than none."""
+    return format_duration(ns) if ns >= 0 else f"-{format_duration(-ns)}"

@@ -14,11 +14,11 @@ from collbench.features.training.presets import PATTERNS, PRESETS
 from collbench.features.training.step import Recorded, Step
 from collbench.features.training.views.steps import (
     CLOSE,
-    format_signed,
     plain_values,
     recorded_values,
     recorded_words,
 )
+from collbench.features.training.views.timeline import format_signed_time
 from collbench.features.training.walk import Walk
 from collbench.records.stats import median
 from collbench.show.document import (
@@ -209,7 +209,7 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
             (
                 name,
                 format_duration(seconds * 1e9),
-                format_signed(ns),
+                format_signed_time(ns),
                 _format_ratio(ns, seconds * 1e9),
             )
         )

@@ -79,7 +79,7 @@ def test_the_bars_of_a_waterfall_lead_from_computation_to_the_step() -> None:
         Phase("backward", "", "all_reduce", 2, 8, 8.0, 5.0 * MS, 0.0, None),
         Phase("backward", "dp", "reduce_scatter", 2, 8, 8.0, 5.0 * MS, 1.5 * MS, None),
     ]
-    (bars,) = timeline._draw_waterfall("x", one, seen).data
+    (bars,) = timeline.draw_waterfall("x", one, seen).data
     assert bars["x"][1:3] == ["forward dp all_gather", "backward dp reduce_scatter"]
     assert bars["y"] == [10.0, 2.0, 1.5, 1.5, 15.0]
     assert bars["measure"] == ["absolute", *["relative"] * 3, "total"]
