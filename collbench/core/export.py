@@ -42,8 +42,8 @@ NAME, VERSION = "collbench schedule", 1  # of the JSON form
 
 
 def remove_hazards(schedule: Schedule) -> Schedule:
-    """The same without hazards: steps that copy to scratch cells, after the row's, come before the
-    steps in need."""
+    """The schedule with no cell both read and overwritten in a step: before such a step another one
+    copies the cell to a scratch cell, which lies after the row's own."""
     width, hazards = schedule.width, find_hazards(schedule)
     used = np.zeros((schedule.n, width), bool)
     for hazard in hazards:

@@ -86,6 +86,7 @@ class Schedule(NamedTuple):
 
     @property
     def row(self) -> Collective:
+        """The row of its collective in COLLECTIVES."""
         return COLLECTIVES[self.collective]
 
     @property

@@ -43,9 +43,11 @@ def core_count(root: Path = ROOT) -> int:
 
 
 def launched_core_count(ranks: int) -> int:
-    """Physical cores of the ``ranks`` that a launcher started on this host: core_count, but where
-    the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
-    its own: they have as many each, and no more than the launcher."""
+    """Physical cores that ``ranks`` ranks, which a launcher started on this host, can use together.
+
+    If the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
+    cores of its own: the result is this rank's cores times ``ranks``, at most the launcher's cores.
+    Else all ranks share this rank's cores (``core_count``)."""
     rank_cores = core_count()
     try:
         launcher = os.sched_getaffinity(os.getppid())

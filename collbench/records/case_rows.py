@@ -77,10 +77,12 @@ class CaseRows(NamedTuple):
 
     @property
     def oversubscribed(self) -> bool:
+        """Whether any row with samples had more ranks than cores."""
         return any(row.world and row.world.oversubscribed for row in self.timed)
 
     @property
     def on_gpu(self) -> bool:
+        """Whether ranks used GPUs in any row with samples, or the backend runs on GPUs only."""
         ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
         return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
 

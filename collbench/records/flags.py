@@ -46,11 +46,17 @@ class FlaggedTime(Protocol):
     """A time with its interval and flags."""
 
     @property
-    def half_width(self) -> float: ...
+    def half_width(self) -> float:
+        """The larger half of the interval, as a share of the median; infinite or nan where there is
+        no interval."""
+
     @property
-    def flags(self) -> tuple[str, ...]: ...
+    def flags(self) -> tuple[str, ...]:
+        """The names of the row's flags."""
+
     @property
-    def late_share(self) -> float: ...
+    def late_share(self) -> float:
+        """How late the late rank came, as a share of a sample's time; 0 where no rank is late."""
 
 
 def is_wide(time: FlaggedTime) -> bool:

@@ -63,7 +63,8 @@ class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
 
 
 class _Brief(NamedTuple):
-    """The same, the case by its hash."""
+    """The fields of a record by which a reader decides whether it stands; ``case`` is the hash of
+    the case's JSON."""
 
     case: int
     status: str

@@ -62,7 +62,8 @@ def needed_bytes(case: Case) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _needed_share(collective: str, algorithm: str, n: int, root: int) -> float:
-    """The same for one byte of the size."""
+    """Bytes that the ranks of a group send together for each byte of a case's size; nan for an
+    algorithm that this version does not have."""
     if algorithm == "native":
         return COLLECTIVES[collective].traffic(n)
     try:

@@ -190,10 +190,12 @@ def interval_width(record: Record) -> float:
 
 
 def merge_visits(first: Record, second: Record, enough: float) -> Record:
-    """One record of both visits' samples, converged where its interval is narrow ``enough``. Where
-    warm-up had not settled by the first, ranks were aligned in another way, or it had no valid
-    sample, its samples only warmed up; what GPUs did meanwhile, and which samples were invalid, is
-    of both visits all the same."""
+    """One record of both visits to a case: the two measurements of it in one run. The record has
+    converged if its median's interval is at most ``enough``, relative to the median.
+
+    The first visit's samples are dropped where it had no valid one, its warm-up had not settled, or
+    the second visit's ranks were aligned or timed in another way. Invalid samples and what the GPUs
+    did are recorded of both visits in any case."""
     causes = {**first.invalid, **second.invalid}  # in the order in which they came up
     fields: dict[str, object] = {
         "again": True,

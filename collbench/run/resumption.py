@@ -127,6 +127,7 @@ class Resumption:
 
     @cached_property
     def kept_cases(self) -> frozenset[Case]:
+        """The cases of ``kept``."""
         return frozenset(record.case for record in self.kept)
 
     @property

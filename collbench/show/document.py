@@ -111,6 +111,7 @@ class Column(NamedTuple):
 
     @property
     def is_left(self) -> bool:
+        """Whether its cells are aligned on the left, as those that wrap or are cut are."""
         return self.align != "right"
 
 
@@ -149,6 +150,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heads(self) -> tuple[str, ...]:
+        """The heads of its columns, in order."""
         return tuple(column.head for column in self.columns)
 
     def select_columns(self, indices: Sequence[int]) -> Table:

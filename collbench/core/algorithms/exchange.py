@@ -97,13 +97,15 @@ def dissemination(n: int, cells: int) -> Iterator[Moves]:
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
-    """Every rank tells rank 0 that it has come, and rank 0 tells every rank to go on."""
+    """A barrier through rank 0: every rank tells rank 0 that it has come, and rank 0 then tells
+    every rank to go on."""
     yield from mirror_steps(linear(n, 1))
     yield from linear(n, 1)
 
 
 def tree(n: int, cells: int) -> Iterator[Moves]:
-    """Arrivals are told up a binomial tree to rank 0, and the leave to go on down it."""
+    """A barrier on a binomial tree: ranks tell that they have come up the tree to rank 0, which
+    then tells all down the tree to go on."""
     yield from mirror_steps(binomial(n, 1))
     yield from binomial(n, 1)
 

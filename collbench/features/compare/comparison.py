@@ -225,7 +225,8 @@ class _Terms(NamedTuple):
         return self.unknown or environment.explain_differences(deciding)
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
-        """The same of the whole comparison: empty where any row's sides compare."""
+        """Why machines or software forbid comparing the sides of every row; an empty string where
+        some row may be compared."""
         if all(self.why_apart(pair) for pair in pairs if len(pair.sides) == 2):
             return self.unknown or environment.explain_differences(self.differing)
         return ""

@@ -57,7 +57,7 @@ class Writer:
             call, phase = self._rank.calls[at], printable_text(self._rank.calls[at].phase)[:40]
             now, loose = self._when(call), self._is_loose(at, call)
             if not loose:
-                self._tie(now)
+                self._infer_wait(now)
             self._come_to(now, phase)
             if call.kind == "compute":
                 self._compute(call, phase)
@@ -72,7 +72,7 @@ class Writer:
                 elif self._holds_up(call):
                     after = None if op is None else (op,)
                     self._holds.append(Hold(call.ends_ns, after, phase, itself=True))
-        self._tie(end)
+        self._infer_wait(end)
         self._come_to(end, "")
         self._release(self._holds)
         return self._ops
@@ -82,9 +82,9 @@ class Writer:
         alone = at not in self._waited and at >= self._all_waited and not call.waits
         return call.kind not in LOCAL and alone
 
-    def _tie(self, now: int) -> None:
-        """A wait for a series of calls that the trace has no wait for, where all have ended before
-        the program went on with anything else: libraries wait so for what they started."""
+    def _infer_wait(self, now: int) -> None:
+        """Add a wait for the latest calls that the trace has no wait for, if all of them had ended
+        by ``now`` (ns), when the program went on: libraries wait so for what they started."""
         ends = [loose_call.ends for loose_call in self._loose]
         if ends and min(ends) >= 0 and max(ends) <= now:
             ops = tuple(op for loose_call in self._loose for op in loose_call.after or ())

@@ -279,10 +279,10 @@ def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
     return [float(part) for part in parts.sum(axis=1)]
 
 
-def as_alone(step: Step, step_record: Record, computation: Record) -> float | None:
-    """The time of the step in ns if each operation takes as long as by itself and computation as
-    long as without communication, walked in the order and the lanes of its programs; None where not
-    all of them were measured by themselves."""
+def predict_step_ns(step: Step, step_record: Record, computation: Record) -> float | None:
+    """The time in ns that the step would take if operations did not slow each other: each operation
+    takes its time when measured by itself, and computation its time without communication. None
+    where some operation was not measured by itself."""
     if not step_record.operations:
         return None
     program, operation_times = step.program(0), step_record.operations[0]

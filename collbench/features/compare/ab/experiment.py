@@ -255,7 +255,7 @@ class Experiment:
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
             if flagged and self._order.budget:
-                flagged = self._within_budget(flagged, fewest)
+                flagged = self._drop_beyond_budget(flagged, fewest)
             if flagged:
                 again += flagged
                 self._rounds(2, flagged, fewest)
@@ -285,9 +285,10 @@ class Experiment:
                 return True
         return False
 
-    def _within_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
-        """Those of the rows for which so many rounds end within the budget; the others are recorded
-        as dropped, with a budget that holds all."""
+    def _drop_beyond_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
+        """The rows that ``rounds`` rounds can measure in the time left. Each other row is recorded
+        as skipped, with a note that names a sufficient --budget. Raises CannotRun where the time
+        left suffices for no row and nothing was measured yet."""
         spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
         keys = self._ledger.affordable((row.key for row in rows), rounds, self._time_left())
         affordable = [row for row in rows if row.key in keys]
@@ -361,7 +362,7 @@ class Experiment:
         Raises CannotRun where it suffices for none."""
         if not self._order.budget or not rows:
             return list(rows)
-        return self._within_budget(rows, self._order.rounds[0])
+        return self._drop_beyond_budget(rows, self._order.rounds[0])
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
         """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would

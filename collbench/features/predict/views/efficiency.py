@@ -31,12 +31,12 @@ from collbench.show.views.series import (
     Series,
     View,
     choose_series,
-    figure_name,
     filter_values,
     group_series,
     left_out,
     make_table,
     merge_groups,
+    name_figure,
 )
 from collbench.show.words import PLACES
 from collbench.suite.policy import Policy
@@ -396,7 +396,7 @@ def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[F
                 full_title = f"{which}: {title}"
                 drawn.append(
                     figures.draw_shares(
-                        f"{figure_name(which)}-{name}", full_title, meaning, title, lines
+                        f"{name_figure(which)}-{name}", full_title, meaning, title, lines
                     )
                 )
     return drawn

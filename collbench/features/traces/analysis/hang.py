@@ -292,7 +292,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
 def _find_cause(
     front: Front, waits: Mapping[int, Sequence[Front]], unread: set[int]
 ) -> tuple[Cause, tuple[int, ...]]:
-    """Why a group hangs, and by whom."""
+    """Why a group hangs, and the ranks to blame for it."""
     if front.odd:
         return "other", tuple(sorted(front.odd))
     if front.unequal:
@@ -308,7 +308,8 @@ def _find_cause(
 def _cause_by_waits(
     front: Front, waits: Mapping[int, Sequence[Front]]
 ) -> tuple[Cause, tuple[int, ...]]:
-    """The same where no rank is known not to have come."""
+    """Why a group hangs, and the ranks to blame for it, where no rank is known to have missed the
+    call: by what its ranks wait for in other groups."""
     if behind := tuple(sorted(rank for rank in front.behind if rank not in waits)):
         return "behind", behind
     if front.silent:

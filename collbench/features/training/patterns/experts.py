@@ -308,7 +308,8 @@ class MoeBlocks(Blocks):
 
     @property
     def experts(self) -> Experts:
-        """The model's experts, which it must have."""
+        """The number and widths of the model's routed experts (models.Experts). Only for models
+        that have experts."""
         assert self.model.experts
         return self.model.experts
 
