@@ -80,7 +80,7 @@ class _Ranks:
     """What the trace tells of each rank's calls."""
 
     def __init__(self, trace: Trace) -> None:
-        self.of = {rank.rank: rank for rank in trace.ranks}
+        self.by_rank = {rank.rank: rank for rank in trace.ranks}
         self._ends = {rank.rank: _tells_ends(rank) for rank in trace.ranks}
         self._messages = {
             (rank.rank, call.group)
@@ -100,9 +100,9 @@ class _Ranks:
     def reached(self, rank: int, group: Group, called: int) -> tuple[int, int] | None:
         """The last collectives of a group that a rank called and completed, as it counted them
         itself; None where it did not, or counted messages with them, or fewer than ``called``."""
-        if (rank, group.name) in self._messages or group.name not in self.of[rank].reached:
+        if (rank, group.name) in self._messages or group.name not in self.by_rank[rank].reached:
             return None
-        enqueued, started, completed = self.of[rank].reached[group.name]
+        enqueued, started, completed = self.by_rank[rank].reached[group.name]
         last = max(enqueued, started, completed)
         return (last, completed) if last >= called else None
 
@@ -157,7 +157,7 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
     }
 
     def status(rank: int, meeting: Meeting) -> Status:
-        if rank not in ranks.of:
+        if rank not in ranks.by_rank:
             return "silent"
         numbered = meeting.call.number == meeting.number
         reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
@@ -168,7 +168,11 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
             return ranks.status(rank, meeting.calls[rank])
         if reached:
             return "missing" if meeting.number > reached[0] else "called"
-        return "missing" if _never_called(ranks.of[rank], meeting, called.get(rank)) else "unknown"
+        return (
+            "missing"
+            if _never_called(ranks.by_rank[rank], meeting, called.get(rank))
+            else "unknown"
+        )
 
     before = -1
     for meeting in ordered:
@@ -243,7 +247,7 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, the first of each between two ranks, and of
     one tag where the library goes by tags."""
     every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
-    for rank_trace in ranks.of.values():
+    for rank_trace in ranks.by_rank.values():
         groups = groups_of(rank_trace)
         for _, call in list_communicating(rank_trace):
             group = groups[call.group]
@@ -259,16 +263,18 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
         both = bool(begun.get(half))
         is_complete = all(
-            not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
+            not lost.calls
+            for r in {rank, peer} & ranks.by_rank.keys()
+            for lost in ranks.by_rank[r].lost
         )
-        is_readable = peer in ranks.of and _trace_reaches(ranks.of[peer], [call])
-        is_readable = is_readable and not ranks.of[peer].only_active
+        is_readable = peer in ranks.by_rank and _trace_reaches(ranks.by_rank[peer], [call])
+        is_readable = is_readable and not ranks.by_rank[peer].only_active
         lacks = not both and is_complete and is_readable and len(every.get(half, ())) <= at
         statuses: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",
         }
-        statuses |= {} if peer in ranks.of else {peer: "silent"}
+        statuses |= {} if peer in ranks.by_rank else {peer: "silent"}
         if kind == "recv" or not both:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
 

@@ -28,7 +28,7 @@ from collbench.records import stats
 def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     """The rank that came last, where that can be told: of an operation that no rank leaves before
     all have come; of clocks that are not shared, the rank on which it takes least."""
-    if len(meeting.calls) < 2 or not is_synchronising(meeting) or meeting.taken is None:
+    if len(meeting.calls) < 2 or not is_synchronising(meeting) or meeting.time is None:
         return None
     came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
     return max(came, key=lambda rank: came[rank])
@@ -127,7 +127,7 @@ def _time_spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
 def make_part(operations: Operations, shared: bool) -> Part:
     """``shared``: whether ranks have one clock."""
     most = max(operations.sums.values())
-    timed = [meeting for meeting in operations.meetings if meeting.taken]
+    timed = [meeting for meeting in operations.meetings if meeting.time]
     bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
     transfer, wait = _time_spent(timed, shared)
     moved = sum(_carried_bytes(meeting) for meeting in timed)
@@ -275,7 +275,7 @@ def find_clock(trace: Trace, matches: Joined) -> Clock:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
     for meeting in matches.meetings:
         calls = meeting.calls.values()
-        if not (is_synchronising(meeting) and meeting.taken):
+        if not (is_synchronising(meeting) and meeting.time):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
             observation = "a rank leaves an operation before another one comes to it"
@@ -311,7 +311,7 @@ def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
     operation takes on each rank, as the last one to come waits for nobody."""
     by_group: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in matches.meetings:
-        if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
+        if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.time:
             by_group[meeting.group].append(meeting)
     still = {rank.rank: union_spans(_list_waits(rank)) for rank in trace.ranks if not rank.busy}
     late_ranks = [

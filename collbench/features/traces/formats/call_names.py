@@ -112,7 +112,7 @@ class Calls:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.made: list[Call] = []
+        self.entries: list[Call] = []
         self.groups: dict[str, tuple[int, ...]] = {}
         self.described: dict[str, str] = {}
         self.assumptions: dict[str, None] = {}
@@ -150,10 +150,10 @@ class Calls:
 
     def append(self, call: Call) -> int:
         """One call more: its place. Raises UsageError where they are too many."""
-        if len(self.made) >= MOST_CALLS:
+        if len(self.entries) >= MOST_CALLS:
             raise UsageError(f"{self.path}: more than {MOST_CALLS:,} calls", "take fewer steps")
-        self.made.append(call)
-        return len(self.made) - 1
+        self.entries.append(call)
+        return len(self.entries) - 1
 
     def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
         """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
@@ -168,7 +168,7 @@ class Calls:
     @property
     def empty(self) -> bool:
         """Whether nothing was there, or lost."""
-        return not self.made and not self._lost
+        return not self.entries and not self._lost
 
     def name_world(self, name: str) -> None:
         """Gives a group that is there, that of all, the empty name."""
@@ -197,7 +197,7 @@ class Calls:
         return RankTrace(
             rank=rank,
             world=world,
-            calls=tuple(self.made),
+            calls=tuple(self.entries),
             groups=self.groups,
             described={
                 name: printable_text(description)[:200]
@@ -215,13 +215,13 @@ class Calls:
     def _drop_unknown(self) -> list[int]:
         """Loses the calls of groups of which the rank is not known to be one, but of that of all,
         and waits for them: how many are left before each place."""
-        unknown = {call.group for call in self.made} - {WORLD, *self.groups}
+        unknown = {call.group for call in self.entries} - {WORLD, *self.groups}
         if not unknown:
-            return [*range(len(self.made) + 1)]
+            return [*range(len(self.entries) + 1)]
         places: dict[int, int] = {}
         calls: list[Call] = []
         moved: list[int] = []
-        for index, call in enumerate(self.made):
+        for index, call in enumerate(self.entries):
             moved.append(len(calls))
             after = tuple(places[before] for before in call.after if before in places)
             if call.group in unknown:
@@ -230,7 +230,7 @@ class Calls:
             elif call.kind != "wait" or after or not call.after:
                 places[index] = len(calls)
                 calls.append(replace(call, after=after))
-        self.made = calls
+        self.entries = calls
         return [*moved, len(calls)]
 
 

@@ -230,7 +230,7 @@ def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
     } | _entry_times(entry)
     if name.startswith("coalesced"):
-        return _spread_members(calls.made, group, fields)
+        return _spread_members(calls.entries, group, fields)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
     if len(dtypes) > 1:

@@ -47,15 +47,15 @@ class Seen:
         "ends",
         "fields",
         "future",
+        "index",
         "issued",
         "pending",
-        "place",
         "waits",
         "work",
     )
 
     def __init__(self, fields: dict[str, Any], index: int, issued: int) -> None:
-        self.fields, self.place, self.issued = fields, index, issued
+        self.fields, self.index, self.issued = fields, index, issued
         self.begins = self.ends = -1
         self.waits = self.done = False
         self.pending = fields["kind"] != "wait"
@@ -158,7 +158,7 @@ class Program:
             if why := self._full():
                 self.lose(why, 0)
                 return None
-            after = tuple(sorted(call.place for call in calls))
+            after = tuple(sorted(call.index for call in calls))
             phase = calls[0].fields.get("phase", "")
             wait = self._append({"kind": "wait", "dtype": "uint8", "after": after, "phase": phase})
             wait.issued = began if began >= 0 else wait.issued
@@ -223,7 +223,7 @@ class Program:
             for key in [
                 key
                 for key, work_entry in self._works.items()
-                if work_entry[0].place < self._iteration
+                if work_entry[0].index < self._iteration
             ]:
                 self._let_go(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
@@ -334,7 +334,7 @@ class Program:
             (observed, observed.ends) for observed in self._overdue
         ]  # once: others set ends meanwhile
         self._overdue = [observed for observed, ends in overdue if ends < 0]
-        return [own.Note(late=(observed.place, ends)) for observed, ends in overdue if ends >= 0]
+        return [own.Note(late=(observed.index, ends)) for observed, ends in overdue if ends >= 0]
 
     def rest(self, broken: bool = False) -> list[Line]:
         """All that is left, with what was lost and the end; ``broken``: of the job, not only of the

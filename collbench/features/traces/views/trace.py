@@ -489,7 +489,7 @@ def _one_by_one(verdict: Judged) -> list[dict[str, Any]]:
     """The first operations: what they took across ranks, and who came last."""
     operations = []
     for meeting in verdict.matches.meetings[:LISTED]:
-        took, call = meeting.taken, meeting.call
+        took, call = meeting.time, meeting.call
         operation = {
             "number": meeting.number,
             "group": meeting.group.label,
@@ -544,14 +544,16 @@ def _label_row(row: Any) -> dict[str, Any]:
 
 
 def _flatten_disagreement(meeting: Meeting) -> dict[str, Any]:
-    def words(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
+    """A meeting whose calls do not fit each other, as an object of the JSON output."""
+
+    def describe_calls(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
         return {str(rank): hung.describe_call(call, meeting.group) for rank, call in calls}
 
     return {
         "group": meeting.group.label,
         "members": list(meeting.group.ranks),
         "number": meeting.number,
-        "calls": words([*meeting.calls.items()]),
+        "calls": describe_calls([*meeting.calls.items()]),
         "odd": sorted(meeting.odd),
         "unequal": [block._asdict() for block in unequal_blocks(meeting)],
     }
