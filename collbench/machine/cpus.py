@@ -70,14 +70,14 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
-    counted, total = set[int](), 0
+    covered, total = set[int](), 0
     for cpu in list_affinity(root):
-        indices = () if cpu in counted else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
+        indices = () if cpu in covered else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((read_integer(index / "level") or 0, index) for index in indices)[
             -1:
         ]:
             total += (read_integer(last / "size", r"(\d+)K") or 0) << 10
-            counted |= {cpu, *cpu_list(last / "shared_cpu_list")}
+            covered |= {cpu, *cpu_list(last / "shared_cpu_list")}
     return total or None
 
 

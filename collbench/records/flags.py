@@ -410,8 +410,8 @@ def _names_of(effect: Effect) -> tuple[str, ...]:
     return tuple(
         flag.name + mark
         for flag in FLAGS
-        for mark, own in (("", flag.effect), ("!", flag.severe_effect))
-        if own == effect
+        for mark, flag_effect in (("", flag.effect), ("!", flag.severe_effect))
+        if flag_effect == effect
     )
 
 

@@ -116,7 +116,7 @@ class Gathered(Reporter):
         self.run, self.cases, self.skips = run, cases, skips
         self.worlds: dict[int, World] = {}
         self.arrived: list[Outcome] = []
-        self._place = {case: index for index, case in enumerate(cases)}
+        self._index_by_case = {case: index for index, case in enumerate(cases)}
 
     def world(self, world: World) -> None:
         """Keep it by its index."""
@@ -154,7 +154,8 @@ class Gathered(Reporter):
     def sort_by_plan(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes in plan order, those of cases that were not planned last."""
         return sorted(
-            outcomes, key=lambda outcome: self._place.get(outcome[0].case, len(self._place))
+            outcomes,
+            key=lambda outcome: self._index_by_case.get(outcome[0].case, len(self._index_by_case)),
         )
 
 

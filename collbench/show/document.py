@@ -107,7 +107,7 @@ class Column(NamedTuple):
     priority: int = 0  # where there is too little room, the largest is given up first; 0: never
     dim: bool = False
     width: int = 0  # fixed, in characters; 0: as wide as its cells
-    whole: bool = False  # never cut, only broken by the terminal itself
+    never_cut: bool = False  # only the terminal itself may break its cells over lines
 
     @property
     def is_left(self) -> bool:

@@ -323,12 +323,12 @@ def _fit_constants(wires: _Wires, run: int, probe: Case, is_wanted: bool) -> Con
         return msgspec.structs.replace(
             constants, refused=f"only {FITS} links are fitted in a report; collbench fit does all"
         )
-    fitted = _fit_series(wires, probe)
-    alpha = fitted.segments[0].alpha if fitted.segments else None
-    betas = [segment.beta for segment in fitted.segments if segment.beta]
-    if fitted.refused or alpha is None or not betas:
+    series_fit = _fit_series(wires, probe)
+    alpha = series_fit.segments[0].alpha if series_fit.segments else None
+    betas = [segment.beta for segment in series_fit.segments if segment.beta]
+    if series_fit.refused or alpha is None or not betas:
         return msgspec.structs.replace(
-            constants, refused=fitted.refused or "its constants cannot be told"
+            constants, refused=series_fit.refused or "its constants cannot be told"
         )
     beta = min(betas, key=lambda estimate: estimate.value)
     gamma, surely, note = _fit_gamma(wires, probe)

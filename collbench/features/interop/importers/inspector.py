@@ -105,7 +105,7 @@ def read_log(text: str, reading: Reading) -> None:
     stamps: list[int] = []
     if MARK not in text:
         return
-    for at, line in enumerate(refuse_too_many_values(text, reading.asked.name).split("\n"), 1):
+    for at, line in enumerate(refuse_too_many_values(text, reading.request.name).split("\n"), 1):
         where = f"line {at}"
         try:
             entry = _read_entry(line) if line.strip() else None

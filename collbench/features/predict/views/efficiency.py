@@ -174,15 +174,19 @@ def _links_table(view: View, constants: Sequence[Constants]) -> Table:
 def make_crossovers(view: View) -> Section | None:
     """Sizes at which the fastest implementation gives way to another; None where none does."""
 
-    def place(point: Point, nbytes: int) -> tuple[object, ...]:
+    def identify_point(point: Point, nbytes: int) -> tuple[object, ...]:
         return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
 
     first = [(w, w.size) for best in find_best(view.points) for w in (best.winner, *best.ties)]
-    leading = {place(*best) for best in first}
+    leading = {identify_point(*best) for best in first}
     crossings = [
         crossing
         for crossing in find_crossings([series.points for series in view.series])
-        if {place(crossing.before, crossing.low), place(crossing.after, crossing.high)} <= leading
+        if {
+            identify_point(crossing.before, crossing.low),
+            identify_point(crossing.after, crossing.high),
+        }
+        <= leading
     ]
     if not crossings:
         return None
