@@ -139,8 +139,8 @@ class Torus(Network):
     shape: tuple[int, ...]
 
     def _ways(self, src: Ints, dst: Ints) -> Iterator[tuple[int, int, Ints, Ints]]:
-        """Each dimension: its size and stride, where messages enter it, and how far they go
-        (negative: back)."""
+        """For each dimension its size and stride, the coordinate at which messages enter it, and
+        how many hops they go along it (negative: backwards)."""
         for axis, size in enumerate(self.shape):
             stride = math.prod(self.shape[axis + 1 :])
             enter = src // stride % size

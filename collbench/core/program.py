@@ -222,7 +222,7 @@ class _Clocks:
         return tuple(waits)
 
     def tick(self, progress: int) -> None:
-        """All ranks have come to the same progress (which is not to say at the same time)."""
+        """Note that all ranks have come to ``progress``, though not at the same time."""
         np.fill_diagonal(self._progress, progress)
         self._at[progress] = self._progress.copy()
 
@@ -235,8 +235,8 @@ class _Uses:
         self._readers: dict[Term, dict[int, int]] = defaultdict(dict)
 
     def needs(self, rank: int, actions: list[Action]) -> dict[int, int]:
-        """What must have happened before a rank may act: values be there, and old ones have been
-        read."""
+        """The progress that other ranks must have made before ``rank`` may do ``actions``, by rank:
+        the values that it reads are written, and the values that it overwrites have been read."""
         needs: dict[int, int] = {}
         for bank, cell, cells, terms in actions:
             for location in (location for term in terms for location in _list_terms(term, cells)):

@@ -263,7 +263,7 @@ def _find_conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: 
 def _apply_step(
     state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has_data: bool
 ) -> list[Fault]:
-    """One step over symbols; faults that no later step could mend."""
+    """Apply one step to the cells' symbols, and yield the faults that no later step could mend."""
     src, dst, chunk, into = table
     carried = state[src, chunk]
     empty = carried[:, 0] < 0

@@ -130,8 +130,8 @@ class Cost(NamedTuple):
 
 
 def cost_schedule(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
-    """One pass over the schedule. With ``lengths`` (ranks, cells) of all cells, sizes are multiples
-    of those."""
+    """The cost of a schedule on a network, as lines over the size. ``lengths`` (ranks, cells) gives
+    cells unequal lengths, of which sizes are multiples."""
     pieces: dict[bytes, tuple[Floats, int]] = {}
     for messages, times in list_step_messages(schedule, lengths):
         lines = list_cost_lines(network, schedule.n, messages)

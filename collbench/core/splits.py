@@ -171,7 +171,7 @@ def _read_matrix(path: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _read_cached(file: Path, *_: int) -> np.ndarray:
-    """What a file held at some time, so long and so old."""
+    """The numbers in a file; read again if the file's size or age, the other arguments, changed."""
     return _parse_numbers(file)
 
 

@@ -204,7 +204,7 @@ def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def host_name() -> str:
-    """This machine's name."""
+    """The name of this machine."""
     return socket.gethostname()
 
 

@@ -65,27 +65,27 @@ def is_wide(time: FlaggedTime) -> bool:
 
 
 def is_always(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt wherever they stand."""
+    """True: the flag is a reason to doubt on every row."""
     return True
 
 
 def is_never(flag: str, time: FlaggedTime) -> bool:
-    """For flags that only remark."""
+    """False: the flag only remarks."""
     return False
 
 
 def if_severe(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where they end in ``!``."""
+    """Whether the flag is a reason to doubt: where its name ends in ``!``."""
     return flag.endswith("!")
 
 
 def if_wide(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where the interval is wide."""
+    """Whether the flag is a reason to doubt: where the interval is wide."""
     return is_wide(time)
 
 
 def if_very_late(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where one rank came last more often than SEVERE."""
+    """Whether the flag is a reason to doubt: where one rank came last more often than SEVERE."""
     return time.late_share > SEVERE
 
 

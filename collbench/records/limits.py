@@ -88,8 +88,8 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
 
 
 def _table_key(case: Case) -> tuple[Any, ...]:
-    """What the rows have in common among which a size is the largest, and over which nccl-tests
-    averages."""
+    """The key that rows of one table of nccl-tests share: a limit is on the largest size of a
+    table, or on its average."""
     details = (case.splits, case.groups, case.group, case.arrival, case.background)
     return (case.collective, case.label, case.n, case.mode, case.env, *details)
 

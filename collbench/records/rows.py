@@ -350,7 +350,8 @@ def make_frame(files: Sequence[RunFile]) -> pd.DataFrame:
 
 
 def _read_path(row: Row, source: str, kind: Kind) -> Any:
-    """What a row has by a path of attributes; None where one of them is None."""
+    """The value of a row at a path of attributes, as "derived.busbw"; None where an attribute on
+    the way is None."""
     value: Any = row
     for name in source.split("."):
         value = None if value is None else getattr(value, name)

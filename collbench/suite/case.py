@@ -227,7 +227,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def values_by_key(self) -> dict[str, Any]:
-        """Its fields, as files and tables for programs call them."""
+        """The case's fields by the keys that files and tables for programs have."""
         return dict(zip(KEYS, msgspec.structs.astuple(self), strict=True))
 
     @property

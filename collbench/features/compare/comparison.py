@@ -372,7 +372,8 @@ def _relative_change(change: float) -> float:
 
 
 def _make_side(chosen: Sequence[Row]) -> Side | None:
-    """These launches as one; flags are those that more than half of them have."""
+    """The launches ``chosen`` as one side of a row, with the flags that more than half of them
+    have; None without launches."""
     if not chosen:
         return None
     time = case_time(chosen)

@@ -193,7 +193,8 @@ def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list
 
 
 def _of_worlds(file: RunFile, backends: Collection[str]) -> dict[str, str]:
-    """What heads of a log tell of the machine, by fact: hosts, devices, libraries by backend."""
+    """Facts of the machine from a run's worlds, by name: hosts, devices, and libraries by
+    backend."""
     worlds = [world for world in file.worlds if world.backend in backends]
     facts = [("hosts", rank.host) for world in worlds for rank in world.ranks]
     facts += [("devices", DEVICE.sub("", r.device)) for world in worlds for r in world.ranks]

@@ -193,7 +193,7 @@ TELLS, SPARED = "would tell", "cannot fail the comparison"
 
 
 def _would_take(pairs: float, seconds: float) -> str:
-    """What a verdict would take, in pairs of launches of so many seconds each."""
+    """A phrase for how many pairs of launches, of so many seconds each, a verdict would take."""
     if not pairs:
         return ""
     took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
@@ -261,7 +261,7 @@ def _describe_more(launches: Sequence[Row], number: int) -> str:
 
 
 def _class_shift(shift: Shift, tau: float) -> Verdict:
-    """What an interval says, taken as confirmed."""
+    """The verdict that an interval gives, as if it were confirmed."""
     estimate, lo, hi = (math.expm1(value) for value in shift[:3])
     if lo > 0 or hi < 0:
         return "SMALL" if abs(estimate) < tau else "REGRESSED" if lo > 0 else "IMPROVED"

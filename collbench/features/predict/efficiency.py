@@ -156,7 +156,7 @@ class Yardstick:
 
     @property
     def constants(self) -> list[Constants]:
-        """All that were asked for so far."""
+        """The constants of all links that were looked up so far."""
         return list(self._constants.values())
 
     def merit(self, point: Point) -> Merit:
@@ -272,8 +272,8 @@ def _preference(point: Point) -> tuple[bool, float]:
 
 
 def _make_predictor(case: Case, link: Link) -> Predictor | None:
-    """None where the algorithm is unknown to this version, or counting its messages would take
-    seconds."""
+    """A predictor of the case's time over ``link``; None where the algorithm is unknown to this
+    version, or counting its messages would take seconds."""
     try:
         predictor = Predictor(
             algorithms.find_variant(case.collective, case.algorithm),

@@ -96,14 +96,15 @@ class Writer:
         return call.waits
 
     def _come_to(self, now: int, phase: str) -> None:
-        """What has held the program up until then, and what it computed in the rest of the time."""
+        """End the waits that are over by ``now`` (ns), then add what the program computed in the
+        rest of the time until then."""
         open_ = [hold for hold in self._holds if 0 <= now < hold.ends]
         self._release([hold for hold in self._holds if hold not in open_])
         self._holds = open_
         self._fill(now, phase)
 
     def _fill(self, now: int, phase: str) -> None:
-        """Computing until then."""
+        """Add a computation that lasts until ``now`` (ns), if it takes at least LEAST_NS."""
         if 0 <= self._clock <= now - LEAST_NS:
             ns = round(self._computed(self._clock, now) * self._factor)
             if ns:
@@ -113,7 +114,7 @@ class Writer:
             self._clock = max(self._clock, now)
 
     def _release(self, holds: Sequence[Hold]) -> None:
-        """What held the program up does so no more: it computes from its end on."""
+        """Add the waits ``holds``, which are over: the program computes from their end on."""
         for hold in sorted(holds, key=lambda hold: hold.ends):
             self._stand(hold)
             last = len(self._ops) - 1
@@ -157,7 +158,7 @@ class Writer:
         return self._ids[at]
 
     def _stand(self, hold: Hold) -> None:
-        """What goes on while the program stands still: nothing."""
+        """Called before a wait is added; subclasses add what goes on while the program waits."""
 
     def _when(self, call: Call) -> int:
         """When the program came to a call, or began to compute; -1 where that is unknown."""

@@ -164,7 +164,8 @@ class _Class:
         self.holds: dict[str, int] = {}
 
     def add(self, line: Line) -> None:
-        """One line more. Raises UsageError where it comes after none there is."""
+        """Add the operation of a line. Raises UsageError where the line waits for an operation that
+        does not stand before it."""
         op = line.op
         for name in line.after:
             if name not in self.called:

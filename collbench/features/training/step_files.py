@@ -126,7 +126,7 @@ class _Declared(msgspec.Struct):
     assumptions: list[str] = []
 
     def take(self, line: str, names: Names, where: str) -> None:
-        """One such line, or a comment."""
+        """Read a line that begins with #: a declaration, or a comment."""
         word, _, rest = line[1:].partition(" ")
         rest = rest.strip()
         if word == "name":

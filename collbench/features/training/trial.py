@@ -381,7 +381,7 @@ class StepTrial:
     def _gathered(
         self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
-        """By rank, what was seen of each operation of its program; empty but at rank 0."""
+        """The times seen of each operation of each rank's program, by rank; empty but at rank 0."""
         everyone = self._control.collect(watched)
         operations = []
         for rank, steps in enumerate(everyone):

@@ -84,7 +84,8 @@ class Actors:
         return colours
 
     def _marks(self, use: Use, colours: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
-        """What each rank sees of those that it meets so."""
+        """For each rank a mark that is equal for ranks which meet ranks of the same colours in this
+        use of a group."""
         for group in self._families[use.group]:
             if not use.places:
                 mark: Hashable = tuple(sorted(Counter(colours[rank] for rank in group).items()))
@@ -224,7 +225,8 @@ class Walk:
             self._complete(meeting)
 
     def _find_meeting(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
-        """What those who meet in an operation call it alike, as a number, and who they are."""
+        """A number for the operation in which an actor meets others, equal for all of them, and the
+        actors that it needs."""
         end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
         key = actor, op.group, end
         if (partner := self._partners.get(key)) is None:

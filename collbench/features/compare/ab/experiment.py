@@ -314,8 +314,8 @@ class Experiment:
                 side.launcher.warm([case.backend], case.env)
 
     def _pilot(self) -> list[Row]:
-        """One launch of each side, which settles how many samples a row gets; rows that both sides
-        can run."""
+        """Launch each side once, which settles how many samples a row gets, and return the rows
+        that both sides can run."""
         records: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
         worlds = matching.by_world(self._all, self._order.piloted)
         for index, (world, members) in enumerate(worlds.items()):
@@ -458,7 +458,7 @@ class Experiment:
         )
 
     def _launch(self, launch: _Launch, step: Step) -> None:
-        """One world, of one side or both."""
+        """Run the plan of one launch, of one side or of both."""
         self._report_step(step)
         listener = self._listener(launch.side, launch.on_line, step)
         with duet.blame_side(launch.side.name):
@@ -479,5 +479,6 @@ class Experiment:
 
 
 def _start_key(case: Case) -> object:
-    """What decides, on one machine, how ranks are brought to a common start."""
+    """The number of ranks and the environment, which decide on one machine how ranks are brought to
+    a common start."""
     return case.n, case.env

@@ -88,8 +88,8 @@ class Ledger:
         return startup + sum(number * self._seconds[key] for key, number in pairs.items())
 
     def affordable(self, keys: Iterable[str], rounds: int, time_left: float) -> Sequence[str]:
-        """Those of the rows for which so many rounds end in the time that is left: the dearest go
-        first."""
+        """The keys of rows that ``rounds`` rounds can measure in ``time_left`` seconds: the rows
+        that cost most are dropped first."""
         remaining = sorted(keys, key=lambda key: self.seconds([key]))
         while remaining and rounds * self.seconds(remaining) >= time_left:
             remaining.pop()

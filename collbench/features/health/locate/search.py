@@ -365,8 +365,8 @@ def _settle_host(state: _State, host: int, share: float) -> Line:
 def _search_together(
     state: _State, lines: list[Line]
 ) -> Generator[list[Group], Sequence[float], None]:
-    """All lines of search side by side: what each waits for is measured in one round, as far as
-    groups are disjoint."""
+    """Run all lines of search side by side: groups that lines wait for are measured in one round if
+    they are disjoint."""
     waiting = [(line, ask) for line in lines if (ask := next(line, None))]
     while waiting:
         round_: list[tuple[Line, _Ask, Group, int | None]] = []

@@ -511,7 +511,7 @@ def mode_of(blocking: int) -> Mode:
 
 
 def parse_iterations(printed: int | None) -> int | None:
-    """How many iterations a log says there were, as a policy holds it: None where it may not."""
+    """The number of iterations that a log prints; None where a policy cannot have that number."""
     return printed if printed and 0 < printed <= MOST_SAMPLES else None
 
 

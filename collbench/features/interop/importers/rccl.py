@@ -117,7 +117,8 @@ def _take_record(
     where: str,
     fields: Mapping[str, str],
 ) -> None:
-    """One record. Raises KeyError for a missing field, ValueError for one that is no number."""
+    """Read one record. Raises KeyError for a missing field, ValueError for a field that is no
+    number."""
     name = reading.collective(fields["name"])
     if reason := nccltests.why_foreign(name, fields["name"]):
         reading.omitted[reason] += 1

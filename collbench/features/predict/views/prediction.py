@@ -24,8 +24,8 @@ from collbench.show.words import PLACES, axis_values, split_axes
 
 
 def list_rows(view: Forecast, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """One for each size and algorithm, times in nanoseconds; bandwidths in GB/s are None where
-    there is no data."""
+    """A row for each size and algorithm: times in nanoseconds, bandwidths in GB/s or None where no
+    data is moved."""
     rows = []
     for nbytes in sizes:
         seconds, bound, moved = view.seconds(nbytes), view.bound(nbytes), view.moved(nbytes)
@@ -155,9 +155,11 @@ LEGEND = (
 
 
 def make_fitted(fits: Sequence[Fit], links: Sequence[LinkFit]) -> Document:
-    """Each series in its segments, the links that series share, the times behind them, and reasons.
+    """The document of `fit`: each series in its segments, the links that series share, the times
+    behind them, and reasons why something was not fitted.
 
-    In JSON ``series`` and ``links`` as in ``fit``: times in ns, constants in ns and ns a byte."""
+    In JSON ``series`` and ``links`` as in ``fit``: times in ns, constants in ns and ns a byte.
+    """
     done = [fit for fit in fits if fit.segments]
     varying, constant = split_axes([fit.case for fit in fits]) if fits else ([], "nothing to fit")
     names = {

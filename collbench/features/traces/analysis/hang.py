@@ -54,7 +54,7 @@ class Front(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """Those that the others wait for."""
+        """The ranks that the waiting ranks wait for."""
         return tuple(sorted({*self.missing, *self.silent, *self.behind}))
 
 
@@ -121,8 +121,8 @@ def _tells_ends(rank: RankTrace) -> bool:
 
 
 def find_hang(trace: Trace, matches: Joined) -> Hang | None:
-    """None where nothing stands still, and of traces that do not tell of calls that have not ended:
-    those of jobs that ran on, of which ranks' may end apart."""
+    """The hang that a trace shows; None where no rank stands still. None also where the trace has
+    no states of calls, as of a job that ran on."""
     if not any(call.state for rank in trace.ranks for call in rank.calls):
         return None
     ranks = _Ranks(trace)
@@ -146,7 +146,8 @@ def _unread_ranks(trace: Trace) -> set[int]:
 
 
 def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
-    """Where a group stands; None where all are through, as far as can be told."""
+    """The first operation of a group that not all of its ranks have completed; None where all have,
+    as far as the trace tells."""
     ordered = sorted(meetings, key=lambda meeting: meeting.number)
     called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
     ended = {

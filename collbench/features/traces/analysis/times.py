@@ -72,7 +72,7 @@ class Operations(NamedTuple):
 
 
 def list_operations(matches: Joined) -> list[Operations]:
-    """In order of first use."""
+    """The operations of a trace by phase, group and kind, in order of first use."""
     by_kind: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
     in_order = sorted((*matches.meetings, *matches.messages), key=lambda meeting: meeting.order)
     for meeting in in_order:
@@ -179,8 +179,9 @@ class Exchanged(NamedTuple):
 
 
 def exchanged_bytes(meeting: Meeting) -> dict[int, Exchanged]:
-    """By rank; what it gets by what the others send, where only these tell. Where it does not tell
-    its blocks, it keeps as much as if they were equal."""
+    """The bytes that each rank sends, gets and keeps in an exchange, by rank. Where a rank's blocks
+    received are not in the trace, they are taken from what the others send; where its own block is
+    not, it keeps as much as if blocks were equal."""
     itemsize = DTYPES[meeting.call.dtype].size
     ranks = meeting.group.ranks
     rows = {rank: call.sends for rank, call in meeting.calls.items()}
@@ -218,7 +219,7 @@ class Traffic(NamedTuple):
 
 
 def list_traffic(trace: Trace, operation_list: Iterable[Operations]) -> list[Traffic]:
-    """In order of first use."""
+    """The bytes that ranks send by phase and group, in order of first use."""
     by_phase: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
     for operations in operation_list:
         ranks = by_phase[operations.phase, operations.group]
@@ -382,7 +383,7 @@ class Exposed(NamedTuple):
 
 
 def measure_exposed(trace: Trace) -> list[Exposed]:
-    """One for each rank of which times are known."""
+    """The exposed time of each rank whose calls have times."""
     return [exposed for rank in trace.ranks if (exposed := _measure_rank(rank))]
 
 

@@ -98,12 +98,12 @@ class Said(NamedTuple):
 
 
 def kind_of(name: str) -> str:
-    """collbench's kind; nothing where it has none."""
+    """collbench's kind of an operation that a tool names so; "" where there is none."""
     return KINDS.get("".join(c for c in name.lower() if c.isalpha()), "")
 
 
 def type_of(name: str) -> str:
-    """collbench's datatype; nothing where it has none."""
+    """collbench's datatype that a tool names so; "" where there is none."""
     return TYPES.get(name.lower().removeprefix("c10::").removeprefix("torch."), "")
 
 
@@ -120,7 +120,8 @@ class Calls:
         self._members = 0
 
     def add(self, call: Said, **fields: object) -> int:
-        """One call more, or one that is lost: its place in the list, or -1."""
+        """Add a call, or note that it is lost where it cannot be interpreted. Returns its index, -1
+        for a lost one."""
         kind, dtype = kind_of(call.name), type_of(call.dtype)
         if not kind or not (dtype or kind == "barrier"):
             what = f"operation '{call.name}'" if not kind else f"datatype '{call.dtype}'"
@@ -149,14 +150,15 @@ class Calls:
         self.described[name] = described
 
     def append(self, call: Call) -> int:
-        """One call more: its place. Raises UsageError where they are too many."""
+        """Add a call and return its index. Raises UsageError beyond MOST_CALLS calls."""
         if len(self.entries) >= MOST_CALLS:
             raise UsageError(f"{self.path}: more than {MOST_CALLS:,} calls", "take fewer steps")
         self.entries.append(call)
         return len(self.entries) - 1
 
     def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
-        """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
+        """Note that ``calls`` calls of ``nbytes`` are lost; losses are counted by the reason, with
+        the place of the first. Returns -1."""
         why = printable_text(why)[:200]
         if why not in self._lost and len(self._lost) >= MOST_LOSSES:
             why = "for further reasons"

@@ -157,7 +157,8 @@ class _Found:
             self._comms(node, node.inputs.values)
 
     def trace(self) -> tuple[RankTrace, tuple[str, ...]]:
-        """What came of it. Raises UsageError where nothing communicates."""
+        """The rank's trace, and the assumptions made for it. Raises UsageError where no operation
+        communicates."""
         calls = self.calls
         if calls.empty:
             raise UsageError(

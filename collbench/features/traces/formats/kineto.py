@@ -174,7 +174,7 @@ class _Found:
             return default
 
     def take(self, raw: bytes, at: int, source: Json) -> None:
-        """One event; one that has a value that cannot be read is lost."""
+        """Read one event. An event with a value that cannot be read is noted as lost."""
         self.events += 1
         try:
             event = source.decode(raw, _Event, "an event")
@@ -252,7 +252,8 @@ class _Found:
         return sum(map(len, lists))
 
     def trace(self, world: _World, base: int) -> tuple[RankTrace, tuple[str, ...]]:
-        """What came of it. Raises UsageError where nothing communicates."""
+        """The rank's trace, and the assumptions made for it. Raises UsageError where no kernel
+        communicates."""
         calls, default = self.calls, ""
         for group in world.pg_config:
             ranks = (

@@ -108,7 +108,7 @@ class Writer:
         self._file.flush()
 
     def write(self, lines: Iterable[Call | Note]) -> None:
-        """These lines, which are then with the operating system."""
+        """Write these lines and hand them to the operating system."""
         self._return_to_its_path()
         self._file.writelines(self._encoder.encode(line).decode() + "\n" for line in lines)
         self._file.flush()
@@ -303,14 +303,15 @@ class _Reader:
 
     @property
     def span(self) -> Interval | None:
-        """From the first call to the end, as far as the file goes; None without either."""
+        """The interval from the first call to the end of the recording, as far as the file goes;
+        None without either."""
         begins = [call.issued_ns for call in self._calls if call.issued_ns >= 0]
         ends = [max(call.issued_ns, call.ends_ns) for call in self._calls]
         ends += [max(note.until or 0, note.ended or 0) for note in self._notes]
         return (min(begins), max(ends)) if begins else None
 
     def trace(self) -> RankTrace:
-        """All that was read. Raises UsageError where that is nothing."""
+        """The rank's trace of all lines that were read. Raises UsageError where there are none."""
         if self.head is None:
             raise UsageError(f"{self._path}: there is nothing in it", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}

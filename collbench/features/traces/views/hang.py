@@ -227,7 +227,8 @@ def _ranks_by_call(calls: Mapping[int, Call], group: Group) -> dict[str, list[in
 
 
 def make_tables(verdict: Judged) -> list[Table]:
-    """Where each group stands, what the culprits did last, and the calls around the first."""
+    """Tables of a hang: where each group stands, what the culprits called last, and the calls
+    around the first of them."""
     hang = verdict.hang
     if hang is None:
         return []
@@ -356,7 +357,7 @@ def _some_ranks(ranks: Sequence[int]) -> str:
 
 
 def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
-    """What the culprits called last, and when."""
+    """A table of what the culprits called last, and when."""
     rank_traces = {rank.rank: rank for rank in verdict.trace.ranks}
     lines = [
         Line(_did_last(rank_traces[rank])) for rank in hang.culprits[:GROUPS] if rank in rank_traces

@@ -54,7 +54,7 @@ class Headline(NamedTuple):
 
 
 def make_document(verdict: Judged) -> Document:
-    """All that a trace tells, for every medium."""
+    """The document of what a trace tells, for every medium."""
     head = warn_of_fake(verdict, make_headline(verdict))
     about = _describe_trace(verdict)
     tables = _make_tables(verdict)
@@ -137,7 +137,7 @@ def _describe_disagreement(verdict: Judged) -> Headline:
 
 
 def _explain_nothing(verdict: Judged) -> str:
-    """That no operation is known, and why."""
+    """The reason why no operation of the trace is known."""
     lost = [loss for rank in verdict.trace.ranks for loss in rank.lost if loss.calls]
     if lost:
         most = max(lost, key=lambda loss: loss.calls)

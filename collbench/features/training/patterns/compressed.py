@@ -97,7 +97,7 @@ class Factors(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """One of the products: P, Q, and the gradient from both."""
+        """FLOPs of one of the products: P, Q, and the gradient from both."""
         return 2.0 * self.rows * self.columns * self.rank
 
     @property
@@ -107,7 +107,7 @@ class Factors(NamedTuple):
 
 
 def factor_tensor(tensor: Tensor, rank: int) -> Factors:
-    """Those of a tensor as PowerSGD views it, its first axis by the rest."""
+    """The factors of a tensor that PowerSGD views as a matrix: its first axis by the rest."""
     rows = tensor.shape[0]
     columns = tensor.numel // rows
     return Factors(rows, columns, min(rows, columns, rank))
@@ -422,7 +422,7 @@ class _DallE:
         return number
 
     def sum(self, source: str, elements: int, wire: str, *after: int) -> None:
-        """One between the machines."""
+        """Add a sum of ``elements`` between the machines."""
         self.last["sum", source] = _write_sum(
             self.writer, elements, wire, "machine", self.machines, source, *after
         )

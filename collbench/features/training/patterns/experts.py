@@ -385,7 +385,8 @@ def fill_parts(layers: int, parts: int) -> tuple[int, ...]:
 
 
 def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
-    """One exchange of a layer's tokens on all ranks, there and back. Raises UsageError."""
+    """A step of one exchange of a layer's tokens on all ranks, there and back. Raises
+    UsageError."""
     ranks, nodes = layout.world, max(layout.world // options.node_ranks, 1)
     limit = min(options.limit or nodes, nodes)
     experts = Experts(options.experts, options.top, 0, nodes=nodes, limit=limit)

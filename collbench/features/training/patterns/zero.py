@@ -295,7 +295,7 @@ class _Fetched(_Zero):
             self.groups |= {name: grid.groups(name) for name in grid.sizes}
 
     def gather(self, indices: Iterable[int]) -> None:
-        """One gather of these parameters, or two where some have a copy in their host."""
+        """Write a gather of these parameters, or two where some have a copy in their host."""
         for near, members in itertools.groupby(
             sorted(indices, key=lambda at: (at not in self.near, at)), lambda at: at in self.near
         ):
@@ -318,7 +318,8 @@ class _Fetched(_Zero):
         self.peak = max(self.peak, self.live)
 
     def fetch(self, step: int) -> None:
-        """What there has to be for a module, and what is fetched ahead."""
+        """Write the gathers of parameters that the module at ``step`` lacks and a wait for them,
+        then gathers ahead, as far as memory allows."""
         module = self.trace[step]
         if lacking := [at for at in module if at not in self.gathered and at not in self.flying]:
             self.gather(lacking)
@@ -340,8 +341,8 @@ class _Fetched(_Zero):
         self.gather(ahead)
 
     def release(self, step: int) -> None:
-        """A module's parameters are let go, but for small ones, those known to be used next, and
-        in forward those of which backward comes too soon."""
+        """Release the parameters of the module at ``step``, but for small ones, those known to be
+        used next, and in forward those that backward uses soon."""
         modules = len(self.trace) // 2
         if step < modules and 2 * self.behind[step] < self.options.max_reuse_distance:
             return
