@@ -190,6 +190,8 @@ def _join_actions(actions: list[Action]) -> list[Action]:
 
 
 def _is_neighbour(last: Action, action: Action) -> bool:
+    """Whether ``action`` goes on where ``last`` ends, in the buffer that is written and in all that
+    are read, so that the two are one."""
     if (last.bank, last.cell + last.cells, len(last.terms)) != (
         action.bank,
         action.cell,
@@ -264,6 +266,8 @@ class _Uses:
 
 
 def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
+    """The program of n ranks from their actions by step; with ``clocks`` it also has the waits by
+    which ranks need no other synchronisation."""
     uses = _Uses()
     last: list[dict[int, int]] = [
         {} for _ in range(n)

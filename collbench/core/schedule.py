@@ -309,6 +309,8 @@ def _judge_outputs(schedule: Schedule, state: Ints) -> list[Fault]:
 
 
 def _explain_fault(got: Ints, expected: Ints, rank: int, cell: int) -> Fault:
+    """The Fault of a cell that does not hold what the collective promises, by counts of each rank's
+    contribution."""
     less, more = (np.flatnonzero(d[1:] > 0) for d in (expected - got, got - expected))
     if got[0] < 0:
         return Fault("missing", None, rank, cell, "nothing has arrived")

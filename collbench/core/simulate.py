@@ -92,6 +92,8 @@ def list_step_messages(schedule: Schedule, lengths: Any = None) -> Iterator[tupl
 
 
 def _make_messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
+    """The messages of a step, one for each pair of different ranks. Cells are ``lengths`` (ranks,
+    cells) long, or 1 where that is None and all pairs move ``size`` cells together."""
     if lengths is None:
         src, dst, reduce = (
             f.ravel() for f in np.broadcast_arrays(moves.src, moves.dst, moves.reduce)

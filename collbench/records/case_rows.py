@@ -122,6 +122,8 @@ def gather_case_rows(
 
 
 def _case_rows(case_list: Sequence[Row], paired: bool) -> CaseRows:
+    """The CaseRows of one case: its launches, for pairs only those with a world, and how they were
+    measured."""
     placed = [row for row in case_list if row.world] if paired else case_list
     manner: dict[str, set[str]] = {}
     for row in rows.select_fit(case_list):

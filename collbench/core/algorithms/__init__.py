@@ -158,6 +158,8 @@ def add_file(spellings: str, collective: str = "") -> str:
 
 
 def _add_file_algorithm(word: str, owner: str) -> str:
+    """Make the algorithm of a word FILE:NAME known, and return the label to select it by; any other
+    word is returned unchanged. Raises UsageError where two files give one label."""
     match = algorithm_files.WORD.fullmatch(word.strip())
     if match is None:
         return word

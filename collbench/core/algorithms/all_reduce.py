@@ -44,8 +44,8 @@ TWO_SHOT = (
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
-    """An all_reduce through rank 0: it receives and adds all buffers, then sends the sum to every
-    other rank. Slow, and a reference for the others."""
+    """One rank collects and adds all buffers, then sends the sum to every other: the textbook's
+    straw man."""
     yield from mirror_steps(linear(n, cells))
     yield from linear(n, cells)
 

@@ -104,8 +104,7 @@ def central(n: int, cells: int) -> Iterator[Moves]:
 
 
 def tree(n: int, cells: int) -> Iterator[Moves]:
-    """A barrier on a binomial tree: ranks tell that they have come up the tree to rank 0, which
-    then tells all down the tree to go on."""
+    """Arrivals are told up a binomial tree to rank 0, and the leave to go on down it."""
     yield from mirror_steps(binomial(n, 1))
     yield from binomial(n, 1)
 

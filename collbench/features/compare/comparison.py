@@ -242,6 +242,8 @@ def _make_terms(
     pairs: list[Pair],
     under_way: bool,
 ) -> _Terms:
+    """The terms by which rows are judged: thresholds, levels and differences that are the same for
+    all of them."""
     measured = [list(pair.sides.values()) for pair in pairs]
     if in_pairs:
         tested = [
@@ -289,6 +291,7 @@ def _row_order(pair: Pair) -> tuple[Any, ...]:
 
 
 def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
+    """The verdict on one row, by its two sides."""
     case = pair.case
     default = terms.rules.tau
     if default is None:
@@ -442,6 +445,8 @@ def _make_outcome(
     skipped: Sequence[LeftOut],
     why_apart: str,
 ) -> Outcome:
+    """The outcome of all rows, from which the verdict and the exit code of the comparison
+    follow."""
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
     why_apart = f"{why_apart} (--across-machines compares anyway)" if why_apart else ""

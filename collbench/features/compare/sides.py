@@ -182,6 +182,8 @@ def find_differences(files: Sequence[RunFile], backends: Collection[str]) -> lis
 
 
 def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
+    """The facts by which the machines of two runs differ, of those that decide for ``backends``.
+    Imported logs are compared by the facts that both tell."""
     facts = environment.find_differences(a.run.environment, b.run.environment, backends)
     if not any(file.run.imported or not file.run.environment for file in (a, b)):
         return facts

@@ -212,6 +212,8 @@ class Yardstick:
         return None
 
     def _probe(self, point: Point) -> Point | None:
+        """The sendrecv of a point's size over the same wires, from the first run that has one; None
+        without."""
         by_size = (
             self._probes.get((run, *_wire_key(point.case)), {})
             for run in self._homes(point.case.backend)[point.run]

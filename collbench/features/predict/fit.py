@@ -339,6 +339,7 @@ def fit_links(all_series: Sequence[SizeSeries]) -> list[LinkFit]:
 
 
 def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
+    """The fit of one link's constants to all series over that link at once."""
     exact = [
         series for series in group if series.case.algorithm != "native" or series.case.row.pairwise
     ]

@@ -80,6 +80,8 @@ def take_iteration(trace: Trace, selection: str = "") -> Taken:
 
 
 def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
+    """The first and the last iteration of "3" or "0-3", of ``number`` in the trace. Raises
+    UsageError."""
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", selection)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first or last >= number:

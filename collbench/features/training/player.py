@@ -244,6 +244,8 @@ class Player:
                 yield at, self._starts[at]
 
     def _start(self, at: int) -> Action:
+        """A function that starts operation ``at`` and, unless the program waits for it later, waits
+        for its end."""
         call, works, leaves = self._calls[at], self._works, self._leaves(at)
         lane, before = self._lanes.get(self._lane(at)), self._before.get(at, [])
 

@@ -190,6 +190,7 @@ def _read_header(cells: list[str], where: str) -> list[str]:
 
 
 def _from_cells(columns: list[str], cells: list[str], where: str) -> Line:
+    """The operation of a CSV line. Raises UsageError."""
     if len(cells) != len(columns):
         raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns", "one for each")
     values: dict[str, Any] = {

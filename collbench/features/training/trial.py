@@ -408,6 +408,7 @@ class StepTrial:
         ]
 
     def _outcome(self, index: int, samples: Samples, conditions: _Known) -> CaseOutcome:
+        """The outcome of the step's case ``index`` (0: the first part), from its samples."""
         case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}

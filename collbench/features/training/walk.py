@@ -235,6 +235,7 @@ class Walk:
         return partner
 
     def _name_meeting(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
+        """A name that all actors of one operation give it alike, and these actors."""
         kinds = self.actors.kind
         group = self.actors.members(op.group, self.actors.first[actor])
         if op.kind not in POINT_TO_POINT:

@@ -341,6 +341,7 @@ def _draw_pairs(
     key: tuple[int, str, str, str],
     rate_of_pair: dict[tuple[int, int], tuple[int, float]],
 ) -> Figure:
+    """A heat map of the rate between each pair of ranks."""
     run, collective, mode, backend = key
     ranks = sorted({rank for pair in rate_of_pair for rank in pair})
     rates = [

@@ -135,6 +135,8 @@ def _until_they_wait(seats: Sequence[Seat]) -> None:
 
 
 def _hear_seats(seats: Sequence[Seat]) -> None:
+    """Wait at most TICK for a message from any world that is measuring, and handle the messages
+    that have come."""
     moving = [(player, watch) for player, watch in seats if watch.busy()]
     with selectors.DefaultSelector() as all_of_them:
         for _, watch in moving:

@@ -211,6 +211,8 @@ class Experiment:
                 side.launcher.close()
 
     def _open(self) -> None:
+        """Open the run of each side and record its skipped cases. Where one side fails, neither
+        keeps a file."""
         try:
             for name in SIDES:
                 self._sides[name] = _Side(self._order, name, self._name)
@@ -421,6 +423,7 @@ class Experiment:
         return SIDES[:: -1 if first % 2 else 1]
 
     def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
+        """Run these launches: one after the other, or together, in shared ranks or in turns."""
         if not together:
             for launch in launches:
                 self._launch(launch, step._replace(side=launch.side.name))

@@ -292,6 +292,7 @@ class _Tables:
             self._sets.append([device])
 
     def _set_up(self) -> None:
+        """Apply the settings printed before a table: the run's command, and its policy."""
         read_settings, reading = self._settings, self._reading
         self._command, self._command_line = self._command_line or self._command, []
         if self._command and not reading.command:
@@ -348,6 +349,8 @@ class _Tables:
                 self._take(table, line, half)
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
+        """Add the result of one half of a line, out of place or in place. Raises UsageError for a
+        time that cannot be read."""
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
         error, wrong = half.get("error", ""), parse_number(half.get("#wrong", ""))
         line = msgspec.structs.replace(
@@ -393,6 +396,7 @@ class _Tables:
         return self._tables[at]
 
     def _make_table(self, at: int, by_process: bool) -> Table | None:
+        """The table that begins at line ``at``; None where collbench has no such collective."""
         reading, ours = self._reading, self._ours
         command = self._command or self._command_line
         program_name = next((m[1] for word in command if (m := PROGRAM.search(word))), "")

@@ -226,6 +226,7 @@ def _filter_values(view: View, point: Point) -> Where:
 
 
 def _describe_place(view: View, point: Point) -> str:
+    """A phrase for the point: operation, ranks, datatype, in or out of place, and size."""
     name, ranks, kind, _ = _filter_values(view, point)
     return ", ".join(
         filter(

@@ -217,6 +217,9 @@ def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
 
 
 def _as_front(meeting: Meeting, statuses: Mapping[int, Status], before: int) -> Front:
+    """The front at a meeting, with its ranks by status; ``before`` is the number of the last
+    operation that all completed, -1 for none."""
+
     def those(*status: Status) -> tuple[int, ...]:
         return tuple(rank for rank, rank_status in statuses.items() if rank_status in status)
 
@@ -281,6 +284,7 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
 
 
 def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:
+    """The hang with the cause that explains most, and all fronts in that order."""
     waits: dict[int, list[Front]] = defaultdict(list)
     for front in fronts:
         for rank in front.waiting:

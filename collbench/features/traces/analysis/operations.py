@@ -215,6 +215,8 @@ def _settle_group(group: Group, ranks: Iterable[int]) -> Group:
 def _list_meetings(
     group: Group, calls_by_rank: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
 ) -> Iterator[Meeting]:
+    """The meetings of a group's collectives: calls of one number or, where they have none, of one
+    index in their rank's order."""
     by_key: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
     places: dict[tuple[int, int], tuple[int, int]] = {}
     for rank in sorted(calls_by_rank):

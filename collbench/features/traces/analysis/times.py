@@ -86,6 +86,8 @@ def _operation_kind(call: Call) -> str:
 
 
 def _sum_times(meetings: Iterable[Meeting]) -> Sums:
+    """Bytes to send at least, sizes and the number of operations, summed over ``meetings``, by
+    rank."""
     ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     least_times: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in meetings:
@@ -243,6 +245,8 @@ def list_traffic(trace: Trace, operation_list: Iterable[Operations]) -> list[Tra
 
 
 def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
+    """The time in ns in which a rank has an operation under way, by phase and group: the mean over
+    ranks."""
     spans: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in trace.ranks:
         by_phase: dict[tuple[str, str], list[Interval]] = defaultdict(list)
@@ -326,6 +330,7 @@ def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
 def _find_late(
     group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
 ) -> Iterator[Late]:
+    """The ranks of a group that come last more often than chance explains."""
     ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
     meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
     if not meetings:
@@ -388,6 +393,8 @@ def measure_exposed(trace: Trace) -> list[Exposed]:
 
 
 def _measure_rank(rank: RankTrace) -> Exposed | None:
+    """The exposed time of a rank: communication in which it does not compute. None where no call
+    has times."""
     calls = [
         (call.begins_ns, call.ends_ns) for _, call in list_communicating(rank) if call.took_ns >= 0
     ]

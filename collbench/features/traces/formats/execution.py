@@ -193,6 +193,7 @@ class _Found:
         return WORLD if name == self._default else name[:200]
 
     def _comms(self, node: _Node, values: list[Any]) -> None:
+        """Read a record_param_comms node: a group's members, a wait, or a call."""
         at = f"node {node.id}"
         attributes = {attribute.name: attribute.value for attribute in node.attrs}
         try:
@@ -227,6 +228,7 @@ class _Found:
     def _call(
         self, node: _Node, comms: _Comms, group: str, key: tuple[int, bool], member: int
     ) -> None:
+        """Add the call of a node, or note that it is lost."""
         calls, at = self.calls, f"node {node.id}"
         if group not in calls.groups and comms.global_rank_stride > 0 and comms.pg_size:
             start, stride = comms.global_rank_start, comms.global_rank_stride

@@ -203,6 +203,8 @@ class _Found:
             self.calls.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
 
     def _kernel(self, event: _Event, at: int, source: Json) -> None:
+        """Note a kernel's interval: of a call of NCCL, of other communication, or of
+        computation."""
         when, location = _event_interval(event), f"byte {at}"
         talks = NCCL.search(event.name)
         other = not talks and OTHERS.search(event.name)
@@ -354,6 +356,8 @@ class _Found:
     def _call(
         self, calls: Calls, comms: _Comms, at: int, default: str, when: Interval, base: int
     ) -> None:
+        """Add the call of a kernel of NCCL, or note that it is lost; ``base`` (ns) is subtracted
+        from its times."""
         name, location = comms.group[:200], f"byte {at}"
         if name not in calls.groups and (ranks := _list_members(comms)):
             calls.group(name, ranks, comms.described)

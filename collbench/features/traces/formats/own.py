@@ -114,6 +114,7 @@ class Writer:
         self._file.flush()
 
     def _return_to_its_path(self) -> None:
+        """Write what was recorded so far to the path again, if the file there was removed."""
         number = self._file.fileno()
         opened = os.fstat(number)
         if not stat.S_ISREG(opened.st_mode):
@@ -280,6 +281,7 @@ class _Reader:
 
     @staticmethod
     def _begun(where: str, head: _Head) -> _Head:
+        """The first line of a file, checked. Raises UsageError."""
         if not head.rank < head.world <= MOST_RANKS:
             rank_phrase = f"rank {head.rank} of {head.world}"
             raise UsageError(
@@ -290,6 +292,7 @@ class _Reader:
         return head
 
     def _checked(self, where: str, call: Call) -> Call:
+        """The call of a line, checked. Raises UsageError."""
         texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, texts)) > LONGEST:
             raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)

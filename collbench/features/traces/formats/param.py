@@ -90,6 +90,7 @@ class _Found:
         self._open: dict[str, int] = {}
 
     def take(self, entry: _Entry, at: str) -> None:
+        """Add the call, wait or computation of one entry, or note that it is lost."""
         phase = str(entry.markers[-1]).strip("# ")[:40] if entry.markers else ""
         if entry.comms is None:
             return self._compute(entry, at, phase)

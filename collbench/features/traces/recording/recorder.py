@@ -176,6 +176,8 @@ class Recorder:
 
     @make_harmless
     def _start(self) -> None:
+        """Check the settings, and begin to record at once or after ``after`` iterations. Raises
+        ValueError, RuntimeError and what the folder raises."""
         if self._steps < 1 or self._after < 0:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
@@ -205,6 +207,8 @@ class Recorder:
 
     @make_harmless
     def _count_iteration(self) -> None:
+        """Count an iteration that has ended, and begin or end the recording where that was the
+        number asked for."""
         self._passed += 1
         if self._began >= 0:
             now = self._now()

@@ -368,6 +368,8 @@ def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
 
 
 def _did_last(rank: RankTrace) -> tuple[str, ...]:
+    """The cells of a rank's line: its last call, when that was, its state and its place in the
+    program."""
     calls = [call for _, call in list_communicating(rank)]
     if not calls:
         return str(rank.rank), "nothing", "-", "-", "-"
@@ -411,6 +413,8 @@ def _around_table(verdict: Judged, front: Front) -> Table:
 
 
 def _describe_called(meeting: Meeting, is_front: bool) -> tuple[str, ...]:
+    """The cells of a meeting's line: its calls, the ranks that called, those that are done, and
+    when it was first issued."""
     kinds = "; ".join(
         call if len(ranks) == len(meeting.calls) else f"{call} ({in_words(ranks)})"
         for call, ranks in _ranks_by_call(meeting.calls, meeting.group).items()

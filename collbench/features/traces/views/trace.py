@@ -437,6 +437,7 @@ TITLES = {
 
 
 def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[Section]:
+    """The sections of a page, with their figures, from tables by section."""
     sections = []
     for name, tables in tables_of.items():
         figures: list[Figure] = []

@@ -285,6 +285,7 @@ class _Fetched(_Zero):
         self._name_groups()
 
     def _name_groups(self) -> None:
+        """Add the groups that secondary partitions and quantized gradients need."""
         n, hpz, node = self.n, self.options.zero_hpz_partition_size, self.options.node
         if hpz > 1:
             rest = divide_evenly("dp", n, "zero_hpz_partition_size", hpz)
