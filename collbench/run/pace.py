@@ -138,7 +138,7 @@ class TwoPassPace(Pace):
         return [self._make_second(wide[case]) for case in leading]
 
     def take_cut_records(self) -> list[Record]:
-        """Those of the first pass that wait for their second."""
+        """The records of the first pass that wait for their second."""
         return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
     def _make_second(self, first: Record) -> Job:
@@ -279,8 +279,8 @@ class BudgetPace(Pace):
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def drop_world(self, current: Plan) -> Sequence[Job]:
-        """What is left of the plan's jobs, those for which there was no time being dropped
-        already."""
+        """The jobs of the plan that are left; those without time in the budget were dropped
+        before."""
         return self._ahead.pop(0)
 
     def accept(self, record: Record) -> Record:
@@ -345,8 +345,9 @@ class BudgetPace(Pace):
         return spare / len(cheapest_first) if cheapest_first else 0.0
 
     def _cost(self, job: Job) -> Cost:
-        """What was seen of the case in an earlier cycle; else a guess, corrected by what others
-        took: by a sum for what every case costs, by a factor for what grows with the size."""
+        """The cost of a case: as seen in an earlier cycle, else a guess. The guess is corrected by
+        what other cases took: by a sum for what every case costs, by a factor for what grows with
+        the size."""
         cost = self._costs.get(job.case.key)
         if cost is not None:
             return cost

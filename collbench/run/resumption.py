@@ -139,8 +139,8 @@ class Resumption:
 
     @property
     def reported(self) -> list[World | Record]:
-        """What a reporter heard of the run: its worlds and the records that are kept, but for cases
-        that were left out."""
+        """The lines that a reporter got of the run: its worlds and the records that are kept, but
+        for cases that were left out."""
         records = [record for record in self.kept_records if not is_unplanned(record)]
         return [*(self.file.worlds if self.file else ()), *records]
 

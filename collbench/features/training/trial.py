@@ -408,7 +408,8 @@ class StepTrial:
         ]
 
     def _outcome(self, index: int, samples: Samples, conditions: _Known) -> CaseOutcome:
-        """The outcome of the step's case ``index`` (0: the first part), from its samples."""
+        """The outcome of the step's case ``index``, counted from the last of its siblings, from
+        that case's samples."""
         case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}

@@ -126,7 +126,7 @@ class Board:
         return case if Phase.CONNECTING < phase < Phase.DONE else None
 
     def label(self, rank: int) -> str:
-        """What a rank is doing, as sentences have it."""
+        """The phrase for what a rank is doing."""
         return self.where(rank)[0].label
 
     def beats(self) -> list[int]:

@@ -236,7 +236,7 @@ class Cluster(Places):
 
 
 def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
-    """What actors answer. Raises CannotRun where one cannot be started."""
+    """The answers of actors. Raises CannotRun where one cannot be started."""
     try:
         answers: list[str] = ray.get(calls, timeout=MEET_SECONDS)
         return answers
@@ -248,5 +248,5 @@ def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
 
 
 def _last_line(error: Exception) -> str:
-    """What a remote error comes to, behind its traceback."""
+    """The last line of a remote error, below its traceback."""
     return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

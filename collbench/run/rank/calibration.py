@@ -155,7 +155,7 @@ class Blocks:
 
     @property
     def summary(self) -> Calibration | None:
-        """Their summary for the record, at rank 0."""
+        """The summary of all blocks for the record, at rank 0."""
         if not self._times:
             return None
         arithmetic, copy, trip = (

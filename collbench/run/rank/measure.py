@@ -165,7 +165,7 @@ class Samples(NamedTuple):
 
     @classmethod
     def concatenate(cls, blocks: Sequence[Samples]) -> Samples:
-        """All samples of blocks, in order."""
+        """The samples of all blocks, in order."""
         starts, ends, late, device = (np.hstack([b[k] for b in blocks]) for k in (0, 1, 2, 4))
         return cls(starts, ends, late, np.sum([b.switches for b in blocks], axis=0), device)
 

@@ -179,8 +179,8 @@ class Worker:
             self._emit(world)
 
     def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
-        """What all cases share. Raises CannotRun where the policy's way of starting together cannot
-        be had."""
+        """The bench that all cases share. Raises CannotRun where the policy's way of starting
+        together cannot be had."""
         sync, stream = self._policy.sync, self._backend.stream
         default: Scheme = "barrier" if world.oversubscribed else "window"
         scheme: Scheme = default if sync == "auto" else sync
@@ -243,7 +243,7 @@ class Worker:
         self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
     def _make_bench(self, case: Case) -> Bench:
-        """What the case is measured with: by this rank in its group, if it has been placed in
+        """The bench that a case is measured on: this rank's in its group, if it has been placed in
         one."""
         if not groups.count_placed_ranks(case.groups):
             self._backend.control = self._group if self._plan.groups else None

@@ -349,8 +349,8 @@ class _Tables:
                 self._take(table, line, half)
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
-        """Add the result of one half of a line, out of place or in place. Raises UsageError for a
-        time that cannot be read."""
+        """Add the result of one half of a line, out of place or in place, unless its time is not a
+        number or not of whole calls."""
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
         error, wrong = half.get("error", ""), parse_number(half.get("#wrong", ""))
         line = msgspec.structs.replace(

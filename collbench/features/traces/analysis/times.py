@@ -330,7 +330,8 @@ def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
 def _find_late(
     group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
 ) -> Iterator[Late]:
-    """The ranks of a group that come last more often than chance explains."""
+    """For each rank of a group how often it came last, by how much, and what that cost the others,
+    in the operations that all of the ranks called."""
     ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
     meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
     if not meetings:

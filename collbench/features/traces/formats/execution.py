@@ -193,7 +193,7 @@ class _Found:
         return WORLD if name == self._default else name[:200]
 
     def _comms(self, node: _Node, values: list[Any]) -> None:
-        """Read a record_param_comms node: a group's members, a wait, or a call."""
+        """Read a record_param_comms node: a wait, or a call of a collective or message."""
         at = f"node {node.id}"
         attributes = {attribute.name: attribute.value for attribute in node.attrs}
         try:

@@ -114,7 +114,8 @@ class Writer:
         self._file.flush()
 
     def _return_to_its_path(self) -> None:
-        """Write what was recorded so far to the path again, if the file there was removed."""
+        """Write what was recorded so far to the path again if the file there was removed. Raises
+        FileExistsError where another file is in its place."""
         number = self._file.fileno()
         opened = os.fstat(number)
         if not stat.S_ISREG(opened.st_mode):
