@@ -74,13 +74,13 @@ def _list_parameters(family: Any) -> Iterator[Parameter]:
 
 def _refuse_twice(function: Callable[..., None], parameters: list[Parameter]) -> None:
     """Raises TypeError where two options have the same name or the same flag."""
-    words = Counter(parameter.name for parameter in parameters)
+    name_counts = Counter(parameter.name for parameter in parameters)
     for parameter in parameters[1:]:
         option = get_args(parameter.annotation)[1]
         # Typer takes the first flag of an option for its default, where that is in a signature
         declared = [option.default, *(option.param_decls or ())]
-        words.update(flag for word in declared if word is not ... for flag in word.split("/"))
-    if twice := [word for word, count in words.items() if count > 1]:
+        name_counts.update(flag for word in declared if word is not ... for flag in word.split("/"))
+    if twice := [word for word, count in name_counts.items() if count > 1]:
         raise TypeError(f"{function.__qualname__}: {', '.join(twice)} stands twice")
 
 

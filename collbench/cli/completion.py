@@ -45,11 +45,11 @@ def find_name_source(kind: str) -> Callable[[], Iterable[str]]:
 def _make_completion(list_names: Callable[[], Iterable[str]], many: bool = False) -> Completion:
     """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
 
-    def found(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")
         return [f"{before}{comma}{name}" for name in list_names()]
 
-    return found
+    return complete
 
 
 def _list_algorithms() -> list[str]:

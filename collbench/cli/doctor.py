@@ -208,6 +208,8 @@ def _check_launches() -> Iterator[Finding]:
 
 
 def _measure_launches(suite: Suite) -> list[tuple[World, Record]]:
+    """Launch the suite LAUNCHES times, without saving it; the world and the record of each launch.
+    Raises CannotRun where its case cannot run."""
     prepared = prepare_order(Order(suite=suite, command=[], save=False))
     if not prepared.jobs:
         raise CannotRun(prepared.skips[0].reason)

@@ -96,6 +96,7 @@ def _find_command(error: Any) -> tuple[str, Any]:
 
 
 def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
+    """The message and the hint for an option that the command does not have."""
     name = _as_given(name)
     command_name = path.removeprefix("collbench").strip()
     message = f"{command_name}: no option {name}" if command_name else f"no option {name}"
@@ -112,6 +113,7 @@ def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
 
 
 def _describe_missing(error: Any, path: str, command: Any) -> tuple[str, str]:
+    """The message and the hint for an option or an argument that is missing."""
     parameter = error.param
     if parameter is None or command is None:
         return "an argument is missing", f"{path} --help"

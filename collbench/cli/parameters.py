@@ -26,6 +26,7 @@ class Foreign(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Its long name without dashes, as "nthreads"."""
         return self.flags.split()[1].removeprefix("--")
 
 

@@ -82,7 +82,7 @@ def pass_to_children(algorithm: UserAlgorithm) -> None:
 
 @functools.cache
 def _run_file(path: Path) -> dict[str, object]:
-    """What the file defines. Raises UsageError with what it raises."""
+    """The names that a file defines when it is run. Raises UsageError with what the file raises."""
     spec = importlib.util.spec_from_file_location(f"collbench_file_{zlib.crc32(bytes(path))}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageError(f"there is no file {path}", "an algorithm's file, as in ./line.py:line")

@@ -391,7 +391,8 @@ def find_row_table(name: str) -> RowTable:
 
 @cache
 def reading_place(name: str) -> int:
-    """Where a row stands among all, those of collectives first."""
+    """The index by which a report sorts a row: collectives first, then features' rows in their
+    order."""
     tables = (COLLECTIVE, *load_entries("row_tables").values())
     names = [row for table in tables for row in table.rows]
     return names.index(name) if name in names else len(names)

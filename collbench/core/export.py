@@ -42,8 +42,8 @@ NAME, VERSION = "collbench schedule", 1  # of the JSON form
 
 
 def remove_hazards(schedule: Schedule) -> Schedule:
-    """The same without hazards: steps that copy to scratch cells, after the row's, come before the
-    steps in need."""
+    """The schedule with no cell both read and overwritten in a step: before such a step another one
+    copies the cell to a scratch cell, which lies after the row's own."""
     width, hazards = schedule.width, find_hazards(schedule)
     used = np.zeros((schedule.n, width), bool)
     for hazard in hazards:
@@ -258,7 +258,8 @@ _NOP = {"type": "nop", "srcbuf": "i", "srcoff": -1, "dstbuf": "o", "dstoff": -1,
 
 
 def _describe_step(op: _Op, buffers: dict[str, int]) -> dict[str, Any]:
-    """What a step does. Only this rank's places count: MSCCL pairs messages by their order."""
+    """A step of a thread block for MSCCL's XML, by attribute. MSCCL pairs messages by their order,
+    so only this rank's offsets count."""
     chunk, into, reduce = op.transfer.chunk[0], op.transfer.into[0], op.transfer.reduce
     if op.peer >= 0:
         chunk = into = chunk if op.sends else into
@@ -376,7 +377,7 @@ def write_goal(schedule: Schedule, nbytes: int) -> str:
 
 
 def _merge_moves(moves: Moves) -> list[_Transfer]:
-    """All moves between the same two ranks as one transfer."""
+    """A transfer for each pair of ranks, of all moves between the two."""
     cells: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for src, dst, chunk, into, _ in moves:
         chunks, intos = cells.setdefault((src, dst), ([], []))

@@ -165,6 +165,8 @@ def list_members(rule: str, n: int) -> Groups:
 
 
 def _list_placed(rule: str, n: int) -> Groups:
+    """The groups of a rule that names its ranks. Raises UsageError unless it names each of n ranks
+    at most once, in groups of one size."""
     if match := MEETING.fullmatch(rule):
         groups: Groups = _list_pairs(match, n)
     else:

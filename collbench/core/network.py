@@ -79,8 +79,8 @@ class Network:
     link: Link
 
     def bound(self, bound: Callable[[int], Bound], n: int) -> tuple[float, float, float]:
-        """Seconds, and seconds a byte on wires and reduced, that n ranks need at least; wires are
-        not looked at."""
+        """Lower bounds of what an operation with ``bound`` takes among n ranks: seconds, seconds
+        for each byte sent, and seconds for each byte reduced. Shared wires are not considered."""
         least = bound(n)
         return (
             least.alpha * self.link.alpha,
@@ -89,9 +89,13 @@ class Network:
         )
 
     def ends(self, src: Ints, dst: Ints) -> tuple[Any, Any, Any]:
+        """Alpha (s), beta and gamma (s a byte) of messages from ranks ``src`` to ranks ``dst``:
+        numbers, or arrays with an item for each message."""
         return self.link
 
     def wires(self, messages: Messages) -> Floats:
+        """Seconds that each shared wire is busy with ``messages`` if a cell has length 1; empty
+        where no wire is shared."""
         return np.zeros(0)
 
 
@@ -135,8 +139,8 @@ class Torus(Network):
     shape: tuple[int, ...]
 
     def _ways(self, src: Ints, dst: Ints) -> Iterator[tuple[int, int, Ints, Ints]]:
-        """Each dimension: its size and stride, where messages enter it, and how far they go
-        (negative: back)."""
+        """For each dimension its size and stride, the coordinate at which messages enter it, and
+        how many hops they go along it (negative: backwards)."""
         for axis, size in enumerate(self.shape):
             stride = math.prod(self.shape[axis + 1 :])
             enter = src // stride % size

@@ -190,6 +190,8 @@ def _join_actions(actions: list[Action]) -> list[Action]:
 
 
 def _is_neighbour(last: Action, action: Action) -> bool:
+    """Whether ``action`` goes on where ``last`` ends, in the buffer that is written and in all that
+    are read, so that the two are one."""
     if (last.bank, last.cell + last.cells, len(last.terms)) != (
         action.bank,
         action.cell,
@@ -222,7 +224,7 @@ class _Clocks:
         return tuple(waits)
 
     def tick(self, progress: int) -> None:
-        """All ranks have come to the same progress (which is not to say at the same time)."""
+        """Note that all ranks have come to ``progress``, though not at the same time."""
         np.fill_diagonal(self._progress, progress)
         self._at[progress] = self._progress.copy()
 
@@ -235,8 +237,8 @@ class _Uses:
         self._readers: dict[Term, dict[int, int]] = defaultdict(dict)
 
     def needs(self, rank: int, actions: list[Action]) -> dict[int, int]:
-        """What must have happened before a rank may act: values be there, and old ones have been
-        read."""
+        """The progress that other ranks must have made before ``rank`` may do ``actions``, by rank:
+        the values that it reads are written, and the values that it overwrites have been read."""
         needs: dict[int, int] = {}
         for bank, cell, cells, terms in actions:
             for location in (location for term in terms for location in _list_terms(term, cells)):
@@ -264,6 +266,8 @@ class _Uses:
 
 
 def _make_program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
+    """The program of n ranks from their actions by step; with ``clocks`` it also has the waits by
+    which ranks need no other synchronisation."""
     uses = _Uses()
     last: list[dict[int, int]] = [
         {} for _ in range(n)

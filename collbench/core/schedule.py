@@ -86,6 +86,7 @@ class Schedule(NamedTuple):
 
     @property
     def row(self) -> Collective:
+        """The row of its collective in COLLECTIVES."""
         return COLLECTIVES[self.collective]
 
     @property
@@ -262,7 +263,7 @@ def _find_conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: 
 def _apply_step(
     state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has_data: bool
 ) -> list[Fault]:
-    """One step over symbols; faults that no later step could mend."""
+    """Apply one step to the cells' symbols, and yield the faults that no later step could mend."""
     src, dst, chunk, into = table
     carried = state[src, chunk]
     empty = carried[:, 0] < 0
@@ -308,6 +309,8 @@ def _judge_outputs(schedule: Schedule, state: Ints) -> list[Fault]:
 
 
 def _explain_fault(got: Ints, expected: Ints, rank: int, cell: int) -> Fault:
+    """The Fault of a cell that does not hold what the collective promises, by counts of each rank's
+    contribution."""
     less, more = (np.flatnonzero(d[1:] > 0) for d in (expected - got, got - expected))
     if got[0] < 0:
         return Fault("missing", None, rank, cell, "nothing has arrived")

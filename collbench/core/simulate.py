@@ -92,6 +92,8 @@ def list_step_messages(schedule: Schedule, lengths: Any = None) -> Iterator[tupl
 
 
 def _make_messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
+    """The messages of a step, one for each pair of different ranks. Cells are ``lengths`` (ranks,
+    cells) long, or 1 where that is None and all pairs move ``size`` cells together."""
     if lengths is None:
         src, dst, reduce = (
             f.ravel() for f in np.broadcast_arrays(moves.src, moves.dst, moves.reduce)
@@ -130,8 +132,8 @@ class Cost(NamedTuple):
 
 
 def cost_schedule(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
-    """One pass over the schedule. With ``lengths`` (ranks, cells) of all cells, sizes are multiples
-    of those."""
+    """The cost of a schedule on a network, as lines over the size. ``lengths`` (ranks, cells) gives
+    cells unequal lengths, of which sizes are multiples."""
     pieces: dict[bytes, tuple[Floats, int]] = {}
     for messages, times in list_step_messages(schedule, lengths):
         lines = list_cost_lines(network, schedule.n, messages)

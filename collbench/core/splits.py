@@ -39,15 +39,17 @@ def split_matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     import numpy as np
 
     if (given := _find_table(spec, n)) is not None:
-        return _round_to_elements(given, itemsize)
-    row = _round_to_elements(_first_row(spec, n, nbytes), itemsize)
+        return _count_whole_elements(given, itemsize)
+    row = _count_whole_elements(_first_row(spec, n, nbytes), itemsize)
     if spec.startswith("zipf"):
         return np.tile(row, (n, 1))
     table: np.ndarray = row[(np.arange(n) - np.arange(n)[:, None]) % n]
     return table
 
 
-def _round_to_elements(nbytes: np.ndarray, itemsize: int) -> np.ndarray:
+def _count_whole_elements(nbytes: np.ndarray, itemsize: int) -> np.ndarray:
+    """The number of elements of ``itemsize`` bytes in each value of ``nbytes``, rounded down, as
+    int64."""
     import numpy as np
 
     counts: np.ndarray = np.floor(nbytes / itemsize + 1e-9).astype(np.int64)
@@ -78,19 +80,18 @@ def _first_row(spec: str, n: int, nbytes: int) -> np.ndarray:
 
 
 def measure_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
-    """The most elements of the matrix that any rank sends, that any receives, and that pass the
-    busiest port. One row says it where rows are alike or each is the one before, turned by one.
-    Raises UsageError."""
+    """The most elements of the matrix that any rank sends, that any rank receives, and that pass
+    the busiest port. Raises UsageError on a bad spec or file."""
     if (given := _find_table(spec, n)) is not None:
-        table = _round_to_elements(given, itemsize)
+        table = _count_whole_elements(given, itemsize)
         return int(table.sum(1).max()), int(table.sum(0).max()), count_busiest(table)
     return _pattern_extent(spec, n, nbytes, itemsize)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pattern_extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
-    """That of a pattern, by its first row."""
-    row = _round_to_elements(_first_row(spec, n, nbytes), itemsize)
+    """``measure_extent`` of a pattern, as uniform: by the first row of its matrix alone."""
+    row = _count_whole_elements(_first_row(spec, n, nbytes), itemsize)
     sent, smallest = int(row.sum()), int(row.min())
     if not spec.startswith("zipf"):
         return sent, sent, sent - int(row[0])
@@ -170,7 +171,7 @@ def _read_matrix(path: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _read_cached(file: Path, *_: int) -> np.ndarray:
-    """What a file held at some time, so long and so old."""
+    """The numbers in a file; read again if the file's size or age, the other arguments, changed."""
     return _parse_numbers(file)
 
 

@@ -43,9 +43,11 @@ def core_count(root: Path = ROOT) -> int:
 
 
 def launched_core_count(ranks: int) -> int:
-    """Physical cores of the ``ranks`` that a launcher started on this host: core_count, but where
-    the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
-    its own: they have as many each, and no more than the launcher."""
+    """Physical cores that ``ranks`` ranks, which a launcher started on this host, can use together.
+
+    If the launcher (the parent process) may use more CPUs than this rank, it has bound each rank to
+    cores of its own: the result is this rank's cores times ``ranks``, at most the launcher's cores.
+    Else all ranks share this rank's cores (``core_count``)."""
     rank_cores = core_count()
     try:
         launcher = os.sched_getaffinity(os.getppid())
@@ -68,14 +70,14 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
-    counted, total = set[int](), 0
+    covered, total = set[int](), 0
     for cpu in list_affinity(root):
-        indices = () if cpu in counted else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
+        indices = () if cpu in covered else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((read_integer(index / "level") or 0, index) for index in indices)[
             -1:
         ]:
             total += (read_integer(last / "size", r"(\d+)K") or 0) << 10
-            counted |= {cpu, *cpu_list(last / "shared_cpu_list")}
+            covered |= {cpu, *cpu_list(last / "shared_cpu_list")}
     return total or None
 
 

@@ -204,7 +204,7 @@ def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def host_name() -> str:
-    """This machine's name."""
+    """The name of this machine."""
     return socket.gethostname()
 
 
@@ -249,6 +249,7 @@ def _select_relevant(
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """The values of nested mappings and lists, by their path with dots."""
     if not isinstance(value, Mapping | list | tuple):
         return {path: value}
     deep = path.count(".") > 20  # as no fact of ours, but maybe one by another hand

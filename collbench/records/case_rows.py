@@ -77,10 +77,12 @@ class CaseRows(NamedTuple):
 
     @property
     def oversubscribed(self) -> bool:
+        """Whether any row with samples had more ranks than cores."""
         return any(row.world and row.world.oversubscribed for row in self.timed)
 
     @property
     def on_gpu(self) -> bool:
+        """Whether ranks used GPUs in any row with samples, or the backend runs on GPUs only."""
         ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
         return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
 
@@ -120,6 +122,8 @@ def gather_case_rows(
 
 
 def _case_rows(case_list: Sequence[Row], paired: bool) -> CaseRows:
+    """The CaseRows of one case: its launches, for pairs only those with a world, and how they were
+    measured."""
     placed = [row for row in case_list if row.world] if paired else case_list
     manner: dict[str, set[str]] = {}
     for row in rows.select_fit(case_list):

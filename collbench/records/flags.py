@@ -46,11 +46,17 @@ class FlaggedTime(Protocol):
     """A time with its interval and flags."""
 
     @property
-    def half_width(self) -> float: ...
+    def half_width(self) -> float:
+        """The larger half of the interval, as a share of the median; infinite or nan where there is
+        no interval."""
+
     @property
-    def flags(self) -> tuple[str, ...]: ...
+    def flags(self) -> tuple[str, ...]:
+        """The names of the row's flags."""
+
     @property
-    def late_share(self) -> float: ...
+    def late_share(self) -> float:
+        """How late the late rank came, as a share of a sample's time; 0 where no rank is late."""
 
 
 def is_wide(time: FlaggedTime) -> bool:
@@ -59,27 +65,27 @@ def is_wide(time: FlaggedTime) -> bool:
 
 
 def is_always(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt wherever they stand."""
+    """True: the flag is a reason to doubt on every row."""
     return True
 
 
 def is_never(flag: str, time: FlaggedTime) -> bool:
-    """For flags that only remark."""
+    """False: the flag only remarks."""
     return False
 
 
 def if_severe(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where they end in ``!``."""
+    """Whether the flag is a reason to doubt: where its name ends in ``!``."""
     return flag.endswith("!")
 
 
 def if_wide(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where the interval is wide."""
+    """Whether the flag is a reason to doubt: where the interval is wide."""
     return is_wide(time)
 
 
 def if_very_late(flag: str, time: FlaggedTime) -> bool:
-    """For flags that give a reason to doubt where one rank came last more often than SEVERE."""
+    """Whether the flag is a reason to doubt: where one rank came last more often than SEVERE."""
     return time.late_share > SEVERE
 
 
@@ -404,8 +410,8 @@ def _names_of(effect: Effect) -> tuple[str, ...]:
     return tuple(
         flag.name + mark
         for flag in FLAGS
-        for mark, own in (("", flag.effect), ("!", flag.severe_effect))
-        if own == effect
+        for mark, flag_effect in (("", flag.effect), ("!", flag.severe_effect))
+        if flag_effect == effect
     )
 
 

@@ -62,6 +62,7 @@ def judge_limits(file: RunFile) -> list[Held]:
 
 
 def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
+    """The answer of a limit for each row that it is about."""
     tables: dict[tuple[Any, ...], dict[Case, Sequence[Row]]] = defaultdict(dict)
     for case, launches in cases.items():
         tables[_table_key(case)][case] = launches
@@ -88,8 +89,8 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
 
 
 def _table_key(case: Case) -> tuple[Any, ...]:
-    """What the rows have in common among which a size is the largest, and over which nccl-tests
-    averages."""
+    """The key that rows of one table of nccl-tests share: a limit is on the largest size of a
+    table, or on its average."""
     details = (case.splits, case.groups, case.group, case.arrival, case.background)
     return (case.collective, case.label, case.n, case.mode, case.env, *details)
 
@@ -102,6 +103,7 @@ def _is_form_skipped(case: Case, cases: Launches) -> bool:
 
 
 def _hold_absent(limit: Limit, row: str) -> Held:
+    """The answer for a limit that no measured row matches."""
     return Held(
         row=row,
         wanted=limit.busbw,
@@ -114,6 +116,7 @@ def _hold_absent(limit: Limit, row: str) -> Held:
 
 
 def _hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
+    """The answer of a limit for one row, over its launches."""
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
     fit = select_deciding(launches)
     left_out = [cycle for row in launches for cycle in row.left_out]

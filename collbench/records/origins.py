@@ -48,7 +48,7 @@ def reasons_by_flag(effect: Effect) -> dict[str, str]:
 
 
 def find_origins(record: Record, world: World | None) -> dict[str, bool]:
-    """By its flag, whether each origin is the record's."""
+    """For each flag of ORIGINS whether it holds for the record."""
     return {flag: origin.holds(record, world) for flag, origin in ORIGINS.items()}
 
 

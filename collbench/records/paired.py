@@ -61,8 +61,8 @@ def estimate_shift(changes: Values, level: float = 0.95) -> Shift:
 
 
 def unpaired_shift(base: Values, head: Values, level: float = 0.95) -> Shift:
-    """The same for logs of launches that form no pairs: the median of all differences, bounded by
-    Mann-Whitney."""
+    """The shift from ``base`` to ``head``, logs of launches that form no pairs: the median of all
+    differences (Hodges-Lehmann), with its interval by Mann-Whitney."""
     differences = np.sort(
         np.subtract.outer(np.asarray(head, dtype=float), np.asarray(base, dtype=float)), axis=None
     )
@@ -195,7 +195,9 @@ def estimate_mde(changes: Values) -> float:
 
 
 def unpaired_mde(base: Values, head: Values) -> float:
-    """The same for two sides without pairs, from their pooled scatter."""
+    """The smallest change that launches of two sides without pairs find at 95 % with a chance of
+    80 %, from their pooled scatter; infinite where a side has one launch. See
+    ``smallest_unpaired_change``."""
     return smallest_unpaired_change(unpaired_scatter(base, head), len(base), len(head))
 
 
@@ -208,7 +210,8 @@ def smallest_change(scatter: float, pairs: int) -> float:
 
 
 def smallest_unpaired_change(scatter: float, base: int, head: int) -> float:
-    """The same for so many launches a side that form no pairs."""
+    """The smallest change that ``base`` and ``head`` launches of two sides without pairs find at
+    95 % with a chance of 80 %; infinite where a side has one launch."""
     return (
         _mde_factor(scatter, base + head - 2, 1 / base + 1 / head)
         if min(base, head) > 1

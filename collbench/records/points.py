@@ -138,6 +138,8 @@ def find_best(points: Iterable[Point]) -> list[Best]:
 
 
 def _rank_group(group: list[Point]) -> Best:
+    """The fastest point of a group, with those that may be as fast, those of unknown time and those
+    surely slower."""
     winner, *others = sorted(group, key=lambda point: point.median)
     are_known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
     libraries = [point for point in (winner, *others) if point.case.algorithm == "native"]

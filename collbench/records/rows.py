@@ -96,11 +96,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carried(self) -> float:
-        """How many times what busbw assumes links carried, 1 where nobody knows."""
+        """Bytes that links carried over the bytes that busbw assumes; 1 if unknown."""
         return self.derived.carried if self.derived else 1.0
 
     @property
     def record(self) -> Record:
+        """The record of the first cycle that counts, else of the first."""
         return self.first.record
 
     @property
@@ -110,6 +111,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted(self) -> bool:
+        """Whether a model predicted its time."""
         return self.record.status == "predicted"
 
     @property
@@ -348,7 +350,8 @@ def make_frame(files: Sequence[RunFile]) -> pd.DataFrame:
 
 
 def _read_path(row: Row, source: str, kind: Kind) -> Any:
-    """What a row has by a path of attributes; None where one of them is None."""
+    """The value of a row at a path of attributes, as "derived.busbw"; None where an attribute on
+    the way is None."""
     value: Any = row
     for name in source.split("."):
         value = None if value is None else getattr(value, name)

@@ -63,7 +63,8 @@ class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
 
 
 class _Brief(NamedTuple):
-    """The same, the case by its hash."""
+    """The fields of a record by which a reader decides whether it stands; ``case`` is the hash of
+    the case's JSON."""
 
     case: int
     status: str
@@ -148,6 +149,7 @@ class Writer:
             )
 
     def _lock(self) -> None:
+        """Lock the file. Raises UsageError where another process writes it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -405,6 +407,8 @@ def _select_standing(run: Run, records: list[R]) -> list[R]:
 
 
 def _decode_lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
+    """The lines of a part of a file, up to the first that is cut off. Raises CannotRun for a line
+    that cannot be read."""
     decoder = msgspec.json.Decoder(Line)
     with path.open("rb") as f:
         f.seek(part.begin)

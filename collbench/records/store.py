@@ -124,7 +124,8 @@ def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
 
 
 def _match_names(name: str, runs: Sequence[Path]) -> list[Path]:
-    """Those whose ids begin so; else those with such a tag; else the only one whose id ends so."""
+    """The runs whose id begins with ``name``; else those with this tag; else the only run whose id
+    ends with it."""
     if not name:
         return []
     by_id = [path for path in runs if path.stem.startswith(name)]

@@ -62,7 +62,8 @@ def needed_bytes(case: Case) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _needed_share(collective: str, algorithm: str, n: int, root: int) -> float:
-    """The same for one byte of the size."""
+    """Bytes that the ranks of a group send together for each byte of a case's size; nan for an
+    algorithm that this version does not have."""
     if algorithm == "native":
         return COLLECTIVES[collective].traffic(n)
     try:
@@ -82,9 +83,7 @@ def settle_counts(case: Case, sent: Sequence[Sent]) -> float | None:
     which little else did, if that is as much as is needed, or next to nothing, or the one before
     says the same; else None."""
     quiet = [
-        share
-        for share, noise in (_count_shares(case, counted) for counted in sent)
-        if noise <= NOISE
+        share for share, noise in (_count_shares(case, count) for count in sent) if noise <= NOISE
     ]
     if not quiet:
         return None
@@ -115,7 +114,7 @@ def _derive_counted(record: Record) -> Traffic:
     case = record.case
     wire = settle_counts(case, record.sent)
     if wire is None:
-        shares = [_count_shares(case, counted) for counted in record.sent]
+        shares = [_count_shares(case, count) for count in record.sent]
         shares_text = ", ".join(f"{share:.2f} (others {noise:.2f})" for share, noise in shares)
         return Traffic(moves=f"not counted, for other traffic: {shares_text} of what is needed")
     if wire < UNSEEN:

@@ -386,7 +386,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backends(self) -> set[str]:
-        """Those that ran, or tried to."""
+        """The backends of all cases that ran, or were to run and failed."""
         return {record.case.backend for record in self.records if record.status != "skipped"}
 
 

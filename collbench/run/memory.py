@@ -71,7 +71,7 @@ def measure_room(backend: str, n: int, policy: Policy) -> Room:
 
 @functools.cache
 def list_gpus() -> Sequence[Gpu]:
-    """Those that CUDA shows this process, else AMD's; none without a driver."""
+    """The GPUs that CUDA shows this process, else AMD's; empty without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -113,7 +113,7 @@ def _list_amd_gpus(root: Path) -> Sequence[Gpu]:
 
 
 def _free_bytes(uuid: str, total: int) -> int:
-    """What NVML says is free on that GPU; where it does not, what is left after a tenth."""
+    """Bytes that NVML says are free on a GPU; where it does not say, nine tenths of the memory."""
     uuid_text = f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
     try:
         library = nvml.load_nvml()

@@ -138,7 +138,7 @@ class TwoPassPace(Pace):
         return [self._make_second(wide[case]) for case in leading]
 
     def take_cut_records(self) -> list[Record]:
-        """Those of the first pass that wait for their second."""
+        """The records of the first pass that wait for their second."""
         return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
     def _make_second(self, first: Record) -> Job:
@@ -190,10 +190,12 @@ def interval_width(record: Record) -> float:
 
 
 def merge_visits(first: Record, second: Record, enough: float) -> Record:
-    """One record of both visits' samples, converged where its interval is narrow ``enough``. Where
-    warm-up had not settled by the first, ranks were aligned in another way, or it had no valid
-    sample, its samples only warmed up; what GPUs did meanwhile, and which samples were invalid, is
-    of both visits all the same."""
+    """One record of both visits to a case: the two measurements of it in one run. The record has
+    converged if its median's interval is at most ``enough``, relative to the median.
+
+    The first visit's samples are dropped where it had no valid one, its warm-up had not settled, or
+    the second visit's ranks were aligned or timed in another way. Invalid samples and what the GPUs
+    did are recorded of both visits in any case."""
     causes = {**first.invalid, **second.invalid}  # in the order in which they came up
     fields: dict[str, object] = {
         "again": True,
@@ -277,8 +279,8 @@ class BudgetPace(Pace):
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def drop_world(self, current: Plan) -> Sequence[Job]:
-        """What is left of the plan's jobs, those for which there was no time being dropped
-        already."""
+        """The jobs of the plan that are left; those without time in the budget were dropped
+        before."""
         return self._ahead.pop(0)
 
     def accept(self, record: Record) -> Record:
@@ -343,8 +345,9 @@ class BudgetPace(Pace):
         return spare / len(cheapest_first) if cheapest_first else 0.0
 
     def _cost(self, job: Job) -> Cost:
-        """What was seen of the case in an earlier cycle; else a guess, corrected by what others
-        took: by a sum for what every case costs, by a factor for what grows with the size."""
+        """The cost of a case: as seen in an earlier cycle, else a guess. The guess is corrected by
+        what other cases took: by a sum for what every case costs, by a factor for what grows with
+        the size."""
         cost = self._costs.get(job.case.key)
         if cost is not None:
             return cost

@@ -98,8 +98,8 @@ def list_needs(case: Case, policy: Policy) -> Needs:
 
 
 def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
-    """One plan for all that need the same, in the order the sweep names them; jobs in the order
-    they run."""
+    """A plan for all jobs that need the same world, in the sweep's order, with its jobs in the
+    order they run."""
     plans = []
     by_needs: dict[Needs, list[Job]] = {}
     for job in jobs:

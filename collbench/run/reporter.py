@@ -73,32 +73,32 @@ class Several(Reporter):
         self._reporters = reporters
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
-        """Pass it on to each."""
+        """Pass the run, its cases and skips on to each reporter."""
         for reporter in self._reporters:
             reporter.begin(run, cases, skips)
 
     def world(self, world: World) -> None:
-        """Pass it on to each."""
+        """Pass the world on to each reporter."""
         for reporter in self._reporters:
             reporter.world(world)
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        """Pass it on to each."""
+        """Pass the phase on to each reporter."""
         for reporter in self._reporters:
             reporter.phase(case, phase, fraction)
 
     def show_interim(self, record: Record) -> None:
-        """Pass it on to each."""
+        """Pass the interim record on to each reporter."""
         for reporter in self._reporters:
             reporter.show_interim(record)
 
     def record(self, record: Record, row: Derived | None) -> None:
-        """Pass it on to each."""
+        """Pass the record on to each reporter."""
         for reporter in self._reporters:
             reporter.record(record, row)
 
     def end(self, end: End, path: Path | None) -> None:
-        """Pass it on to each."""
+        """Pass the end on to each reporter."""
         for reporter in self._reporters:
             reporter.end(end, path)
 
@@ -116,20 +116,20 @@ class Gathered(Reporter):
         self.run, self.cases, self.skips = run, cases, skips
         self.worlds: dict[int, World] = {}
         self.arrived: list[Outcome] = []
-        self._place = {case: index for index, case in enumerate(cases)}
+        self._index_by_case = {case: index for index, case in enumerate(cases)}
 
     def world(self, world: World) -> None:
-        """Keep it by its index."""
+        """Keep the world by its index."""
         self.worlds[world.index] = world
 
     def record(self, record: Record, row: Derived | None) -> None:
-        """Keep it; in the place of the one before where the case was measured again."""
+        """Keep the record; it replaces the one before where the case was measured again."""
         if record.again:
             self.arrived = [outcome for outcome in self.arrived if outcome[0].case != record.case]
         self.arrived.append((record, row))
 
     def end(self, end: End, path: Path | None) -> None:
-        """Keep it, and where the run was saved."""
+        """Keep the end of the run, and the path where it was saved."""
         self.ended, self.path = end, path
 
     @property
@@ -148,13 +148,14 @@ class Gathered(Reporter):
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """All records and what is derived of them, in plan order."""
+        """All records with what is derived of each, in plan order."""
         return self.sort_by_plan(self.arrived)
 
     def sort_by_plan(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes in plan order, those of cases that were not planned last."""
         return sorted(
-            outcomes, key=lambda outcome: self._place.get(outcome[0].case, len(self._place))
+            outcomes,
+            key=lambda outcome: self._index_by_case.get(outcome[0].case, len(self._index_by_case)),
         )
 
 

@@ -113,7 +113,7 @@ class Resumption:
         return [r for r in self.file.records if pace.missed_second_pass(r, policy)]
 
     @cached_property
-    def kept(self) -> list[Record]:
+    def kept_records(self) -> list[Record]:
         """Records that need not be measured again: all but what failed or was cut short, what a
         budget left no time for, and what could not be opened. Wrong data stays: it is a finding."""
         missed = {record.case for record in self.cut_off}
@@ -127,19 +127,22 @@ class Resumption:
 
     @cached_property
     def kept_cases(self) -> frozenset[Case]:
-        return frozenset(record.case for record in self.kept)
+        """The cases of ``kept_records``."""
+        return frozenset(record.case for record in self.kept_records)
 
     @property
     def left_out(self) -> list[Skip]:
         """Cases that were left out before any rank was asked."""
-        return [Skip(record.case, record.note) for record in self.kept if is_unplanned(record)]
+        return [
+            Skip(record.case, record.note) for record in self.kept_records if is_unplanned(record)
+        ]
 
     @property
-    def heard(self) -> list[World | Record]:
-        """What a reporter heard of the run: its worlds and the records that are kept, but for cases
-        that were left out."""
-        asked = [record for record in self.kept if not is_unplanned(record)]
-        return [*(self.file.worlds if self.file else ()), *asked]
+    def reported(self) -> list[World | Record]:
+        """The lines that a reporter got of the run: its worlds and the records that are kept, but
+        for cases that were left out."""
+        records = [record for record in self.kept_records if not is_unplanned(record)]
+        return [*(self.file.worlds if self.file else ()), *records]
 
     def plan_remaining(self, jobs: Sequence[Job], policy: Policy) -> list[Plan]:
         """One plan per world to come, counting on from those there were. What failed before is

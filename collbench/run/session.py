@@ -196,7 +196,7 @@ class _Session:
         done."""
         skips = self._earlier.left_out + self._prepared.skips
         self._reporter.begin(self._run, self._prepared.cases, skips)
-        for line in self._earlier.heard:
+        for line in self._earlier.reported:
             self._announce(line)
 
     def run(self) -> Exit:

@@ -105,7 +105,7 @@ def build_case(
 
 
 def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> None:
-    """One rank's process, which leaves what it found in its file of ``folder``."""
+    """Run one rank's process, which writes its result to its file in ``folder``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         result = _RankResult(_call_on_rank(rank, folder, case, values))

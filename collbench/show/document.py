@@ -107,10 +107,11 @@ class Column(NamedTuple):
     priority: int = 0  # where there is too little room, the largest is given up first; 0: never
     dim: bool = False
     width: int = 0  # fixed, in characters; 0: as wide as its cells
-    whole: bool = False  # never cut, only broken by the terminal itself
+    never_cut: bool = False  # only the terminal itself may break its cells over lines
 
     @property
     def is_left(self) -> bool:
+        """Whether its cells are aligned on the left, as those that wrap or are cut are."""
         return self.align != "right"
 
 
@@ -149,6 +150,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heads(self) -> tuple[str, ...]:
+        """The heads of its columns, in order."""
         return tuple(column.head for column in self.columns)
 
     def select_columns(self, indices: Sequence[int]) -> Table:

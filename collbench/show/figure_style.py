@@ -142,4 +142,5 @@ def log_axis(
 
 
 def fade_colour(colour: str, opacity: float) -> str:
+    """A colour "#rrggbb" with an opacity of 0..1, as CSS writes it: "rgba(31,119,180,0.5)"."""
     return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{opacity})"

@@ -188,6 +188,7 @@ def draw_curves(
 def _against_size(
     name: str, title: str, caption: str, data: list[Trace], upward: dict[str, Any], **layout: Any
 ) -> Figure:
+    """A figure over message sizes; dashes are drawn solid where all lines are dashed."""
     across = sizes_axis(x for trace in data for x in trace["x"] if x)
     strokes = [stroke for trace in data if "dash" in (stroke := trace.get("line", {}))]
     if all(stroke["dash"] == "dash" for stroke in strokes):

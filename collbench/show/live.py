@@ -69,6 +69,8 @@ class Frame(Live):
     _widths: Sequence[int] = ()  # of the lines as written last, in cells
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What rich is to print for this view: first the movement of the cursor back over lines
+        that the terminal has broken since, as it got narrower."""
         drawn = super().process_renderables(renderables)
         if not self.console.is_interactive:
             return drawn
@@ -360,6 +362,8 @@ class Watch:
         self._bar.stop()
 
     def step(self, step: Step) -> None:
+        """Show the launch that an experiment has come to: on the bar, or in a line of its own at
+        the first of each round where there is no terminal."""
         name = f"stage {step.stage}" if step.stage else "pilot"
         if step.stage not in self._tasks:
             for earlier in self._tasks.values():

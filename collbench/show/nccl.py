@@ -366,6 +366,7 @@ class Text(Reporter):
                 self._repeated[note] += 1
 
     def _open(self, lines: list[dict[bool, Case]]) -> None:
+        """Write the head of the table that these lines are in."""
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._block_outcomes: list[Outcome] = []
@@ -403,6 +404,7 @@ class Text(Reporter):
         )
 
     def _conclude(self) -> None:
+        """Write the closing lines of the open table, if there is one."""
         if self._table and not any(map(has_line, self._block_outcomes)):
             self._print("# nothing of this table ran: there is no result", "#")
         elif self._table:

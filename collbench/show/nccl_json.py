@@ -52,20 +52,20 @@ class Document(Gathered):
                 f"for example -J {path.stem}.json",
             )
         files.refuse_no_folder(path, "-J")
-        self._wanted, self._options = path, options
+        self._requested_path, self._options = path, options
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         """``written`` then holds the name the file gets. Raises CannotRun where there can be
         none."""
         super().begin(run, cases, skips)
-        self.written = claim_path(self._wanted)
+        self.written = claim_path(self._requested_path)
 
     def end(self, end: End, path: Path | None) -> None:
         """Raises CannotRun where the file cannot be written."""
         worlds = list(self.worlds.values())
         write_json(self.written, make_json(self.run, worlds, self.outcomes, end, self._options))
-        if self.written != self._wanted:
-            print_message(f"{self._wanted} exists: wrote {self.written}")
+        if self.written != self._requested_path:
+            print_message(f"{self._requested_path} exists: wrote {self.written}")
 
 
 def claim_path(path: Path) -> Path:

@@ -117,7 +117,7 @@ def print_blocks(*things: Block | RenderableType) -> None:
 
 def _least_width(table: Table, piped: bool) -> int:
     """Columns without which something would be cut that must not be: all of it in a pipe."""
-    is_whole = [piped or column.whole for column in table.columns]
+    is_whole = [piped or column.never_cut for column in table.columns]
     needed = [
         room if is_kept else 1
         for room, is_kept in zip(_column_widths(table), is_whole, strict=True)
@@ -291,18 +291,18 @@ def _fit_table(table: Table, width: int) -> Table:
     natural, widths[last] = widths[last], min(widths[last], LAST)
     remaining = list(range(len(widths)))
 
-    def left() -> int:
+    def room_left() -> int:
         return width - sum(widths[index] for index in remaining) - GAP * (len(remaining) - 1)
 
     for index in sorted(remaining, key=lambda index: -columns[index].priority):
-        if left() < 0 and columns[index].priority:
+        if room_left() < 0 and columns[index].priority:
             remaining.remove(index)
     broken = [i for i in remaining if i != last and columns[i].align in ("wrap", "cut")]
-    if left() < 0 and broken:
+    if room_left() < 0 and broken:
         widest = max(broken, key=lambda index: widths[index])
-        least = 1 if any(column.whole for column in columns) else min(LAST, widths[widest])
-        widths[widest] = max(least, widths[widest] + left())
-    widths[last] = max(1, min(natural, widths[last] + left()))
+        least = 1 if any(column.never_cut for column in columns) else min(LAST, widths[widest])
+        widths[widest] = max(least, widths[widest] + room_left())
+    widths[last] = max(1, min(natural, widths[last] + room_left()))
     fixed = [column._replace(width=room) for column, room in zip(columns, widths, strict=True)]
     return msgspec.structs.replace(table, columns=fixed).select_columns(remaining)
 

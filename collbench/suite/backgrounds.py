@@ -77,7 +77,8 @@ def normalise_background(text: str, option: str = "--background") -> str:
 
 
 def group_rule(case: Case) -> str:
-    """By which ranks are divided for what is in the background."""
+    """The rule by which ranks are divided for the case's background; "" for all ranks together, or
+    without a background."""
     return parse_background(case.background).rule if case.background else ""
 
 

@@ -104,15 +104,17 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def table(self) -> RowTable:
-        """The rows of its kind."""
+        """The table of rows that cases of this kind have."""
         return find_row_table(self.collective) if self.subject else COLLECTIVE
 
     @property
     def kind(self) -> str:
+        """The kind of case, by the name of its table of rows: "collective", or a feature's."""
         return self.table.kind
 
     @property
     def type(self) -> DType:
+        """The datatype of its buffers."""
         return DTYPES[self.dtype]
 
     @property
@@ -185,17 +187,18 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def index(self) -> int:
-        """Where it is among its siblings, 0 for the leader."""
+        """The case's index among its siblings, 0 for the leader."""
         return [*self.table.rows].index(self.collective) if self.table.together else self.group
 
     @property
     def is_leader(self) -> bool:
+        """Whether this case stands for all its siblings, which are measured together."""
         return self.index == 0
 
     @property
     def is_part(self) -> bool:
-        """Whether it is one of several rows of a table that is measured together, and not the
-        leader."""
+        """Whether the case is one of several rows of a table that are measured together, but not
+        the leader."""
         return self.table.together and self.index > 0
 
     @property
@@ -224,7 +227,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def values_by_key(self) -> dict[str, Any]:
-        """Its fields, as files and tables for programs call them."""
+        """The case's fields by the keys that files and tables for programs have."""
         return dict(zip(KEYS, msgspec.structs.astuple(self), strict=True))
 
     @property

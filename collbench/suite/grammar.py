@@ -200,7 +200,8 @@ def refuse_tag(tag: str) -> None:
 
 
 def split_words(text: str) -> list[str]:
-    """The parts of a list with commas."""
+    """The words of a comma-separated list, without blanks around them; empty ones are left out, so
+    that "" gives an empty list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -49,7 +49,7 @@ class Measurable(Protocol):
 
 
 def find_measurables() -> Sequence[Measurable]:
-    """Those of all features, in their order."""
+    """The measurables of all features, in the features' order."""
     return tuple(load_entries("measurables").values())
 
 

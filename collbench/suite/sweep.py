@@ -283,6 +283,8 @@ def expand_axes(axes: Axes) -> tuple[list[Case], list[Skip]]:
 
 
 def _list_swept(suite: Suite) -> Iterator[Case]:
+    """All cases of a suite before excludes: of its axes with overrides, of its includes, and of its
+    subjects."""
     for case in _expand_product(suite.axes):
         changes = {
             axis: values

@@ -98,6 +98,7 @@ def load_suite(name: str) -> Suite:
 
 
 def _read_suite(path: Path) -> Suite:
+    """The suite in a TOML file. Raises UsageError with the key that is wrong."""
     try:
         _, document = files.read_toml(path, MOST_BYTES)
     except (ValueError, RecursionError, OSError) as e:
@@ -192,6 +193,8 @@ def _check_algorithms(axes: Axes, where: str) -> None:
 
 
 def _parse_override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
+    """An [[override]] table: the cases that match, and the axes replaced for them. Raises
+    UsageError."""
     changeable = {name: read for name, read in LISTS.items() if name != "collectives"}
     hint = 'match = { collectives = ["all_to_all"] }, for example'
     values = _parse_values(table, {"match": _parse_match, **changeable}, where, {"match": hint})
@@ -334,6 +337,7 @@ def _parse_field(field: Field, given: Any, where: str) -> Any:
 
 
 def _find_kind(field: Field) -> Kind:
+    """The kind of values that a field takes, by which they are parsed."""
     if field.choices:
         choices, literal = tuple(map(str, field.choices)), cast(Any, Literal)
         return Kind(literal[field.choices], f"one of {', '.join(choices)}", names=choices)
@@ -345,6 +349,7 @@ def _find_kind(field: Field) -> Kind:
 
 
 def _parse_range(given: dict[str, Any], where: str) -> tuple[int, ...]:
+    """The sizes of a table with min, max, and factor or step. Raises UsageError."""
     values = _parse_values(given, RANGE, where)
     if not {"min", "max"} <= set(values):
         expected = "a list of sizes, or a table with min, max and perhaps factor or step"

@@ -62,7 +62,7 @@ def edge(nights: int, launches: int, sigma: float, unlike: bool, breach: float =
         ]
         claims = [Claim(left, (right,), 1.0, "") for left, right in zip(*sides, strict=True)]
         claims[0] = claims[0]._replace(factor=1 / (1 + breach))
-        hits = {one.claim.left.case for one in find_missed(claims)}
+        hits = {one.claim.timing.case for one in find_missed(claims)}
         found += lefts[0] in hits if breach else bool(hits)
     return found
 

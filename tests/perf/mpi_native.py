@@ -69,7 +69,7 @@ class Loop:
         self._process = subprocess.Popen(
             [mpirun.find_mpirun(), "-n", str(N), *command, path], env=settings
         )
-        self._words = Board.at(path, N + 1).words[-8:]
+        self._words = Board.at(path, N + 1).cells[-8:]
         self._question = 0
 
     def ask(self, nbytes: int, slots: int, inner: int, samples: int) -> float:
@@ -97,7 +97,7 @@ def rank(path: Path) -> None:
 
     comm, board = MPI.COMM_WORLD, Board.at(path, N + 1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[comm.rank]})
-    words, question, clock = board.words[-8:], 1, time.perf_counter_ns
+    words, question, clock = board.cells[-8:], 1, time.perf_counter_ns
     meeting = Board.at(path, N)
     while True:
         while words[0] < question:

@@ -106,7 +106,9 @@ def _name_variant(name: str, parameters: dict[str, int]) -> str:
 def _turn_roles(
     steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int
 ) -> Iterator[Moves]:
-    """The same steps with rank 0's role played by ``root``; cells in blocks by rank move along."""
+    """The steps with every rank's role shifted by ``root``, so that ``root`` does what rank 0 did.
+    ``block`` is the number of cells a rank, whose indices shift too; 0 if cells belong to no
+    rank."""
 
     def cell(index: Ints) -> Ints:
         return (index + root * block) % (n * block) if block else index
@@ -156,6 +158,8 @@ def add_file(spellings: str, collective: str = "") -> str:
 
 
 def _add_file_algorithm(word: str, owner: str) -> str:
+    """Make the algorithm of a word FILE:NAME known, and return the label to select it by; any other
+    word is returned unchanged. Raises UsageError where two files give one label."""
     match = algorithm_files.WORD.fullmatch(word.strip())
     if match is None:
         return word

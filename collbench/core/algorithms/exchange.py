@@ -97,7 +97,8 @@ def dissemination(n: int, cells: int) -> Iterator[Moves]:
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
-    """Every rank tells rank 0 that it has come, and rank 0 tells every rank to go on."""
+    """A barrier through rank 0: every rank tells rank 0 that it has come, and rank 0 then tells
+    every rank to go on."""
     yield from mirror_steps(linear(n, 1))
     yield from linear(n, 1)
 

@@ -128,14 +128,15 @@ def command_for_all(names: Sequence[str], rules: Rules) -> str:
 
 
 def _find_runs(names: str) -> list[RunFile]:
-    """One run, or several: those of a folder, or separated by commas."""
+    """Read the run called ``names``, all runs of the folder of this path, or several runs separated
+    by commas."""
     from collbench.records import run_file, store
 
     if os.path.isdir(names):  # noqa: PTH112 - Path's raises for a name that is too long
         files = (path for path in Path(names).glob("*.jsonl") if path.is_file())
         several = [str(path) for path in sorted(files)]
     else:
-        file = os.path.isfile(names)  # noqa: PTH113 - as above
+        file = os.path.isfile(names)  # noqa: PTH113 - Path's raises for a name that is too long
         several = [] if file else [name for name in names.split(",") if name]
     return [run_file.read_digest(store.find_run(name)) for name in several or [names]]
 

@@ -225,7 +225,8 @@ class _Terms(NamedTuple):
         return self.unknown or environment.explain_differences(deciding)
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
-        """The same of the whole comparison: empty where any row's sides compare."""
+        """Why machines or software forbid comparing the sides of every row; an empty string where
+        some row may be compared."""
         if all(self.why_apart(pair) for pair in pairs if len(pair.sides) == 2):
             return self.unknown or environment.explain_differences(self.differing)
         return ""
@@ -241,6 +242,8 @@ def _make_terms(
     pairs: list[Pair],
     under_way: bool,
 ) -> _Terms:
+    """The terms by which rows are judged: thresholds, levels and differences that are the same for
+    all of them."""
     measured = [list(pair.sides.values()) for pair in pairs]
     if in_pairs:
         tested = [
@@ -288,6 +291,7 @@ def _row_order(pair: Pair) -> tuple[Any, ...]:
 
 
 def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
+    """The verdict on one row, by its two sides."""
     case = pair.case
     default = terms.rules.tau
     if default is None:
@@ -371,7 +375,8 @@ def _relative_change(change: float) -> float:
 
 
 def _make_side(chosen: Sequence[Row]) -> Side | None:
-    """These launches as one; flags are those that more than half of them have."""
+    """The launches ``chosen`` as one side of a row, with the flags that more than half of them
+    have; None without launches."""
     if not chosen:
         return None
     time = case_time(chosen)
@@ -440,6 +445,8 @@ def _make_outcome(
     skipped: Sequence[LeftOut],
     why_apart: str,
 ) -> Outcome:
+    """The outcome of all rows, from which the verdict and the exit code of the comparison
+    follow."""
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
     why_apart = f"{why_apart} (--across-machines compares anyway)" if why_apart else ""

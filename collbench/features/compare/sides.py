@@ -182,6 +182,8 @@ def find_differences(files: Sequence[RunFile], backends: Collection[str]) -> lis
 
 
 def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
+    """The facts by which the machines of two runs differ, of those that decide for ``backends``.
+    Imported logs are compared by the facts that both tell."""
     facts = environment.find_differences(a.run.environment, b.run.environment, backends)
     if not any(file.run.imported or not file.run.environment for file in (a, b)):
         return facts
@@ -193,7 +195,8 @@ def _find_differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list
 
 
 def _of_worlds(file: RunFile, backends: Collection[str]) -> dict[str, str]:
-    """What heads of a log tell of the machine, by fact: hosts, devices, libraries by backend."""
+    """Facts of the machine from a run's worlds, by name: hosts, devices, and libraries by
+    backend."""
     worlds = [world for world in file.worlds if world.backend in backends]
     facts = [("hosts", rank.host) for world in worlds for rank in world.ranks]
     facts += [("devices", DEVICE.sub("", r.device)) for world in worlds for r in world.ranks]

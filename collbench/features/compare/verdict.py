@@ -163,6 +163,7 @@ def _weigh_stages(first: Ruling | None, second: Ruling | None, dropped: str) -> 
 def _rule_paired(
     base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
 ) -> Ruling | None:
+    """The ruling on a row by pairs of launches; None where the sides have no pair in ``stage``."""
     ratios = log_changes(base, head, stage)
     if not ratios:
         return None
@@ -193,7 +194,7 @@ TELLS, SPARED = "would tell", "cannot fail the comparison"
 
 
 def _would_take(pairs: float, seconds: float) -> str:
-    """What a verdict would take, in pairs of launches of so many seconds each."""
+    """A phrase for how many pairs of launches, of so many seconds each, a verdict would take."""
     if not pairs:
         return ""
     took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
@@ -261,7 +262,7 @@ def _describe_more(launches: Sequence[Row], number: int) -> str:
 
 
 def _class_shift(shift: Shift, tau: float) -> Verdict:
-    """What an interval says, taken as confirmed."""
+    """The verdict that an interval gives, as if it were confirmed."""
     estimate, lo, hi = (math.expm1(value) for value in shift[:3])
     if lo > 0 or hi < 0:
         return "SMALL" if abs(estimate) < tau else "REGRESSED" if lo > 0 else "IMPROVED"
@@ -418,6 +419,7 @@ def describe_few(decided: int, total: int) -> str:
 
 
 def _find_exit(outcome: Outcome) -> tuple[Exit, str]:
+    """The exit code of a comparison, and the sentence that explains it."""
     if outcome.wrong:
         return (
             Exit.WRONG_DATA,
@@ -484,6 +486,8 @@ def _describe_bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
 
 
 def _describe_fine(outcome: Outcome) -> str:
+    """The sentence for a comparison in which no gating row is bad, with the number of rows of each
+    verdict."""
     number = Counter(row.verdict for row in outcome.rows)
     bad = _describe_bad(outcome, outcome.rows)
     parts = [

@@ -447,6 +447,8 @@ def launch_cases(run: Run, cases: Sequence[Case], path: Path, seconds: float | N
 def _measure_suite(
     suite: Suite, command: Sequence[str], path: Path, tag: str, seconds: float | None
 ) -> None:
+    """Measure a suite into ``path`` within ``seconds``, None for no budget. Raises
+    KeyboardInterrupt where the user stopped it."""
     from collbench.run import session
     from collbench.run.order import Order
     from collbench.show import live

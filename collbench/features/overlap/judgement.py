@@ -43,7 +43,8 @@ class Overlapped(NamedTuple):
 
 
 def judge_overlaps(file: RunFile) -> list[Overlapped]:
-    """One for each case with a background that was measured alone, too, in the suite's order."""
+    """An Overlapped for each case that was measured with a background and without, by size and then
+    in the suite's order of backgrounds."""
     timed = {(r.case, r.world): r for r in select_counting(file) if r.status == "ok" and r.times_ns}
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for (case, world), record in timed.items():

@@ -100,6 +100,7 @@ def _format_interval(shift: Shift) -> str:
 
 
 def _flatten_row(overlap: Overlapped) -> dict[str, Any]:
+    """A row as an object of the JSON output; ends of an interval without bounds are None."""
     case = overlap.case
     shifts = {"slower": overlap.slower, "background_slower": overlap.other, "both": overlap.both}
     bounds = {

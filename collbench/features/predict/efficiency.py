@@ -156,7 +156,7 @@ class Yardstick:
 
     @property
     def constants(self) -> list[Constants]:
-        """All that were asked for so far."""
+        """The constants of all links that were looked up so far."""
         return list(self._constants.values())
 
     def merit(self, point: Point) -> Merit:
@@ -212,6 +212,8 @@ class Yardstick:
         return None
 
     def _probe(self, point: Point) -> Point | None:
+        """The sendrecv of a point's size over the same wires, from the first run that has one; None
+        without."""
         by_size = (
             self._probes.get((run, *_wire_key(point.case)), {})
             for run in self._homes(point.case.backend)[point.run]
@@ -272,8 +274,8 @@ def _preference(point: Point) -> tuple[bool, float]:
 
 
 def _make_predictor(case: Case, link: Link) -> Predictor | None:
-    """None where the algorithm is unknown to this version, or counting its messages would take
-    seconds."""
+    """A predictor of the case's time over ``link``; None where the algorithm is unknown to this
+    version, or counting its messages would take seconds."""
     try:
         predictor = Predictor(
             algorithms.find_variant(case.collective, case.algorithm),
@@ -323,12 +325,12 @@ def _fit_constants(wires: _Wires, run: int, probe: Case, is_wanted: bool) -> Con
         return msgspec.structs.replace(
             constants, refused=f"only {FITS} links are fitted in a report; collbench fit does all"
         )
-    fitted = _fit_series(wires, probe)
-    alpha = fitted.segments[0].alpha if fitted.segments else None
-    betas = [segment.beta for segment in fitted.segments if segment.beta]
-    if fitted.refused or alpha is None or not betas:
+    series_fit = _fit_series(wires, probe)
+    alpha = series_fit.segments[0].alpha if series_fit.segments else None
+    betas = [segment.beta for segment in series_fit.segments if segment.beta]
+    if series_fit.refused or alpha is None or not betas:
         return msgspec.structs.replace(
-            constants, refused=fitted.refused or "its constants cannot be told"
+            constants, refused=series_fit.refused or "its constants cannot be told"
         )
     beta = min(betas, key=lambda estimate: estimate.value)
     gamma, surely, note = _fit_gamma(wires, probe)

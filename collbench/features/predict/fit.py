@@ -309,7 +309,8 @@ def _describe_misfit(off: Floats) -> list[str]:
 def _make_estimates(
     values: Floats, draws: Floats, tells: npt.NDArray[np.bool_]
 ) -> list[Estimate | None]:
-    """None where the points do not tell, or the interval's ends are as far apart as for VAGUE."""
+    """An Estimate of each constant, with an interval from the resampled ``draws``; None for a
+    constant that the points do not determine, or whose interval is wider than VAGUE allows."""
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     bounds = zip(values.tolist(), low.tolist(), high.tolist(), tells.tolist(), strict=True)
     return [
@@ -338,6 +339,7 @@ def fit_links(all_series: Sequence[SizeSeries]) -> list[LinkFit]:
 
 
 def _fit_link(name: str, group: list[SizeSeries]) -> LinkFit:
+    """The fit of one link's constants to all series over that link at once."""
     exact = [
         series for series in group if series.case.algorithm != "native" or series.case.row.pairwise
     ]

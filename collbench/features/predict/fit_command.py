@@ -49,5 +49,5 @@ def fit(options: FitOptions) -> None:
     outputs.deliver_document(
         prediction.make_fitted(fits, fitting.fit_links(all_series)), options.output_format
     )
-    if all(fitted.refused for fitted in fits):
+    if all(series_fit.refused for series_fit in fits):
         raise typer.Exit(Exit.NO_VERDICT)

@@ -44,6 +44,7 @@ def _check_bound(night: Night) -> Looked:
 
 
 def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
+    """The finding for rows that are faster than the bound allows."""
     evidence = [
         Evidence(
             what=f"{describe_case(merit.point.case)}: median",

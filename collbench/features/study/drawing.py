@@ -425,6 +425,8 @@ def _join_columns(row: Sequence[Words], share: int) -> Words:
 
 
 def _draw_lane(lane: Sequence[Arrow], n: int, share: int) -> str:
+    """A line of text with these arrows between the lifelines of n ranks, ``share`` characters
+    each."""
     line = list((("│" + " " * (share - 1)) * n).rstrip())
     for src, dst, note in lane:
         way = 1 if dst > src else -1

@@ -88,6 +88,7 @@ class _Proof(NamedTuple):
     cells: int
 
     def row(self, alone: bool) -> tuple[str, ...]:
+        """The cells of the algorithm's line in the table."""
         authors, year, *_ = [*re.split(r" (?=\d{4},)", self.paper), ""]
         first, _, others = authors.partition(", ")
         short = f"{first} et al. {year[:4]}" if year and "," in others else f"{authors} {year[:4]}"
@@ -130,6 +131,7 @@ class _Wrong(NamedTuple):
 
 
 def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
+    """Prove an algorithm right for each of these numbers of ranks, or find its faults."""
     from collbench.core import schedule
     from collbench.core.collectives import COLLECTIVES
 

@@ -58,6 +58,8 @@ class Families:
                     self._add(group, description, same_words[description, nth, len(group.members)])
 
     def _add(self, group: Group, description: str, names: list[str]) -> None:
+        """Add a group to the first family of ``names`` in which no group shares a member with it,
+        else to a new one."""
         for name in names:
             if all({*group.members}.isdisjoint(other) for other in self.groups[name]):
                 break

@@ -80,6 +80,8 @@ def take_iteration(trace: Trace, selection: str = "") -> Taken:
 
 
 def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
+    """The first and the last iteration of "3" or "0-3", of ``number`` in the trace. Raises
+    UsageError."""
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", selection)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first or last >= number:
@@ -91,7 +93,7 @@ def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
 
 
 def _join_iterations(first: Iteration, last: Iteration) -> Iteration:
-    """From the begin of one to the end of another."""
+    """The interval from the begin of the first iteration to the end of the last."""
     places = zip(first.places, last.places, strict=True)
     times = zip(first.times, last.times, strict=True)
     return Iteration(
@@ -124,7 +126,7 @@ def _is_communicating(call: Call) -> bool:
 
 
 def _call_key(call: Call) -> Hashable:
-    """What is the same of a call in every iteration: unequal blocks are not."""
+    """The fields of a call that are equal in every iteration; sizes of unequal blocks are not."""
     uneven = call.kind in COLLECTIVES and COLLECTIVES[call.kind].uneven
     nbytes = 0 if uneven else call.nbytes
     return call.kind, call.group, nbytes, call.dtype, call.root, call.peer
@@ -165,7 +167,8 @@ def _cut_ranks(
     number: int,
     marks: Sequence[Interval],
 ) -> Iteration:
-    """What each rank has in an iteration, by its marks, which are times or places of calls."""
+    """The part of each rank's trace that belongs to an iteration, by the rank's marks, which are
+    times or indices of calls."""
     places, times = [], []
     for rank, clock, mark in zip(ranks, clocks, marks, strict=True):
         by_time = timed and bool(rank.steps)

@@ -57,7 +57,7 @@ class Writer:
             call, phase = self._rank.calls[at], printable_text(self._rank.calls[at].phase)[:40]
             now, loose = self._when(call), self._is_loose(at, call)
             if not loose:
-                self._tie(now)
+                self._infer_wait(now)
             self._come_to(now, phase)
             if call.kind == "compute":
                 self._compute(call, phase)
@@ -72,7 +72,7 @@ class Writer:
                 elif self._holds_up(call):
                     after = None if op is None else (op,)
                     self._holds.append(Hold(call.ends_ns, after, phase, itself=True))
-        self._tie(end)
+        self._infer_wait(end)
         self._come_to(end, "")
         self._release(self._holds)
         return self._ops
@@ -82,9 +82,9 @@ class Writer:
         alone = at not in self._waited and at >= self._all_waited and not call.waits
         return call.kind not in LOCAL and alone
 
-    def _tie(self, now: int) -> None:
-        """A wait for a series of calls that the trace has no wait for, where all have ended before
-        the program went on with anything else: libraries wait so for what they started."""
+    def _infer_wait(self, now: int) -> None:
+        """Add a wait for the latest calls that the trace has no wait for, if all of them had ended
+        by ``now`` (ns), when the program went on: libraries wait so for what they started."""
         ends = [loose_call.ends for loose_call in self._loose]
         if ends and min(ends) >= 0 and max(ends) <= now:
             ops = tuple(op for loose_call in self._loose for op in loose_call.after or ())
@@ -96,14 +96,15 @@ class Writer:
         return call.waits
 
     def _come_to(self, now: int, phase: str) -> None:
-        """What has held the program up until then, and what it computed in the rest of the time."""
+        """End the waits that are over by ``now`` (ns), then add what the program computed in the
+        rest of the time until then."""
         open_ = [hold for hold in self._holds if 0 <= now < hold.ends]
         self._release([hold for hold in self._holds if hold not in open_])
         self._holds = open_
         self._fill(now, phase)
 
     def _fill(self, now: int, phase: str) -> None:
-        """Computing until then."""
+        """Add a computation that lasts until ``now`` (ns), if it takes at least LEAST_NS."""
         if 0 <= self._clock <= now - LEAST_NS:
             ns = round(self._computed(self._clock, now) * self._factor)
             if ns:
@@ -113,7 +114,7 @@ class Writer:
             self._clock = max(self._clock, now)
 
     def _release(self, holds: Sequence[Hold]) -> None:
-        """What held the program up does so no more: it computes from its end on."""
+        """Add the waits ``holds``, which are over: the program computes from their end on."""
         for hold in sorted(holds, key=lambda hold: hold.ends):
             self._stand(hold)
             last = len(self._ops) - 1
@@ -157,7 +158,7 @@ class Writer:
         return self._ids[at]
 
     def _stand(self, hold: Hold) -> None:
-        """What goes on while the program stands still: nothing."""
+        """Called before a wait is added; subclasses add what goes on while the program waits."""
 
     def _when(self, call: Call) -> int:
         """When the program came to a call, or began to compute; -1 where that is unknown."""

@@ -81,5 +81,6 @@ def replay(options: ReplayOptions) -> None:
         options.form,
     )
     step = replay_files(options.files, request)
-    wanted = Wanted(step.name, step=step)
-    handle_step(wanted, options.ngpus, options.source, options.shape, options.step)
+    handle_step(
+        Wanted(step.name, step=step), options.ngpus, options.source, options.shape, options.step
+    )

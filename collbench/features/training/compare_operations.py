@@ -73,10 +73,10 @@ class _Watch:
         self._met_operations = [
             [
                 (operation.at, number[operation.who])
-                for operation in played
+                for operation in rank_operations
                 if operation.who in number
             ]
-            for played in (
+            for rank_operations in (
                 list_played(step, rank, case.backend, case.algorithm) for rank in range(step.world)
             )
         ]

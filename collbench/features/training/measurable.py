@@ -29,7 +29,9 @@ class _Steps:
     subject = Step
 
     def parse(self, table: Mapping[str, Any], where: str, path: Path) -> Wanted:
-        """A step, whose file or trace, if it is one's own, lies beside the suite's."""
+        """The step that a suite's [[workload]] table asks for, checked by making the step. Paths in
+        the table are relative to the folder of the suite's file, ``path``; ``where`` names the
+        table in errors. Raises UsageError."""
         values = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
         hidden = ("group", "step")
         keys = [field for field in Wanted.__struct_fields__ if field not in hidden] + ["slice"]

@@ -84,7 +84,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return [tensor for tensor in self.tensors if tensor.layer == number]
 
     def cut(self, layers: int) -> Model:
-        """The same with its first layers only. Raises UsageError where it has fewer."""
+        """This model with its first ``layers`` layers only. Raises UsageError where it has
+        fewer."""
         if not 0 < layers <= self.layers:
             raise UsageError(f"{self.name} has {self.layers} layers, not {layers}", "--layers 2")
         selected = tuple(tensor for tensor in self.tensors if tensor.layer < layers)

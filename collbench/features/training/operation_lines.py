@@ -98,12 +98,12 @@ class Names:
     """Sets of ranks as they are written, each read once, and all together within bounds."""
 
     def __init__(self) -> None:
-        self.known: dict[str, tuple[int, ...]] = {}
-        self.left = MOST_NAMED
+        self.ranks_by_text: dict[str, tuple[int, ...]] = {}
+        self.names_left = MOST_NAMED
 
     def ranks(self, spelling: str, where: str) -> tuple[int, ...]:
         """``0-3;8``, ``0-14:2``. Raises UsageError."""
-        if spelling not in self.known:
+        if spelling not in self.ranks_by_text:
             listed: list[int] = []
             for part in re.split("[,;]", spelling):
                 match = RANKS.fullmatch(part.strip())
@@ -115,16 +115,16 @@ class Names:
                     raise UsageError(
                         f"{where}: '{spelling[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
                     )
-                self.left -= (last - first) // (step or 1) + 1
-                if self.left < 0:
+                self.names_left -= (last - first) // (step or 1) + 1
+                if self.names_left < 0:
                     raise UsageError(
                         f"{where}: ranks are named too often", f"{MOST_NAMED:,} at most"
                     )
                 listed += range(first, last + 1, step or 1)
             if len({*listed}) < len(listed):
                 raise UsageError(f"{where}: '{spelling[:40]}' has a rank twice", "each once")
-            self.known[spelling] = tuple(listed)
-        return self.known[spelling]
+            self.ranks_by_text[spelling] = tuple(listed)
+        return self.ranks_by_text[spelling]
 
     def groups(self, spelling: str, where: str) -> Groups:
         """``0-3;4-7``, of which each part is a group. Raises UsageError."""
@@ -164,7 +164,8 @@ class _Class:
         self.holds: dict[str, int] = {}
 
     def add(self, line: Line) -> None:
-        """One line more. Raises UsageError where it comes after none there is."""
+        """Add the operation of a line. Raises UsageError where the line waits for an operation that
+        does not stand before it."""
         op = line.op
         for name in line.after:
             if name not in self.called:

@@ -153,7 +153,8 @@ def _list_communicating(step: Step) -> Iterator[Op]:
 
 
 def list_kinds(step: Step, case: Case) -> list[Case]:
-    """One of each kind of operation, among all ranks, for trying whether a library does it."""
+    """A case for each kind of operation of a step, among all ranks, by which to try whether a
+    library has it."""
     cases = {}
     for op in _list_communicating(step):
         if op.kind not in POINT_TO_POINT and any(len(g) > 1 for g in step.family(op.group)):

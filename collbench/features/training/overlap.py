@@ -36,8 +36,8 @@ class Overlap(NamedTuple):
 
 
 def find_overlaps(records: Iterable[Record]) -> list[Overlap]:
-    """One for each step of which all parts were measured, in as many rounds; also of
-    those that were finished when a run ended."""
+    """An Overlap for each step whose parts were all measured in equally many rounds, also in a run
+    that ended early."""
     by_case: dict[tuple[Case, int], dict[str, Record]] = {}
     for record in records:
         if record.case.subject and (record.status == "ok" or record.stop == "cut"):
@@ -71,8 +71,8 @@ def _make_overlap(step_record: Record, computation: Record, communication: Recor
 
 
 def bound_mean(values: Floats) -> Shift:
-    """Their centre with its interval: of means over so many neighbours as make them independent,
-    where there are enough to tell."""
+    """The centre of ``values`` with its interval. Neighbours that depend on each other are averaged
+    first, where there are enough to tell."""
     block_size = max(1, math.ceil(len(values) / max(1.0, stats.count_independent(values))))
     block_size = block_size if len(values) >= TELLING else 1
     usable_count = len(values) // block_size * block_size
@@ -279,10 +279,10 @@ def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
     return [float(part) for part in parts.sum(axis=1)]
 
 
-def as_alone(step: Step, step_record: Record, computation: Record) -> float | None:
-    """The time of the step in ns if each operation takes as long as by itself and computation as
-    long as without communication, walked in the order and the lanes of its programs; None where not
-    all of them were measured by themselves."""
+def predict_step_ns(step: Step, step_record: Record, computation: Record) -> float | None:
+    """The time in ns that the step would take if operations did not slow each other: each operation
+    takes its time when measured by itself, and computation its time without communication. None
+    where some operation was not measured by itself."""
     if not step_record.operations:
         return None
     program, operation_times = step.program(0), step_record.operations[0]
@@ -309,8 +309,8 @@ def as_alone(step: Step, step_record: Record, computation: Record) -> float | No
 def _computation_times(
     step: Step, rank_times: Sequence[Sequence[Operation]], total: float
 ) -> dict[Op, float]:
-    """What each computation of a step takes: parts of what all of a rank's take without
-    communication, as they were seen in the whole step."""
+    """The time in ns of each computation of a step: all of a rank's computations take ``total``
+    together, shared out as they were seen in the whole step."""
     times: dict[Op, list[int]] = {}
     sums = []
     for rank, operation_times in enumerate(rank_times):

@@ -27,9 +27,10 @@ from collbench.run.rank.stream import Stream
 
 
 class Done:
-    """The handle of what was waited for where it was made."""
+    """The handle of an operation that has ended already."""
 
     def wait(self) -> None:
+        """Return at once."""
         return
 
 
@@ -147,8 +148,9 @@ class Player:
         return partial(run_all, [act for _, act in self._acts(STEP, at)])
 
     def watched(self) -> Watched:
-        """One step more, watched: another thread waits for each operation in its order, where it
-        may; else an operation's end is seen where the program waits for it."""
+        """Play the step once more and time each operation by the host's clock. A second thread
+        waits for the operations in their order, where a handle may be waited for twice; else an
+        operation ends where the program waits for it."""
         count = len(self._program.ops)
         begins, ends = [0] * (count + 1), [0] * (count + 1)  # the last is the step's end
         started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -178,8 +180,9 @@ class Player:
         return Watched(begins[:count], ends[:count])
 
     def watched_on(self, stream: Stream) -> Watched:
-        """The same by a device's clock, after a mark at the step's begin: when its stream came to
-        each operation, and when it, or what the operation started beside it, was through."""
+        """Play the step once more and time each operation by a device's clock, from a mark at the
+        step's begin: when ``stream`` came to the operation, and when the stream, or the library's
+        stream on which the operation runs, had done it."""
         count, origin = len(self._program.ops), stream.mark()
         marks: dict[int, tuple[Any, Any]] = {}
         for at, act in self._acts(STEP):
@@ -241,6 +244,8 @@ class Player:
                 yield at, self._starts[at]
 
     def _start(self, at: int) -> Action:
+        """A function that starts operation ``at`` and, unless the program waits for it later, waits
+        for its end."""
         call, works, leaves = self._calls[at], self._works, self._leaves(at)
         lane, before = self._lanes.get(self._lane(at)), self._before.get(at, [])
 

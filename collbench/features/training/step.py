@@ -209,7 +209,7 @@ class Writer:
         self.phase = phase
 
     def add(self, kind: str, **fields: object) -> int:
-        """One operation more, of the current phase unless it says; its id."""
+        """Add an operation, of the current phase unless ``fields`` name one, and return its id."""
         self.ops.append(Op(kind=kind, **{"phase": self.phase, **fields}))  # type: ignore[arg-type]
         return len(self.ops) - 1
 
@@ -297,8 +297,8 @@ def _refuse_groups(step: Step) -> None:
 
 
 def _find_trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> str:
-    """What is wrong with an operation of so many ranks, which are there in the groups of each name;
-    else nothing."""
+    """The reason why an operation of so many ranks is invalid, by the groups of each name; else an
+    empty string."""
     for word, what, allowed in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
         if word not in allowed:
             return f"there is no {what} '{word[:40]}'"

@@ -126,7 +126,7 @@ class _Declared(msgspec.Struct):
     assumptions: list[str] = []
 
     def take(self, line: str, names: Names, where: str) -> None:
-        """One such line, or a comment."""
+        """Read a line that begins with #: a declaration, or a comment."""
         word, _, rest = line[1:].partition(" ")
         rest = rest.strip()
         if word == "name":
@@ -190,6 +190,7 @@ def _read_header(cells: list[str], where: str) -> list[str]:
 
 
 def _from_cells(columns: list[str], cells: list[str], where: str) -> Line:
+    """The operation of a CSV line. Raises UsageError."""
     if len(cells) != len(columns):
         raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns", "one for each")
     values: dict[str, Any] = {

@@ -381,7 +381,7 @@ class StepTrial:
     def _gathered(
         self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
     ) -> list[list[Operation]]:
-        """By rank, what was seen of each operation of its program; empty but at rank 0."""
+        """The times seen of each operation of each rank's program, by rank; empty but at rank 0."""
         everyone = self._control.collect(watched)
         operations = []
         for rank, steps in enumerate(everyone):
@@ -408,6 +408,8 @@ class StepTrial:
         ]
 
     def _outcome(self, index: int, samples: Samples, conditions: _Known) -> CaseOutcome:
+        """The outcome of the step's case ``index``, counted from the last of its siblings, from
+        that case's samples."""
         case = self._job.case.siblings[::-1][index]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}

@@ -84,7 +84,8 @@ class Actors:
         return colours
 
     def _marks(self, use: Use, colours: Sequence[int]) -> Iterator[tuple[int, Hashable]]:
-        """What each rank sees of those that it meets so."""
+        """For each rank a mark that is equal for ranks which meet ranks of the same colours in this
+        use of a group."""
         for group in self._families[use.group]:
             if not use.places:
                 mark: Hashable = tuple(sorted(Counter(colours[rank] for rank in group).items()))
@@ -113,11 +114,11 @@ class _Meeting:
     """One operation of several actors: complete once all are there, and all that they wait for is
     done."""
 
-    __slots__ = ("begin", "needed", "open", "there")
+    __slots__ = ("begin", "index_by_actor", "needed", "open")
 
     def __init__(self, needed: frozenset[int]) -> None:
         self.needed = needed
-        self.there: dict[int, int] = {}  # by actor: the place in its program
+        self.index_by_actor: dict[int, int] = {}  # index in its program
         self.open = 0  # how many operations it waits for
         self.begin = 0.0  # not before
 
@@ -209,7 +210,7 @@ class Walk:
             self._agree(meeting, actor, at, op)
         self._meetings_at[actor][at] = meeting
         self._undone[actor].add(at)
-        meeting.there[actor] = at
+        meeting.index_by_actor[actor] = at
         begin, tails = max(meeting.begin, self._clock[actor]), self._tails[actor]
         tail = tails.get((op.lane, op.group))
         tails[op.lane, op.group] = at
@@ -220,11 +221,12 @@ class Walk:
             else:
                 begin = max(begin, span.end)
         meeting.begin = begin
-        if not meeting.open and len(meeting.there) == len(needed):
+        if not meeting.open and len(meeting.index_by_actor) == len(needed):
             self._complete(meeting)
 
     def _find_meeting(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
-        """What those who meet in an operation call it alike, as a number, and who they are."""
+        """A number for the operation in which an actor meets others, equal for all of them, and the
+        actors that it needs."""
         end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
         key = actor, op.group, end
         if (partner := self._partners.get(key)) is None:
@@ -233,6 +235,7 @@ class Walk:
         return partner
 
     def _name_meeting(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
+        """A name that all actors of one operation give it alike, and these actors."""
         kinds = self.actors.kind
         group = self.actors.members(op.group, self.actors.first[actor])
         if op.kind not in POINT_TO_POINT:
@@ -244,7 +247,7 @@ class Walk:
 
     def _agree(self, meeting: _Meeting, actor: int, at: int, own_op: Op) -> None:
         """Raises UsageError where this operation is not what the others there do."""
-        for other, partner_at in meeting.there.items():
+        for other, partner_at in meeting.index_by_actor.items():
             theirs = self.ops[other][partner_at]
             same = [(op.nbytes, op.dtype, op.op, op.root) for op in (own_op, theirs)]
             one_way = {own_op.kind, theirs.kind} == {*POINT_TO_POINT}
@@ -263,7 +266,7 @@ class Walk:
         ready = [meeting]
         while ready:
             meeting = ready.pop()
-            for actor, at in meeting.there.items():
+            for actor, at in meeting.index_by_actor.items():
                 op = self.ops[actor][at]
                 members = self.actors.members(op.group, self.actors.first[actor])
                 span = Span(meeting.begin, meeting.begin + self._seconds(op, members))
@@ -276,7 +279,7 @@ class Walk:
                 for waiting in self._waiting.pop((actor, at), ()):
                     waiting.open -= 1
                     waiting.begin = max(waiting.begin, span.end)
-                    if not waiting.open and len(waiting.there) == len(waiting.needed):
+                    if not waiting.open and len(waiting.index_by_actor) == len(waiting.needed):
                         ready.append(waiting)
 
     def _circle(self, rank: int) -> str:
@@ -299,10 +302,10 @@ class Walk:
         """The operation that an actor stands still for, and an actor that has not come to it."""
         met = {at: meeting for at, meeting in enumerate(self._meetings_at[actor]) if meeting}
         for at in sorted(self._undone[actor]):
-            if missing := sorted(met[at].needed - {*met[at].there}):
+            if missing := sorted(met[at].needed - {*met[at].index_by_actor}):
                 return at, missing[0]
         at = min(self._undone[actor])  # all are there, and operations of another hold it up
-        return at, next(partner for partner in sorted(met[at].there) if partner != actor)
+        return at, next(partner for partner in sorted(met[at].index_by_actor) if partner != actor)
 
 
 def refuse_deadlock(step: Step) -> None:

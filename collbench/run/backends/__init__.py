@@ -85,7 +85,8 @@ class Backend(Protocol):
         share memory."""
 
     def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
-        """The same for all ranks at once, where they are virtual ones of this process."""
+        """Prepare one call that does the case for all ranks, which are virtual ones of this
+        process; ``sends`` and ``recvs`` have a buffer for each rank."""
 
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         """A message to a peer of the group, or the receiving of one from it."""

@@ -62,8 +62,9 @@ class Compiled:
     def spots(
         self, first: Term, cells: int, part: int = 0, parts: int = 1, grain: int = 1
     ) -> Iterator[Spot]:
-        """Where ``cells`` neighbouring places lie; with several parts, the ``part``-th of each
-        cell, which is cut at multiples of ``grain`` elements."""
+        """The spots at which ``cells`` neighbouring cells lie, from ``first`` on. With several
+        parts, the ``part``-th part of each cell, which is cut at multiples of ``grain``
+        elements."""
         places = {Bank.INPUT: self.schedule.input_cells, Bank.OUTPUT: self.schedule.output_cells}
         whose = places.get(first.bank)
         origin = self._ends(first.rank, whose(first.rank).start)[0] if whose else 0
@@ -87,7 +88,7 @@ class Compiled:
         return spot._replace(stop=spot.start) if undefined else spot
 
     def _ends(self, rank: int, cell: int) -> tuple[int, int]:
-        """Where a cell begins and ends in its rank's row, in elements."""
+        """The begin and the end of a cell in its rank's row, in elements."""
         if self._starts is not None:
             return self._starts[rank][cell], self._starts[rank][cell + 1]
         block, piece = divmod(cell, self._cells)
@@ -95,7 +96,7 @@ class Compiled:
         return block * self._count + low, block * self._count + high
 
     def _cut(self, cells: int) -> int:
-        """Where so many cells of a block end."""
+        """The element of a block at which its first ``cells`` cells end."""
         return (
             self._count
             if cells == self._cells

@@ -153,7 +153,8 @@ class _Writer:
                     yield from _encode_instruction(Opcode.MOVE | wide, *operands)
 
     def _divisions(self, rank: int, channel: int) -> Iterator[int]:
-        """What turns a rank's finished sums into means, once nobody reads them any more."""
+        """The instructions that turn a rank's finished sums into means, once no other rank reads
+        the sums any more."""
         output = self._compiled.output(rank)
         if (
             self._case.op not in OPS

@@ -188,14 +188,16 @@ def _poll(pairs, peers, line, base, scope: tl.constexpr):
 
 @triton.jit
 def _look(used, targets, flags):
-    """The same of one look, in the interpreter."""
+    """1 if any peer's progress is still awaited after one look, else 0: what Triton's interpreter
+    runs in place of ``_poll``."""
     values = tl.atomic_add(flags, targets * 0, mask=used, sem="acquire", scope="sys")
     return tl.max((used & (values < targets)).to(tl.int32), 0)
 
 
 @triton.jit
 def _awaited(pairs, peers, line, base, lanes: tl.constexpr):
-    """A WAIT's pairs: which there are, the values to wait for, and where."""
+    """The peers that a WAIT names: a mask of those there are, the values to wait for, and pointers
+    to the flags that will have them."""
     lane = tl.arange(0, lanes)
     used = lane < peers
     peer = tl.load(pairs + 2 * lane, mask=used, other=0)
@@ -491,13 +493,13 @@ def kernel_options(case: Case, virtual: bool) -> dict[str, Any]:
         "narrow": 512 if INTERPRETED else 2048,
         "grain": max(1, 16 // (size * packed)),
         "packed": packed,
-        "lanes": peers_at_once(),
+        "lanes": choose_peer_limit(),
         "scope": "none" if INTERPRETED else "gpu" if virtual else "sys",
         "num_warps": WARPS,
         "enable_fp_fusion": False,
     }
 
 
-def peers_at_once() -> int:
-    """How many peers an instruction may hold."""
+def choose_peer_limit() -> int:
+    """The number of peers that one instruction may name: 8 in Triton's interpreter, else LANES."""
     return 8 if INTERPRETED else LANES

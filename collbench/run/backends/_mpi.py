@@ -275,7 +275,8 @@ class Mpi(Base):
         return _Requests(requests, self._mpi.Request.Waitall)
 
     def _values(self, case: Case, send: Tensor, recv: Tensor) -> Values:
-        """In place MPI takes one buffer; of a rooted collective only the root's is both."""
+        """The values of a call's arguments by name. In place MPI takes one buffer; of a rooted
+        collective only the root's is both."""
         shared = (
             case.row.in_place
             if case.in_place and (not case.row.rooted or self._rank == case.root)
@@ -305,7 +306,8 @@ class Mpi(Base):
         }
 
     def _nothing(self, values: Values) -> Values:
-        """Those of the same call by this rank alone, which has nothing to do."""
+        """The arguments of the same call on this rank alone and without data, so that it has
+        nothing to do."""
         zeros = dict.fromkeys(("count", "block", "root", "next", "previous"), 0)
         return {
             **values,
@@ -316,7 +318,7 @@ class Mpi(Base):
         }
 
     def _given(self, parameters: Sequence[str], values: Values) -> Iterator[Any]:
-        """What mpi4py's method takes."""
+        """The arguments that mpi4py's method takes, in order."""
         for word in parameters:
             value = values[word]
             if isinstance(value, Tensor):

@@ -101,7 +101,7 @@ class Symmetric(Base):
         self.finish()
         self._control.barrier()  # all progress is 0
         if not self.policy.virtual:
-            meeting = _instructions.write_barrier(rank, n, self._walker.peers_at_once())
+            meeting = _instructions.write_barrier(rank, n, self._walker.choose_peer_limit())
             self._meet = self._launch(
                 Case(collective="barrier", backend="symm", n=n, nbytes=0),
                 self._on_device(meeting),
@@ -202,7 +202,7 @@ class Symmetric(Base):
         if fresh := tape_key not in self._tapes:
             parts = _instructions.count_channels(compiled, self._most)
             tape = _instructions.write_tape(
-                case, compiled, self._ranks, parts, bases, self._walker.peers_at_once()
+                case, compiled, self._ranks, parts, bases, self._walker.choose_peer_limit()
             )
             self._tapes[tape_key] = self._on_device(tape), parts
         launch = self._launch(case, *self._tapes[tape_key], bases, compiles=fresh)

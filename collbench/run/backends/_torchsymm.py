@@ -71,7 +71,8 @@ class TorchSymmetric(TorchDistributed):
         return memory
 
     def _aside(self, like: Tensor) -> Tensor:
-        """One after the other, calls share it."""
+        """A spare tensor like ``like`` in symmetric memory, which all calls share, one after the
+        other."""
         nbytes, shift = like.numel() * like.itemsize, like.data_ptr() % LANE
         if self._spare is None or len(self._spare) < nbytes + LANE:
             self._spare = self._symmetric(nbytes + LANE)

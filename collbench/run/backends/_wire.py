@@ -55,7 +55,7 @@ class Room:
         self._buffers: dict[object, Tensor] = {}
 
     def get(self, name: object, nbytes: int) -> Tensor:
-        """At least so many bytes, the same ones for the same name."""
+        """A buffer of at least ``nbytes`` bytes, the same one for the same name."""
         if name not in self._buffers or len(self._buffers[name]) < nbytes:
             self._buffers[name] = torch.empty(nbytes + PAGE, dtype=torch.uint8, device=self._device)
         return self._buffers[name][:nbytes]

@@ -73,14 +73,14 @@ _WORDING = {
 
 
 class Board:
-    """``n`` lines of (phase, case, beats, arrivals, words to ask the next rank with and to answer
+    """``n`` lines of (phase, case, beats, arrivals, cells to ask the next rank with and to answer
     the one before) after one line with the common deadline."""
 
     def __init__(self, n: int, fd: int, shared: bool = True) -> None:
         self.n = n
         self.shared = shared  # with all ranks of the world
         self._map = mmap.mmap(fd, self.size(n))
-        self.words = memoryview(self._map).cast("q")
+        self.cells = memoryview(self._map).cast("q")
 
     @staticmethod
     def size(n: int) -> int:
@@ -106,19 +106,19 @@ class Board:
     def enter(self, rank: int, phase: Phase, case: int | None = None) -> None:
         """Rank begins a phase (of case number ``case``)."""
         line = (rank + 1) * _WORDS
-        self.words[line] = phase
+        self.cells[line] = phase
         if case is not None:
-            self.words[line + 1] = case
-        self.words[line + 2] += 1
+            self.cells[line + 1] = case
+        self.cells[line + 2] += 1
 
     def beat(self, rank: int) -> None:
         """Rank is about to issue its next call."""
-        self.words[(rank + 1) * _WORDS + 2] += 1
+        self.cells[(rank + 1) * _WORDS + 2] += 1
 
     def where(self, rank: int) -> tuple[Phase, int, int]:
         """Phase, case number and beats of a rank."""
         line = (rank + 1) * _WORDS
-        return Phase(self.words[line]), self.words[line + 1], self.words[line + 2]
+        return Phase(self.cells[line]), self.cells[line + 1], self.cells[line + 2]
 
     def job(self, rank: int) -> int | None:
         """The case a rank is at work on, or None before the first and after the last."""
@@ -126,12 +126,12 @@ class Board:
         return case if Phase.CONNECTING < phase < Phase.DONE else None
 
     def label(self, rank: int) -> str:
-        """What a rank is doing, as sentences have it."""
+        """The phrase for what a rank is doing."""
         return self.where(rank)[0].label
 
     def beats(self) -> list[int]:
         """The number of signs of life of each rank."""
-        return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
+        return [self.cells[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
 
     def find_behind(self) -> list[int]:
         """Ranks that are not as far as the foremost."""
@@ -145,19 +145,19 @@ class Board:
         rank 0 sets the deadline ``ahead_ns`` from now. Late is who saw the deadline only when it
         had passed.
         """
-        board_words, clock = self.words, time.perf_counter_ns
+        cells, clock = self.cells, time.perf_counter_ns
         own_word = (rank + 1) * _WORDS + 3
-        round_ = board_words[own_word] + 1
+        round_ = cells[own_word] + 1
         if rank == 0:
-            board_words[own_word] = round_
+            cells[own_word] = round_
             for line in range(2 * _WORDS + 3, (self.n + 1) * _WORDS, _WORDS):
-                while board_words[line] < round_:
+                while cells[line] < round_:
                     pass
-            deadline = board_words[0] = clock() + ahead_ns
+            deadline = cells[0] = clock() + ahead_ns
         else:
-            previous = board_words[0]
-            board_words[own_word] = round_
-            while (deadline := board_words[0]) == previous:
+            previous = cells[0]
+            cells[own_word] = round_
+            while (deadline := cells[0]) == previous:
                 pass
         late = clock() >= deadline
         while clock() < deadline:
@@ -172,21 +172,21 @@ class Board:
         Each trip has a number that is never used again. Who gives up writes the last one of all, so
         that the other does not wait.
         """
-        board_words, clock = self.words, time.perf_counter_ns
+        cells, clock = self.cells, time.perf_counter_ns
         own_word = (rank + 1) * _WORDS + (4 if asks else 5)
         theirs = (peer + 1) * _WORDS + (5 if asks else 4)
-        first, marks = board_words[own_word] + 1, []
+        first, marks = cells[own_word] + 1, []
         end = first + pieces * trips
         for trip in range(first, end + 1):
             if asks:
-                board_words[own_word] = trip
+                cells[own_word] = trip
             for _ in repeat(None, LOOKS):
-                if (current := board_words[theirs]) >= trip:
+                if (current := cells[theirs]) >= trip:
                     break
             if current != trip:
-                board_words[own_word] = end
+                cells[own_word] = end
                 break
-            board_words[own_word] = trip
+            cells[own_word] = trip
             if (trip - first) % trips == 0:  # not the first, which waits for the other to come
                 marks.append(clock())
         return [(after - before) // trips for before, after in pairwise(marks)]

@@ -338,7 +338,7 @@ def list_slurm_hosts(text: str) -> Iterator[str]:
 
 
 def _split_outside_brackets(text: str) -> list[str]:
-    """At commas outside brackets."""
+    """The parts of a list of hosts, split at commas outside brackets. Raises UsageError."""
     parts = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
     if ",".join(parts) != text:
         raise UsageError(

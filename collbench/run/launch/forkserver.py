@@ -87,7 +87,7 @@ class Parent:
     process: subprocess.Popen[bytes]
 
     def unheard(self, n: int) -> list[int]:
-        """Those of n ranks whose wardens never began, where others did."""
+        """The ranks, of n, whose wardens never began although others' did."""
         return []
 
     def below(self) -> list[tuple[int, int]]:
@@ -110,7 +110,8 @@ class Parent:
         return RunBroken(f"{self.name} ended with {code}, and with it all ranks")
 
     def end(self) -> int:
-        """Its exit status, once it has ended; it is killed if it does not."""
+        """Wait until the process has ended, kill it after LEAVE_SECONDS, and return its exit
+        status."""
         try:
             return self.process.wait(LEAVE_SECONDS)
         except subprocess.TimeoutExpired:

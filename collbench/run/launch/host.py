@@ -40,8 +40,8 @@ def _hold_signals() -> Iterator[None]:
 
 class Host:
     """The process in which ranks meet. ``gone`` are ranks that left without saying so, those first
-    that left first. ``hear`` gets, in a thread of this object's, what ranks say unasked; None from
-    one that leaves. ``ended`` names the process once it has.
+    that left first. ``on_value`` is called, in a thread of this object, with a rank and what that
+    rank sends unasked, or None when the rank leaves. ``ended`` names the process once it has ended.
 
     It holds no file of this process's but the listener, and writes nowhere. Raises CannotRun where
     it does not come up.
@@ -49,7 +49,7 @@ class Host:
 
     def __init__(self, listener: socket.socket, n: int, key: bytes, seconds: float) -> None:
         self.gone: list[Hello] = []
-        self.hear: Callable[[int, bytes | None], None] = lambda rank, value: None
+        self.on_value: Callable[[int, bytes | None], None] = lambda rank, value: None
         self.ended = ""
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._answers: dict[int, Future[News]] = {}
@@ -101,7 +101,7 @@ class Host:
         else:
             if news.gone:
                 self.gone.append(news.gone)
-            self.hear(news.rank, news.value)
+            self.on_value(news.rank, news.value)
 
     def _fail(self, number: int, error: OSError) -> None:
         if waiting := self._answers.pop(number, None):

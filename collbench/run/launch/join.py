@@ -285,7 +285,8 @@ class MemberWatch(RankWatch):
         return self.make_error(lost, self.own_rank, hint) if lost else None
 
     def find_behind(self) -> list[int]:
-        """Of ranks on several hosts the own one, as no other's line is seen."""
+        """The ranks that are behind; where ranks are on several hosts this rank alone, as it sees
+        no other's progress."""
         return super().find_behind() if self._alone else [self.own_rank]
 
     def blame_error(self, error: Exception) -> RunBroken:

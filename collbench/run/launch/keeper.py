@@ -177,8 +177,8 @@ class Keeper:
         )
 
     def _server(self, instructions: Told, side: Side) -> ForkServer:
-        """What forks a side's ranks: as before, unless it is to be renewed or needs another
-        environment."""
+        """The fork server of a side's ranks: the one there is, unless it is to be renewed or needs
+        another environment."""
         settings, (settings_of_server, server) = (
             (instructions.env, side),
             self._servers.get(side.option, (None, None)),

@@ -132,7 +132,7 @@ class Launched(Places):
             )
             for rank, host in enumerate(hosts)
         ]
-        self._host.hear = self._handle_message
+        self._host.on_value = self._handle_message
 
     def _handle_message(self, rank: int, message: bytes | None) -> None:
         if rank not in self._far:

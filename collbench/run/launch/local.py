@@ -187,8 +187,8 @@ class Launcher(FreshRanks):
 
     @contextmanager
     def _parent(self, plan: Plan, folder: Path) -> Iterator[ForkServer | Mpirun]:
-        """What starts the plan's ranks and tells of their ends: an mpirun of theirs alone, else a
-        fork server, which ends with a world that breaks."""
+        """The process that starts the plan's ranks and tells of their ends: an mpirun for them
+        alone, else a fork server, which is closed when the world breaks."""
         env = self._environment(plan.env)
         if backend_info(plan.backend).launch == "mpirun":
             with closing(Mpirun(env, self._python, folder)) as mpirun:
@@ -334,7 +334,7 @@ class LocalWatch(RankWatch):
         return self.accuse(rank, phrase, self.limit_hint)
 
     def beats(self) -> object:
-        """What changes whenever a rank enters a phase or issues a call, or one loads torch."""
+        """A value that changes whenever a rank enters a phase, issues a call, or loads torch."""
         return self._board.beats(), self._loading()
 
     def _loading(self) -> list[float]:

@@ -232,7 +232,7 @@ def _open_door(door: Door) -> socket.socket:
 
 
 def describe_doors(doors: Sequence[Door]) -> str:
-    """Where ranks meet: a socket's path, or a host and its ports."""
+    """A phrase for where ranks meet: a socket's path, or a host and its ports."""
     if isinstance(doors[0], Path):
         return str(doors[0])
     return (
@@ -589,7 +589,7 @@ def say_silent(names: Sequence[str]) -> str:
 
 
 def name_hello(hello: Hello) -> str:
-    """Its rank and host, as messages name it."""
+    """The rank and host of a hello, as messages name them."""
     return f"rank {hello.rank} on {hello.host}"
 
 

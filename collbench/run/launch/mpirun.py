@@ -170,7 +170,7 @@ class Mpirun(Parent):
         return self._wardens.pop(descriptor)
 
     def unheard(self, n: int) -> list[int]:
-        """Those of n ranks whose wardens never began, where others did."""
+        """The ranks, of n, whose wardens never began although others' did."""
         return [rank for rank in range(n) if self._begun_ranks and rank not in self._begun_ranks]
 
     def below(self) -> list[tuple[int, int]]:

@@ -146,7 +146,8 @@ class Places(FreshRanks):
         return msgspec.structs.replace(home, described={**answers[0].described, "git": git})
 
     def _answers(self, seats: Sequence[Seat], questions: Sequence[Question]) -> list[Answer]:
-        """What seats answer a question each. Raises CannotRun for an answer that is an error."""
+        """The answers of seats to a question each. Raises CannotRun for an answer that is an
+        error."""
         with ThreadPoolExecutor(min(len(seats), _AT_ONCE)) as pool:
             answers = list(pool.map(lambda seat, question: seat.at.ask(question), seats, questions))
         for seat, answer in zip(seats, answers, strict=True):
@@ -194,7 +195,7 @@ def _make_side(home: Home, name: SideName) -> Side:
 
 
 def _select_beside(seat: Seat, seats: list[Seat]) -> list[Seat]:
-    """Those of ``seats`` that are on the node of one."""
+    """The seats that are on the node of ``seat``."""
     return [other for other in seats if other.node.id == seat.node.id]
 
 
@@ -254,7 +255,7 @@ class RecordCount:
         return at if self._begun and at < len(self._jobs) else None
 
     def label(self, rank: int) -> str:
-        """What a rank is doing, as sentences have it."""
+        """The phrase for what a rank is doing."""
         return "starting up" if self.job() is None else "at work on"
 
 

@@ -113,14 +113,14 @@ class RankActor(Keeper):
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return as_json(Node(node, address, environment.host_name(), gpus))
 
-    def asked(self, question: str) -> str:
+    def answer(self, question: str) -> str:
         """The answer to a question, both in JSON."""
         answer = self.ask(msgspec.json.decode(question, type=Question))
         # Ray's doing, and another GPU each time
         answer.described.get("variables", {}).pop("CUDA_VISIBLE_DEVICES", None)
         return as_json(answer)
 
-    def said(self, instructions: str) -> Iterator[str]:
+    def run_rank(self, instructions: str) -> Iterator[str]:
         """The lines of a rank, from its start by these instructions to its end (Keeper.lines)."""
         yield from self.lines(msgspec.json.decode(instructions, type=Told))
 
@@ -133,7 +133,7 @@ class Actor:
 
     def run(self, instructions: Told, on_line: Callable[[str], None]) -> None:
         """Have the actor start a rank; ``on_line`` is told where the actor is lost."""
-        stream = self._actor.said.remote(as_json(instructions))
+        stream = self._actor.run_rank.remote(as_json(instructions))
 
         def pump() -> None:
             try:
@@ -154,7 +154,7 @@ class Actor:
 
     def ask(self, question: Question) -> Answer:
         """The answer to a question. Raises CannotRun where the actor cannot be started."""
-        call = self._actor.asked.remote(as_json(question))
+        call = self._actor.answer.remote(as_json(question))
         return msgspec.json.decode(_collect_answers(self._ray, [call])[0], type=Answer)
 
 
@@ -236,7 +236,7 @@ class Cluster(Places):
 
 
 def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
-    """What actors answer. Raises CannotRun where one cannot be started."""
+    """The answers of actors. Raises CannotRun where one cannot be started."""
     try:
         answers: list[str] = ray.get(calls, timeout=MEET_SECONDS)
         return answers
@@ -248,5 +248,5 @@ def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
 
 
 def _last_line(error: Exception) -> str:
-    """What a remote error comes to, behind its traceback."""
+    """The last line of a remote error, below its traceback."""
     return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__

@@ -82,7 +82,7 @@ class Progress(Protocol):
         """The place in the plan of the case a rank is at work on, None where it is at none."""
 
     def label(self, rank: int) -> str:
-        """What a rank is doing, as sentences have it."""
+        """The phrase for what a rank is doing."""
 
 
 class RankWatch:
@@ -237,7 +237,8 @@ class RankWatch:
         return self.make_error(everybody, self.own_rank, self.limit_hint)
 
     def find_obstacle(self, seconds: float) -> RunBroken | None:
-        """What ranks cannot move for, as an error, where the launcher sees it."""
+        """The error that names what keeps ranks from moving; None where the launcher sees
+        nothing."""
         return None
 
     def find_behind(self) -> list[int]:

@@ -117,7 +117,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The error that is being handled."""
+        """The failure that tells of ``error``, which is being handled: with its traceback unless it
+        is one of collbench's own errors or out of memory."""
         if isinstance(error, CollbenchError):
             return cls(error.message, error.hint, error.exit)
         message = describe_error(error)
@@ -127,11 +128,12 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def clause(self) -> str:
-        """The clause that follows the name of the rank."""
+        """The clause that follows the rank's name in a sentence, as "failed: ..."."""
         return self.message if self.own else f"failed: {self.message}"
 
     def as_error(self, job: int | None = None) -> CannotRun | RunBroken:
-        """The same where it ends a run, at that place in the plan."""
+        """The exception to raise where this failure ends a run; ``job`` is the index of the job in
+        its plan, None where no job had begun."""
         if self.exit == Exit.TIMEOUT:
             return RunBroken(self.message, self.hint, job)
         return CannotRun(self.message, self.hint)

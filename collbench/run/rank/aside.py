@@ -67,8 +67,8 @@ class Cadence(NamedTuple):
 
 
 def _settle_sampler(make: Make, sync: Sync, dirty: Sequence[int], control: Control) -> Sampler:
-    """One of as many calls a sample as its clock needs, that has seen how far ahead they must be
-    issued. The slots of ``dirty`` hold what other calls have left."""
+    """A sampler of as many calls a sample as its clock needs, which knows how far ahead they must
+    be issued. The slots of ``dirty`` hold what other calls have left."""
     first = make(1)
     first.dirty = dirty
     samples = first.take(SETTLES, sync)

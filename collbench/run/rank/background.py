@@ -189,12 +189,12 @@ class Behind:
         """Waits until all ranks' have stopped. Raises what ended the task."""
         assert self._thread is not None, "what rests has gone"
         self._stop.set()
-        counted = -1
+        previous_count = -1
         while self._thread.is_alive():
             self._thread.join(PAUSE_S)
-            if len(self._times) != counted:
+            if len(self._times) != previous_count:
                 self._beat()
-                counted = len(self._times)
+                previous_count = len(self._times)
         sys.setswitchinterval(self._interval)
         if self._failed:
             raise self._failed[0]

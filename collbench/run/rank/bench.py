@@ -67,7 +67,8 @@ class Sites:
         self._open: dict[tuple[Groups, str], Backend] = {}
 
     def at(self, family: Groups, lane: str) -> Backend:
-        """That of the groups; ranks in none of them have one of their own."""
+        """The backend that is opened for these groups; ranks in none of them have a group of their
+        own."""
         inside = {rank for group in family for rank in group}
         groups = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
         if (groups, lane) not in self._open:

@@ -127,18 +127,20 @@ class Blocks:
         self._causes: list[str] = []
 
     def before(self) -> None:
-        """All ranks are about to take a block."""
+        """Read the calibrator before all ranks take a block."""
         if self._calibrator:
             self._calibrator.before()
 
     def after(self) -> Sequence[int]:
-        """All ranks have taken one: the places of those that are now to be replaced, at rank 0. One
-        may be found disturbed when more of the launch is known."""
+        """Read the calibrator after all ranks have taken a block. Returns, at rank 0, the indices
+        of blocks that are now to be replaced, else an empty list; an earlier block may be among
+        them, as more of the launch is known."""
         readings = self._calibrator.after() if self._calibrator else None
         return [] if readings is None else self.judge(readings)
 
     def judge(self, readings: np.ndarray) -> Sequence[int]:
-        """The same, by what all ranks tell of the latest block."""
+        """Judge the latest block by the ``readings`` of all ranks, and return the indices of blocks
+        that are now to be replaced; an earlier block may be among them."""
         assert self._calibrator
         signs, launch = read_signs(readings, self._calibrator.cramped), self._calibrator.launch
         launch.append(signs)
@@ -153,7 +155,7 @@ class Blocks:
 
     @property
     def summary(self) -> Calibration | None:
-        """Their summary for the record, at rank 0."""
+        """The summary of all blocks for the record, at rank 0."""
         if not self._times:
             return None
         arithmetic, copy, trip = (

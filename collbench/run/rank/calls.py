@@ -32,7 +32,7 @@ class Buffers(NamedTuple):
 
     @property
     def written(self) -> torch.Tensor:
-        """All that a call may write to."""
+        """The memory that a call may write to."""
         return self.recv if self.memory is None else self.memory
 
 

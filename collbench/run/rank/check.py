@@ -246,5 +246,5 @@ def digest_bits(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
 
 
 def join_digests(parts: Sequence[str]) -> str:
-    """One of several ranks'."""
+    """One digest of several ranks' digests."""
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()

@@ -51,7 +51,7 @@ class Computation:
         self._flops, self._rows = 2.0 * side**3, side
         self._device = device
         if kind in ("auto", "gemm"):
-            self._left, self._right, self._out = (
+            self._lhs, self._rhs, self._out = (
                 torch.full((side, side), 0.5, dtype=number, device=device) for _ in range(3)
             )
         if kind in ("auto", "copy"):
@@ -99,7 +99,7 @@ class Computation:
             self._product(rows)
 
     def _product(self, rows: int) -> None:
-        torch.mm(self._left[:rows], self._right, out=self._out[:rows])
+        torch.mm(self._lhs[:rows], self._rhs, out=self._out[:rows])
 
     def _move(self, nbytes: int) -> None:
         for _ in range(nbytes // CHUNK):

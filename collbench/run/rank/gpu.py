@@ -211,7 +211,8 @@ class AmdWatch:
         self._before = amd.read_state(smi, gpu).limit_counts
 
     def find_lock(self, stream: Stream) -> str:
-        """None is looked for: no reading is judged by its clock."""
+        """An empty string: locked clocks are not looked for, as no reading is judged by its
+        clock."""
         return ""
 
     def read(self) -> GpuState:

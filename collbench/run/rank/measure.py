@@ -165,13 +165,13 @@ class Samples(NamedTuple):
 
     @classmethod
     def concatenate(cls, blocks: Sequence[Samples]) -> Samples:
-        """All samples of blocks, in order."""
+        """The samples of all blocks, in order."""
         starts, ends, late, device = (np.hstack([b[k] for b in blocks]) for k in (0, 1, 2, 4))
         return cls(starts, ends, late, np.sum([b.switches for b in blocks], axis=0), device)
 
     @property
     def none(self) -> Samples:
-        """The same without a sample."""
+        """These samples with none selected: arrays of length 0."""
         return self.only(np.zeros(len(self.late), bool))._replace(switches=0 * self.switches)
 
     def only(self, chosen: np.ndarray) -> Samples:
@@ -295,7 +295,8 @@ class Sampler:
         return stats.inner_repeats(call_ns, CLOCK_FLOOR_NS)
 
     def idle(self) -> Sampler:
-        """The same around calls that do nothing."""
+        """This sampler around a call that does nothing, which measures what sampling itself
+        takes."""
         return Sampler(
             [(do_nothing, ())],
             self.inner,

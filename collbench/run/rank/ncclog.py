@@ -125,8 +125,8 @@ class Listener:
         return choice if choice != Choice() else None
 
     def _transport(self, algorithm: str) -> str:
-        """All that connections were made over so far. With NVLS the GPUs of a node meet in the
-        switch instead."""
+        """The transports of all connections so far, joined by +. With NVLS the GPUs of a node meet
+        in the switch instead."""
         if algorithm.startswith("NVLS"):
             return "+".join(["NVLS", *sorted(kind for kind in self._connections if "NET" in kind)])
         return "+".join(sorted(self._connections))

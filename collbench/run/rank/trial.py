@@ -237,12 +237,13 @@ class Trial:
         )
 
     def _ran(self) -> str:
-        """What the algorithm's parameters came to, where that was left to it."""
+        """A note on the algorithm that ran with its parameters, where these were left to it; else
+        ""."""
         ran = self._calls[0].ran
         return "" if ran in ("", self._case.algorithm) else f"ran {ran}"
 
     def _unfused(self) -> str:
-        """What is not done of -m on GPUs."""
+        """A note where calls cannot be issued as one (-m) on this GPU's backend; else ""."""
         backend, case, together = self._bench.backend, self._case, self._policy.agg_iters
         if not backend.stream or together == 1:
             return ""
@@ -261,7 +262,7 @@ class Trial:
         run()
 
     def _for_want_of_a_clock(self, sync: Sync, measured: Measured) -> list[str]:
-        """What was not done, and is not known."""
+        """Notes on what the clocks of the ranks are not good enough for."""
         if self._common is None:
             return []
         why = self._common.why_not(float(np.median(measured.samples.times)))
@@ -289,7 +290,7 @@ class Trial:
         return fenced if self._policy.blocking == 1 else run
 
     def _issue(self, calls: Sequence[Call]) -> Callable[[], object]:
-        """What issues the calls together: as one where the library can."""
+        """A function that issues the calls together: as one where the library can."""
         if len(calls) == 1:
             return calls[0].run
         if not self._policy.inject and (
@@ -384,7 +385,7 @@ class Trial:
         return Sampler(calls, inner, self._control, beat, freshen, backend.finish, marks)
 
     def _on_device(self, inner: int) -> Sampler:
-        """By the device's clock, as isolated calls are."""
+        """A sampler by the device's clock, for isolated calls."""
         stream, beat = self._bench.backend.stream, self._beat
         freshen = self._data.put_back if self._data.feeds_on_itself else None
         assert stream
@@ -400,7 +401,7 @@ class Trial:
         return clock() - begin
 
     def _again(self) -> None:
-        """One more call, to its end."""
+        """Make one more call, and wait for its end."""
         if self._data.feeds_on_itself:
             self._data.fill(0)
         self._finished()

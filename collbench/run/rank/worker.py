@@ -113,8 +113,8 @@ class Worker:
         next_jobs: Further = list,
         turn: Turn = lambda job: None,
     ) -> None:
-        self.place = setup
-        self._further, self._turn = next_jobs, turn
+        self.setup = setup
+        self._next_jobs, self._turn = next_jobs, turn
         self._plan = plan
         self._policy = plan.policy
         self._control = control
@@ -152,7 +152,7 @@ class Worker:
 
     def _begin(self, opened: ExitStack) -> None:
         """Open the world and tell of it. What is to be closed goes to ``opened``."""
-        setup, plan = self.place, self._plan
+        setup, plan = self.setup, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
         self._others = Others(setup.rank, self._control.collect)
@@ -179,8 +179,8 @@ class Worker:
             self._emit(world)
 
     def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
-        """What all cases share. Raises CannotRun where the policy's way of starting together cannot
-        be had."""
+        """The bench that all cases share. Raises CannotRun where the policy's way of starting
+        together cannot be had."""
         sync, stream = self._policy.sync, self._backend.stream
         default: Scheme = "barrier" if world.oversubscribed else "window"
         scheme: Scheme = default if sync == "auto" else sync
@@ -191,7 +191,7 @@ class Worker:
                 "--sync device needs a GPU, whose stream it waits on",
                 "--sync barrier works everywhere",
             )
-        rank, board = self.place.rank, self._board
+        rank, board = self.setup.rank, self._board
         if stream:
             assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
         policy = self._policy.resolved(world.cramped)
@@ -218,7 +218,7 @@ class Worker:
         """Whether the plan is open and rank 0 has been told more, which is then part of it."""
         if not self._plan.open:
             return False
-        jobs = self._further() if self.place.rank == 0 else []
+        jobs = self._next_jobs() if self.setup.rank == 0 else []
         more = msgspec.convert(self._control.broadcast(msgspec.to_builtins(jobs)), list[Job])
         self._plan.jobs.extend(more)
         return bool(more)
@@ -243,7 +243,7 @@ class Worker:
         self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
     def _make_bench(self, case: Case) -> Bench:
-        """What the case is measured with: by this rank in its group, if it has been placed in
+        """The bench that a case is measured on: this rank's in its group, if it has been placed in
         one."""
         if not groups.count_placed_ranks(case.groups):
             self._backend.control = self._group if self._plan.groups else None
@@ -285,7 +285,7 @@ class Worker:
         domains = self._control.collect(environment.same_clock_domain_key())
         if self._control.n == 1 or (self._board.shared and len(set(domains)) == 1):
             return None
-        return GlobalClock(self._control, domains, lambda: self._board.beat(self.place.rank), clock)
+        return GlobalClock(self._control, domains, lambda: self._board.beat(self.setup.rank), clock)
 
     def _describe(
         self,
@@ -294,7 +294,7 @@ class Worker:
         states: list[GpuState],
         common: GlobalClock | None,
     ) -> World:
-        setup = self.place
+        setup = self.setup
         host, device = socket.gethostname(), gpu.describe_device(self._backend.device)
         own_cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         members = self._group.members if self._plan.groups else range(self._plan.n)
@@ -341,7 +341,7 @@ class Worker:
         )
 
     def _enter(self, phase: Phase, index: int | None = None) -> None:
-        self._board.enter(self.place.rank, phase, index)
+        self._board.enter(self.setup.rank, phase, index)
 
     def _job(self, job: Job) -> list[Record]:
         """One case in every group, and what is to be done beside: records at rank 0, of each case
@@ -379,7 +379,7 @@ class Worker:
             return
         self._control.barrier()  # before the other world begins, all have ended
         self._others.pause()
-        if self.place.rank == 0:
+        if self.setup.rank == 0:
             self._turn(self._at)
         self._control.barrier()
         self._others.resume()
@@ -418,7 +418,7 @@ class Worker:
         self, case: Case, outcomes: Sequence[CaseOutcome], about: AboutCase
     ) -> list[Record]:
         """A record of each sibling by its outcome, at rank 0."""
-        if self.place.rank:
+        if self.setup.rank:
             return []
         return [record_of(sibling, outcomes[sibling.index], about) for sibling in case.siblings]
 

@@ -62,6 +62,7 @@ def make_arrival(view: View) -> Section | None:
 
 
 def _line_apart(series: Series, point: Point) -> Line:
+    """The line of a point that was measured with ranks apart on purpose."""
     spread, absorbed = point.first.skew, point.first.absorbed
     cells = (
         point.case.collective,
@@ -77,6 +78,8 @@ def _line_apart(series: Series, point: Point) -> Line:
 
 
 def _line_other(series: Series, point: Point) -> Line:
+    """The line of a point whose time depends on how ranks come to the call: as called, and
+    aligned."""
     control = point.first.control or point.median
     natural = point.case.mode == "host"
     called, aligned = (point.median, control) if natural else (control, point.median)
@@ -135,6 +138,7 @@ def make_skew(view: View) -> Section | None:
 
 
 def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
+    """A table of ranks that come late, and one of ranks that are slow."""
     heads = ("rank", "host", "runs on", "collectives", "cases")
     late = make_table(
         "late",

@@ -69,7 +69,7 @@ def _make_table(mode: str, best_list: list[Best], labels: Sequence[str]) -> Tabl
     same = set(AXES) - {"implementation"} - set(split_axes(cases)[0])
     common = [word for name, word in word_axes(cases[0]).items() if name in same and word]
     libraries = list(
-        dict.fromkeys(_label_point(p) for best in best_list for p in _libraries_of(best))
+        dict.fromkeys(_label_point(p) for best in best_list for p in _list_native_points(best))
     )
     others = any(_name_next(best) != "-" for best in best_list)
     leading = ["run"] * (len({best.winner.run for best in best_list}) > 1) + varying
@@ -110,8 +110,8 @@ def _label_point(point: Point) -> str:
     return plain_line(point.case.label)
 
 
-def _libraries_of(best: Best) -> list[Point]:
-    """Those of what libraries choose themselves."""
+def _list_native_points(best: Best) -> list[Point]:
+    """The points at which a library chose the algorithm itself."""
     every = (best.winner, *best.ties, *best.unknown, *best.slower)
     return [point for point in every if point.case.algorithm == "native"]
 
@@ -136,7 +136,9 @@ def _name_next(best: Best) -> str:
 
 def _compare_library(best: Best, name: str) -> Cell:
     """How many times as long the library of this name takes."""
-    point = next((point for point in _libraries_of(best) if _label_point(point) == name), None)
+    point = next(
+        (point for point in _list_native_points(best) if _label_point(point) == name), None
+    )
     if point is None or point is best.winner:
         return "-" if point is None else tone_text("best", "good")
     if point in best.ties:

@@ -28,8 +28,11 @@ def describe(
     for rank, (buffers, result) in enumerate(zip(buffers_of_ranks, promised, strict=True)):
         if only in (None, rank):
             name = f"{rank} (root)" if row.rooted and rank == root else str(rank)
-            after = [_words(buffers.send), *([_words(buffers.recv)] if buffers.recv else [])]
-            cells.append((name, _words(given[rank]), *after, _words(result)))
+            after = [
+                _format_values(buffers.send),
+                *([_format_values(buffers.recv)] if buffers.recv else []),
+            ]
+            cells.append((name, _format_values(given[rank]), *after, _format_values(result)))
     shared = all(buffers.recv is None for buffers in buffers_of_ranks)
     after_head = ("after",) if shared else ("send after", "receive after")
     table = terminal.make_listing(
@@ -54,5 +57,5 @@ def find_promised(
     return [None if result is None else np.ravel(result).tolist() for result in results]
 
 
-def _words(values: Sequence[Number] | None) -> str:
+def _format_values(values: Sequence[Number] | None) -> str:
     return "-" if values is None else "[" + ", ".join(f"{value:g}" for value in values) + "]"

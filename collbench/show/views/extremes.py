@@ -36,6 +36,7 @@ from collbench.suite.case import Case
 
 
 def describe_best(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+    """A line for each mode and collective: its latency floor and its peak bus bandwidth."""
     good = [
         (record.case, row)
         for record, row in outcomes
@@ -87,7 +88,7 @@ def _describe_floor(rows: Timed, varying: Sequence[str]) -> str:
 
 
 def _describe_peak(rows: Timed, varying: Sequence[str]) -> list[str]:
-    """The highest bus bandwidth."""
+    """The phrase for the highest bus bandwidth, in a list; an empty list where no row has any."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
         return []
@@ -101,7 +102,7 @@ def _describe_peak(rows: Timed, varying: Sequence[str]) -> list[str]:
 
 def find_fastest(rows: Timed) -> tuple[Case, Derived] | None:
     """The row of the least time that is known: one without a doubt, unless one with a doubt took
-    surely less."""
+    surely less. None where no row's time is known."""
     known_rows = [(case, row) for case, row in rows if is_known(row)]
     if not known_rows:
         return None
@@ -115,7 +116,8 @@ def find_fastest(rows: Timed) -> tuple[Case, Derived] | None:
 
 
 def find_highest(rows: Timed) -> tuple[Case, Derived] | None:
-    """The same of the highest bus bandwidth."""
+    """The row of the highest bus bandwidth that is known: one without a doubt, unless one with a
+    doubt surely has more. None where no row's is known."""
     known_rows = [(case, row) for case, row in rows if is_known(row)]
     if not known_rows:
         return None
@@ -134,7 +136,7 @@ def _lower_busbw(row: Derived) -> float:
 
 
 def _describe_figure(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
-    """A figure with its interval, where, and why to doubt it."""
+    """The phrase for a figure of a row: with its interval, the point it is of, and its flags."""
     sure = "" if is_without_interval(row) else f" {format_interval(row.half_width)}"
     doubted = f" ({', '.join(name_flags(row, flags))})" if (flags := list_doubts(row)) else ""
     return f"{figure}{sure} at {describe_point(case, varying)}{doubted}"
@@ -145,6 +147,8 @@ def _explain_unknown(rows: Timed) -> str:
 
 
 def describe_point(case: Case, varying: Sequence[str]) -> str:
+    """The size of a case, then in brackets its values on the axes ``varying``: 1 MiB (ring,
+    gloo)."""
     values = word_axes(case)
     details = ", ".join(values[name] for name in varying if values[name])
     return format_size(case.size) + (f" ({details})" if details else "")

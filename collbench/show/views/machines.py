@@ -409,6 +409,7 @@ def describe_cards(gpus: Facts) -> list[str]:
 
 
 def _describe_card(device: Facts) -> str:
+    """One phrase on a GPU: name, memory, PCIe, limits and modes, as far as known."""
     lanes, most = device.get("pcie_lanes"), device.get("max_pcie_lanes")
     modes = {name: (device.get(name) or [None])[0] for name in ("ecc", "mig")}
     parts = [

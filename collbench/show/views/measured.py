@@ -28,11 +28,11 @@ from collbench.show.views.series import (
     Series,
     View,
     choose_series,
-    figure_name,
     group_series,
     left_out,
     make_table,
     merge_groups,
+    name_figure,
     name_mode,
     plus_minus,
 )
@@ -91,7 +91,7 @@ def _swept_series(view: View) -> dict[str, list[Series]]:
 def _draw_curves(title: str, series: Sequence[Series], most: int) -> list[Figure]:
     drawn_series = choose_series(series, most)
     return figures.draw_curves(
-        figure_name(title), title, _describe_peaks(drawn_series), drawn_series
+        name_figure(title), title, _describe_peaks(drawn_series), drawn_series
     )
 
 
@@ -240,7 +240,7 @@ def _draw_spread(view: View, title: str, series: Sequence[Series]) -> list[Figur
     )
     return [
         figures.draw_distribution(
-            f"{figure_name(title)}-cdf", f"{title}: how samples spread", caption, cases
+            f"{name_figure(title)}-cdf", f"{title}: how samples spread", caption, cases
         )
     ]
 
@@ -341,6 +341,7 @@ def _draw_pairs(
     key: tuple[int, str, str, str],
     rate_of_pair: dict[tuple[int, int], tuple[int, float]],
 ) -> Figure:
+    """A heat map of the rate between each pair of ranks."""
     run, collective, mode, backend = key
     ranks = sorted({rank for pair in rate_of_pair for rank in pair})
     rates = [

@@ -222,6 +222,7 @@ def make_document(files: Sequence[RunFile], conclusion: Conclusion | None = None
 
 
 def _conclude_verdict(view: View) -> tuple[str, Weight]:
+    """The sentence with which a report begins, and whether it is good or bad."""
     counts = _count_statuses(view)
     total = sum(counts.values())
     if counts["wrong"] or counts["failed"]:
@@ -294,6 +295,7 @@ def _select_counted(view: View) -> list[Point]:
 
 
 def _describe_number(measured: int, predicted: int, what: str) -> str:
+    """A phrase for the number of cases measured, and of those predicted."""
     parts = [f"{format_count(measured, what)} measured"] if measured or not predicted else []
     return ", ".join(
         parts

@@ -345,6 +345,7 @@ def describe_dropped(run: Gathered) -> list[str]:
 
 
 def _describe_trouble(run: Gathered) -> Iterable[Words]:
+    """Lines on wrong data, failed cases and an early end of the run."""
     for status, title in (("wrong", "WRONG DATA"), ("failed", "FAILED")):
         bad = [record for record, _ in run.outcomes if record.status == status]
         if bad:
@@ -365,6 +366,7 @@ def _describe_trouble(run: Gathered) -> Iterable[Words]:
 
 
 def _describe_late(run: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
+    """A line for each rank that came late, most often first."""
     late = Counter(
         (record.world, row.late_rank)
         for record, row in outcomes

@@ -24,12 +24,12 @@ from collbench.show.document import (
 )
 
 SAVED = (  # columns of saved runs
-    Column("name", "left", whole=True),
-    Column("id", "left", whole=True),
+    Column("name", "left", never_cut=True),
+    Column("id", "left", never_cut=True),
     Column("tag", "cut"),
-    Column("cases", whole=True),
+    Column("cases", never_cut=True),
     Column("size", priority=1),
-    Column("ended", "left", whole=True),
+    Column("ended", "left", never_cut=True),
     Column("arguments", "cut"),
 )
 

@@ -57,13 +57,16 @@ class Conclusion(Protocol):
     sentence without its full stop, and whether that is good or bad."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """The title of the report."""
 
     @property
-    def headline(self) -> str: ...
+    def headline(self) -> str:
+        """The conclusion in one sentence, without a full stop."""
 
     @property
-    def weight(self) -> Weight: ...
+    def weight(self) -> Weight:
+        """Whether the conclusion is good, bad or neither."""
 
 
 class View(NamedTuple):
@@ -168,8 +171,9 @@ def _rename_series(series: Series) -> str:
     return ", ".join([series.case.collective, *(word for word in parts if word != label)])
 
 
-def figure_name(title: str) -> str:
-    """A figure's name, from its title."""
+def name_figure(title: str) -> str:
+    """The name of a figure for files and anchors, made of its title: "all_reduce, host" is
+    "all_reduce-host"."""
     return title.replace(", ", "-").replace(" ", "-")
 
 

@@ -24,7 +24,11 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
             factories.record(cut, stop="cut"),
         ]
     )
-    assert [record.case for record in resumption.Resumption(file).kept] == [done, wrong, never]
+    assert [record.case for record in resumption.Resumption(file).kept_records] == [
+        done,
+        wrong,
+        never,
+    ]
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PATH"])

@@ -103,7 +103,7 @@ def share_ranks(players: Sequence[Player]) -> None:
         for job, companion in zip(ours.plan.jobs, theirs.plan.jobs, strict=True)
     ]
 
-    def hear(line: World | Record) -> None:
+    def pass_on(line: World | Record) -> None:
         if isinstance(line, World) or line.case not in cases:
             ours.listener.line(line)
         if isinstance(line, World) or line.case in cases:
@@ -115,7 +115,7 @@ def share_ranks(players: Sequence[Player]) -> None:
 
     with blame_side("both sides"):
         shared = msgspec.structs.replace(ours.plan, jobs=jobs)
-        ours.launcher.run([shared], ours.listener._replace(line=hear, lost=lost))
+        ours.launcher.run([shared], ours.listener._replace(line=pass_on, lost=lost))
 
 
 @contextmanager
@@ -135,6 +135,8 @@ def _until_they_wait(seats: Sequence[Seat]) -> None:
 
 
 def _hear_seats(seats: Sequence[Seat]) -> None:
+    """Wait at most TICK for a message from any world that is measuring, and handle the messages
+    that have come."""
     moving = [(player, watch) for player, watch in seats if watch.busy()]
     with selectors.DefaultSelector() as all_of_them:
         for _, watch in moving:

@@ -211,6 +211,8 @@ class Experiment:
                 side.launcher.close()
 
     def _open(self) -> None:
+        """Open the run of each side and record its skipped cases. Where one side fails, neither
+        keeps a file."""
         try:
             for name in SIDES:
                 self._sides[name] = _Side(self._order, name, self._name)
@@ -255,7 +257,7 @@ class Experiment:
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
             if flagged and self._order.budget:
-                flagged = self._within_budget(flagged, fewest)
+                flagged = self._drop_beyond_budget(flagged, fewest)
             if flagged:
                 again += flagged
                 self._rounds(2, flagged, fewest)
@@ -285,9 +287,10 @@ class Experiment:
                 return True
         return False
 
-    def _within_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
-        """Those of the rows for which so many rounds end within the budget; the others are recorded
-        as dropped, with a budget that holds all."""
+    def _drop_beyond_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
+        """The rows that ``rounds`` rounds can measure in the time left. Each other row is recorded
+        as skipped, with a note that names a sufficient --budget. Raises CannotRun where the time
+        left suffices for no row and nothing was measured yet."""
         spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
         keys = self._ledger.affordable((row.key for row in rows), rounds, self._time_left())
         affordable = [row for row in rows if row.key in keys]
@@ -313,8 +316,8 @@ class Experiment:
                 side.launcher.warm([case.backend], case.env)
 
     def _pilot(self) -> list[Row]:
-        """One launch of each side, which settles how many samples a row gets; rows that both sides
-        can run."""
+        """Launch each side once, which settles how many samples a row gets, and return the rows
+        that both sides can run."""
         records: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
         worlds = matching.by_world(self._all, self._order.piloted)
         for index, (world, members) in enumerate(worlds.items()):
@@ -361,7 +364,7 @@ class Experiment:
         Raises CannotRun where it suffices for none."""
         if not self._order.budget or not rows:
             return list(rows)
-        return self._within_budget(rows, self._order.rounds[0])
+        return self._drop_beyond_budget(rows, self._order.rounds[0])
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
         """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would
@@ -420,6 +423,7 @@ class Experiment:
         return SIDES[:: -1 if first % 2 else 1]
 
     def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
+        """Run these launches: one after the other, or together, in shared ranks or in turns."""
         if not together:
             for launch in launches:
                 self._launch(launch, step._replace(side=launch.side.name))
@@ -457,7 +461,7 @@ class Experiment:
         )
 
     def _launch(self, launch: _Launch, step: Step) -> None:
-        """One world, of one side or both."""
+        """Run the plan of one launch, of one side or of both."""
         self._report_step(step)
         listener = self._listener(launch.side, launch.on_line, step)
         with duet.blame_side(launch.side.name):
@@ -478,5 +482,6 @@ class Experiment:
 
 
 def _start_key(case: Case) -> object:
-    """What decides, on one machine, how ranks are brought to a common start."""
+    """The number of ranks and the environment, which decide on one machine how ranks are brought to
+    a common start."""
     return case.n, case.env

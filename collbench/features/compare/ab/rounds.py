@@ -27,7 +27,8 @@ HOPE = 1.5  # of the time that is left a row may seem to need, for what few roun
 
 
 def budget_for(seconds: float) -> str:
-    """A --budget that holds what seems to take so long, with a quarter to spare."""
+    """A value of --budget for rounds that take about ``seconds``, with a quarter to spare, as
+    "20m"."""
     most = 1.25 * seconds
     step = 10 if most <= 60 else 60 if most <= 1200 else 300
     duration = max(1, math.ceil(most / step)) * step
@@ -35,18 +36,20 @@ def budget_for(seconds: float) -> str:
 
 
 class Judged(Protocol):
-    """A row as it is judged so far, whether a change is ``suspected`` that launches of its own
-    should tell of, and how many pairs it lacks for a verdict, should it go on scattering as it
-    does: inf where nothing tells."""
+    """The verdict on a row by the rounds so far. What is lacking for a final one is reckoned as if
+    further pairs scatter as those so far."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """The key of the row's case."""
 
     @property
-    def suspected(self) -> bool: ...
+    def suspected(self) -> bool:
+        """Whether the row may have changed, which launches of its own should decide."""
 
     @property
-    def lacking(self) -> float: ...
+    def lacking(self) -> float:
+        """The number of pairs that the row lacks for a verdict; inf where that is unknown."""
 
 
 Judge = Callable[[RunFile, RunFile], Sequence[Judged]]
@@ -85,8 +88,8 @@ class Ledger:
         return startup + sum(number * self._seconds[key] for key, number in pairs.items())
 
     def affordable(self, keys: Iterable[str], rounds: int, time_left: float) -> Sequence[str]:
-        """Those of the rows for which so many rounds end in the time that is left: the dearest go
-        first."""
+        """The keys of rows that ``rounds`` rounds can measure in ``time_left`` seconds: the rows
+        that cost most are dropped first."""
         remaining = sorted(keys, key=lambda key: self.seconds([key]))
         while remaining and rounds * self.seconds(remaining) >= time_left:
             remaining.pop()

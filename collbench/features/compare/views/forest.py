@@ -90,7 +90,7 @@ def draw_forest(view: Readable) -> Figure | None:
         layout={
             "xaxis": across,
             "yaxis": down,
-            "shapes": _draw_shapes(drawn),
+            "shapes": _make_background_shapes(drawn),
             "xaxis2": names,
             "plot_bgcolor": "rgba(0,0,0,0)",
             "hovermode": "closest",
@@ -119,9 +119,9 @@ def _finite_ratio(share: float | None) -> float | None:
     return round_finite(min(max(1 + share, 1 / FARTHEST), FARTHEST))
 
 
-def _draw_shapes(rows: Sequence[Shown]) -> list[Trace]:
-    """The line of no change, and behind it the band of what does not matter, which is as wide as
-    each row's tau."""
+def _make_background_shapes(rows: Sequence[Shown]) -> list[Trace]:
+    """Plotly shapes behind the rows: a vertical line at no change, and a grey band of changes too
+    small to matter, as wide at each row as its tau."""
     taus = enumerate(row.row_verdict.tau for row in rows if row.row_verdict)
     bands = [[*members] for _, members in groupby(taus, key=lambda item: item[1])]
     ends = {"type": "rect", "layer": "below", "line": {"width": 0}, "fillcolor": MATTER}

@@ -253,6 +253,7 @@ class Readable(NamedTuple):
 
     @property
     def title(self) -> str:
+        """The title of the report."""
         return "collbench comparison"
 
     @property

@@ -44,6 +44,7 @@ def check_data(night: Night) -> Looked:
 
 
 def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
+    """The finding for records of wrong data, with the first wrong element of some of them."""
     evidence = [
         make_evidence(
             entry,
@@ -93,6 +94,7 @@ def check_repeatability(night: Night) -> Looked:
 
 
 def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
+    """The finding for a collective that adds the same floats up to different bits."""
     cases = dict.fromkeys(msgspec.structs.replace(entry.record.case, cycle=0) for entry in every)
     calls = any(len(entry.record.bits) > 1 for entry in every)
     chosen = {describe_choice(entry.record.chose) for entry in every} - {""}

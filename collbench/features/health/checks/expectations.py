@@ -302,6 +302,7 @@ def _in_switch(chose: Choice | None) -> bool:
 def _make_finding(
     timing: Timing, curve: Curve, reached: float, expected: float, today: date
 ) -> Finding:
+    """The finding for a row that does not reach the busbw that a curve expects (both in GB/s)."""
     provenance = (
         f"{curve.source}, noted {curve.day}, {'verified' if curve.verified else 'not verified'},"
         f" {curve.kind}"

@@ -78,11 +78,11 @@ COMPOSITIONS = (
 
 
 class Claim(NamedTuple):
-    """``left`` takes no longer than the sum of ``right``, times ``factor``; ``than`` says what
-    these are."""
+    """A guideline on measured times: ``timing`` takes no longer than the sum of ``alternative``,
+    times ``factor``; ``than`` says in words what the alternative is."""
 
-    left: Timing
-    right: tuple[Timing, ...]
+    timing: Timing
+    alternative: tuple[Timing, ...]
     factor: float
     than: str
 
@@ -94,7 +94,7 @@ class Claim(NamedTuple):
         launches of one run and cycle make a pair. Which ones do is settled before anything is
         measured, so that pairs are as independent as launches are.
         """
-        rows = (self.left, *self.right)
+        rows = (self.timing, *self.alternative)
         across_launches = len({timing.case.env for timing in rows}) > 1
         sides: list[Mapping[Any, float]] = [
             t.by_cycle if across_launches else t.medians for t in rows
@@ -324,19 +324,19 @@ def _trigamma_inverse(value: float) -> float:
 
 def make_finding(check: str, missed: Missed, advice: str) -> Finding:
     """The finding of a missed claim: a warning where it is missed grossly, else a hint."""
-    left_side, right = missed.claim.left, missed.claim.right
-    expected = sum(timing.median for timing in right) * missed.claim.factor
+    claimed, alternative = missed.claim.timing, missed.claim.alternative
+    expected = sum(timing.median for timing in alternative) * missed.claim.factor
     allowed = (
         "more than tuning explains"
         if missed.ratio > GROSS
         else f"healthy libraries miss some by up to {GROSS:g}x"
     )
     measured = Evidence(
-        what=f"{describe_case(left_side.case)}: median",
-        value=format_duration(left_side.median),
+        what=f"{describe_case(claimed.case)}: median",
+        value=format_duration(claimed.median),
         expected=f"at most {format_duration(expected)}",
-        run=left_side.run,
-        case=left_side.case.key,
+        run=claimed.run,
+        case=claimed.case.key,
     )
     others = [
         Evidence(
@@ -345,12 +345,12 @@ def make_finding(check: str, missed: Missed, advice: str) -> Finding:
             run=t.run,
             case=t.case.key,
         )
-        for t in right
+        for t in alternative
     ]
     return Finding(
         check=check,
         severity="warning" if missed.ratio > GROSS else "hint",
-        subject=Subject("collective", describe_case(left_side.case)),
+        subject=Subject("collective", describe_case(claimed.case)),
         what=(
             f"takes {missed.ratio:.2f} times what it may beside {missed.claim.than}, over "
             f"{format_count(len(missed.claim.excess), 'launch')}: {allowed}"

@@ -240,6 +240,7 @@ def _find_gpu(entry: NightRecord, index: int, state: GpuState) -> Subject:
 def _find_risen(
     subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
 ) -> list[Finding]:
+    """A finding for each error counter of a GPU that rose."""
     findings = []
     for counter in COUNTERS:
         values = [
@@ -271,6 +272,7 @@ def _find_risen(
 def _find_held_back(
     subject: Subject, readings: Sequence[tuple[NightRecord, GpuState]]
 ) -> list[Finding]:
+    """The finding for a GPU whose clocks were limited, in a list; empty where they were not."""
     reasons = Counter(reason for _, state in readings for reason in state.throttle)
     if not reasons:
         return []

@@ -166,6 +166,7 @@ def _confirm_candidates(candidates: Sequence[Candidate], fresh: Fresh | None) ->
 
 
 def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
+    """The finding for a row that is slower tonight than in past nights."""
     usual = math.exp(stats.median(candidate.past[-PAST:]))
     evidence = Evidence(
         what=f"{describe_case(candidate.timing.case)}: median",
@@ -221,6 +222,7 @@ def _find_shifted(outlook: Outlook) -> list[Finding]:
 
 
 def _find_crept(outlook: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
+    """A finding for each row that has become slower than its anchor, little by little."""
     findings = []
     for series in outlook.series:
         drift, timing = outlook.creeping.get(series.key), timings.get(series.key)

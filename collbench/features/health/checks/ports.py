@@ -104,6 +104,7 @@ def check_counters(night: Night) -> Looked:
 
 
 def _find_full(port: str, counter: str, most: int) -> Finding:
+    """The finding for a port's counter that stands at its maximum, ``most``."""
     return Finding(
         check="counters",
         severity="hint",
@@ -122,6 +123,7 @@ def _counter_rise(values: Sequence[int]) -> int:
 
 
 def _find_counted(port: str, rises: Mapping[str, int], run: str) -> Finding:
+    """The finding for a port whose counters rose, by counter."""
     grave = any(counter not in CONGESTED for counter in rises)
     return Finding(
         check="counters",

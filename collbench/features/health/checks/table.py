@@ -63,7 +63,7 @@ def _hold_claims(
     if not every:
         needs = f"not tested: needs {shared if claim_list else NEEDS[name]}"
         return Looked(missing=night.unfit if not night.fit and night.timings else needs)
-    worst = {missed.claim.left.case: missed for missed in reversed(find_missed(every))}
+    worst = {missed.claim.timing.case: missed for missed in reversed(find_missed(every))}
     note = f"{format_count(len(every), 'claim')} over {LAUNCHES} launches or more"
     untestable = len(claim_list) - len(every)
     short = f"{format_count(untestable, 'claim')} not tested: needs {shared}" * bool(untestable)

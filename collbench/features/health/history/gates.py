@@ -75,6 +75,8 @@ def _judge_value(
     limit: float,
     bad: Literal["candidate", "alarm"],
 ) -> Gate:
+    """The gate for a value by the last PAST values, all logarithms of times: ``bad`` if it is above
+    their median by more than ``limit`` deviations and by more than ``tau``."""
     recent = past[-PAST:]
     if len(recent) < LEARNING:
         off = value - stats.median(recent) if recent else 0.0

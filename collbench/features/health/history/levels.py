@@ -102,7 +102,8 @@ def _find_farthest(x: Floats) -> int:
 
 
 def _measure_changes(x: Floats, places: Sequence[int]) -> list[Change]:
-    """Each place as a change between the stretches on both sides of it, up to its neighbours."""
+    """A Change for each index of ``places``: from the mean of the stretch before it to the mean of
+    the stretch after it."""
     ends = [0, *places, len(x)]
     return [
         Change(

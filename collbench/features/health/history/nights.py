@@ -70,6 +70,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
+        """Whether a level may be judged by this night."""
         return not self.why_not
 
 
@@ -98,12 +99,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def key(self) -> str:
+        """The key of its case."""
         return self.case.key
 
     @cached_property
     def segments(self) -> list[Stretch]:
-        """A new one begins with another fingerprint, another manner of measuring, an accepted
-        level."""
+        """Its nights in stretches, oldest first: a stretch begins where the machine's fingerprint
+        or the manner of measuring differs from the night before, and where a level was
+        accepted."""
         if not self.nights:
             return []
         begins = {0: "first night"}

@@ -49,10 +49,12 @@ class Shift(NamedTuple):
 
     @property
     def standing(self) -> bool:
+        """Whether any row has kept the new level since."""
         return bool(self.stands)
 
     @property
     def collective(self) -> str:
+        """The collective of all its rows."""
         return self.rows[0].case.collective
 
     @property
@@ -80,13 +82,15 @@ def find_shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
 
 
 def _strip_size(case: Case) -> Case:
-    """The same for all rows of a line."""
+    """The case without its size, by which rows that differ only in size are found; for rows that
+    are measured together it is that of the last."""
     like = case.siblings[-1] if case.table.together else case
     return msgspec.structs.replace(like, nbytes=0, align=1)
 
 
 def _size_order(series: Series) -> tuple[int, int]:
-    """By size; of rows that are measured together, the leader is between the others."""
+    """A key that sorts rows by size; of rows that are measured together, it puts the leader between
+    the others."""
     case = series.case
     return (case.index + 1) % len(case.table.rows) if case.table.together else 0, case.nbytes
 

@@ -438,7 +438,8 @@ def _select_cases(to: sql.Connection, machine: str, part: Part | None) -> dict[s
 
 
 def _decode_case(spec: str) -> Case | None:
-    """None for a case of another version, which this one cannot measure either."""
+    """The case in JSON ``spec``; None if another version wrote it, as this version cannot measure
+    it."""
     try:
         return msgspec.json.decode(spec, type=Case)
     except msgspec.DecodeError:

@@ -204,12 +204,12 @@ def _rows_table(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table
             f"{valid}/{len(row.nights)}" if valid < len(row.nights) else str(valid),
         )
         lines.append(Line(cells))
-    shown = [
+    table_columns = [
         Column("row", "wrap", width=name_width),
         Column("from first to last", "left"),
         *(Column(head) for head in ("latest", "change", "since", "nights")),
     ]
-    return Table(columns=shown, lines=lines)
+    return Table(columns=table_columns, lines=lines)
 
 
 def draw_bars(values: Sequence[float], most: int = DRAWN) -> str:

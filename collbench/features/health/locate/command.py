@@ -281,10 +281,10 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     crowded = any(world.oversubscribed for world in worlds)
     one_host = len({info.host for world in worlds for info in world.ranks}) == 1
     kind: Literal["host", "rank"] = "rank" if one_host else "host"
-    named = list(findings.make_findings(located, names, kind, crowded))
-    ended = Exit.BAD if named else Exit.NO_VERDICT if located.open else Exit.OK
+    suspects = list(findings.make_findings(located, names, kind, crowded))
+    ended = Exit.BAD if suspects else Exit.NO_VERDICT if located.open else Exit.OK
     outcome = findings.describe_outcome(located, names, kind, crowded)
-    return Found(located, named, outcome, ended, reporter.file)
+    return Found(located, suspects, outcome, ended, reporter.file)
 
 
 def announce_search(order: Order, rules: Rules) -> None:

@@ -157,6 +157,7 @@ class _State:
         return min(usable, key=lambda other: (abs(other - host), other), default=None)
 
     def located(self) -> Located:
+        """The result of the search so far."""
         well = np.array(
             [rate for rate in self.rates if not self.slow(rate / (self.reference or 1.0))]
         )
@@ -220,6 +221,7 @@ def _count_groups(n: int) -> int:
 
 
 def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
+    """Measure all pairs of hosts, round by round, and blame the hosts and links that are slow."""
     rates: dict[Pair, float] = {}
     for number in range(count_turns(state.n)):
         pairs = list_turn(state.n, number)
@@ -249,6 +251,8 @@ def _by_pairs(state: _State) -> Generator[list[Group], Sequence[float], None]:
 
 
 def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
+    """Measure the hosts in groups, and search within the groups that are slow until each host is
+    cleared or blamed."""
     for number in range(PASSES):
         waiting = [
             h for h in range(state.n) if state.fine[h] < CLEARED and h not in state.named_hosts
@@ -365,8 +369,8 @@ def _settle_host(state: _State, host: int, share: float) -> Line:
 def _search_together(
     state: _State, lines: list[Line]
 ) -> Generator[list[Group], Sequence[float], None]:
-    """All lines of search side by side: what each waits for is measured in one round, as far as
-    groups are disjoint."""
+    """Run all lines of search side by side: groups that lines wait for are measured in one round if
+    they are disjoint."""
     waiting = [(line, ask) for line in lines if (ask := next(line, None))]
     while waiting:
         round_: list[tuple[Line, _Ask, Group, int | None]] = []

@@ -143,6 +143,8 @@ def _resume_order(name: str, launcher: str) -> Order:
 
 
 def _choose_rule(kind: str, among: str, launcher: str) -> str:
+    """The rule of groups for ``kind`` of pairs: among all ranks, or those of a host. Raises
+    UsageError where the launcher does not say how many ranks share a host."""
     from collbench.run.launch import join
     from collbench.suite import grammar
 

@@ -120,8 +120,8 @@ def _robust_deviation(values: Mapping[_T, float]) -> float:
 
 
 def _find_low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]:
-    """Those far below the middle, as a share of it. They scatter no more than by ``noise``, unless
-    some stand out, and of few that may be many."""
+    """The values far below the median, as a share of the median, by name. ``noise`` bounds the
+    scatter that is taken for normal, so that many low values among few are found, too."""
     logs = np.log(np.maximum(list(values.values()), stats.TINY))
     middle = float(np.median(logs))
     limit = min(-FAR * max(min(_robust_deviation(values), noise), NOISE), math.log(LEAST))

@@ -177,7 +177,7 @@ class Reading:
     did."""
 
     def __init__(self, request: Asked) -> None:
-        self.asked = request
+        self.request = request
         self.tool = ""
         self.command: list[str] = []
         self.started = self.ended = ""
@@ -205,11 +205,11 @@ class Reading:
         """Which of ours the first of ``names`` that is not empty means, "" where it is none of
         ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""
         name = next(
-            filter(None, (*names, self.asked.collective, _find_collective(self.asked.name))), ""
+            filter(None, (*names, self.request.collective, _find_collective(self.request.name))), ""
         )
         if not name:
             raise UsageError(
-                f"{self.asked.name}: cannot tell which collective this is",
+                f"{self.request.name}: cannot tell which collective this is",
                 "--collective all_reduce",
             )
         return next(
@@ -220,13 +220,13 @@ class Reading:
     def ranks(self, printed: int) -> int:
         """The number of ranks that the user gave (--ranks), else ``printed``, the log's; 0 is none.
         Raises UsageError where neither is known."""
-        count = self.asked.ranks or printed
+        count = self.request.ranks or printed
         if not count:
             raise UsageError(
-                f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
+                f"{self.request.name}: nothing says how many ranks there were", "give --ranks N"
             )
         if not 0 < count <= MOST_LOGGED:
-            raise UsageError(f"{self.asked.name}: no machine has {count} ranks", "give --ranks N")
+            raise UsageError(f"{self.request.name}: no machine has {count} ranks", "give --ranks N")
         if printed and count != printed:
             self.warn(f"the log says {printed} ranks; --ranks {count} is taken")
         return count
@@ -255,7 +255,7 @@ class Reading:
     def add(self, table: Table, line: Line) -> None:
         """A record of ``line``; or what is wrong with it. Raises UsageError for one too many."""
         if len(self._entries) + len(self.lost) >= MOST_RECORDS:
-            raise UsageError(f"{self.asked.name}: more than {MOST_RECORDS} results", "split it")
+            raise UsageError(f"{self.request.name}: more than {MOST_RECORDS} results", "split it")
         if odd := _no_time(line):
             self.lost.append((line.where, f"a time of {odd[0] / 1e3:g} us"))
             return
@@ -352,7 +352,7 @@ class Reading:
         """The index of the world of ``n`` ranks that ``table`` ran in."""
         if self._last is not None and self._last[0] is table:
             return self._last[1]
-        ranks = [msgspec.structs.replace(r, host=self.asked.host or r.host) for r in table.ranks]
+        ranks = [msgspec.structs.replace(r, host=self.request.host or r.host) for r in table.ranks]
         world = World(
             index=0,
             backend=table.backend,

@@ -105,7 +105,7 @@ def read_log(text: str, reading: Reading) -> None:
     stamps: list[int] = []
     if MARK not in text:
         return
-    for at, line in enumerate(refuse_too_many_values(text, reading.asked.name).split("\n"), 1):
+    for at, line in enumerate(refuse_too_many_values(text, reading.request.name).split("\n"), 1):
         where = f"line {at}"
         try:
             entry = _read_entry(line) if line.strip() else None
@@ -147,6 +147,7 @@ def _why_foreign(call: _Call | None, message: Any) -> str:
 def _take_call(
     reading: Reading, by_kind: dict[_Kind, _Calls], where: str, head: _Header, call: _Call
 ) -> None:
+    """Note the times of one call under its kind."""
     kind = _Kind(
         head.id[:40],
         head.comm_name[:40],
@@ -164,6 +165,8 @@ def _take_call(
 
 
 def _add_calls(reading: Reading, kind: _Kind, calls: _Calls) -> None:
+    """Add a record of all calls of a kind: a call takes as long as on its slowest rank or, where
+    ranks are missing, the mean of those there are."""
     name, block = NAMES[kind.coll]
     n = reading.ranks(kind.n)
     rank_set = {rank for ranks in calls.times.values() for rank in ranks}

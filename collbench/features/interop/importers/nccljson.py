@@ -189,7 +189,7 @@ def _read_head(document: _Document, reading: Reading) -> tuple[list[Table | str]
 
 def _read_document(text: str, reading: Reading) -> _Document:
     """The whole of it; of a torn file what comes before the results, and those that are whole."""
-    text = refuse_too_many_values(text, reading.asked.name)
+    text = refuse_too_many_values(text, reading.request.name)
     text = BARE.sub(lambda bare: bare[1] + {"inf": "Infinity", "nan": "NaN"}[bare[2]], text)
     try:
         document = json.loads(text)
@@ -202,7 +202,7 @@ def _read_document(text: str, reading: Reading) -> _Document:
         return msgspec.convert(document, _Document, strict=False)
     except ValueError as e:  # of another type, or no text
         raise UsageError(
-            f"{reading.asked.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
+            f"{reading.request.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
         ) from e
 
 

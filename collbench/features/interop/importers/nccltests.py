@@ -292,6 +292,7 @@ class _Tables:
             self._sets.append([device])
 
     def _set_up(self) -> None:
+        """Apply the settings printed before a table: the run's command, and its policy."""
         read_settings, reading = self._settings, self._reading
         self._command, self._command_line = self._command_line or self._command, []
         if self._command and not reading.command:
@@ -348,6 +349,8 @@ class _Tables:
                 self._take(table, line, half)
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
+        """Add the result of one half of a line, out of place or in place, unless its time is not a
+        number or not of whole calls."""
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
         error, wrong = half.get("error", ""), parse_number(half.get("#wrong", ""))
         line = msgspec.structs.replace(
@@ -393,6 +396,7 @@ class _Tables:
         return self._tables[at]
 
     def _make_table(self, at: int, by_process: bool) -> Table | None:
+        """The table that begins at line ``at``; None where collbench has no such collective."""
         reading, ours = self._reading, self._ours
         command = self._command or self._command_line
         program_name = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
@@ -511,7 +515,7 @@ def mode_of(blocking: int) -> Mode:
 
 
 def parse_iterations(printed: int | None) -> int | None:
-    """How many iterations a log says there were, as a policy holds it: None where it may not."""
+    """The number of iterations that a log prints; None where a policy cannot have that number."""
     return printed if printed and 0 < printed <= MOST_SAMPLES else None
 
 

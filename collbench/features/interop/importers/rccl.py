@@ -48,7 +48,7 @@ def read_log(text: str, reading: Reading) -> None:
         (nccljson if is_json else nccltests).read_log(text, reading)
         return
     reading.tool = f"rccl-tests {'JSON' if is_json else 'CSV'}"
-    text = refuse_too_many_values(text, reading.asked.name)
+    text = refuse_too_many_values(text, reading.request.name)
     tables: dict[tuple[Any, ...], Table] = {}
     for where, fields in (_read_json if is_json else _read_csv)(text, reading):
         try:
@@ -61,7 +61,7 @@ def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]
     try:
         head, *rows = csv.reader(split_lines(text.strip()), skipinitialspace=True)
     except csv.Error as e:
-        raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
+        raise UsageError(f"{reading.request.name}: {e}", "is it whole?") from e
     names = [_normalise_field(name) for name in head]
     entries: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):
@@ -86,7 +86,7 @@ def _read_json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]
         else:
             places = _json_lines(text, reading)
     except (ValueError, RecursionError) as e:
-        raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
+        raise UsageError(f"{reading.request.name}: {e}", "is it whole?") from e
     return [
         (where, {_normalise_field(name): str(value) for name, value in fields.items()})
         for where, fields in places
@@ -117,7 +117,8 @@ def _take_record(
     where: str,
     fields: Mapping[str, str],
 ) -> None:
-    """One record. Raises KeyError for a missing field, ValueError for one that is no number."""
+    """Read one record. Raises KeyError for a missing field, ValueError for a field that is no
+    number."""
     name = reading.collective(fields["name"])
     if reason := nccltests.why_foreign(name, fields["name"]):
         reading.omitted[reason] += 1

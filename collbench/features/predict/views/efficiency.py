@@ -31,12 +31,12 @@ from collbench.show.views.series import (
     Series,
     View,
     choose_series,
-    figure_name,
     filter_values,
     group_series,
     left_out,
     make_table,
     merge_groups,
+    name_figure,
 )
 from collbench.show.words import PLACES
 from collbench.suite.policy import Policy
@@ -174,15 +174,19 @@ def _links_table(view: View, constants: Sequence[Constants]) -> Table:
 def make_crossovers(view: View) -> Section | None:
     """Sizes at which the fastest implementation gives way to another; None where none does."""
 
-    def place(point: Point, nbytes: int) -> tuple[object, ...]:
+    def identify_point(point: Point, nbytes: int) -> tuple[object, ...]:
         return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
 
     first = [(w, w.size) for best in find_best(view.points) for w in (best.winner, *best.ties)]
-    leading = {place(*best) for best in first}
+    leading = {identify_point(*best) for best in first}
     crossings = [
         crossing
         for crossing in find_crossings([series.points for series in view.series])
-        if {place(crossing.before, crossing.low), place(crossing.after, crossing.high)} <= leading
+        if {
+            identify_point(crossing.before, crossing.low),
+            identify_point(crossing.after, crossing.high),
+        }
+        <= leading
     ]
     if not crossings:
         return None
@@ -222,6 +226,7 @@ def _filter_values(view: View, point: Point) -> Where:
 
 
 def _describe_place(view: View, point: Point) -> str:
+    """A phrase for the point: operation, ranks, datatype, in or out of place, and size."""
     name, ranks, kind, _ = _filter_values(view, point)
     return ", ".join(
         filter(
@@ -396,7 +401,7 @@ def _draw_shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[F
                 full_title = f"{which}: {title}"
                 drawn.append(
                     figures.draw_shares(
-                        f"{figure_name(which)}-{name}", full_title, meaning, title, lines
+                        f"{name_figure(which)}-{name}", full_title, meaning, title, lines
                     )
                 )
     return drawn

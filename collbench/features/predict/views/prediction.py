@@ -24,8 +24,8 @@ from collbench.show.words import PLACES, axis_values, split_axes
 
 
 def list_rows(view: Forecast, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """One for each size and algorithm, times in nanoseconds; bandwidths in GB/s are None where
-    there is no data."""
+    """A row for each size and algorithm: times in nanoseconds, bandwidths in GB/s or None where no
+    data is moved."""
     rows = []
     for nbytes in sizes:
         seconds, bound, moved = view.seconds(nbytes), view.bound(nbytes), view.moved(nbytes)
@@ -155,27 +155,27 @@ LEGEND = (
 
 
 def make_fitted(fits: Sequence[Fit], links: Sequence[LinkFit]) -> Document:
-    """Each series in its segments, the links that series share, the times behind them, and reasons.
+    """The document of `fit`: each series in its segments, the links that series share, the times
+    behind them, and reasons why something was not fitted.
 
-    In JSON ``series`` and ``links`` as in ``fit``: times in ns, constants in ns and ns a byte."""
-    done = [fitted for fitted in fits if fitted.segments]
-    varying, constant = (
-        split_axes([fitted.case for fitted in fits]) if fits else ([], "nothing to fit")
-    )
+    In JSON ``series`` and ``links`` as in ``fit``: times in ns, constants in ns and ns a byte.
+    """
+    done = [fit for fit in fits if fit.segments]
+    varying, constant = split_axes([fit.case for fit in fits]) if fits else ([], "nothing to fit")
     names = {
-        id(fitted): _name_fit(fitted, varying, len({other.case.mode for other in fits}) > 1)
-        for fitted in fits
+        id(fit): _name_fit(fit, varying, len({other.case.mode for other in fits}) > 1)
+        for fit in fits
     }
     brief: list[Block] = [tone_text(constant, strong=True)]
     if done:
-        sources = [f"{names[id(fitted)]}: {fitted.model}, {fitted.resampled}" for fitted in done]
+        sources = [f"{names[id(fit)]}: {fit.model}, {fit.resampled}" for fit in done]
         brief += [_series_table(done, names), tone_text("; ".join([LEGEND, *sources]), "quiet"), ""]
     if links:
         sources = [f"{link.name}: {len(link.members)} series, {link.resampled}" for link in links]
         brief += [_links_table(links), tone_text("; ".join(sources), "quiet"), ""]
     if done:
         brief += [_points_table(done, names), ""]
-    lines = [f"{names[id(fitted)]}: {fitted.refused}" for fitted in fits if fitted.refused]
+    lines = [f"{names[id(fit)]}: {fit.refused}" for fit in fits if fit.refused]
     lines += [
         f"{link.name}: {reason}" for link in links for reason in (link.refused, link.note) if reason
     ]
@@ -183,22 +183,22 @@ def make_fitted(fits: Sequence[Fit], links: Sequence[LinkFit]) -> Document:
     return Document(title="Fit", brief=brief, values={"series": fits, "links": links})
 
 
-def _name_fit(fitted: Fit, varying: Sequence[str], modes: bool) -> str:
-    values = axis_values(fitted.case)
+def _name_fit(fit: Fit, varying: Sequence[str], modes: bool) -> str:
+    values = axis_values(fit.case)
     axis_words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
-    return " ".join([*axis_words, *([fitted.case.mode] if modes else [])]) or fitted.case.label
+    return " ".join([*axis_words, *([fit.case.mode] if modes else [])]) or fit.case.label
 
 
 def _series_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
-    flagged = any(fitted.flags for fitted in fits)
+    flagged = any(fit.flags for fit in fits)
     lines = []
-    for fitted in fits:
+    for fit in fits:
         quality = [
-            f"{fitted.worst:.0%}",
-            f"{fitted.runs[0]}/{fitted.runs[1]:.0f}",
-            " ".join(fitted.flags),
+            f"{fit.worst:.0%}",
+            f"{fit.runs[0]}/{fit.runs[1]:.0f}",
+            " ".join(fit.flags),
         ]
-        for number, part in enumerate(fitted.segments):
+        for number, part in enumerate(fit.segments):
             fixed = [
                 f"{format_size(part.first)}…{format_size(part.last)}",
                 _format_time(part.alpha),
@@ -206,7 +206,7 @@ def _series_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
                 _format_half(part),
             ]
             last = ["", "", ""] if number else quality
-            lines.append(["" if number else names[id(fitted)], *fixed, *last])
+            lines.append(["" if number else names[id(fit)], *fixed, *last])
     heads = ("series", "sizes", "alpha", "1 / beta", "n½", "error", "signs", "flags")
     return _make_flagged_table(heads, lines, flagged)
 
@@ -240,12 +240,12 @@ def _make_flagged_table(
 def _points_table(fits: Sequence[Fit], names: dict[int, str]) -> Table:
     """Measured times, and how far from them the model is."""
     columns = [
-        {at: f"{format_duration(got)} {model / got - 1:+4.0%}" for at, got, model in fitted.points}
-        for fitted in fits
+        {at: f"{format_duration(got)} {model / got - 1:+4.0%}" for at, got, model in fit.points}
+        for fit in fits
     ]
     every = sorted(set().union(*columns))
     lines = [Line((format_size(at), *(column.get(at, "") for column in columns))) for at in every]
-    heads = ("size", *(names[id(fitted)] for fitted in fits))
+    heads = ("size", *(names[id(fit)] for fit in fits))
     return Table(columns=make_columns(heads, "r"), lines=lines, overflow="split")
 
 

@@ -54,7 +54,7 @@ class Front(NamedTuple):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """Those that the others wait for."""
+        """The ranks that the waiting ranks wait for."""
         return tuple(sorted({*self.missing, *self.silent, *self.behind}))
 
 
@@ -80,7 +80,7 @@ class _Ranks:
     """What the trace tells of each rank's calls."""
 
     def __init__(self, trace: Trace) -> None:
-        self.of = {rank.rank: rank for rank in trace.ranks}
+        self.by_rank = {rank.rank: rank for rank in trace.ranks}
         self._ends = {rank.rank: _tells_ends(rank) for rank in trace.ranks}
         self._messages = {
             (rank.rank, call.group)
@@ -100,9 +100,9 @@ class _Ranks:
     def reached(self, rank: int, group: Group, called: int) -> tuple[int, int] | None:
         """The last collectives of a group that a rank called and completed, as it counted them
         itself; None where it did not, or counted messages with them, or fewer than ``called``."""
-        if (rank, group.name) in self._messages or group.name not in self.of[rank].reached:
+        if (rank, group.name) in self._messages or group.name not in self.by_rank[rank].reached:
             return None
-        enqueued, started, completed = self.of[rank].reached[group.name]
+        enqueued, started, completed = self.by_rank[rank].reached[group.name]
         last = max(enqueued, started, completed)
         return (last, completed) if last >= called else None
 
@@ -121,8 +121,8 @@ def _tells_ends(rank: RankTrace) -> bool:
 
 
 def find_hang(trace: Trace, matches: Joined) -> Hang | None:
-    """None where nothing stands still, and of traces that do not tell of calls that have not ended:
-    those of jobs that ran on, of which ranks' may end apart."""
+    """The hang that a trace shows; None where no rank stands still. None also where the trace has
+    no states of calls, as of a job that ran on."""
     if not any(call.state for rank in trace.ranks for call in rank.calls):
         return None
     ranks = _Ranks(trace)
@@ -146,7 +146,8 @@ def _unread_ranks(trace: Trace) -> set[int]:
 
 
 def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
-    """Where a group stands; None where all are through, as far as can be told."""
+    """The first operation of a group that not all of its ranks have completed; None where all have,
+    as far as the trace tells."""
     ordered = sorted(meetings, key=lambda meeting: meeting.number)
     called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
     ended = {
@@ -157,7 +158,7 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
     }
 
     def status(rank: int, meeting: Meeting) -> Status:
-        if rank not in ranks.of:
+        if rank not in ranks.by_rank:
             return "silent"
         numbered = meeting.call.number == meeting.number
         reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
@@ -168,7 +169,11 @@ def _find_front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Fro
             return ranks.status(rank, meeting.calls[rank])
         if reached:
             return "missing" if meeting.number > reached[0] else "called"
-        return "missing" if _never_called(ranks.of[rank], meeting, called.get(rank)) else "unknown"
+        return (
+            "missing"
+            if _never_called(ranks.by_rank[rank], meeting, called.get(rank))
+            else "unknown"
+        )
 
     before = -1
     for meeting in ordered:
@@ -212,6 +217,9 @@ def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
 
 
 def _as_front(meeting: Meeting, statuses: Mapping[int, Status], before: int) -> Front:
+    """The front at a meeting, with its ranks by status; ``before`` is the number of the last
+    operation that all completed, -1 for none."""
+
     def those(*status: Status) -> tuple[int, ...]:
         return tuple(rank for rank, rank_status in statuses.items() if rank_status in status)
 
@@ -243,7 +251,7 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, the first of each between two ranks, and of
     one tag where the library goes by tags."""
     every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
-    for rank_trace in ranks.of.values():
+    for rank_trace in ranks.by_rank.values():
         groups = groups_of(rank_trace)
         for _, call in list_communicating(rank_trace):
             group = groups[call.group]
@@ -259,21 +267,24 @@ def _message_fronts(ranks: _Ranks) -> Iterator[Front]:
         half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
         both = bool(begun.get(half))
         is_complete = all(
-            not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
+            not lost.calls
+            for r in {rank, peer} & ranks.by_rank.keys()
+            for lost in ranks.by_rank[r].lost
         )
-        is_readable = peer in ranks.of and _trace_reaches(ranks.of[peer], [call])
-        is_readable = is_readable and not ranks.of[peer].only_active
+        is_readable = peer in ranks.by_rank and _trace_reaches(ranks.by_rank[peer], [call])
+        is_readable = is_readable and not ranks.by_rank[peer].only_active
         lacks = not both and is_complete and is_readable and len(every.get(half, ())) <= at
         statuses: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",
         }
-        statuses |= {} if peer in ranks.of else {peer: "silent"}
+        statuses |= {} if peer in ranks.by_rank else {peer: "silent"}
         if kind == "recv" or not both:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), statuses, -1)
 
 
 def _blame_fronts(fronts: Sequence[Front], unread: set[int]) -> Hang:
+    """The hang with the cause that explains most, and all fronts in that order."""
     waits: dict[int, list[Front]] = defaultdict(list)
     for front in fronts:
         for rank in front.waiting:
@@ -292,7 +303,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
 def _find_cause(
     front: Front, waits: Mapping[int, Sequence[Front]], unread: set[int]
 ) -> tuple[Cause, tuple[int, ...]]:
-    """Why a group hangs, and by whom."""
+    """Why a group hangs, and the ranks to blame for it."""
     if front.odd:
         return "other", tuple(sorted(front.odd))
     if front.unequal:
@@ -308,7 +319,8 @@ def _find_cause(
 def _cause_by_waits(
     front: Front, waits: Mapping[int, Sequence[Front]]
 ) -> tuple[Cause, tuple[int, ...]]:
-    """The same where no rank is known not to have come."""
+    """Why a group hangs, and the ranks to blame for it, where no rank is known to have missed the
+    call: by what its ranks wait for in other groups."""
     if behind := tuple(sorted(rank for rank in front.behind if rank not in waits)):
         return "behind", behind
     if front.silent:

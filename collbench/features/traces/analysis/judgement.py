@@ -173,7 +173,7 @@ def _lacking_files(verdict: Judged) -> Iterator[Lack]:
 def _lacking_calls(verdict: Judged) -> Iterator[Lack]:
     """Calls that are there, and not whole."""
     every = (*verdict.matches.meetings, *verdict.matches.messages)
-    untimed = sum(meeting.taken is None for meeting in every)
+    untimed = sum(meeting.time is None for meeting in every)
     if every and untimed == len(every):
         yield Lack(
             "no times of operations",

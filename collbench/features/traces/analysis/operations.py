@@ -27,7 +27,7 @@ class Group(NamedTuple):
     is_known: bool = True
 
 
-class Taken(NamedTuple):
+class MeetingTime(NamedTuple):
     """What an operation took, in ns. ``transfer`` is the least over ranks, from the begin to the
     end of a rank's: that of the rank that came last, which waited for nobody. ``wait`` is how much
     longer the first one's took."""
@@ -41,7 +41,7 @@ class Meeting(NamedTuple):
     is the library's count of the group's operations, else their place in its order. ``order``
     orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
     are the calls that do not fit it; all of them where no call is called by more ranks than
-    another. ``taken`` is None where the trace does not tell it of all the calls that it has."""
+    another. ``time`` is None unless the trace tells when each of its calls began and ended."""
 
     group: Group
     number: int
@@ -49,7 +49,7 @@ class Meeting(NamedTuple):
     order: tuple[int, int]
     call: Call
     odd: Mapping[int, Call]
-    taken: Taken | None
+    time: MeetingTime | None
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Meeting(NamedTuple):
         usual = _usual_ranks(calls)
         odd = {rank: call for rank, call in calls.items() if rank not in usual}
         odd = odd if len(odd) < len(usual) else dict(calls)
-        return cls(group, number, calls, order, calls[min(usual)], odd, _take_calls(calls))
+        return cls(group, number, calls, order, calls[min(usual)], odd, _time_calls(calls))
 
 
 class Joined(NamedTuple):
@@ -215,6 +215,8 @@ def _settle_group(group: Group, ranks: Iterable[int]) -> Group:
 def _list_meetings(
     group: Group, calls_by_rank: Mapping[int, Sequence[tuple[int, Call]]], numbered: bool
 ) -> Iterator[Meeting]:
+    """The meetings of a group's collectives: calls of one number or, where they have none, of one
+    index in their rank's order."""
     by_key: dict[tuple[int, int], dict[int, Call]] = defaultdict(dict)
     places: dict[tuple[int, int], tuple[int, int]] = {}
     for rank in sorted(calls_by_rank):
@@ -248,7 +250,7 @@ def _join_messages(
             (_, at, send), (_, _, receive) = sent[number], received[number]
             call_of = {source: send, to: receive}
             meetings.append(
-                Meeting(group, number, call_of, (source, at), send, {}, _take_calls(call_of))
+                Meeting(group, number, call_of, (source, at), send, {}, _time_calls(call_of))
             )
         for number, (rank, at, call) in enumerate([*sent[both:], *received[both:]], both):
             meetings.append(Meeting.of(group, number, {rank: call}, (rank, at)))
@@ -257,10 +259,10 @@ def _join_messages(
     return meetings, alone
 
 
-def _take_calls(calls: Mapping[int, Call]) -> Taken | None:
+def _time_calls(calls: Mapping[int, Call]) -> MeetingTime | None:
     took = [call.took_ns for call in calls.values()]
     least = min(took)
-    return Taken(least, max(took) - least) if least > 0 else None
+    return MeetingTime(least, max(took) - least) if least > 0 else None
 
 
 def _usual_ranks(calls: Mapping[int, Call]) -> set[int]:

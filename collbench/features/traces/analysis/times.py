@@ -28,7 +28,7 @@ from collbench.records import stats
 def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     """The rank that came last, where that can be told: of an operation that no rank leaves before
     all have come; of clocks that are not shared, the rank on which it takes least."""
-    if len(meeting.calls) < 2 or not is_synchronising(meeting) or meeting.taken is None:
+    if len(meeting.calls) < 2 or not is_synchronising(meeting) or meeting.time is None:
         return None
     came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
     return max(came, key=lambda rank: came[rank])
@@ -72,7 +72,7 @@ class Operations(NamedTuple):
 
 
 def list_operations(matches: Joined) -> list[Operations]:
-    """In order of first use."""
+    """The operations of a trace by phase, group and kind, in order of first use."""
     by_kind: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
     in_order = sorted((*matches.meetings, *matches.messages), key=lambda meeting: meeting.order)
     for meeting in in_order:
@@ -86,6 +86,8 @@ def _operation_kind(call: Call) -> str:
 
 
 def _sum_times(meetings: Iterable[Meeting]) -> Sums:
+    """Bytes to send at least, sizes and the number of operations, summed over ``meetings``, by
+    rank."""
     ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     least_times: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in meetings:
@@ -127,7 +129,7 @@ def _time_spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
 def make_part(operations: Operations, shared: bool) -> Part:
     """``shared``: whether ranks have one clock."""
     most = max(operations.sums.values())
-    timed = [meeting for meeting in operations.meetings if meeting.taken]
+    timed = [meeting for meeting in operations.meetings if meeting.time]
     bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
     transfer, wait = _time_spent(timed, shared)
     moved = sum(_carried_bytes(meeting) for meeting in timed)
@@ -179,8 +181,9 @@ class Exchanged(NamedTuple):
 
 
 def exchanged_bytes(meeting: Meeting) -> dict[int, Exchanged]:
-    """By rank; what it gets by what the others send, where only these tell. Where it does not tell
-    its blocks, it keeps as much as if they were equal."""
+    """The bytes that each rank sends, gets and keeps in an exchange, by rank. Where a rank's blocks
+    received are not in the trace, they are taken from what the others send; where its own block is
+    not, it keeps as much as if blocks were equal."""
     itemsize = DTYPES[meeting.call.dtype].size
     ranks = meeting.group.ranks
     rows = {rank: call.sends for rank, call in meeting.calls.items()}
@@ -218,7 +221,7 @@ class Traffic(NamedTuple):
 
 
 def list_traffic(trace: Trace, operation_list: Iterable[Operations]) -> list[Traffic]:
-    """In order of first use."""
+    """The bytes that ranks send by phase and group, in order of first use."""
     by_phase: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
     for operations in operation_list:
         ranks = by_phase[operations.phase, operations.group]
@@ -242,6 +245,8 @@ def list_traffic(trace: Trace, operation_list: Iterable[Operations]) -> list[Tra
 
 
 def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
+    """The time in ns in which a rank has an operation under way, by phase and group: the mean over
+    ranks."""
     spans: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in trace.ranks:
         by_phase: dict[tuple[str, str], list[Interval]] = defaultdict(list)
@@ -275,7 +280,7 @@ def find_clock(trace: Trace, matches: Joined) -> Clock:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
     for meeting in matches.meetings:
         calls = meeting.calls.values()
-        if not (is_synchronising(meeting) and meeting.taken):
+        if not (is_synchronising(meeting) and meeting.time):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
             observation = "a rank leaves an operation before another one comes to it"
@@ -311,7 +316,7 @@ def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
     operation takes on each rank, as the last one to come waits for nobody."""
     by_group: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in matches.meetings:
-        if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
+        if is_synchronising(meeting) and len(meeting.calls) > 1 and meeting.time:
             by_group[meeting.group].append(meeting)
     still = {rank.rank: union_spans(_list_waits(rank)) for rank in trace.ranks if not rank.busy}
     late_ranks = [
@@ -325,6 +330,8 @@ def find_late(trace: Trace, matches: Joined, shared: bool) -> list[Late]:
 def _find_late(
     group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
 ) -> Iterator[Late]:
+    """For each rank of a group how often it came last, by how much, and what that cost the others,
+    in the operations that all of the ranks called."""
     ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
     meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
     if not meetings:
@@ -382,11 +389,13 @@ class Exposed(NamedTuple):
 
 
 def measure_exposed(trace: Trace) -> list[Exposed]:
-    """One for each rank of which times are known."""
+    """The exposed time of each rank whose calls have times."""
     return [exposed for rank in trace.ranks if (exposed := _measure_rank(rank))]
 
 
 def _measure_rank(rank: RankTrace) -> Exposed | None:
+    """The exposed time of a rank: communication in which it does not compute. None where no call
+    has times."""
     calls = [
         (call.begins_ns, call.ends_ns) for _, call in list_communicating(rank) if call.took_ns >= 0
     ]

@@ -48,7 +48,7 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 cells = _split_cells(columns, line, where)
             except UsageError as e:
                 why = e.message.removeprefix(f"{where}: ")
-                parsed.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
+                parsed.calls.lose(f"{UNREADABLE}: {why}", f"line {number}")
             else:
                 parsed.take(cells, f"line {number}")
     return parsed.trace(world)
@@ -72,7 +72,7 @@ class _Found:
     """What has been found in a file: calls, and how many members groups have."""
 
     def __init__(self, stream: Stream) -> None:
-        self.made = Calls(stream.path)
+        self.calls = Calls(stream.path)
         self.sizes: dict[str, int] = {}
         self.clock = 0
 
@@ -82,7 +82,7 @@ class _Found:
         group = cells["comm_group"].removeprefix("CommGroup.").removesuffix("_group").strip()
         stage = cells.get("stage", "").strip()[:40]
         if name == "epoch_end":
-            self.made.append(Call("mark", phase="epoch_end", source=at))
+            self.calls.append(Call("mark", phase="epoch_end", source=at))
         elif name == "computation":
             self._computation(cells, stage, at)
         else:
@@ -102,7 +102,7 @@ class _Found:
         """A call of a group, of so many bytes, or one that is lost."""
         kind, nbytes = kind_of(name), _parse_whole(size)
         if not kind or nbytes is None:
-            self.made.lose(f"operation '{name}'" if not kind else f"a size of '{size[:40]}'", at)
+            self.calls.lose(f"operation '{name}'" if not kind else f"a size of '{size[:40]}'", at)
             return
         group = WORLD if group in ("all", "all_nodes") else group[:200]
         n = _parse_whole(members)
@@ -114,7 +114,7 @@ class _Found:
         if kind in ("send", "recv"):
             peer = int((cells or {}).get("additional", "").strip().endswith("_next"))
             if not peer:
-                self.made.lose("a message to the stage before the first", at, nbytes)
+                self.calls.lose("a message to the stage before the first", at, nbytes)
                 return
         elif COLLECTIVES[kind].rooted:
             source = _parse_whole((cells or {}).get("src", ""))
@@ -122,9 +122,9 @@ class _Found:
         op = "none"
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
             op = "sum"
-            self.made.assumptions[SUMS] = None
+            self.calls.assumptions[SUMS] = None
         dtype = "uint8" if nbytes % 2 else "half"
-        self.made.append(Call(kind, group, nbytes, dtype, op, root, peer, phase=stage, source=at))
+        self.calls.append(Call(kind, group, nbytes, dtype, op, root, peer, phase=stage, source=at))
 
     def _computation(self, cells: dict[str, str], stage: str, at: str) -> None:
         """A product of matrices of the shapes that stand for its size, or of a time alone."""
@@ -137,7 +137,7 @@ class _Found:
             flops = min(2.0 * math.prod(shapes[0][:8]) * shapes[1][-1], 1e30)
         took = _parse_whole(cells.get("_elapsed_time", "").split(".")[0]) or 0
         if not flops and not took:
-            self.made.lose("a computation of no size", at)
+            self.calls.lose("a computation of no size", at)
             return
         self.computed(took, stage, at, flops)
 
@@ -145,15 +145,15 @@ class _Found:
         """Computation of so many nanoseconds, after what was before."""
         begins = self.clock
         if begins + ns >= MOST:
-            self.made.lose("a time that cannot be", at)
+            self.calls.lose("a time that cannot be", at)
             return
         self.clock += ns
         times: dict[str, Any] = {"begins_ns": begins, "ends_ns": self.clock} if ns else {}
-        self.made.append(Call("compute", flops=flops, phase=stage, source=at, **times))
+        self.calls.append(Call("compute", flops=flops, phase=stage, source=at, **times))
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
         """Rank 0's trace. Raises UsageError where there is nothing."""
-        calls, sizes = self.made, self.sizes
+        calls, sizes = self.calls, self.sizes
         if calls.empty:
             raise UsageError(f"{calls.path}: it has no operations", HINT)
         stride, others = sizes.get("tp", 1), sizes.get("tp", 1) * sizes.get("dp", 1)
@@ -247,7 +247,7 @@ def _take_phase(
     where = f"line {number} {cells[0][:60]}"
     took, name, size = _parse_whole(cells[at]), cells[at + 1].upper(), cells[at + 2]
     if took is None:
-        parsed.made.lose(f"a time of '{cells[at][:40]}'", where)
+        parsed.calls.lose(f"a time of '{cells[at][:40]}'", where)
     elif took > 1:  # 1 stands for none
         parsed.computed(took, phase, where)
     if name == "NONE":

@@ -98,12 +98,12 @@ class Said(NamedTuple):
 
 
 def kind_of(name: str) -> str:
-    """collbench's kind; nothing where it has none."""
+    """collbench's kind of an operation that a tool names so; "" where there is none."""
     return KINDS.get("".join(c for c in name.lower() if c.isalpha()), "")
 
 
 def type_of(name: str) -> str:
-    """collbench's datatype; nothing where it has none."""
+    """collbench's datatype that a tool names so; "" where there is none."""
     return TYPES.get(name.lower().removeprefix("c10::").removeprefix("torch."), "")
 
 
@@ -112,7 +112,7 @@ class Calls:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.made: list[Call] = []
+        self.entries: list[Call] = []
         self.groups: dict[str, tuple[int, ...]] = {}
         self.described: dict[str, str] = {}
         self.assumptions: dict[str, None] = {}
@@ -120,7 +120,8 @@ class Calls:
         self._members = 0
 
     def add(self, call: Said, **fields: object) -> int:
-        """One call more, or one that is lost: its place in the list, or -1."""
+        """Add a call, or note that it is lost where it cannot be interpreted. Returns its index, -1
+        for a lost one."""
         kind, dtype = kind_of(call.name), type_of(call.dtype)
         if not kind or not (dtype or kind == "barrier"):
             what = f"operation '{call.name}'" if not kind else f"datatype '{call.dtype}'"
@@ -149,14 +150,15 @@ class Calls:
         self.described[name] = described
 
     def append(self, call: Call) -> int:
-        """One call more: its place. Raises UsageError where they are too many."""
-        if len(self.made) >= MOST_CALLS:
+        """Add a call and return its index. Raises UsageError beyond MOST_CALLS calls."""
+        if len(self.entries) >= MOST_CALLS:
             raise UsageError(f"{self.path}: more than {MOST_CALLS:,} calls", "take fewer steps")
-        self.made.append(call)
-        return len(self.made) - 1
+        self.entries.append(call)
+        return len(self.entries) - 1
 
     def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
-        """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
+        """Note that ``calls`` calls of ``nbytes`` are lost; losses are counted by the reason, with
+        the place of the first. Returns -1."""
         why = printable_text(why)[:200]
         if why not in self._lost and len(self._lost) >= MOST_LOSSES:
             why = "for further reasons"
@@ -168,7 +170,7 @@ class Calls:
     @property
     def empty(self) -> bool:
         """Whether nothing was there, or lost."""
-        return not self.made and not self._lost
+        return not self.entries and not self._lost
 
     def name_world(self, name: str) -> None:
         """Gives a group that is there, that of all, the empty name."""
@@ -197,7 +199,7 @@ class Calls:
         return RankTrace(
             rank=rank,
             world=world,
-            calls=tuple(self.made),
+            calls=tuple(self.entries),
             groups=self.groups,
             described={
                 name: printable_text(description)[:200]
@@ -215,13 +217,13 @@ class Calls:
     def _drop_unknown(self) -> list[int]:
         """Loses the calls of groups of which the rank is not known to be one, but of that of all,
         and waits for them: how many are left before each place."""
-        unknown = {call.group for call in self.made} - {WORLD, *self.groups}
+        unknown = {call.group for call in self.entries} - {WORLD, *self.groups}
         if not unknown:
-            return [*range(len(self.made) + 1)]
+            return [*range(len(self.entries) + 1)]
         places: dict[int, int] = {}
         calls: list[Call] = []
         moved: list[int] = []
-        for index, call in enumerate(self.made):
+        for index, call in enumerate(self.entries):
             moved.append(len(calls))
             after = tuple(places[before] for before in call.after if before in places)
             if call.group in unknown:
@@ -230,7 +232,7 @@ class Calls:
             elif call.kind != "wait" or after or not call.after:
                 places[index] = len(calls)
                 calls.append(replace(call, after=after))
-        self.made = calls
+        self.entries = calls
         return [*moved, len(calls)]
 
 

@@ -71,10 +71,10 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
         except (pb.Broken, UnicodeDecodeError, struct.error) as e:
             if not number:
                 raise stream.refused(at, f"its metadata: {first_line(e)}") from e
-            parsed.made.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
+            parsed.calls.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
             continue
         parsed.take(node)
-    calls = parsed.made
+    calls = parsed.calls
     if calls.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
     return calls.trace(stream.rank, parsed.world), tuple(calls.assumptions)
@@ -130,7 +130,7 @@ class _Found:
     """What has been found in a file."""
 
     def __init__(self, path: Path) -> None:
-        self.made = Calls(path)
+        self.calls = Calls(path)
         self.world = 0
         self._clock = 0
         self._places: dict[int, int] = {}
@@ -138,8 +138,8 @@ class _Found:
             if name in ("", "0"):
                 self.world = max(self.world, len(ranks))
                 name = WORLD  # noqa: PLW2901
-            self.made.group(name, ranks)
-        self._default = "0" if WORLD in self.made.groups else WORLD
+            self.calls.group(name, ranks)
+        self._default = "0" if WORLD in self.calls.groups else WORLD
 
     def about(self, message: bytes) -> None:
         """The metadata before all nodes, in which ``write`` tells the world."""
@@ -147,7 +147,7 @@ class _Found:
         attributes = dict(_read_attribute(value) for value in raw if isinstance(value, bytes))
         self.world = max(self.world, _read_number(attributes, "world_size", MOST_RANKS, 0))
         if self.world:
-            self.made.groups.setdefault(WORLD, tuple(range(self.world)))
+            self.calls.groups.setdefault(WORLD, tuple(range(self.world)))
 
     def take(self, node: Node) -> None:
         """A node, in the file's order."""
@@ -167,7 +167,7 @@ class _Found:
         if call is not None:
             indices = (self._places.get(need) for need in node.needs)
             after = tuple(sorted({index for index in indices if index is not None}))
-            self._places[node.id] = self.made.append(msgspec.structs.replace(call, after=after))
+            self._places[node.id] = self.calls.append(msgspec.structs.replace(call, after=after))
 
     def _computation(self, node: Node) -> Call | None:
         attributes = node.attributes
@@ -177,10 +177,10 @@ class _Found:
         if node.begins_us and node.begins_us * 1000 + took < MOST:
             begins = node.begins_us * 1000
         else:
-            self.made.assumptions[LAID] = None
+            self.calls.assumptions[LAID] = None
             begins = self._clock
         if begins + took >= MOST:
-            self.made.lose("a time that cannot be", f"node {node.id}")
+            self.calls.lose("a time that cannot be", f"node {node.id}")
             return None
         self._clock = begins + took
         fields: dict[str, Any] = {}
@@ -198,16 +198,16 @@ class _Found:
             kind = COLLECTIVES_BY_TYPE[number] if number >= 0 else ""
         if not kind or size < 0:
             what = "no size" if kind else f"no collective ({str(attributes.get('comm_type'))[:20]})"
-            self.made.lose(f"a node tells {what}", at, max(size, 0))
+            self.calls.lose(f"a node tells {what}", at, max(size, 0))
             return None
         name = _read_word(attributes, "pg_name", 200)
         group = WORLD if name == self._default else name
-        members = self.made.groups.get(group, ())
+        members = self.calls.groups.get(group, ())
         if description := _read_word(attributes, "pg_desc", 200):
-            self.made.described[group] = description
+            self.calls.described[group] = description
         n = len(members) or (self.world if group == WORLD else 0)
         if kind in BLOCKS and not n:
-            self.made.lose(f"{kind} of a group whose members are not in the file", at, size)
+            self.calls.lose(f"{kind} of a group whose members are not in the file", at, size)
             return None
         fields = self._sized(kind, size, n, attributes, at)
         if fields is None:
@@ -235,12 +235,12 @@ class _Found:
         lost."""
         dtype = _read_word(attributes, "dtype")
         if dtype not in DTYPES:
-            self.made.assumptions[UNTYPED] = None
+            self.calls.assumptions[UNTYPED] = None
             dtype = "uint8"
         width = DTYPES[dtype].size
         nbytes = size * n if kind in BLOCKS else size
         if nbytes >= MOST or nbytes % width:
-            self.made.lose(f"a size of {nbytes:,} B of {dtype}", at, size)
+            self.calls.lose(f"a size of {nbytes:,} B of {dtype}", at, size)
             return None
         fields: dict[str, Any] = {"kind": kind, "nbytes": nbytes, "dtype": dtype}
         sends, receives = (attributes.get(key) for key in ("sends", "receives"))
@@ -248,7 +248,7 @@ class _Found:
             if (n and len(sends) != n) or max(
                 [*sends, *(receives or [])], default=0
             ) >= MOST // width:
-                self.made.lose("blocks for other members than its group has", at, size)
+                self.calls.lose("blocks for other members than its group has", at, size)
                 return None
             fields |= {"kind": "all_to_allv", "sends": tuple(sends)}
             fields["receives"] = tuple(receives) if isinstance(receives, list) else ()
@@ -256,7 +256,7 @@ class _Found:
         if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
             fields["op"] = _read_word(attributes, "reduction")
             if fields["op"] not in OPS:
-                self.made.assumptions[SUMS] = None
+                self.calls.assumptions[SUMS] = None
                 fields["op"] = "sum"
         return fields
 
@@ -266,7 +266,7 @@ class _Found:
         try:
             groups = msgspec.json.decode(match[0] if match else "", type=list[_Group])
         except (msgspec.DecodeError, RecursionError):
-            self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
+            self.calls.lose("its list of groups is cut", f"node {node.id}", calls=0)
             return
         for group in groups:
             ranks = tuple(group.ranks or range(group.group_size))
@@ -274,7 +274,7 @@ class _Found:
                 self._default = group.pg_name
                 self.world = max(self.world, len(ranks))
             name = WORLD if group.pg_name == self._default else group.pg_name[:200]
-            self.made.group(name, self.made.groups.get(name, ranks), group.pg_desc)
+            self.calls.group(name, self.calls.groups.get(name, ranks), group.pg_desc)
 
 
 class _Group(msgspec.Struct):

@@ -142,6 +142,7 @@ def _node_kind(call: Call) -> int:
 def _list_attributes(
     call: Call, rank: RankTrace, numbers: Mapping[tuple[int, ...], str], took: int
 ) -> Iterator[Attribute]:
+    """The attributes of a call's node: name, type and value of each; ``took`` is its time in ns."""
     yield "is_cpu_op", BOOL, 0
     if call.phase:
         yield "phase", STRING, call.phase

@@ -93,7 +93,7 @@ def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[
     try:
         for _, at, raw in source:
             parsed.add(source, at, raw)
-            if parsed.held > stream.limits.nbytes // 16 or len(parsed.nodes) > MOST_CALLS:
+            if parsed.nbytes > stream.limits.nbytes // 16 or len(parsed.nodes) > MOST_CALLS:
                 raise stream.refused(at, "its communication takes too much memory")
     except CutError as e:
         if not parsed.nodes:
@@ -103,7 +103,7 @@ def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[
         try:
             node = source.decode(raw, _Node, "a node")
         except UsageError as e:
-            parsed.made.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
+            parsed.calls.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
         else:
             parsed.take(name, node)
     schema = source.decoded("schema", Any, "")
@@ -117,10 +117,10 @@ class _Found:
     """What has been found in a file."""
 
     def __init__(self, stream: Stream, from_ops: bool) -> None:
-        self.made = Calls(stream.path)
+        self.calls = Calls(stream.path)
         self.rank = stream.rank
         self.nodes: list[tuple[int, str, int, bytes]] = []
-        self.held = 0
+        self.nbytes = 0
         self.ranks: dict[int, int] = {}  # that nodes tell, and how often
         self.marks: list[int] = []
         self.ops = 0
@@ -134,31 +134,32 @@ class _Found:
             node = source.decode(raw, _Name, "a node")
         except UsageError as e:
             why = e.message.partition(": a node: ")[2]
-            self.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+            self.calls.lose(f"{UNREADABLE}: {why}", f"byte {at}")
             return
         if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
             self.nodes.append((node.id, node.name, at, raw))
-            self.held += len(raw)
+            self.nbytes += len(raw)
 
     def take(self, name: str, node: _Node) -> None:
         """A node, in the order of calls."""
         if name.startswith("ProfilerStep#"):
-            self.marks.append(len(self.made.made))
+            self.marks.append(len(self.calls.entries))
         elif name.startswith("c10d::"):
             self.ops += 1
             if self._from_ops:
                 self._operator(name, node)
         elif not isinstance(node.inputs, _Values):
             if name == COMMS:
-                self.made.lose("nodes of this schema tell no sizes", f"node {node.id}")
+                self.calls.lose("nodes of this schema tell no sizes", f"node {node.id}")
         elif name == GROUPS:
             self._groups(node)
         elif not self._from_ops:
             self._comms(node, node.inputs.values)
 
     def trace(self) -> tuple[RankTrace, tuple[str, ...]]:
-        """What came of it. Raises UsageError where nothing communicates."""
-        calls = self.made
+        """The rank's trace, and the assumptions made for it. Raises UsageError where no operation
+        communicates."""
+        calls = self.calls
         if calls.empty:
             raise UsageError(
                 f"{calls.path}: no {COMMS}: Gloo writes none; c10d operators found: {self.ops}",
@@ -166,7 +167,7 @@ class _Found:
                 or "record a job that communicates, with torch.profiler's execution trace",
             )
         rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)
-        ends = [*self.marks[1:], len(calls.made)]
+        ends = [*self.marks[1:], len(calls.entries)]
         marked: list[Interval] = [*zip(self.marks, ends, strict=True)] if self.marks else []
         rank_trace = calls.trace(rank, marked=marked)
         return rank_trace, tuple(calls.assumptions)
@@ -178,12 +179,12 @@ class _Found:
             (text,) = node.inputs.values[:1]
             groups = msgspec.json.decode(text, type=list[_Group])
         except (ValueError, TypeError, RecursionError):  # cut, or of another form
-            self.made.lose("its list of groups is cut", f"node {node.id}", calls=0)
+            self.calls.lose("its list of groups is cut", f"node {node.id}", calls=0)
             return
         for group in groups:
             ranks = parse_listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
             name = self._name_group(group.pg_name, group.pg_desc)
-            self.made.group(name, ranks or range(group.group_size), group.pg_desc)
+            self.calls.group(name, ranks or range(group.group_size), group.pg_desc)
 
     def _name_group(self, name: str, desc: str) -> str:
         """The name of a group; that of all has the empty one."""
@@ -192,12 +193,13 @@ class _Found:
         return WORLD if name == self._default else name[:200]
 
     def _comms(self, node: _Node, values: list[Any]) -> None:
+        """Read a record_param_comms node: a wait, or a call of a collective or message."""
         at = f"node {node.id}"
         attributes = {attribute.name: attribute.value for attribute in node.attrs}
         try:
             comms = msgspec.convert(attributes, _Comms)
         except msgspec.ValidationError as e:
-            self.made.lose("it does not say what it is" + f": {e}" * bool(attributes), at)
+            self.calls.lose("it does not say what it is" + f": {e}" * bool(attributes), at)
             return
         base = 0 if values and is_number(values[0]) else 1
         number, member, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
@@ -211,7 +213,7 @@ class _Found:
 
     def _wait(self, group: str | None, key: tuple[int, bool], at: str) -> None:
         """A wait for the calls of this number, of any group where it names none."""
-        calls_read = self.made
+        calls_read = self.calls
         calls = next(
             (
                 self._open.pop(opened)
@@ -226,7 +228,8 @@ class _Found:
     def _call(
         self, node: _Node, comms: _Comms, group: str, key: tuple[int, bool], member: int
     ) -> None:
-        calls, at = self.made, f"node {node.id}"
+        """Add the call of a node, or note that it is lost."""
+        calls, at = self.calls, f"node {node.id}"
         if group not in calls.groups and comms.global_rank_stride > 0 and comms.pg_size:
             start, stride = comms.global_rank_start, comms.global_rank_stride
             if start >= 0 and start + (comms.pg_size - 1) * stride < MOST_RANKS:
@@ -262,9 +265,9 @@ class _Found:
         row = OPERATORS.get(name.removeprefix("c10d::").strip("_"))
         at = f"node {node.id}"
         if row is None or not isinstance(node.inputs, _Values):
-            self.made.lose(f"operator '{name}' is unknown", at)
+            self.calls.lose(f"operator '{name}' is unknown", at)
             return
-        self.made.assumptions[NO_GROUPS] = None
+        self.calls.assumptions[NO_GROUPS] = None
         values = node.inputs.values
         given, got = (_count_elements(node.inputs, index) for index in (row.given, row.got))
         types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
@@ -281,7 +284,7 @@ class _Found:
             given,
             got,
             at,
-            n=len(self.made.groups.get(WORLD, ())),
+            n=len(self.calls.groups.get(WORLD, ())),
             sends=sends,
             receives=receives,
             root=number(row.root),
@@ -289,7 +292,7 @@ class _Found:
         )
         if not named_call.n and row.kind in PARTS:
             named_call = named_call._replace(n=_group_ratio(given, got))
-        self.made.add(named_call, tag=max(number(row.tag), 0))
+        self.calls.add(named_call, tag=max(number(row.tag), 0))
 
 
 class _Row(NamedTuple):

@@ -175,8 +175,9 @@ def _of_torch_2_2(entry: Any) -> Any:
 def _convert_entries(
     stream: Stream, calls: Calls, entries: list[Any] | tuple[Any, ...]
 ) -> Iterator[Entry]:
-    """Each as it is converted, but those with a value that cannot be read, which are lost; lists
-    that several share are counted each time."""
+    """The entries of a dump in order; an entry with a value that cannot be read is noted as lost.
+    Raises UsageError where entries and tensors are too many; a list that several entries share
+    counts each time."""
     budget = MOST
     for number, entry in enumerate(entries):
         if isinstance(entry, dict):
@@ -222,7 +223,8 @@ PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
 def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
-    """One entry; that of a coalesced call tells how its members fared, which have their own."""
+    """Add the call of one entry. The entry of a coalesced call gives its times and state to the
+    calls in it, which have entries of their own."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     at = f"record {entry.record_id}"
     fields: dict[str, Any] = {
@@ -230,7 +232,7 @@ def _take_entry(calls: Calls, entry: Entry, group: str) -> None:
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
     } | _entry_times(entry)
     if name.startswith("coalesced"):
-        return _spread_members(calls.made, group, fields)
+        return _spread_members(calls.entries, group, fields)
     peers = PEERS.fullmatch(name)
     dtypes = {*entry.input_dtypes, *entry.output_dtypes}
     if len(dtypes) > 1:

@@ -155,7 +155,7 @@ class _Found:
     as that may stand there."""
 
     def __init__(self, stream: Stream) -> None:
-        self.made = Calls(stream.path)
+        self.calls = Calls(stream.path)
         self.rank = stream.rank
         self.events = 0
         self.spans = 0  # of Gloo
@@ -170,11 +170,11 @@ class _Found:
         try:
             return source.decoded(key, kind, default)
         except UsageError as e:
-            self.made.lose(e.message.partition(": ")[2], calls=0)
+            self.calls.lose(e.message.partition(": ")[2], calls=0)
             return default
 
     def take(self, raw: bytes, at: int, source: Json) -> None:
-        """One event; one that has a value that cannot be read is lost."""
+        """Read one event. An event with a value that cannot be read is noted as lost."""
         self.events += 1
         try:
             event = source.decode(raw, _Event, "an event")
@@ -184,7 +184,7 @@ class _Found:
             self._kernel(event, at, source)
         elif event.cat == "user_annotation" and event.name.startswith("ProfilerStep#"):
             if (mark := _event_interval(event)) is None:
-                self.made.lose("marks of iterations have no time", f"byte {at}", calls=0)
+                self.calls.lose("marks of iterations have no time", f"byte {at}", calls=0)
             else:
                 self.steps.append(mark)
         elif event.cat in ("cuda_runtime", "cuda_driver") and LAUNCHES.fullmatch(event.name):
@@ -200,15 +200,17 @@ class _Found:
             category = "kernel"
         if category in READ:
             why = error.message.partition(": an event: ")[2]
-            self.made.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
+            self.calls.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
 
     def _kernel(self, event: _Event, at: int, source: Json) -> None:
+        """Note a kernel's interval: of a call of NCCL, of other communication, or of
+        computation."""
         when, location = _event_interval(event), f"byte {at}"
         talks = NCCL.search(event.name)
         other = not talks and OTHERS.search(event.name)
         if when is None or when == (0, 0):
             why = "calls have no time" if talks or other else "kernels that compute have no time"
-            self.made.lose(why, location, calls=int(bool(talks or other)))
+            self.calls.lose(why, location, calls=int(bool(talks or other)))
             return
         if not talks:
             target = self.unnamed if other else self.computing
@@ -217,19 +219,19 @@ class _Found:
                 why = (
                     f"kernels that communicate without NCCL are not read: {_short_name(event.name)}"
                 )
-                self.made.lose(why, location)
+                self.calls.lose(why, location)
             return
         try:
             comms = source.decode(event.args, _Comms, "a kernel's args")
         except UsageError as e:
-            self.made.lose(f"kernels have {e.message.partition(': ')[2]}", location)
+            self.calls.lose(f"kernels have {e.message.partition(': ')[2]}", location)
             self.unnamed.append((*when, self._correlation(event, source)))
             return
         if comms.name:
             self.kernels.append((*when, at, comms))
         else:
             what = event.name[:60].split("_")[0]
-            self.made.lose(f"{UNNAMED}: {what}", location)
+            self.calls.lose(f"{UNNAMED}: {what}", location)
             self.unnamed.append((*when, self._correlation(event, source)))
 
     def _correlation(self, event: _Event, source: Json) -> int:
@@ -241,7 +243,7 @@ class _Found:
     def _launch(self, event: _Event, at: int, source: Json) -> None:
         when, correlation = _event_interval(event), self._correlation(event, source)
         if when is None or correlation < 0:
-            self.made.lose("launches have no time or no number", f"byte {at}", calls=0)
+            self.calls.lose("launches have no time or no number", f"byte {at}", calls=0)
         else:
             self.launched[correlation] = when[0]
 
@@ -252,8 +254,9 @@ class _Found:
         return sum(map(len, lists))
 
     def trace(self, world: _World, base: int) -> tuple[RankTrace, tuple[str, ...]]:
-        """What came of it. Raises UsageError where nothing communicates."""
-        calls, default = self.made, ""
+        """The rank's trace, and the assumptions made for it. Raises UsageError where no kernel
+        communicates."""
+        calls, default = self.calls, ""
         for group in world.pg_config:
             ranks = (
                 parse_listed(group.ranks) if isinstance(group.ranks, str) else tuple(group.ranks)
@@ -271,7 +274,7 @@ class _Found:
             default = default or (comms.group if comms.described == "default_pg" else "")
             self._call(calls, comms, at, default, (base + begins, base + ends), base)
             for later in range(step + 1, len(places)):
-                places[later] = len(calls.made)
+                places[later] = len(calls.entries)
         self._refuse_silent()
         if default in calls.groups:
             calls.name_world(default)
@@ -290,9 +293,9 @@ class _Found:
 
     def _refuse_silent(self) -> None:
         """Raises UsageError where nothing communicates."""
-        if not self.made.empty:
+        if not self.calls.empty:
             return
-        complaint = f"{self.made.path}: no kernel of it communicates"
+        complaint = f"{self.calls.path}: no kernel of it communicates"
         if self.spans:
             complaint += f"; the {format_count(self.spans, 'span')} of Gloo in it are not read"
             raise UsageError(complaint, "collbench.record records jobs on Gloo")
@@ -319,10 +322,10 @@ class _Found:
                 lasts[step] = max(ends, lasts.get(step, ends))
         kernels = len(self.kernels) + len(self.computing) + len(self.unnamed)
         if marks and (not firsts or 2 * unknown > kernels):
-            self.made.assumptions[NO_LAUNCH] = None
+            self.calls.assumptions[NO_LAUNCH] = None
             return _Iterations(marks, tuple(marks), False)
         if len(firsts) < len(marks):
-            self.made.assumptions[BEYOND] = None
+            self.calls.assumptions[BEYOND] = None
         steps = sorted(firsts)
         begins_of = [*accumulate((firsts[step] for step in steps), max)]
         ends_of = [*begins_of[1:], max(lasts.values(), default=0)]
@@ -353,6 +356,8 @@ class _Found:
     def _call(
         self, calls: Calls, comms: _Comms, at: int, default: str, when: Interval, base: int
     ) -> None:
+        """Add the call of a kernel of NCCL, or note that it is lost; ``base`` (ns) is subtracted
+        from its times."""
         name, location = comms.group[:200], f"byte {at}"
         if name not in calls.groups and (ranks := _list_members(comms)):
             calls.group(name, ranks, comms.described)

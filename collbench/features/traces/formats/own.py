@@ -108,12 +108,14 @@ class Writer:
         self._file.flush()
 
     def write(self, lines: Iterable[Call | Note]) -> None:
-        """These lines, which are then with the operating system."""
+        """Write these lines and hand them to the operating system."""
         self._return_to_its_path()
         self._file.writelines(self._encoder.encode(line).decode() + "\n" for line in lines)
         self._file.flush()
 
     def _return_to_its_path(self) -> None:
+        """Write what was recorded so far to the path again if the file there was removed. Raises
+        FileExistsError where another file is in its place."""
         number = self._file.fileno()
         opened = os.fstat(number)
         if not stat.S_ISREG(opened.st_mode):
@@ -280,6 +282,7 @@ class _Reader:
 
     @staticmethod
     def _begun(where: str, head: _Head) -> _Head:
+        """The first line of a file, checked. Raises UsageError."""
         if not head.rank < head.world <= MOST_RANKS:
             rank_phrase = f"rank {head.rank} of {head.world}"
             raise UsageError(
@@ -290,6 +293,7 @@ class _Reader:
         return head
 
     def _checked(self, where: str, call: Call) -> Call:
+        """The call of a line, checked. Raises UsageError."""
         texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, texts)) > LONGEST:
             raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
@@ -303,14 +307,15 @@ class _Reader:
 
     @property
     def span(self) -> Interval | None:
-        """From the first call to the end, as far as the file goes; None without either."""
+        """The interval from the first call to the end of the recording, as far as the file goes;
+        None without either."""
         begins = [call.issued_ns for call in self._calls if call.issued_ns >= 0]
         ends = [max(call.issued_ns, call.ends_ns) for call in self._calls]
         ends += [max(note.until or 0, note.ended or 0) for note in self._notes]
         return (min(begins), max(ends)) if begins else None
 
     def trace(self) -> RankTrace:
-        """All that was read. Raises UsageError where that is nothing."""
+        """The rank's trace of all lines that were read. Raises UsageError where there are none."""
         if self.head is None:
             raise UsageError(f"{self._path}: there is nothing in it", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}

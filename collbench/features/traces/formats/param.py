@@ -58,23 +58,23 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 entry = source.decode(raw, _Entry, "a call")
             except UsageError as e:
                 why = e.message.partition(": a call: ")[2]
-                parsed.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+                parsed.calls.lose(f"{UNREADABLE}: {why}", f"byte {at}")
                 continue
             if entry.comms is None and entry.compute is None:
                 raise stream.refused(at, "it is neither comms nor compute")
             parsed.take(entry, f"entry {number}")
     except CutError as e:
-        if parsed.made.empty:
+        if parsed.calls.empty:
             raise
         cut = f"byte {e.at:,}"
-    if parsed.made.empty:
+    if parsed.calls.empty:
         raise UsageError(f"{stream.path}: it has no calls", HINT)
-    calls = parsed.made
-    if parsed.whole in calls.groups:
-        calls.name_world(parsed.whole)
-        calls.made = [
-            msgspec.structs.replace(call, group=WORLD) if call.group == parsed.whole else call
-            for call in calls.made
+    calls = parsed.calls
+    if parsed.world_name in calls.groups:
+        calls.name_world(parsed.world_name)
+        calls.entries = [
+            msgspec.structs.replace(call, group=WORLD) if call.group == parsed.world_name else call
+            for call in calls.entries
         ]
     trace = calls.trace(stream.rank, parsed.world)
     return msgspec.structs.replace(trace, cut=cut), tuple(calls.assumptions)
@@ -84,12 +84,13 @@ class _Found:
     """What has been found in a file. ``whole`` is the name of the first group of all ranks."""
 
     def __init__(self, stream: Stream) -> None:
-        self.made = Calls(stream.path)
+        self.calls = Calls(stream.path)
         self.world = 0
-        self.whole = ""
+        self.world_name = ""
         self._open: dict[str, int] = {}
 
     def take(self, entry: _Entry, at: str) -> None:
+        """Add the call, wait or computation of one entry, or note that it is lost."""
         phase = str(entry.markers[-1]).strip("# ")[:40] if entry.markers else ""
         if entry.comms is None:
             return self._compute(entry, at, phase)
@@ -97,11 +98,11 @@ class _Found:
         key = f"{group} {entry.req}"[:100]
         if entry.comms.lower() == "wait":
             if (call := self._open.pop(key, None)) is not None:
-                self.made.append(Call("wait", after=(call,), phase=phase, source=at))
+                self.calls.append(Call("wait", after=(call,), phase=phase, source=at))
             return None
         if entry.comms.lower() == "init":
             return None
-        members = self.made.groups.get(group) or range(entry.world_size or 0)
+        members = self.calls.groups.get(group) or range(entry.world_size or 0)
         peer = entry.dst_rank if kind == "send" else entry.src_rank
         named_call = Said(
             entry.comms,
@@ -117,7 +118,7 @@ class _Found:
             peer=_member_place(peer, members),
         )
         issued = -1 if entry.startTime_ns is None else round(entry.startTime_ns)
-        call = self.made.add(named_call, phase=phase, issued_ns=issued)
+        call = self.calls.add(named_call, phase=phase, issued_ns=issued)
         if call >= 0:
             self._open[key] = call
         return None
@@ -126,11 +127,11 @@ class _Found:
         """The name of the call's group, whose ranks are kept."""
         name = "" if entry.pg_id is None else str(entry.pg_id)[:200]
         ranks = tuple(entry.global_ranks or ())
-        if ranks and name not in self.made.groups:
-            self.made.group(name, ranks, entry.pg_desc or "")
+        if ranks and name not in self.calls.groups:
+            self.calls.group(name, ranks, entry.pg_desc or "")
         size = entry.world_size or len(ranks)
         if size > self.world:
-            self.world, self.whole = size, name
+            self.world, self.world_name = size, name
         return name
 
     def _compute(self, entry: _Entry, at: str, phase: str) -> None:
@@ -140,11 +141,11 @@ class _Found:
             for size in (entry.mm0_dim0, entry.mm0_dim1, entry.mm1_dim1)
         )
         if rows is None or inner is None or columns is None:
-            self.made.lose(f"computation '{entry.compute}' is unknown", at)
+            self.calls.lose(f"computation '{entry.compute}' is unknown", at)
             return
         times = 1 if entry.count is None else entry.count
         flops = 2.0 * rows * inner * columns * times
-        self.made.append(Call("compute", flops=flops, phase=phase, source=at))
+        self.calls.append(Call("compute", flops=flops, phase=phase, source=at))
 
 
 def _member_place(rank: int | None, members: tuple[int, ...] | range) -> int:

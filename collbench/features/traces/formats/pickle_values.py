@@ -103,7 +103,7 @@ def _read_argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, i
 
 
 def _perform_operation(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
-    """One operation. Raises what it raises."""
+    """Perform one operation of the pickle's machine on its stack. Raises what that raises."""
     if code in VALUES:
         stack.append(VALUES[code](argument))
     elif code in "qr\x94":

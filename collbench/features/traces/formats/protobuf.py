@@ -22,7 +22,7 @@ class Broken(ValueError):
 
 
 def read_messages(stream: Stream) -> Iterator[tuple[int, bytes]]:
-    """Each message with the byte where it begins. Raises UsageError."""
+    """The messages of a file, each with the offset of its first byte. Raises UsageError."""
     buffer, at, before = b"", 0, 0
     for _ in range(stream.limits.nodes):
         while True:

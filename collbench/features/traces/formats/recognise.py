@@ -48,14 +48,16 @@ class Form(NamedTuple):
 
 
 def _make_object_test(*names: str) -> Callable[[bytes, Path], bool]:
-    """Whether a file begins as an object that has one of these names early."""
+    """A test whether the first bytes of a file begin a JSON object that has a key among
+    ``names``."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\{")
     keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
     return lambda start, path: bool(pattern.match(start) and keys.search(start))
 
 
 def _make_list_test(*names: str) -> Callable[[bytes, Path], bool]:
-    """The same of a list of such objects."""
+    """A test whether the first bytes of a file begin a JSON list of objects, and have a key among
+    ``names``."""
     pattern = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*\[\s*\{")
     keys = re.compile("|".join(rf'"{name}"\s*:' for name in names).encode())
     return lambda start, path: bool(pattern.match(start) and keys.search(start))
@@ -64,7 +66,7 @@ def _make_list_test(*names: str) -> Callable[[bytes, Path], bool]:
 def _make_stream_reader(
     read: Callable[[Stream], Told],
 ) -> Callable[[Path, _Asked], Told]:
-    """How a file is read by what takes a stream of its bytes."""
+    """A function that opens a file as a stream and has ``read`` read it."""
 
     def opened(path: Path, request: _Asked) -> Told:
         with Stream(path, request.limits, request.ranks.get(path, -1)) as stream:
@@ -84,7 +86,7 @@ def _read_execution(path: Path, request: _Asked) -> Told:
 
 
 def _read_own(paths: Sequence[Path], request: _Asked) -> Trace:
-    """What collbench recorded."""
+    """Read a file that collbench recorded."""
     from collbench.features.traces.formats import own
 
     trace: Trace = own.read_job(paths)

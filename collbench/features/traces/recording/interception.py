@@ -210,17 +210,34 @@ class Lines:
 
 
 class Told(Protocol):
-    """Who is told of calls and waits. What ``begins`` returns is given back when the call or the
-    wait returns, or the call raises an error; none of it may raise."""
+    """A listener to calls and waits. What a ``..._begins`` method returns is passed as ``began``
+    when that call or wait returns or fails. No method may raise."""
 
-    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any: ...
-    def call_returns(self, began: Any, boxed: Any, row: Row, given: Arguments) -> None: ...
-    def call_fails(self, began: Any, error: BaseException) -> None: ...
-    def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
-    def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
-    def wait_returns(self, began: Any) -> None: ...
-    def coalescing_begins(self) -> None: ...
-    def coalescing_ends(self, work: Work | None) -> None: ...
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any:
+        """A function of torch is about to be called with ``given``, from the program's ``frame``.
+        ``call_returns`` and ``call_fails`` do not follow if this returns None."""
+
+    def call_returns(self, began: Any, boxed: Any, row: Row, given: Arguments) -> None:
+        """The call has returned ``boxed``."""
+
+    def call_fails(self, began: Any, error: BaseException) -> None:
+        """The call has raised ``error``."""
+
+    def wait_begins(self, work: Work, by_torch: bool) -> Any:
+        """The program is about to wait for ``work``; ``by_torch`` if torch calls wait itself."""
+
+    def tensor_wait_begins(self, tensor: Tensor) -> Any:
+        """The program is about to wait for the call that fills ``tensor``."""
+
+    def wait_returns(self, began: Any) -> None:
+        """The wait is over."""
+
+    def coalescing_begins(self) -> None:
+        """Calls that follow are issued together as one."""
+
+    def coalescing_ends(self, work: Work | None) -> None:
+        """The calls since ``coalescing_begins`` are issued together; ``work`` is their handle, None
+        where torch gave none."""
 
 
 class Interception:
@@ -233,7 +250,9 @@ class Interception:
         self._replaced: list[tuple[type, str, Any]] = []
 
     def install(self) -> None:
-        """Raises where torch is not as it is known here; nothing is left installed then."""
+        """Put functions of ours before those of torch. Raises RuntimeError where another recording
+        or tool is in their place, and what torch raises where it is of an unknown version; nothing
+        stays installed then."""
         if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", KEY):
             raise RuntimeError("there is a recording already, or another tool in its place")
         try:
@@ -252,8 +271,8 @@ class Interception:
             raise
 
     def remove(self, patience: float = 1.0) -> bool:
-        """Puts everything back as it was; whether that could be done: not while another thread is
-        within a call for longer than that."""
+        """Restore torch's functions, and return whether that was done: not if another thread stays
+        within a call for more than ``patience`` seconds."""
         until = time.monotonic() + patience
         if not self._libraries:
             return True

@@ -47,15 +47,15 @@ class Seen:
         "ends",
         "fields",
         "future",
+        "index",
         "issued",
         "pending",
-        "place",
         "waits",
         "work",
     )
 
     def __init__(self, fields: dict[str, Any], index: int, issued: int) -> None:
-        self.fields, self.place, self.issued = fields, index, issued
+        self.fields, self.index, self.issued = fields, index, issued
         self.begins = self.ends = -1
         self.waits = self.done = False
         self.pending = fields["kind"] != "wait"
@@ -64,7 +64,8 @@ class Seen:
         self.future: Any = None  # of its work, until that is done
 
     def ended(self, now: int) -> None:
-        """It has ended, at the latest ``now``; when it did so on a device is unknown."""
+        """Note that the call has ended, at the latest at ``now`` (ns). When it ended on a device is
+        unknown."""
         if self.device == "cpu":
             self.begins = self.issued
             self.ends = now if self.ends < 0 else min(self.ends, now)
@@ -158,7 +159,7 @@ class Program:
             if why := self._full():
                 self.lose(why, 0)
                 return None
-            after = tuple(sorted(call.place for call in calls))
+            after = tuple(sorted(call.index for call in calls))
             phase = calls[0].fields.get("phase", "")
             wait = self._append({"kind": "wait", "dtype": "uint8", "after": after, "phase": phase})
             wait.issued = began if began >= 0 else wait.issued
@@ -223,7 +224,7 @@ class Program:
             for key in [
                 key
                 for key, work_entry in self._works.items()
-                if work_entry[0].place < self._iteration
+                if work_entry[0].index < self._iteration
             ]:
                 self._let_go(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
@@ -241,7 +242,7 @@ class Program:
             return first
 
     def under_way(self, work: Work, calls: list[Seen]) -> None:
-        """These calls are what this work does, which may be waited for."""
+        """Note that ``work`` is the handle of these calls, which the job may wait for."""
         with self._lock:
             for call in calls:
                 if call.work is not None:
@@ -334,11 +335,11 @@ class Program:
             (observed, observed.ends) for observed in self._overdue
         ]  # once: others set ends meanwhile
         self._overdue = [observed for observed, ends in overdue if ends < 0]
-        return [own.Note(late=(observed.place, ends)) for observed, ends in overdue if ends >= 0]
+        return [own.Note(late=(observed.index, ends)) for observed, ends in overdue if ends >= 0]
 
     def rest(self, broken: bool = False) -> list[Line]:
-        """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
-        recording."""
+        """All lines not written yet, with what was lost and the end. ``broken`` says what ended the
+        job early."""
         with self._lock:
             self._read()
             self._note_mark()
@@ -371,7 +372,7 @@ def _is_done(call: Seen) -> bool:
 
 
 def _observe_calls(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
-    """What an observing thread does: it notes when each of a group's calls ends, in their order."""
+    """Note when each of a group's calls ends, in their order; an observing thread runs this."""
     while (item := observed.get()) is not None:
         observed_call, future = item
         try:

@@ -176,6 +176,8 @@ class Recorder:
 
     @make_harmless
     def _start(self) -> None:
+        """Check the settings, and begin to record at once or after ``after`` iterations. Raises
+        ValueError, RuntimeError and what the folder raises."""
         if self._steps < 1 or self._after < 0:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
@@ -205,6 +207,8 @@ class Recorder:
 
     @make_harmless
     def _count_iteration(self) -> None:
+        """Count an iteration that has ended, and begin or end the recording where that was the
+        number asked for."""
         self._passed += 1
         if self._began >= 0:
             now = self._now()
@@ -233,6 +237,8 @@ class Recorder:
 
     @make_harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
+        """Add a call to the program that is recorded, with the line of the program that makes it;
+        None for a call that is not recorded."""
         self._local.at_once = None  # which nobody in Python waits for any more
         what = read_call(row, given)
         if what is None:
@@ -266,6 +272,8 @@ class Recorder:
 
     @make_harmless
     def call_returns(self, observed: Seen, boxed: Any, row: Row, given: Arguments) -> None:
+        """Note how a call that has returned ends: at once, with the work in ``boxed``, or together
+        with the calls that it is issued with."""
         coalesced = getattr(self._local, "coalesced", None)
         at_once = not given.get("async_op", True)
         if at_once and boxed is not None and coalesced is None:
@@ -301,6 +309,8 @@ class Recorder:
 
     @make_harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
+        """Add a wait for the calls that ``work`` is the handle of, unless it is part of the call
+        (``by_torch``); None where none of them is recorded."""
         calls = self._program.waited(work) or self._at_once(work)
         if not calls:
             return None
@@ -322,11 +332,13 @@ class Recorder:
 
     @make_harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:
+        """Add a wait for the call that fills ``tensor``; None where no recorded call does."""
         call = self._program.filled(tensor) if is_real(tensor) else None
         return Waiting(self._program.wait([call]), [call], None) if call else None
 
     @make_harmless
     def wait_returns(self, began: Waiting) -> None:
+        """Note that a wait and its calls end now, and which rank a message came from."""
         now = self._now()
         for call in began.calls:
             if began.work is not None and call.fields.get("peer") == -1:
@@ -337,17 +349,20 @@ class Recorder:
 
     @make_harmless
     def coalescing_begins(self) -> None:
+        """Collect the calls of this thread that follow, as they are issued together."""
         self._local.coalesced = []
 
     @make_harmless
     def coalescing_ends(self, work: Work | None) -> None:
+        """Note that ``work`` is the handle of the calls collected since coalescing began."""
         calls, self._local.coalesced = getattr(self._local, "coalesced", None), None
         if calls and work is not None:
             self._program.under_way(work, calls)
 
     @make_harmless
     def _backward_done(self, task: int) -> None:
-        """Before whatever C++ waits for at the end of a backward pass; then after it."""
+        """Called at the end of a backward pass, before C++ code of torch waits for calls there: has
+        ``_backward_waited`` called after it."""
         began = self._now()
         torch.autograd.Variable._execution_engine.queue_callback(
             lambda: self._backward_waited(task, began)
@@ -355,7 +370,8 @@ class Recorder:
 
     @make_harmless
     def _backward_waited(self, task: int, began: int) -> None:
-        """The wait is over when its calls are: then DDP copies buckets back to gradients."""
+        """Add the wait at the end of a backward pass, from ``began`` (ns) until its calls have
+        ended; DDP then copies buckets back to gradients."""
         if calls := self._program.left_by(task):
             self.wait_returns(Waiting(None, calls, None))
             if wait := self._program.wait(calls, began):
@@ -363,16 +379,17 @@ class Recorder:
                 wait.ended(max(began, ends) if ends >= 0 else self._now())
 
     def _write(self) -> None:
-        """What the writing thread does: what can be written is written, until the end."""
+        """Write recorded calls to the file as they end, until the recording is over; the writing
+        thread runs this."""
         file: own.Writer | None = None
         try:
             while not self.over:
                 self._wake.wait(PAUSE_S)
-                file = self._written(file, self._program.ready())
+                file = self._write_lines(file, self._program.ready())
             until = time.monotonic() + PATIENCE_S
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)
-            file = self._written(file, self._program.rest(self._broken))
+            file = self._write_lines(file, self._program.rest(self._broken))
             if file is None:
                 self.give_up("no call between ranks was made, so that there is no file")
         except Exception as e:
@@ -383,7 +400,9 @@ class Recorder:
                 if file is not None:
                     file.close()
 
-    def _written(self, file: own.Writer | None, lines: list[Line]) -> own.Writer | None:
+    def _write_lines(self, file: own.Writer | None, lines: list[Line]) -> own.Writer | None:
+        """Write ``lines`` to ``file``, which the first ones open. Returns the file, None while
+        there is none."""
         if not lines or self._about is None:
             return file
         if file is None:

@@ -227,7 +227,8 @@ def _ranks_by_call(calls: Mapping[int, Call], group: Group) -> dict[str, list[in
 
 
 def make_tables(verdict: Judged) -> list[Table]:
-    """Where each group stands, what the culprits did last, and the calls around the first."""
+    """Tables of a hang: where each group stands, what the culprits called last, and the calls
+    around the first of them."""
     hang = verdict.hang
     if hang is None:
         return []
@@ -356,7 +357,7 @@ def _some_ranks(ranks: Sequence[int]) -> str:
 
 
 def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
-    """What the culprits called last, and when."""
+    """A table of what the culprits called last, and when."""
     rank_traces = {rank.rank: rank for rank in verdict.trace.ranks}
     lines = [
         Line(_did_last(rank_traces[rank])) for rank in hang.culprits[:GROUPS] if rank in rank_traces
@@ -367,6 +368,8 @@ def _last_tables(verdict: Judged, hang: Hang) -> list[Table]:
 
 
 def _did_last(rank: RankTrace) -> tuple[str, ...]:
+    """The cells of a rank's line: its last call, when that was, its state and its place in the
+    program."""
     calls = [call for _, call in list_communicating(rank)]
     if not calls:
         return str(rank.rank), "nothing", "-", "-", "-"
@@ -410,6 +413,8 @@ def _around_table(verdict: Judged, front: Front) -> Table:
 
 
 def _describe_called(meeting: Meeting, is_front: bool) -> tuple[str, ...]:
+    """The cells of a meeting's line: its calls, the ranks that called, those that are done, and
+    when it was first issued."""
     kinds = "; ".join(
         call if len(ranks) == len(meeting.calls) else f"{call} ({in_words(ranks)})"
         for call, ranks in _ranks_by_call(meeting.calls, meeting.group).items()

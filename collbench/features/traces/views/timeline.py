@@ -59,7 +59,7 @@ def _first_interval(rank: RankTrace) -> Interval:
 
 
 def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
-    """What is drawn of a rank, by kind."""
+    """The intervals that are drawn for a rank, by kind."""
     number, groups = rank.rank, groups_of(rank)
     for _, call in list_communicating(rank):
         if call.took_ns >= 0:

@@ -54,7 +54,7 @@ class Headline(NamedTuple):
 
 
 def make_document(verdict: Judged) -> Document:
-    """All that a trace tells, for every medium."""
+    """The document of what a trace tells, for every medium."""
     head = warn_of_fake(verdict, make_headline(verdict))
     about = _describe_trace(verdict)
     tables = _make_tables(verdict)
@@ -137,7 +137,7 @@ def _describe_disagreement(verdict: Judged) -> Headline:
 
 
 def _explain_nothing(verdict: Judged) -> str:
-    """That no operation is known, and why."""
+    """The reason why no operation of the trace is known."""
     lost = [loss for rank in verdict.trace.ranks for loss in rank.lost if loss.calls]
     if lost:
         most = max(lost, key=lambda loss: loss.calls)
@@ -437,6 +437,7 @@ TITLES = {
 
 
 def _make_sections(verdict: Judged, tables_of: dict[str, list[Table]]) -> list[Section]:
+    """The sections of a page, with their figures, from tables by section."""
     sections = []
     for name, tables in tables_of.items():
         figures: list[Figure] = []
@@ -489,7 +490,7 @@ def _one_by_one(verdict: Judged) -> list[dict[str, Any]]:
     """The first operations: what they took across ranks, and who came last."""
     operations = []
     for meeting in verdict.matches.meetings[:LISTED]:
-        took, call = meeting.taken, meeting.call
+        took, call = meeting.time, meeting.call
         operation = {
             "number": meeting.number,
             "group": meeting.group.label,
@@ -544,14 +545,16 @@ def _label_row(row: Any) -> dict[str, Any]:
 
 
 def _flatten_disagreement(meeting: Meeting) -> dict[str, Any]:
-    def words(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
+    """A meeting whose calls do not fit each other, as an object of the JSON output."""
+
+    def describe_calls(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
         return {str(rank): hung.describe_call(call, meeting.group) for rank, call in calls}
 
     return {
         "group": meeting.group.label,
         "members": list(meeting.group.ranks),
         "number": meeting.number,
-        "calls": words([*meeting.calls.items()]),
+        "calls": describe_calls([*meeting.calls.items()]),
         "odd": sorted(meeting.odd),
         "unequal": [block._asdict() for block in unequal_blocks(meeting)],
     }

@@ -97,7 +97,7 @@ class Factors(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """One of the products: P, Q, and the gradient from both."""
+        """FLOPs of one of the products: P, Q, and the gradient from both."""
         return 2.0 * self.rows * self.columns * self.rank
 
     @property
@@ -107,7 +107,7 @@ class Factors(NamedTuple):
 
 
 def factor_tensor(tensor: Tensor, rank: int) -> Factors:
-    """Those of a tensor as PowerSGD views it, its first axis by the rest."""
+    """The factors of a tensor that PowerSGD views as a matrix: its first axis by the rest."""
     rows = tensor.shape[0]
     columns = tensor.numel // rows
     return Factors(rows, columns, min(rows, columns, rank))
@@ -228,7 +228,7 @@ def encoded(model: Model, layout: Layout, options: Encoded) -> Step:
     return _add_memory(
         step,
         f"encoded {options.format}: {step.name}",
-        (SUMS, _describe_specials(options.format)),
+        (SUMS, _describe_number_format(options.format)),
         codes=holds,
     )
 
@@ -242,7 +242,9 @@ def _add_memory(step: Step, name: str, assumptions: tuple[str, ...], **holds: in
     return msgspec.structs.replace(step, name=name, programs=programs, assumptions=assumptions)
 
 
-def _describe_specials(wire: str) -> str:
+def _describe_number_format(wire: str) -> str:
+    """A sentence on the 16-bit format called ``wire``: its bias, its largest number, and which of
+    IEEE 754's special values it has."""
     form = FORMATS[wire]
     return (
         f"{form.name} has a bias of {form.bias}, and so {form.largest:g} as its largest number, and"
@@ -324,7 +326,11 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
             "sensitive parameters are gathered once a step, and with the norm it is told whether"
             " all numbers are finite",
             "Adam's mean in 1-6-9 and variance in 0-6-10 are kept, and moved by no operation",
-            *((SUMS, INLINE, _describe_specials(options.wire)) if options.wire in FORMATS else ()),
+            *(
+                (SUMS, INLINE, _describe_number_format(options.wire))
+                if options.wire in FORMATS
+                else ()
+            ),
         ),
     )
 
@@ -416,7 +422,7 @@ class _DallE:
         return number
 
     def sum(self, source: str, elements: int, wire: str, *after: int) -> None:
-        """One between the machines."""
+        """Add a sum of ``elements`` between the machines."""
         self.last["sum", source] = _write_sum(
             self.writer, elements, wire, "machine", self.machines, source, *after
         )

@@ -178,11 +178,11 @@ def _read_counts(path: str, ranks: int, experts: int, total: int) -> np.ndarray:
 
 
 class Dispatch:
-    """The exchange of one rank's tokens, at ``place`` in its group of ep, each with ``hidden``
+    """The exchange of one rank's tokens, at ``index`` in its group of ep, each with ``hidden``
     numbers."""
 
     def __init__(self, way: str, table: Table, index: int, hidden: int, node_ranks: int) -> None:
-        self.way, self.table, self.place, self.hidden = way, table, index, hidden
+        self.way, self.table, self.index, self.hidden = way, table, index, hidden
         self.inside = min(node_ranks, len(table.copies))
         self.received = int(table.copies[:, index].sum())
 
@@ -197,10 +197,10 @@ class Dispatch:
                 :: 1 if forward else -1
             ]:
                 self._send(
-                    block, "ep", self.table.copies, self.place, is_dispatch, numbers, kind, what
+                    block, "ep", self.table.copies, self.index, is_dispatch, numbers, kind, what
                 )
         elif self.way == "deepep-ll":
-            self._send(block, "ep", self.table.copies, self.place, is_dispatch, width, dtype)
+            self._send(block, "ep", self.table.copies, self.index, is_dispatch, width, dtype)
         else:
             for group, matrix, index in self._hops()[:: 1 if is_dispatch else -1]:
                 self._send(block, group, matrix, index, is_dispatch, width, dtype)
@@ -214,12 +214,12 @@ class Dispatch:
                 f"way={self.way} sends a token once to each rank, which counts do not tell",
                 "routing=uniform, or way=alltoall",
             )
-        inside, at = self.inside, self.place % self.inside
+        inside, at = self.inside, self.index % self.inside
         places = len(tokens) // inside
         if places == 1:
-            return [("ep", tokens, self.place)]
-        node = tokens.reshape(places, inside, places, inside).sum(axis=0)[:, self.place // inside]
-        return [("rail", nodes[at::inside], self.place // inside), ("node", node, at)]
+            return [("ep", tokens, self.index)]
+        node = tokens.reshape(places, inside, places, inside).sum(axis=0)[:, self.index // inside]
+        return [("rail", nodes[at::inside], self.index // inside), ("node", node, at)]
 
     @staticmethod
     def _send(
@@ -248,7 +248,7 @@ class MoeBlocks(Blocks):
 
     def __init__(self, model: Model, layout: Layout, options: Moe, dispatch: Dispatch) -> None:
         super().__init__(model, layout, options)
-        self.dispatch, self.mine = dispatch, self.tokens // layout.tp
+        self.dispatch, self.local_tokens = dispatch, self.tokens // layout.tp
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
         """The router, the dispatch of tokens to experts, these, and their results' way back."""
@@ -260,7 +260,7 @@ class MoeBlocks(Blocks):
         gate, shared = rest[0], [t for t in rest[1:] if ROUTED not in t.name]
         per_token = 2.0 * sum(t.numel for t in experts) / self.experts.number * self.layout.ep
         work = (1 if forward else 2) * per_token * self.dispatch.received
-        router = (1 if forward else 2) * 2.0 * gate.numel * self.mine
+        router = (1 if forward else 2) * 2.0 * gate.numel * self.local_tokens
         if forward:
             block.work(router)
             self._routed(block, work, True)
@@ -287,7 +287,7 @@ class MoeBlocks(Blocks):
     def _gathered_tokens(self, block: Block, work: float, forward: bool) -> None:
         """All tokens of all ranks, with the probabilities of all experts and whether they are
         asked, and the sums of what experts make of them; in backward the other way."""
-        tokens = self.mine * self.layout.ep
+        tokens = self.local_tokens * self.layout.ep
         size, chances = tokens * self.model.hidden * self.itemsize, tokens * self.experts.number
         expert_indices = ("all_gather", chances, "uint8", "which experts")
         probabilities = ("all_gather", 4 * chances, "float", "probabilities")
@@ -308,7 +308,8 @@ class MoeBlocks(Blocks):
 
     @property
     def experts(self) -> Experts:
-        """The model's experts, which it must have."""
+        """The number and widths of the model's routed experts (models.Experts). Only for models
+        that have experts."""
         assert self.model.experts
         return self.model.experts
 
@@ -384,7 +385,8 @@ def fill_parts(layers: int, parts: int) -> tuple[int, ...]:
 
 
 def deepep(model: Model, layout: Layout, options: Exchange) -> Step:
-    """One exchange of a layer's tokens on all ranks, there and back. Raises UsageError."""
+    """A step of one exchange of a layer's tokens on all ranks, there and back. Raises
+    UsageError."""
     ranks, nodes = layout.world, max(layout.world // options.node_ranks, 1)
     limit = min(options.limit or nodes, nodes)
     experts = Experts(options.experts, options.top, 0, nodes=nodes, limit=limit)

@@ -100,6 +100,8 @@ class Ahead:
     def _through(
         self, layers: Sequence[Sequence[Tensor]], group: str, times: int, reduces: bool
     ) -> None:
+        """Write a pass over ``layers``: each is gathered while the one before computes, ``times``
+        as much as in forward, and its gradients are reduced if ``reduces``."""
         coming = self.gather(layers[0], group) if layers else ()
         if times == 2:
             self.compute(self.root, times)

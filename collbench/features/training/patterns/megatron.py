@@ -96,10 +96,10 @@ def make_parts(model: Model, layers: Sequence[int], tied: bool) -> list[Part]:
 
 
 class Stage:
-    """A stage of the pipeline as it writes its program; ``held`` are its chunks of the model."""
+    """A stage of the pipeline as it writes its program; ``parts`` are its chunks of the model."""
 
     def __init__(self, blocks: Blocks, stage: int, parts: Sequence[Part]) -> None:
-        self.blocks, self.at, self.held, self.writer = blocks, stage, parts, Block("backward")
+        self.blocks, self.at, self.parts, self.writer = blocks, stage, parts, Block("backward")
         self.buckets = [
             blocks.list_gradients(part, chunk, stage) for chunk, part in enumerate(parts)
         ]
@@ -107,7 +107,7 @@ class Stage:
             [b for b in chunk_buckets if blocks.width(b.group) > 1]
             for chunk_buckets in self.buckets
         ]
-        self.left = {*range(len(parts))}  # chunks whose gradients are not reduced yet
+        self.unreduced = {*range(len(parts))}  # chunks whose gradients are not reduced yet
         self.early = blocks.options.overlap_grad_reduce and stage == 0 and len(parts) == 1
         self.slots = schedule_stage(stage, blocks.layout, blocks.options.schedule == "gpipe")
 
@@ -115,7 +115,7 @@ class Stage:
         """All passes with the messages between them. A pipeline of one chunk waits for each
         message, a send together with the receive that goes the other way; an interleaved one
         receives a pass ahead, and does not wait for sends."""
-        ahead, writer, batches = len(self.held) > 1, self.writer, self.blocks.layout.micro_batches
+        ahead, writer, batches = len(self.parts) > 1, self.writer, self.blocks.layout.micro_batches
         overlap = self.blocks.options.overlap_grad_reduce
         blocks_by_key: dict[tuple[bool, int, bool], Block] = {}
         done: list[Slot] = []
@@ -141,7 +141,7 @@ class Stage:
                 self._reduce(done[late].chunk)
 
     def _block(self, slot: Slot, special: bool) -> Block:
-        blocks, part, shared = self.blocks, self.held[slot.chunk], self.shared[slot.chunk]
+        blocks, part, shared = self.blocks, self.parts[slot.chunk], self.shared[slot.chunk]
         if not slot.forward:
             return blocks.backward(part, shared if special and self.early else ())
         early = blocks.options.use_distributed_optimizer and blocks.options.overlap_param_gather
@@ -153,7 +153,7 @@ class Stage:
     def _move(self, slot: Slot, out: bool) -> list[int]:
         """The message that a pass sends or needs, unless it is at an end of the pipeline."""
         pp, step = self.blocks.layout.pp, 1 if slot.forward == out else -1
-        if pp == 1 or not 0 <= slot.chunk * pp + self.at + step < pp * len(self.held):
+        if pp == 1 or not 0 <= slot.chunk * pp + self.at + step < pp * len(self.parts):
             return []
         kind = "send" if out else "recv"
         fields = {"nbytes": self.blocks.message, "dtype": self.blocks.model.dtype, "group": "pp"}
@@ -163,21 +163,21 @@ class Stage:
         return [self.writer.add(kind, phase="pipeline", lane=lane, source=source, **fields)]
 
     def _reduce(self, chunk: int) -> None:
-        if chunk in self.left and not self.early:
+        if chunk in self.unreduced and not self.early:
             for gradients in self.shared[chunk]:
                 self.blocks.reduce(self.writer, gradients)
-        self.left -= {chunk}
+        self.unreduced -= {chunk}
 
     def finish(self) -> None:
         """The reductions that are left, the norm of all gradients, and the optimizer's step."""
         blocks, writer, layout = self.blocks, self.writer, self.blocks.layout
         options, ends = blocks.options, self.at in {0, layout.pp - 1}
-        for chunk in sorted(self.left):
+        for chunk in sorted(self.unreduced):
             self._reduce(chunk)
         writer.wait()
         writer.phase = "optimizer"
         tensors = [
-            tensor for part in self.held for chunk_part in part for tensor in chunk_part.tensors
+            tensor for part in self.parts for chunk_part in part for tensor in chunk_part.tensors
         ]
         norms = sum(t.numel for t in tensors if "norm" in t.name or "ln_" in t.name)
         grad, size = blocks.grad, DTYPES[blocks.grad].size

@@ -80,16 +80,17 @@ class Placed(NamedTuple):
         return math.prod(sizes[d] for d in self.axes[axis])
 
     def local(self, shape: Shape, sizes: Mapping[str, int]) -> Shape:
-        """The shape of what each rank has."""
+        """The shape of each rank's part of a tensor of ``shape``."""
         return tuple(length // self.parts(sizes, at) for at, length in enumerate(shape))
 
     def split(self, axis: int, dimension: str) -> Placed:
-        """The same with an axis split further; the dimension is in no other place."""
+        """This layout with ``axis`` split over ``dimension`` as well, which must not split an axis
+        yet."""
         axes = tuple((*a, dimension) if at == axis else a for at, a in enumerate(self.axes))
         return self._replace(axes=axes)
 
     def without(self, dimension: str) -> Placed:
-        """The same without a dimension of the mesh."""
+        """This layout with no axis split, and no sum to be taken, over ``dimension``."""
         axes = tuple(tuple(d for d in axis if d != dimension) for axis in self.axes)
         return Placed(axes, tuple(d for d in self.partial if d != dimension))
 

@@ -273,10 +273,10 @@ class _Fetched(_Zero):
         self.trace = [*modules, *modules[::-1]]
         behind = [*itertools.accumulate(sum(self.sizes[at] for at in m) for m in modules[::-1])]
         self.behind = [*behind[-2::-1], 0]  # elements of the modules after each
-        self.kept = {
+        self.persistent = {
             at for at, n in enumerate(self.sizes) if n <= options.param_persistence_threshold
         }
-        self.here, self.near = set(self.kept), set[int]()
+        self.gathered, self.near = set(self.persistent), set[int]()
         self.flying: dict[int, tuple[int, ...]] = {}
         self.fetched: list[int] = []  # the last step that a parameter is known to be used in
         self.queue: deque[tuple[int, int]] = deque()
@@ -285,6 +285,7 @@ class _Fetched(_Zero):
         self._name_groups()
 
     def _name_groups(self) -> None:
+        """Add the groups that secondary partitions and quantized gradients need."""
         n, hpz, node = self.n, self.options.zero_hpz_partition_size, self.options.node
         if hpz > 1:
             rest = divide_evenly("dp", n, "zero_hpz_partition_size", hpz)
@@ -295,7 +296,7 @@ class _Fetched(_Zero):
             self.groups |= {name: grid.groups(name) for name in grid.sizes}
 
     def gather(self, indices: Iterable[int]) -> None:
-        """One gather of these parameters, or two where some have a copy in their host."""
+        """Write a gather of these parameters, or two where some have a copy in their host."""
         for near, members in itertools.groupby(
             sorted(indices, key=lambda at: (at not in self.near, at)), lambda at: at in self.near
         ):
@@ -318,13 +319,14 @@ class _Fetched(_Zero):
         self.peak = max(self.peak, self.live)
 
     def fetch(self, step: int) -> None:
-        """What there has to be for a module, and what is fetched ahead."""
+        """Write the gathers of parameters that the module at ``step`` lacks and a wait for them,
+        then gathers ahead, as far as memory allows."""
         module = self.trace[step]
-        if lacking := [at for at in module if at not in self.here and at not in self.flying]:
+        if lacking := [at for at in module if at not in self.gathered and at not in self.flying]:
             self.gather(lacking)
         if ids := {operation for at in module for operation in self.flying.pop(at, ())}:
             self.w.wait(*sorted(ids))
-        self.here.update(module)
+        self.gathered.update(module)
         fresh = len([at for at in module if self.fetched[at] < step])
         while self.queue and fresh:
             at, used = self.queue.popleft()
@@ -334,19 +336,19 @@ class _Fetched(_Zero):
         while self.queue and size < room:
             at, used = self.queue.popleft()
             self.fetched[at] = max(self.fetched[at], used)
-            if at not in self.here and at not in self.flying and at not in ahead:
+            if at not in self.gathered and at not in self.flying and at not in ahead:
                 ahead.add(at)
                 size += self.sizes[at]
         self.gather(ahead)
 
     def release(self, step: int) -> None:
-        """A module's parameters are let go, but for small ones, those known to be used next, and
-        in forward those of which backward comes too soon."""
+        """Release the parameters of the module at ``step``, but for small ones, those known to be
+        used next, and in forward those that backward uses soon."""
         modules = len(self.trace) // 2
         if step < modules and 2 * self.behind[step] < self.options.max_reuse_distance:
             return
-        gone = {at for at in self.trace[step] if self.fetched[at] <= step + 1} - self.kept
-        self.here -= gone
+        gone = {at for at in self.trace[step] if self.fetched[at] <= step + 1} - self.persistent
+        self.gathered -= gone
         self.live -= sum(self.sizes[at] for at in gone)
         if self.options.zero_hpz_partition_size > 1:
             self.near |= gone
@@ -412,13 +414,13 @@ class _Fetched(_Zero):
             self.run()
         parts = [Tensor(t.name, (-(-t.numel // self.n),)) for t in self.model.tensors]
         self.update(len(make_buckets(parts, [self.options.sub_group_size], 1)))
-        for at in sorted(self.kept):
+        for at in sorted(self.persistent):
             count, name = pad_to_multiple(self.sizes[at], self.n), self.model.tensors[at].name
             write_operation(self.w, "all_gather", count, self.model.dtype, source=name)
         self.w.wait()
         size = DTYPES[self.model.dtype].size
         return self.step(
-            self.share + sum(self.sizes[at] for at in self.kept),
+            self.share + sum(self.sizes[at] for at in self.persistent),
             self.share,
             DEEPSPEED + "stage3.py, partitioned_param_coordinator.py, coalesced_collectives.py",
             "the third step or a later one, when the order of modules is known; modules without"

@@ -14,11 +14,11 @@ from collbench.core.text import format_bandwidth, format_count, format_duration,
 from collbench.features.training.overlap import (
     Overlap,
     Phase,
-    as_alone,
     divide_phases,
     find_overlaps,
     list_blamed,
     list_timed,
+    predict_step_ns,
     step_of,
 )
 from collbench.features.training.step import Program, Recorded, Step
@@ -169,7 +169,7 @@ def describe_overlap(overlap: Overlap) -> list[str]:
 
 def _describe_expected(overlap: Overlap, step: Step | None) -> list[Block]:
     """What the step would take by what its operations take one by one, and what it took."""
-    ns = as_alone(step, overlap.step_record, overlap.computation) if step else None
+    ns = predict_step_ns(step, overlap.step_record, overlap.computation) if step else None
     if not ns:
         return []
     took = median(overlap.step_record.times_ns)

@@ -99,7 +99,7 @@ class Bar(NamedTuple):
 
     @property
     def hover(self) -> str:
-        """All that is known of it."""
+        """The text that a bar shows under the pointer."""
         took = (
             f"{format_duration(self.end_ns - self.begin_ns)} from {format_duration(self.begin_ns)}"
         )

@@ -152,10 +152,10 @@ def _describe_memory(count: Count) -> str:
     """The memory that a rank needs, and for what; from 1 GB on in GB, too, as models are spoken
     of."""
 
-    def words(nbytes: float) -> str:
+    def format_memory(nbytes: float) -> str:
         return format_size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
 
-    parts = [f"{words(nbytes)} {what}" for what, nbytes in count.holds.items() if nbytes]
+    parts = [f"{format_memory(nbytes)} {what}" for what, nbytes in count.holds.items() if nbytes]
     return f"{format_size(count.memory)} ({', '.join(parts)})" if parts else "unknown"
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from collbench.features.training.overlap import (
-    as_alone,
     bound_mean,
     divide_phases,
     find_overlaps,
     list_blamed,
     list_timed,
+    predict_step_ns,
 )
 from collbench.features.training.parts import PARTS
 from collbench.features.training.step import Op, Program, Step
@@ -170,7 +170,7 @@ def alone(communication: int, computation: float, *, told: bool = True) -> float
     whole = Record(
         case=whole.case, status="ok", times_ns=whole.times_ns, operations=[watched, watched]
     )
-    return as_alone(step, whole, computed)
+    return predict_step_ns(step, whole, computed)
 
 
 def test_what_a_step_takes_if_operations_are_as_fast_as_by_themselves() -> None:

@@ -67,7 +67,7 @@ class Kernel:
         assert virtual
         return {"kind": np.dtype(case.dtype if case.row.reduces else f"i{case.type.size}")}
 
-    def peers_at_once(self) -> int:
+    def choose_peer_limit(self) -> int:
         return 3
 
     def warmup(self, *given: Any, grid: tuple[int], kind: Any) -> Any:

@@ -124,7 +124,7 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
 
 def test_a_rank_says_and_is_told_what_nobody_asked_for(launch: Launch) -> None:
     heard: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
-    launch.host.hear = lambda rank, said: heard.put((rank, said))
+    launch.host.on_value = lambda rank, said: heard.put((rank, said))
     _, second = met(launch.come(0, 1))
     second.send(b"w line")
     assert heard.get(timeout=10) == (1, b"w line")

@@ -71,7 +71,7 @@ def test_the_library_of_a_world_says_that_clocks_are_locked(
     made._backend = SimpleNamespace(
         stream=object(), device="cuda:0", library="NCCL 2.30.7", shared=False, interpreted=False
     )
-    made.place, made._ranks, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
+    made.setup, made._ranks, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
     made._plan = Plan(0, "nccl", 1, (), Policy(), [], 60.0)
     _, states = made._watch()
     world = made._describe(SimpleNamespace(oversubscribed=False, cramped=False), 0, states, None)

@@ -152,7 +152,7 @@ def test_partners_share_root_and_reduction() -> None:
     ]
     found = guidelines.claim_composition(timings(np.random.default_rng(1), rows, 3, [0.01] * 6))  # type: ignore[arg-type]
     told = [
-        (claim.left.case.collective, *(right.case.collective for right in claim.right))
+        (claim.timing.case.collective, *(timing.case.collective for timing in claim.alternative))
         for claim in found
     ]
     assert told == [("gather", "all_gather")]
@@ -237,7 +237,7 @@ def test_power_with_three_launches() -> None:
             guidelines.Claim(left, (right,), 1.0, "")
             for left, right in zip(rows, rights, strict=True)
         ]
-        hits += any(one.claim.left.case == case(64) for one in find_missed(claims))
+        hits += any(one.claim.timing.case == case(64) for one in find_missed(claims))
     assert hits >= 90
 
 

@@ -37,13 +37,13 @@ def late(spans: Any = SPANS, shared: bool = True) -> list[times.Late]:
 
 
 def test_a_transfer_takes_the_least_over_ranks_and_waits_are_what_others_take_more() -> None:
-    found = [meeting.taken for meeting in joined().meetings]
+    found = [meeting.time for meeting in joined().meetings]
     assert found == [(10, 90), (20, 10)]
 
 
 def test_an_operation_of_which_a_rank_has_no_times_has_none() -> None:
     (meeting,) = join_calls(trace([call(span=(0, 1))], [call()])).meetings
-    assert meeting.taken is None
+    assert meeting.time is None
 
 
 def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
