@@ -309,12 +309,12 @@ def _refuse_beyond_limits(schedule: Schedule, longest: int, blocks: int) -> None
     if longest > MOST_STEPS:
         raise CannotRun(
             f"{what} takes more steps between two ranks than the {MOST_STEPS} that MSCCL allows",
-            "fewer ranks or segments",
+            "take fewer ranks or segments",
         )
     if blocks > MOST_BLOCKS:
         raise CannotRun(
             f"{what} takes more thread blocks than the {MOST_BLOCKS} that MSCCL allows",
-            "fewer ranks",
+            "take fewer ranks",
         )
 
 
@@ -339,10 +339,9 @@ def list_messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
     blocks = schedule.n if schedule.row.total else 1
     block = nbytes // blocks if schedule.has_data else 1
     if block < schedule.cells:
-        hint = (
-            f"{schedule.name} on {schedule.n} ranks takes --bytes {schedule.cells * blocks} or more"
-        )
-        raise UsageError(f"{nbytes} B leave cells empty", hint)
+        hint = f"give --bytes {schedule.cells * blocks} or more for {schedule.name} on"
+            f" {schedule.n} ranks"
+        raise UsageError(f"{nbytes} B are too few: some cells would be empty", hint)
     bounds = [block * cell // schedule.cells for cell in range(schedule.cells + 1)]
 
     def size(op: _Op) -> int:

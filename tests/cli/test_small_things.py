@@ -20,7 +20,7 @@ MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
 def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str) -> None:
     done = bare(*MODEL, "-o", word)
     assert done.returncode == 2
-    assert f"-o {word}: -o is the reduction here" in done.stderr
+    assert f"-o {word}: a file is given, but -o is the reduction" in done.stderr
     assert "--output FILE.jsonl saves the run" in done.stderr
 
 
