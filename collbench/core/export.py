@@ -339,8 +339,8 @@ def list_messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
     blocks = schedule.n if schedule.row.total else 1
     block = nbytes // blocks if schedule.has_data else 1
     if block < schedule.cells:
-        hint = f"give --bytes {schedule.cells * blocks} or more for {schedule.name} on"
-            f" {schedule.n} ranks"
+        least = schedule.cells * blocks
+        hint = f"give --bytes {least} or more for {schedule.name} on {schedule.n} ranks"
         raise UsageError(f"{nbytes} B are too few: some cells would be empty", hint)
     bounds = [block * cell // schedule.cells for cell in range(schedule.cells + 1)]
 

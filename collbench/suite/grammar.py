@@ -112,8 +112,8 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             )
         if mask_text(setting) != setting:
             raise UsageError(
-                f"{what}: {name}: settings are kept in the run's file",
-                "export what is secret instead",
+                f"{what}: {name} is secret, and settings are kept in the run's file",
+                f"export {name} instead",
             )
         axes.append([(name, value) for value in values.split(",")])
     if math.prod(map(len, axes)) > MOST_WORLDS:

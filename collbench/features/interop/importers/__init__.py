@@ -210,7 +210,7 @@ class Reading:
         if not name:
             raise UsageError(
                 f"{self.asked.name}: cannot tell which collective this is",
-                "--collective all_reduce",
+                "name it, as in --collective all_reduce",
             )
         return next(
             (row.name for row in COLLECTIVES.values() if name.lower() in (row.name, *row.aliases)),
@@ -223,7 +223,7 @@ class Reading:
         count = self.asked.ranks or printed
         if not count:
             raise UsageError(
-                f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
+                f"{self.asked.name}: it does not say how many ranks there were", "give --ranks N"
             )
         if not 0 < count <= MOST_LOGGED:
             raise UsageError(f"{self.asked.name}: no machine has {count} ranks", "give --ranks N")
@@ -498,7 +498,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
     UsageError where it is of no known kind, says too little, or holds no result."""
     if text.startswith('{"line":"run"'):
         raise UsageError(
-            f"{request.name} is a run of collbench already", "report and compare read it as it is"
+            f"{request.name} is a run of collbench already",
+            "give it to collbench report or compare as it is",
         )
     if request.collective:
         request = msgspec.structs.replace(

@@ -191,7 +191,9 @@ class Calls:
         members = [max(ranks) for ranks in self.groups.values() if ranks]
         world = max(world, rank + 1, 1 + max(members, default=-1))
         if world > MOST_RANKS:
-            raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
+            raise UsageError(
+                f"{self.path}: {world:,} ranks are too many", f"take at most {MOST_RANKS:,} ranks"
+            )
         self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
         moved = self._drop_unknown()
         return RankTrace(

@@ -108,7 +108,7 @@ def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[
             parsed.take(name, node)
     schema = source.decoded("schema", Any, "")
     if "nodes" in source.header or not isinstance(schema, str):
-        raise UsageError(f"{stream.path}: its nodes are no list", "is it an execution trace?")
+        raise UsageError(f"{stream.path}: its 'nodes' are not a list", "is it an execution trace?")
     trace, assumptions = parsed.trace()
     return msgspec.structs.replace(trace, cut=cut), assumptions
 

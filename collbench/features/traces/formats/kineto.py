@@ -125,7 +125,7 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             raise
         cut = f"byte {e.at:,}"
     if "traceEvents" in source.header:
-        raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
+        raise UsageError(f"{stream.path}: its 'traceEvents' are not a list", "is it a trace?")
     world = parsed.header(source, "distributedInfo", _World, _World())
     base = parsed.header(source, "baseTimeNanoseconds", Base, 0)
     devices = parsed.header(source, "deviceProperties", list[_Device], [])
