@@ -169,7 +169,7 @@ class Cluster(Places):
         if suite.policy.virtual or suite.policy.share_gpu:
             raise UsageError(
                 "--virtual-ranks, --share-gpu: on Ray every rank has a GPU of its own",
-                "leave them out",
+                "leave --virtual-ranks and --share-gpu out",
             )
         super().__init__("ray", PASSED_ON)
         self._spread = where.placement == "spread"
