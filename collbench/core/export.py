@@ -124,7 +124,7 @@ def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
     if schedule.has_data and not schedule.row.uneven and name not in COLLS:
         raise CannotRun(
             f"MSCCL's executor and RCCL run no {name} of this form",
-            "--to msccl writes it as custom, for Microsoft's runtime",
+            "use --to msccl: it writes it as custom, for Microsoft's runtime",
         )
     return write_msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
 
@@ -142,7 +142,7 @@ def write_msccl(schedule: Schedule, nbytes: int) -> str:
         reason = "has blocks of different length" if row.uneven else "moves no data"
         raise CannotRun(
             f"MSCCL moves equal chunks, and {row.name} {reason}",
-            "--to json and --to goal can express it",
+            "use --to json or --to goal, which can express it",
         )
     _refuse_too_large(schedule)
     sent, got = row.counts(n, schedule.cells)

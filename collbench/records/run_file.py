@@ -431,7 +431,7 @@ def _read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[
             what = f"of more than {MOST_LINE >> 20} MiB" if number <= MOST_LINES else "too many"
             raise UsageError(
                 f"{path}, line {number}: a line {what}",
-                f"is the file damaged? runs have no such line, and at most {MOST_LINES} lines",
+                f"check the file for damage: no run has such, or more than {MOST_LINES} lines",
             )
         yield number, line
 

@@ -118,7 +118,7 @@ def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
     active = [path for path in latest if is_running(path)]
     finished = finished + [path for path in latest if path not in active]
     if active and not finished:
-        raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
+        raise NoVerdict(describe_running(active[-1]), "wait for its end: no other run is saved")
     for path in active:
         if back < len(finished) and finished[-1 - back] < path:
             print_message(f"{describe_running(path)}: {name} is {finished[-1 - back].stem}")

@@ -251,7 +251,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if not cases and not skips:
             name = self.name or "this sweep"
             raise UsageError(
-                f"{name}: nothing to measure", "is everything excluded, or a list without a value?"
+                f"{name}: nothing to measure",
+                "check whether everything is excluded, or a list has no value",
             )
         return cases, skips
 

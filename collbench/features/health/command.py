@@ -284,7 +284,7 @@ def _last_night() -> str:
                 return str(path)
             running.append(run_file.describe_running(path))
     if running:
-        raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
+        raise NoVerdict(running[0], "judge it once it has ended: no other night is saved")
     print_message(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
     return "@last"
 

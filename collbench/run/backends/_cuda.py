@@ -138,7 +138,7 @@ def require_nvml() -> None:
     except OSError as e:
         raise CannotRun(
             f"torch's symmetric memory needs NVML, and {NVML} cannot be loaded",
-            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "set NVIDIA_DRIVER_CAPABILITIES=compute,utility in a container",
         ) from e
 
 

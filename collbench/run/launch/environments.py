@@ -240,7 +240,7 @@ def detect_variables(
         )
         raise UsageError(
             f"--launcher {launcher}: not set: {'; or '.join(missing)}",
-            "is it what started this process?",
+            f"check that {launcher} has started this process",
         )
     return None
 

@@ -156,7 +156,7 @@ def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str
             "use a Python 3.11 or later",
         ) from None
     if "cannot be preloaded" in done.stderr:
-        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "is the path right?")
+        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "check the path")
     if "version" in answer:
         raise CannotRun(
             f"{option}: {python} is Python {answer['version']}", "use Python 3.11 or later"

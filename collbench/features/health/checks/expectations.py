@@ -159,7 +159,7 @@ def load_curves(path: Path = FILE) -> list[Curve]:
             where = f"{_locate_key(text, number, impossible[0])}: {curve.name}"
             raise UsageError(
                 f"{path}: {where}: {impossible[1]}",
-                "is its unit GB/s, and busbw, not algbw of several GPUs?",
+                "check that it is busbw in GB/s, not algbw of several GPUs",
             )
         curves.append(curve)
     return curves

@@ -528,7 +528,7 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
         )
         raise UsageError(
             f"{request.name} is not a log of a known kind",
-            f"looked for {marks}; --from names the kind",
+            f"name its kind with --from; looked for {marks}",
         )
     reading = Reading(request)
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
@@ -541,7 +541,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
         why += [record.note for record in reading.records]
         why += [f"nothing in it looks like '{FORMATS[kind].description}' and a table"]
         raise UsageError(
-            ": ".join([request.name, "no result in it", *why[:1]]), f"it was read as {kind}"
+            ": ".join([request.name, "no result in it", *why[:1]]),
+            f"name another kind with --from: it was read as {kind}",
         )
     return reading
 

@@ -144,7 +144,9 @@ class Calls:
         """The members of a group, in order. Raises UsageError where groups have too many."""
         self._members += len(ranks)
         if self._members > MOST_MEMBERS or len(self.groups) > MOST_RANKS:
-            raise UsageError(f"{self.path}: its groups have too many members", "is it a trace?")
+            raise UsageError(
+                f"{self.path}: its groups have too many members", "check that it is a trace"
+            )
         self.groups[name] = tuple(ranks)
         self.described[name] = described
 
