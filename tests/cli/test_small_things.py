@@ -27,7 +27,7 @@ def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str) -> None:
 def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = bare("ab", "--aa", "--suite", "pr", "--output", str(page))
-    assert (done.returncode, f"hint: -o {page} writes" in done.stderr) == (2, True)
+    assert (done.returncode, f"hint: name a folder; -o {page} writes" in done.stderr) == (2, True)
     assert not page.exists()
 
 

@@ -121,7 +121,7 @@ def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
     [
         ((), "add --algo ./line.py:line"),
         (("--algo", "./other.py:line"), "it has line.py:line"),
-        (("--algo", "ring"), "as in ./line.py:line"),
+        (("--algo", "ring"), "name one as in ./line.py:line"),
     ],
 )
 def test_a_run_whose_file_is_not_named_does_not_go_on(
