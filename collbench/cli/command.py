@@ -123,7 +123,9 @@ def _refuse_empty(ctx: Context) -> None:
         flag = parameter.opts[0]
         if on_command_line and blank and flag not in MAY_BE_EMPTY:
             label = flag if flag.startswith("-") else getattr(parameter, "metavar", "") or flag
-            raise UsageError(f"{label} is empty", "leave it out, or is a variable not set?")
+            raise UsageError(
+                f"{label} is empty", "give it a value or leave it out; is a variable not set?"
+            )
 
 
 def make_app(

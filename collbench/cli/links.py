@@ -14,9 +14,11 @@ def find_link(link: str, source: str) -> tuple[Link, str]:
     if not source:
         return network.parse_link(link or "ib200"), ""
     if link:
-        raise UsageError("a run and --link both say what the link is", "give one of them")
+        raise UsageError(
+            "--link and a run both say what the link is", "leave out --link, or the run"
+        )
     fit = load_entries("link_sources").get("run")
     if fit is None:
-        raise UsageError("nothing is installed that fits a link to a run", "--link names one")
+        raise UsageError("this installation cannot fit a link to a run", "name a link with --link")
     speed, note = fit(source)
     return speed, f"; {note}"

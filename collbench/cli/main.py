@@ -294,7 +294,7 @@ def _refuse_no_folder() -> None:
     try:
         os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
-        raise CannotRun("the current folder was removed", "cd to one that is there") from None
+        raise CannotRun("the current folder was removed", "cd to a folder that exists") from None
 
 
 def _find_exit_code(message: str, code: int) -> int:

@@ -216,6 +216,6 @@ def refuse_osu_flags(args: Sequence[str]) -> None:
     if osu_range or (args and args[0].startswith("osu_")):
         sizes = f"-b {osu_range[1]} -e {osu_range[2]}" if osu_range else "-b A -e B"
         raise UsageError(
-            f"{f'-m {osu_range[0]}' if osu_range else args[0]}: that is OSU's",
-            f"{sizes} for OSU's -m A:B; its -i is -n, its -x is -w; leave out its -f",
+            f"{f'-m {osu_range[0]}' if osu_range else args[0]}: that is for OSU's benchmarks",
+            f"use {sizes} for OSU's -m A:B, -n for its -i, -w for its -x; leave out its -f",
         )

@@ -143,7 +143,7 @@ READ: dict[str, Callable[[str, str], Any]] = {
 def _read_thresholds(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, ...]:
     """The threshold that --min-busbw and nccl-tests' variable make, if any. Raises UsageError."""
     if limits and not find_collective(name).moves_data:
-        raise UsageError(f"a {name} has no busbw that a limit could be on", "leave --min-busbw out")
+        raise UsageError(f"--min-busbw: {name} has no busbw to limit", "leave --min-busbw out")
     if (text := os.environ.get(LEAST, "").strip()) and find_collective(name).moves_data:
         limit = grammar.parse_limit(text, LEAST)
         limits += (Limit(ENOUGH * limit.busbw, average=True),)
@@ -155,7 +155,7 @@ def _refuse_conflicts(policy: Policy, budget: float | None) -> None:
     if policy.iters and (budget is not None or policy.max_seconds is not None):
         raise UsageError(
             "-n fixes the repetitions that --budget and --max-time would choose",
-            "give one or the other",
+            "leave out -n, or --budget and --max-time",
         )
 
 
@@ -166,7 +166,7 @@ def _refuse_out_of_bounds(values: dict[str, Any]) -> None:
     if values["timeout"] is not None and not 0.1 <= values["timeout"] < 1e7:
         raise UsageError(
             f"-T: {values['timeout']:g} s is not a time limit",
-            "from 0.1 s up; leave -T out for one that fits the sizes",
+            "give 0.1 s or more, or leave -T out for one that fits the sizes",
         )
     if values["cycles"] < 1:
         raise UsageError(
@@ -182,7 +182,9 @@ def _refuse_variables(name: str, launcher: str) -> None:
         value = os.environ.get(variable, "").strip()
         neutral = str(local_rank) if variable == "NCCL_TESTS_DEVICE" else ""
         if value not in ("", neutral) and (name == "all_to_allv" or "ALLTOALLV" not in variable):
-            raise UsageError(f"{variable}={value} is not followed", instead)
+            raise UsageError(
+                f"{variable}={value}: this variable is not supported", f"unset it; {instead}"
+            )
 
 
 VARIABLES = {
@@ -199,7 +201,7 @@ def _choose_modes(
     if arrivals and (modes or replays or blocking):
         raise UsageError(
             "--arrival says how ranks come to a call, and so do --mode, -G and -z",
-            "give one of them",
+            "leave out --arrival, or --mode, -G and -z",
         )
     if replays:
         if modes and modes != ("graph",):
@@ -208,7 +210,10 @@ def _choose_modes(
             )
         modes = ("graph",)
     if "graph" in modes and blocking:
-        raise UsageError("-z waits for each call, which a CUDA graph cannot", "-z or -G")
+        raise UsageError(
+            "-z waits for each call, which a CUDA graph cannot",
+            "leave out -z, or -G and --mode graph",
+        )
     stood_for: dict[int, tuple[Mode, ...]] = {2: ("host",), 3: ("isolated",)}
     return stood_for.get(blocking, modes)
 
@@ -226,7 +231,7 @@ def choose_groups(rule: str, launcher: str) -> str:
     if not member.local_n:
         raise UsageError(
             f"--split {rule}: {member.launcher} does not say how many ranks share a host",
-            f"say it: --split {rule}:8",
+            f"say how many, as in --split {rule}:8",
         )
     return f"{rule}:{member.local_n}"
 
@@ -247,7 +252,10 @@ def find_ray_cluster(launcher: str, address: str, placement: str) -> Where | Non
         )
     for option, value in {"--address": address, "--placement": placement}.items():
         if value:
-            raise UsageError(f"{option} {value}: that is about a Ray cluster", "add --launcher ray")
+            raise UsageError(
+                f"{option} {value} has no effect without --launcher ray",
+                f"add --launcher ray, or leave {option} out",
+            )
     return None
 
 
@@ -276,7 +284,9 @@ def change_suite(
         name for name in suite.values("collectives") if selected and name not in selected
     )
     if selected and set(selected).isdisjoint(suite.values("collectives")):
-        raise UsageError(f"--only {only}: not in {suite.name}", f"it has {', '.join(others)}")
+        raise UsageError(
+            f"--only {only}: not in the suite {suite.name}", f"choose from {', '.join(others)}"
+        )
     if max_time and suite.policy.iters:
         raise UsageError(
             f"{suite.name} fixes the repetitions that --max-time would choose",
@@ -315,7 +325,7 @@ def _add_launches(
         raise UsageError(
             f"--launches {launches} starts new ranks each time, and {cycles} cycles (-N) are the"
             " same ranks'",
-            "give one or the other",
+            "leave out --launches or -N",
         )
     if member := join.detect_launcher(launcher):
         raise UsageError(
@@ -339,10 +349,13 @@ def read_save_options(saving: SaveOptions) -> dict[str, Any]:
     save, output, tag = saving.save, saving.output, saving.tag
     grammar.refuse_tag(tag)
     if output and not save:
-        raise UsageError("--output and --no-save exclude each other", "give one of them")
+        raise UsageError(
+            "--output and --no-save exclude each other", "leave out --output or --no-save"
+        )
     if output and output.name == "-":
         raise UsageError(
-            f"--output {output}: a run goes to a file", "--format json prints it to standard output"
+            f"--output {output}: a run cannot be saved to standard output",
+            "name a file; --format json prints the run to standard output",
         )
     if tag and not save:
         _print_once(f"--tag {tag} finds nothing: --no-save keeps no run")
@@ -377,7 +390,7 @@ def _refuse_files(ops: Sequence[str]) -> None:
     for word in ops:
         if "." in word or "/" in word:
             raise UsageError(
-                f"-o {word}: -o is the reduction here, as in nccl-tests",
+                f"-o {word}: a file is given, but -o is the reduction, as in nccl-tests",
                 "--output FILE.jsonl saves the run, -J FILE.json writes nccl-tests' JSON",
             )
 

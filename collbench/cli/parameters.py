@@ -35,19 +35,31 @@ FOREIGN = (
         *("-t --nthreads", ("1",), "threads are not supported; every rank is a process"),
         "use -g {ranks}",
     ),
-    Foreign("-p --parallel_init", ("0", "1"), "it is 0 or 1", "ranks start at once in any case"),
-    Foreign("-y --stream_null", ("0",), "the library has a stream of its own", "leave it out"),
     Foreign(
-        *("-D --device_implementation", ("0",), "there are no kernels of NCCL's device API"),
-        "--backend torch_two_shot and its like, or symm, run kernels in symmetric memory",
+        "-p --parallel_init",
+        ("0", "1"),
+        "must be 0 or 1",
+        "leave -p out: ranks start at once in any case",
     ),
-    Foreign("-V --device_cta_count", (), "it is a whole number", "it is about -D alone"),
+    Foreign(
+        "-y --stream_null",
+        ("0",),
+        "not supported: the library has a stream of its own",
+        "leave -y out",
+    ),
+    Foreign(
+        *("-D --device_implementation", ("0",), "kernels of NCCL's device API are not supported"),
+        "use --backend torch_two_shot and its like, or symm, for kernels in symmetric memory",
+    ),
+    Foreign(
+        "-V --device_cta_count", (), "must be a whole number", "leave -V out: it is about -D alone"
+    ),
     Foreign(
         *("-M --memory --memory_report", ("0",), "library memory is not measured"),
         "--dry-run shows buffer memory",
     ),
     Foreign(
-        *("-x --cta_policy", ("0",), "set this through NCCL's environment"),
+        *("-x --cta_policy", ("0",), "only NCCL's environment can set this"),
         "--env NCCL_CTA_POLICY=1,2",
     ),
 )

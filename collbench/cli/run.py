@@ -162,21 +162,25 @@ def _refuse_conflicts(options: RunOptions) -> None:
     suites, output = options.suites or [], options.saving.output
     if options.resume and (suites or options.has_changes):
         raise UsageError(
-            "--resume goes on with a run as it was begun", "leave suites and their options out"
+            "--resume is given with suites or their options",
+            "leave these out: a resumed run goes on as it was begun",
         )
     if not options.resume and not suites:
         raise UsageError(
-            "no suite is named", "collbench list shows the built-in ones; or a TOML file"
+            "no suite is named", "name a TOML file or a built-in one; collbench list shows these"
         )
     if len(suites) > 1 and output and not output.is_dir():
         raise UsageError(
-            f"--output {output} is one file, and each suite's run is a file of its own",
+            f"--output {output} is one file, but {len(suites)} suites make a file each",
             "give a folder that exists, or one command per suite",
         )
     if len(suites) > 1 and join.detect_launcher(options.launcher):
-        raise UsageError("under a launcher, ranks live for one suite", "one command per suite")
+        raise UsageError(
+            f"{len(suites)} suites are given, and ranks of a launcher run only one",
+            "start one command per suite",
+        )
     if options.file and not options.resume:
         raise UsageError(
-            "--algo names the file of an algorithm of a run to be resumed",
-            "to measure one: collbench all_reduce --algo ./line.py:line",
+            "--algo is given without --resume",
+            "measure an algorithm's file with collbench all_reduce --algo ./line.py:line",
         )

@@ -94,11 +94,11 @@ def matches_words(path: Path, patterns: Sequence[str]) -> bool:
 def refuse_deleting_all(patterns: Sequence[str], delete: bool, yes: bool) -> None:
     """Raises UsageError for --delete without a word that says what, and --yes without --delete."""
     if yes and not delete:
-        raise UsageError("--yes answers what --delete asks", "add --delete, or leave it out")
+        raise UsageError("--yes is given without --delete", "add --delete, or leave --yes out")
     if delete and not patterns:
         raise UsageError(
-            "--delete needs words that say which runs",
-            "collbench runs WORD… --delete: a part of the id, tag or arguments, as 20261121",
+            "--delete does not say which runs",
+            "name them by a part of the id, tag or arguments: collbench runs 20261121 --delete",
         )
 
 
@@ -113,7 +113,9 @@ def delete_runs(paths: Sequence[Path], yes: bool) -> None:
     nbytes = sum(path.stat().st_size for path in going)
     what = f"{format_count(len(going), 'run')}, {format_size(nbytes)}"
     if not yes and not sys.stdin.isatty():
-        raise UsageError(f"nobody can be asked whether to delete {what}", "add --yes")
+        raise UsageError(
+            f"cannot ask whether to delete {what}: standard input is no terminal", "add --yes"
+        )
     if not yes and not typer.confirm(f"delete {what}?"):
         print_message("nothing was deleted")
         return

@@ -85,7 +85,7 @@ def _run_file(path: Path) -> dict[str, object]:
     """The names that a file defines when it is run. Raises UsageError with what the file raises."""
     spec = importlib.util.spec_from_file_location(f"collbench_file_{zlib.crc32(bytes(path))}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"there is no file {path}", "an algorithm's file, as in ./line.py:line")
+        raise UsageError(f"no file {path}", "name an algorithm's file, as in ./line.py:line")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as dataclasses look it up there
     try:
@@ -94,6 +94,6 @@ def _run_file(path: Path) -> dict[str, object]:
         del sys.modules[spec.name]
         raise UsageError(
             f"{path} cannot be loaded: {type(e).__name__}: {first_line(e)}",
-            f"python {path} tells where",
+            f"run python {path} to see where",
         ) from e
     return vars(module)

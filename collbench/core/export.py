@@ -124,7 +124,7 @@ def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
     if schedule.has_data and not schedule.row.uneven and name not in COLLS:
         raise CannotRun(
             f"MSCCL's executor and RCCL run no {name} of this form",
-            "--to msccl writes it as custom, for Microsoft's runtime",
+            "use --to msccl: it writes it as custom, for Microsoft's runtime",
         )
     return write_msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
 
@@ -142,7 +142,7 @@ def write_msccl(schedule: Schedule, nbytes: int) -> str:
         reason = "has blocks of different length" if row.uneven else "moves no data"
         raise CannotRun(
             f"MSCCL moves equal chunks, and {row.name} {reason}",
-            "--to json and --to goal can express it",
+            "use --to json or --to goal, which can express it",
         )
     _refuse_too_large(schedule)
     sent, got = row.counts(n, schedule.cells)
@@ -310,12 +310,12 @@ def _refuse_beyond_limits(schedule: Schedule, longest: int, blocks: int) -> None
     if longest > MOST_STEPS:
         raise CannotRun(
             f"{what} takes more steps between two ranks than the {MOST_STEPS} that MSCCL allows",
-            "fewer ranks or segments",
+            "take fewer ranks or segments",
         )
     if blocks > MOST_BLOCKS:
         raise CannotRun(
             f"{what} takes more thread blocks than the {MOST_BLOCKS} that MSCCL allows",
-            "fewer ranks",
+            "take fewer ranks",
         )
 
 
@@ -340,10 +340,9 @@ def list_messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
     blocks = schedule.n if schedule.row.total else 1
     block = nbytes // blocks if schedule.has_data else 1
     if block < schedule.cells:
-        hint = (
-            f"{schedule.name} on {schedule.n} ranks takes --bytes {schedule.cells * blocks} or more"
-        )
-        raise UsageError(f"{nbytes} B leave cells empty", hint)
+        least = schedule.cells * blocks
+        hint = f"give --bytes {least} or more for {schedule.name} on {schedule.n} ranks"
+        raise UsageError(f"{nbytes} B are too few: some cells would be empty", hint)
     bounds = [block * cell // schedule.cells for cell in range(schedule.cells + 1)]
 
     def size(op: _Op) -> int:

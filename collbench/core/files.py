@@ -82,8 +82,8 @@ def expand_path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"{text}: there is no such home folder",
-            "write the whole path: HOME is not set, or there is no such user",
+            f"{text}: this home folder is unknown",
+            "write the whole path: HOME is not set, or no user has this name",
         ) from None
 
 

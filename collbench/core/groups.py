@@ -92,7 +92,7 @@ def normalise_rule(text: str, option: str = "--split") -> str:
     if not value:
         raise UsageError(
             f"{option}: '{text}' splits by 0",
-            "a number from 1 up; without --split all ranks are one group",
+            "give a number from 1 up; without --split all ranks are one group",
         )
     return f"{name}:{value:#x}" if name in ("and", "or") else f"{name}:{value}"
 
@@ -127,7 +127,8 @@ def list_rounds(rule: str, n: int) -> list[str]:
     number, at_once = _count_rounds_and_pairs(match, n)
     if not number * at_once:
         raise UsageError(
-            f"{n} ranks have no {rule}", "pairs are of two ranks; those on one host need two there"
+            f"{n} ranks cannot form {rule}",
+            "take at least two ranks, and two on a host for pairs there",
         )
     return [
         f"{rule} {index}/{n}"
@@ -142,7 +143,10 @@ def list_members(rule: str, n: int) -> Groups:
     if not rule:
         return (range(n),)
     if n > MOST_DIVIDED:
-        raise UsageError(f"{n} ranks are too many for groups", f"{MOST_DIVIDED} ranks at most")
+        raise UsageError(
+            f"--split {rule[:80]}: {n} ranks are too many for groups",
+            f"take at most {MOST_DIVIDED} ranks",
+        )
     if count_placed_ranks(rule):
         return _list_placed(rule, n)
     import numpy as np
@@ -158,7 +162,7 @@ def list_members(rule: str, n: int) -> Groups:
         )
         raise UsageError(
             f"--split {rule} makes groups of {n} ranks that are not equally large: {unlike}",
-            "rows of groups stand side by side only if all have as many ranks",
+            "choose a rule whose groups all have as many ranks",
         )
     grouped = every[np.argsort(colours, kind="stable")].reshape(len(group_sizes), -1)
     return tuple(map(tuple, grouped.tolist()))
@@ -184,7 +188,7 @@ def _list_placed(rule: str, n: int) -> Groups:
     ):
         raise UsageError(
             f"'{rule[:80]}' are not groups of {n} ranks",
-            "as many in each, and each rank in one at most",
+            "put as many in each, and each rank in one at most",
         )
     return groups
 
@@ -195,14 +199,14 @@ def _count_rounds_and_pairs(match: re.Match[str], n: int) -> tuple[int, int]:
     if n % group_size or n > MOST_MEETING:
         raise UsageError(
             (
-                f"{n} ranks are not {group_size} on each host"
+                f"{n} ranks cannot be {group_size} on each host"
                 if n % group_size
                 else f"{n} ranks have too many pairs"
             ),
             (
                 "leave out the hosts, or say how many share one"
                 if n % group_size
-                else f"{MOST_MEETING} ranks at most"
+                else f"take at most {MOST_MEETING} ranks"
             ),
         )
     hosts = n // group_size

@@ -231,8 +231,8 @@ def parse_network(text: str, n: int, link: Link, inside: Link) -> Network:
     network = make(n, link, inside, *match.groups())
     if isinstance(network, Torus) and math.prod(network.shape) != n:
         raise UsageError(
-            f"--network {text}: {math.prod(network.shape)} places for {n} ranks",
-            "the product must be -n",
+            f"--network {text} has {math.prod(network.shape)} places, not {n} as there are ranks",
+            f"choose numbers whose product is {n}, or set -n",
         )
     return network
 
@@ -298,14 +298,14 @@ def parse_link(text: str, option: str = "--link") -> Link:
         field, units, rate = SETTINGS.get(key, ("", {}, False))
         match = re.fullmatch(r"(\d*\.?\d+(?:e[+-]?\d+)?) ?(\D*?)(?:/s)?", amount)
         if not match or match[2] not in units or (rate and float(match[1]) == 0):
-            raise UsageError(f"{option}: '{word.strip()}' says nothing about a link", LINK_GRAMMAR)
+            raise UsageError(
+                f"{option}: '{word.strip()}' is no link and no setting of one", LINK_GRAMMAR
+            )
         value = float(match[1]) * units[match[2]]
         values[field] = 1 / value if rate else value
     missing = [name for name in ("alpha", "beta") if not 0 < values.get(name, 0.0) < math.inf]
     if missing:
-        raise UsageError(
-            f"{option}: '{text}' gives no {' and no '.join(missing)} above 0", LINK_GRAMMAR
-        )
+        raise UsageError(f"{option}: '{text}' lacks {' and '.join(missing)} above 0", LINK_GRAMMAR)
     return Link(**{"gamma": 0.0, **values})
 
 

@@ -189,10 +189,14 @@ class Predictor:
             )
             guess += 60e-6 * number + 5e-9 * moves
             if peak > MOST_MOVES:
-                raise CannotRun(f"a step has about {peak:.1g} moves", "fewer ranks (-n)")
+                raise CannotRun(
+                    f"a step has about {peak:.1g} moves, too many to predict",
+                    "take fewer ranks (-n)",
+                )
         if guess > most:
             raise CannotRun(
-                f"predicting this takes about {guess / 60:.0f} min", "fewer ranks or sizes"
+                f"predicting this would take about {guess / 60:.0f} min",
+                "take fewer ranks or sizes",
             )
 
     def _ratio(self, nbytes: float) -> float:
@@ -283,6 +287,7 @@ def forecast_variants(
     if not predictors:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise CannotRun(
-            f"no algorithm of {row.name} is left for {n} ranks ({reasons})", "another -n or --algo"
+            f"no algorithm of {row.name} is left for {n} ranks ({reasons})",
+            "choose another -n or --algo",
         )
     return Forecast(row, n, network, predictors, left_out)

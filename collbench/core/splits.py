@@ -62,7 +62,8 @@ def _first_row(spec: str, n: int, nbytes: int) -> np.ndarray:
 
     if n > MOST_RANKS:
         raise UsageError(
-            f"--splits {spec}: a table for {n} ranks is too large", f"{MOST_RANKS} ranks at most"
+            f"--splits {spec}: a table for {n} ranks is too large",
+            f"take at most {MOST_RANKS} ranks",
         )
 
     kind, _, argument = spec.partition(":")
@@ -140,17 +141,17 @@ def _find_table(spec: str, n: int) -> np.ndarray | None:
     except (OSError, ValueError, RuntimeError) as e:
         raise UsageError(
             f"{what} cannot read {argument[:200]}: {e}",
-            "n lines with n numbers, bytes; a slash between rows where they are written out",
+            "write n lines with n numbers, bytes; a slash between rows where they are written out",
         ) from e
     if not np.isfinite(table).all():
         raise UsageError(
-            f"{what} {argument[:200]} holds a number that is not finite", "bytes, as in 4096"
+            f"{what} {argument[:200]} holds a number that is not finite", "give bytes, as in 4096"
         )
     if table.shape[0] != table.shape[1] or table.shape[0] < n or not _are_counts(table):
         raise UsageError(
             f"{what} {argument[:200]} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
-            " play",
-            "it must be square, at least as wide as the ranks, and hold no negative number",
+            " use",
+            f"make it square, at least {n} wide, without negative numbers",
         )
     return table[:n, :n]
 

@@ -327,7 +327,7 @@ def _list_bridges(folder: Path) -> tuple[str, ...]:
 MOST_BYTES = 4 << 20
 
 
-HINT = 'a table [hosts] with lines such as node01 = "rack1", or the same as JSON'
+HINT = 'write a table [hosts] with lines such as node01 = "rack1", or the same as JSON'
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

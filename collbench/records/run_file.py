@@ -299,7 +299,9 @@ def _unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> Usa
     if number > 1 or line.startswith(b'{"line":'):
         return UsageError(f"{path}, line {number}: {e}", EDITED)
     if line.startswith(b"\x1f\x8b"):
-        return UsageError(f"{path} is packed", "gunzip it; a packed log: collbench import reads it")
+        return UsageError(
+            f"{path} is packed", "gunzip it, or give a packed log to collbench import"
+        )
     hint = f"a log of another tool? collbench import {path} makes a run of it"
     return UsageError(f"{path} is not a run of collbench", hint)
 
@@ -372,7 +374,8 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
                 end = line
     if run is None:
         raise UsageError(
-            f"{path} is not a collbench run", "a run's first line describes it; see collbench runs"
+            f"{path} is not a collbench run",
+            "name a run of collbench runs: its first line describes it",
         )
     return RunFile(
         run=run, worlds=worlds, records=_select_standing(run, records), end=end, path=path
@@ -432,7 +435,7 @@ def _read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[
             what = f"of more than {MOST_LINE >> 20} MiB" if number <= MOST_LINES else "too many"
             raise UsageError(
                 f"{path}, line {number}: a line {what}",
-                f"no run has such, or more than {MOST_LINES} lines: is the file damaged?",
+                f"check the file for damage: no run has such, or more than {MOST_LINES} lines",
             )
         yield number, line
 
@@ -495,7 +498,7 @@ def _pack_digest(work: Callable[[_Part], list[Digest]], part: _Part) -> bytes:
     return msgspec.msgpack.encode(work(part))
 
 
-NEVER_OVERWRITTEN = "runs are never overwritten: choose another name, or a folder"
+NEVER_OVERWRITTEN = "choose another name, or a folder: runs are never overwritten"
 
 
 def is_running(path: Path) -> bool:

@@ -40,7 +40,7 @@ def open_writer(run: Run, output: Path | None) -> Writer:
         path.unlink()
         raise CannotRun(
             f"{path.parent} has {free >> 20} MiB left",
-            f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
+            f"free {MIN_FREE >> 20} MiB, choose another place with --output, or use --no-save",
         )
     return writer
 
@@ -90,8 +90,10 @@ def find_run(name: str, running: bool = False) -> Path:
         return Path(name)
     runs = list_saved()
     if not runs:
-        hint = "a collective's command saves one, collbench import makes one of a log"
-        raise UsageError(f"no run called '{name}': none is saved yet under {home_folder()}", hint)
+        hint = (
+            "measure one, as with collbench all_reduce, or make one of a log with collbench import"
+        )
+        raise UsageError(f"no run called '{name}': no run is saved yet under {home_folder()}", hint)
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, steps_back in tries:
@@ -105,7 +107,7 @@ def find_run(name: str, running: bool = False) -> Path:
             raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
     raise UsageError(
         f"no run called '{name}'",
-        "a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
+        "give a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
     )
 
 
@@ -116,7 +118,7 @@ def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
     active = [path for path in latest if is_running(path)]
     finished = finished + [path for path in latest if path not in active]
     if active and not finished:
-        raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
+        raise NoVerdict(describe_running(active[-1]), "wait for its end: no other run is saved")
     for path in active:
         if back < len(finished) and finished[-1 - back] < path:
             print_message(f"{describe_running(path)}: {name} is {finished[-1 - back].stem}")

@@ -152,15 +152,15 @@ def _calls_between_signs(case: Case, policy: Policy) -> int:
 
 
 REMEDIES = {  # by words of the reason
-    "--scale": "--scale has a part of every operation, --slice fewer of the ranks",
-    "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
-    "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
-    "takes at most": "smaller sizes (-e), or a wider datatype (-d): then there are fewer elements",
-    "element": "larger sizes (-b)",
-    "integers only": "-d int32, or another reduction (-o sum)",
-    "no in-place form": "--place out",
-    NO_TIME_LEFT: "a longer --budget, or fewer sizes or collectives",
-    "needs a power of two": "another number of ranks (-g), or another --algo",
+    "--scale": "use --scale for a part of every operation, or --slice for fewer of the ranks",
+    "MiB are available": "take smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    "does not exist among": "choose -r below the number of ranks (-g), or all",
+    "takes at most": "take smaller sizes (-e), or a wider datatype (-d), which has fewer elements",
+    "element": "take larger sizes (-b)",
+    "integers only": "use -d int32, or another reduction (-o sum)",
+    "no in-place form": "use --place out",
+    NO_TIME_LEFT: "set a longer --budget, or take fewer sizes or collectives",
+    "needs a power of two": "choose another number of ranks (-g), or another --algo",
     "has no algorithm": "collbench list shows which collective has which",
 }
 

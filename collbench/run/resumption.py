@@ -50,7 +50,7 @@ def load_algorithms(run: Run, spellings: str) -> None:
         algorithm_files.name_of_file(word): word for word in algorithm_files.list_words([spellings])
     }
     if strange := [word for word in spellings.split(",") if word and word not in given.values()]:
-        raise UsageError(f"--algo {strange[0]} names no file", "as in ./line.py:line")
+        raise UsageError(f"--algo {strange[0]} names no file", "name one as in ./line.py:line")
     if unknown := sorted(given.keys() - algorithm_names):
         hint = (
             f"it has {', '.join(sorted(algorithm_names))}"
@@ -80,7 +80,7 @@ def reopen_writer(resumed: RunFile) -> run_file.Writer:
         writer.close()
         raise UsageError(
             f"{resumed.path} has changed since it was read",
-            "another process went on with it: try again",
+            "try again: another process went on with it",
         )
     return writer
 
@@ -92,7 +92,7 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
     if differing := environment.find_differences(resumed.run.environment, now, backends):
         raise UsageError(
             f"{resumed.path} cannot be resumed: {environment.explain_differences(differing)}",
-            "a run is of one machine and its software: measure anew, and compare the two",
+            "measure anew and compare the two: a run is of one machine and its software",
         )
 
 

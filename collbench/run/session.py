@@ -131,12 +131,13 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
         )
     if suite.policy.virtual:
         raise UsageError(
-            f"--virtual-ranks: {member.launcher} starts real ones", "leave out one or the other"
+            f"--virtual-ranks: {member.launcher} has started real ranks",
+            "leave --virtual-ranks out, or start without the launcher",
         )
     if len(suite.values("envs")) > 1:
         raise UsageError(
             f"--env sweeps need fresh ranks, which {member.launcher} does not give",
-            "one command per value, or without the launcher",
+            "start one command per value, or without the launcher",
         )
 
 

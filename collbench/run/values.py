@@ -68,7 +68,7 @@ def run_collective(
 
 def _refuse_mpirun(backend: str) -> None:
     if backend_info(backend).launch == "mpirun":
-        raise UsageError(f"--on {backend}: its ranks need mpirun", "--on gloo or --on shm")
+        raise UsageError(f"--on {backend}: its ranks need mpirun", "use --on gloo or --on shm")
 
 
 def build_case(

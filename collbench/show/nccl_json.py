@@ -77,7 +77,9 @@ def claim_path(path: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise CannotRun(f"cannot write {path}: {e.strerror}", "another place with -J") from e
+            raise CannotRun(
+                f"cannot write {path}: {e.strerror}", "choose another place with -J"
+            ) from e
     raise AssertionError("endless")
 
 

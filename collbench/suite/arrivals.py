@@ -31,7 +31,7 @@ def parse_arrival(text: str) -> tuple[str, float]:
     seconds = grammar.parse_duration(amount, "--arrival")
     if not 0 < seconds <= MOST:
         raise UsageError(
-            f"--arrival: {amount} is not between nothing and a second", "one-late:50us"
+            f"--arrival: {amount} is not between 0 and 1 s", "give a time such as one-late:50us"
         )
     return kind, seconds
 

@@ -55,15 +55,15 @@ def parse_background(text: str, option: str = "--background") -> Task:
     kind, colon, amount = what.partition(":")
     if kind not in PLACES or ((colon or at) and kind in COMPUTING):
         raise UsageError(
-            f"{option}: nothing like '{text[:80]}' can be done in the background",
+            f"{option}: '{text[:80]}' cannot be done in the background",
             suggest_name(kind, PLACES)
-            or f"none, {', '.join(COMPUTING)}, or a collective: all_to_all:4M, all_to_all@mod:2",
+            or f"use none, {', '.join(COMPUTING)} or a collective: all_to_all:4M, all_to_all@mod:2",
         )
     nbytes = grammar.parse_size(amount, option) if colon else None
     match = WHERE.fullmatch(where) if at else None
     rule = groups.normalise_rule(match[1] if match else "", option) if at else ""
     if groups.MEETING.fullmatch(rule):
-        raise UsageError(f"{option}: '{rule}' leaves ranks out", "mod:8, div:8, node or rail")
+        raise UsageError(f"{option}: '{rule}' leaves ranks out", "use mod:8, div:8, node or rail")
     return Task(kind, nbytes, rule, int(match[2]) if match and match[2] else None)
 
 

@@ -78,7 +78,8 @@ def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:
     for fault in parse_faults(policy.inject):
         if fault.rank >= (ranks := min((case.world for case in cases), default=0)):
             raise UsageError(
-                f"--inject: there is no rank {fault.rank} among {ranks}", "ranks count from 0"
+                f"--inject: there is no rank {fault.rank} among {ranks}",
+                f"choose a rank below {ranks}: ranks count from 0",
             )
     conflicts = {
         "-m": policy.agg_iters > 1,
@@ -88,5 +89,5 @@ def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:
     for option in (option for option, holds in conflicts.items() if policy.inject and holds):
         raise UsageError(
             f"--inject and {option} exclude each other",
-            "faults are planted in calls made one by one",
+            f"leave {option} out: faults are planted in calls made one by one",
         )

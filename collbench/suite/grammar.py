@@ -48,7 +48,8 @@ def parse_size(text: str, what: str = "size") -> int:
     )
     if not match:
         raise UsageError(
-            f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G"
+            f"{what}: '{text}' is not a size",
+            "give a number of bytes, or with K, M, G: 8, 64K, 1.5G",
         )
     size = float(match[1]) * UNITS[match[2].lower()]
     if size >= 1 << 62:
@@ -72,7 +73,7 @@ def parse_duration(text: str, what: str = "duration") -> float:
     falling = all(a > b for a, b in itertools.pairwise(scales))
     if not spans or at != len(text.strip()) or not all(scales) or not falling:
         raise UsageError(
-            f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1h30m"
+            f"{what}: '{text}' is not a duration", "give seconds, or with s, m, h: 90, 10m, 1h30m"
         )
     return sum(value * scale for (value, _), scale in zip(spans, scales, strict=True))
 
@@ -112,12 +113,15 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             )
         if mask_text(setting) != setting:
             raise UsageError(
-                f"{what}: {name}: settings are kept in the run's file",
-                "export what is secret instead",
+                f"{what}: {name} is secret, and settings are kept in the run's file",
+                f"export {name} instead",
             )
         axes.append([(name, value) for value in values.split(",")])
     if math.prod(map(len, axes)) > MOST_WORLDS:
-        raise UsageError(f"{what}: more than {MOST_WORLDS} settings", "one world of ranks for each")
+        raise UsageError(
+            f"{what}: more than {MOST_WORLDS} combinations of settings",
+            "give fewer: each has ranks of its own",
+        )
     return tuple(itertools.product(*axes))
 
 
@@ -143,7 +147,7 @@ def choose_sizes(
     if smallest is not None or largest is not None:
         raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
     if len(listed) > MOST_SIZES:
-        raise UsageError(f"--sizes: more than {MOST_SIZES} sizes", "several runs")
+        raise UsageError(f"--sizes: more than {MOST_SIZES} sizes", "make several runs")
     return listed
 
 
@@ -154,12 +158,10 @@ def sweep_sizes(
     ``step``."""
     if factor is not None and step is not None:
         raise UsageError(
-            "-f/--stepfactor and -i/--stepbytes exclude each other", "give one of them"
+            "-f/--stepfactor and -i/--stepbytes exclude each other", "leave out -f or -i"
         )
     if smallest > largest:
-        raise UsageError(
-            f"-b {smallest} is larger than -e {largest}", "the sweep runs from -b up to -e"
-        )
+        raise UsageError(f"-b {smallest} is larger than -e {largest}", "lower -b or raise -e")
     if step is not None and step <= 0:
         raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
     if smallest == largest and smallest >= 0:
@@ -172,7 +174,7 @@ def sweep_sizes(
     if step is None and not 1 < factor < math.inf:
         raise UsageError(
             f"-f {factor:g} never grows",
-            "a factor above 1 (1.5 works too), or -i for an additive step",
+            "give a factor above 1 (1.5 works too), or use -i for an additive step",
         )
     sizes = [smallest]
     while True:
@@ -182,7 +184,7 @@ def sweep_sizes(
         if following > largest:
             return tuple(sizes)
         if len(sizes) == MOST_SIZES:
-            raise UsageError(f"more than {MOST_SIZES} sizes", "a larger factor or step")
+            raise UsageError(f"more than {MOST_SIZES} sizes", "take a larger factor or step")
         sizes.append(following)
 
 
@@ -195,7 +197,7 @@ def refuse_tag(tag: str) -> None:
         excerpt = tag if len(tag) <= 40 else f"{tag[:40]}…"
         raise UsageError(
             f"--tag '{excerpt}' could not name a run",
-            f"up to {MOST_TAG} characters without commas, and not @ first: nightly-2026",
+            f"take up to {MOST_TAG} characters without commas, and not @ first: nightly-2026",
         )
 
 

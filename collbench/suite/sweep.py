@@ -251,7 +251,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if not cases and not skips:
             name = self.name or "this sweep"
             raise UsageError(
-                f"{name}: nothing to measure", "is everything excluded, or a list without a value?"
+                f"{name}: nothing to measure",
+                "check whether everything is excluded, or a list has no value",
             )
         return cases, skips
 
@@ -346,10 +347,12 @@ def _bound_sweep(axes: Axes) -> tuple[list[Collective], Divided]:
     """The collectives and groups of a sweep. Raises UsageError where it would be too much."""
     if max(axes.ranks, default=1) > MOST_RANKS:
         raise UsageError(
-            f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most"
+            f"{max(axes.ranks)} ranks are more than any machine has", f"take at most {MOST_RANKS}"
         )
     if axes.align < 1:
-        raise UsageError(f"--align {axes.align}: nothing is rounded to that", "1 leaves sizes be")
+        raise UsageError(
+            f"--align {axes.align}: must be at least 1", "use --align 1 to round nothing"
+        )
     rows = [find_collective(name) for name in axes.collectives]
     divided: Divided = []
     number = 0
@@ -426,7 +429,8 @@ def _list_varying(
 def _too_many(most: int = MOST_CASES, tables: int = 0) -> UsageError:
     remark = f" with {tables} overrides and excludes" * (most < MOST_CASES)
     return UsageError(
-        f"more than {most} cases{remark}", "fewer sizes, ranks, roots or cycles, or several runs"
+        f"more than {most} cases{remark}",
+        "take fewer sizes, ranks, roots or cycles, or make several runs",
     )
 
 

@@ -92,7 +92,7 @@ def load_suite(name: str) -> Suite:
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
         like = f"write ./{name} for the file here" if path.is_file() else suggest_name(name, suites)
         raise UsageError(
-            f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(suites)}"
+            f"no suite '{name}'", like or f"name a TOML file, or one of {', '.join(suites)}"
         )
     return _read_suite(path)
 
@@ -113,7 +113,7 @@ def _read_suite(path: Path) -> Suite:
         for table, where in _list_tables(values, name, path)
     ]
     if "axes" not in values and not requests:
-        raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
+        raise UsageError(f"{path}: it has no [axes], which says what to measure", HINT)
     bare = {} if "collectives" in values.get("axes", {}) or not requests else NO_COLLECTIVES
     values["axes"] = values.get("axes", {})
     policy = _parse_policy(values.get("policy", {}), f"{path}: [policy]")
@@ -164,7 +164,7 @@ def _parse_policy(table: Mapping[str, Any], where: str) -> Policy:
         if "max_seconds" in values:
             raise UsageError(
                 f"{where}, max_seconds: iters fixes the repetitions that it would choose",
-                "give one",
+                "leave out max_seconds or iters",
             )
         values = {"batch": values["iters"], **values}  # as -n does
     return Policy(**values)
@@ -201,7 +201,8 @@ def _parse_override(table: Mapping[str, Any], axes: Axes, where: str) -> Overrid
     change = Part(**{name: value for name, value in values.items() if name != "match"})
     if not change.given:
         raise UsageError(
-            f"{where}: nothing is replaced", f"beside match, one of {', '.join(changeable)}"
+            f"{where}: nothing is replaced",
+            f"set one of these beside match: {', '.join(changeable)}",
         )
     _check_algorithms(msgspec.structs.replace(axes, **change.given), where)
     return Override(match=values["match"], axes=change)
@@ -212,7 +213,7 @@ def _parse_exclude(table: Mapping[str, Any], where: str) -> Exclude:
     reason = values.pop("reason", "")
     if not values:
         raise UsageError(
-            f"{where}: this leaves everything out", f"at least one of {', '.join(MATCH)}"
+            f"{where}: this leaves everything out", f"set at least one of {', '.join(MATCH)}"
         )
     return Exclude(match=_parse_part(values, where), reason=reason)
 
@@ -221,8 +222,8 @@ def _parse_threshold(table: Mapping[str, Any], where: str) -> Threshold:
     readers = {"match": _parse_match, "tau": KINDS["share"].read, "min_busbw": _parse_limits}
     values = _parse_values(table, readers, where)
     if not values.get("tau") and not values.get("min_busbw"):
-        hint = 'tau = "15%" or min_busbw = "400@1G", for example'
-        raise UsageError(f"{where}: neither tau nor min_busbw is there", hint)
+        hint = 'set tau = "15%" or min_busbw = "400@1G", for example'
+        raise UsageError(f"{where}: neither tau nor min_busbw is given", hint)
     return Threshold(**values)
 
 
@@ -245,7 +246,7 @@ def _parse_values(
             )
     for key, hint in (needed or {}).items():
         if key not in table:
-            raise UsageError(f"{where}, {key}: there is none", hint)
+            raise UsageError(f"{where}, {key}: it is missing", hint)
     names = {key: name for name, key in KEYS.items()}
     return {
         names.get(key, key): readers[key](value, f"{where}, {key}") for key, value in table.items()
@@ -371,7 +372,7 @@ def _parse_match(given: Any, where: str) -> Part:
 def _parse_part(values: dict[str, Any], where: str) -> Part:
     if values.get("min_size", 0) > values.get("max_size", 1 << 62):
         raise UsageError(
-            f"{where}, min_size: it is larger than max_size", "no size is between them"
+            f"{where}, min_size: it is larger than max_size", "lower min_size or raise max_size"
         )
     return Part(**values)
 

@@ -86,7 +86,7 @@ def test_only_given_twice_names_both(bare) -> None:
         (("run", "smoke", "--no-save", "--output", "x.jsonl"), "--output and --no-save"),
         (("pairs", "--no-save", "--output", "x.jsonl", "-g", "4"), "--output and --no-save"),
         (("locate", "--no-save", "--output", "x.jsonl", "-g", "4"), "--output and --no-save"),
-        (("all_reduce", *SWEEP, "--output", "-"), "--output -: a run goes to a file"),
+        (("all_reduce", *SWEEP, "--output", "-"), "--output -: a run cannot be saved to standard"),
         (("all_reduce", "--sizes", "8", "-f", "4"), "--sizes and -f/-i exclude each other"),
         (("all_reduce", "--sizes", "8", "-i", "4"), "--sizes and -f/-i exclude each other"),
     ],

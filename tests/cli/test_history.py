@@ -176,7 +176,7 @@ def test_of_several_machines_one_must_be_named(inside, tmp_path: Path) -> None:
         for name in ("node1", "node2"):
             kept.add(dated(0, dict.fromkeys(cases, 1e6), name=name), name)
     done = inside("history", "trend")
-    assert done.returncode == Exit.USAGE and "--machine is one of node1, node2" in done.stderr
+    assert done.returncode == Exit.USAGE and "choose --machine from node1, node2" in done.stderr
     assert "other machines: node1" in inside("history", "list", "--machine", "node2").stdout
 
 

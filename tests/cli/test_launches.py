@@ -43,7 +43,7 @@ def test_a_launchers_ranks_stay_and_the_remedy_is_told(bare, args: tuple[str, ..
 
 def test_a_run_that_goes_on_has_its_launches(bare) -> None:
     done = bare("run", "--resume", "@last", "--launches", "2")
-    assert done.returncode == 2 and "leave suites and their options out" in done.stderr
+    assert done.returncode == 2 and "--resume is given with suites or their options" in done.stderr
 
 
 def test_a_dry_run_tells_of_the_start_of_each_launch(bare) -> None:

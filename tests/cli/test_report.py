@@ -124,7 +124,7 @@ def test_errors_are_two_lines(run: Path, folder: Path, monkeypatch: pytest.Monke
     assert "Is a directory" in refused(CannotRun, "-o", ".")
     assert "--compare needs two runs, not 1" in refused(UsageError, "--compare")
     monkeypatch.setenv("COLLBENCH_HOME", str(folder / "none"))
-    assert "none is saved yet" in refused(UsageError)
+    assert "no run is saved yet" in refused(UsageError)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -20,14 +20,14 @@ MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
 def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str) -> None:
     done = bare(*MODEL, "-o", word)
     assert done.returncode == 2
-    assert f"-o {word}: -o is the reduction here" in done.stderr
+    assert f"-o {word}: a file is given, but -o is the reduction" in done.stderr
     assert "--output FILE.jsonl saves the run" in done.stderr
 
 
 def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = bare("ab", "--aa", "--suite", "pr", "--output", str(page))
-    assert (done.returncode, f"hint: -o {page} writes" in done.stderr) == (2, True)
+    assert (done.returncode, f"hint: name a folder; -o {page} writes" in done.stderr) == (2, True)
     assert not page.exists()
 
 

@@ -111,7 +111,7 @@ def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
         (("smoke", "--resume", "@last"), "as it was begun"),
         (("--resume", "@last", "-g", "2"), "as it was begun"),
         (("--resume", "@last", "--no-save"), "as it was begun"),
-        (("--resume", "@last"), "none is saved yet"),
+        (("--resume", "@last"), "no run is saved yet"),
         (("--resume", "nowhere"), "no run called 'nowhere'"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
     [
         (("toy:ddp", "--compute", "sleep"), "nothing says how long"),
         (("toy:ddp", "--compute", "dream"), "--compute"),
-        (("toy:ddp", "--scale", "2"), "--scale 2: that is not a part of a step"),
+        (("toy:ddp", "--scale", "2"), "--scale 2: this is not a part of a step"),
         (("toy:ddp", "--slice", "tp"), "--slice tp"),
         (("toy:ddp", "--backend", "glo"), "did you mean gloo?"),
         (("toy:ddp", "-n", "5", "--max-time", "2s"), "-n fixes the rounds"),
@@ -129,7 +129,7 @@ def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
         (("x.toml", "--show"), "x.toml"),
         (("ddp:toy", "--show", "--format", "html"), "--format"),
         (("ddp:toy", "--link", "warp9"), "warp9"),
-        ((str(RECORDED),), "the step of a run is counted"),
+        ((str(RECORDED),), "a recorded run cannot be run again"),
         ((str(RECORDED), "--show", "-g", "4"), "a run has its step as it was measured"),
         ((str(RECORDED), "--show", "--scale", "1/2"), "a run has its step as it was measured"),
         (("@last", "--show"), "no run"),

@@ -121,7 +121,7 @@ def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
     [
         ((), "add --algo ./line.py:line"),
         (("--algo", "./other.py:line"), "it has line.py:line"),
-        (("--algo", "ring"), "as in ./line.py:line"),
+        (("--algo", "ring"), "name one as in ./line.py:line"),
     ],
 )
 def test_a_run_whose_file_is_not_named_does_not_go_on(
@@ -137,7 +137,7 @@ def test_a_run_whose_file_is_not_named_does_not_go_on(
 
 
 def test_a_suite_takes_no_file_from_the_command_line(folder: Path) -> None:
-    with pytest.raises(UsageError, match="to be resumed"):
+    with pytest.raises(UsageError, match="--algo is given without --resume"):
         CliRunner().invoke(
             main.app, ["run", "quick", "--algo", "./line.py:line"], catch_exceptions=False
         )

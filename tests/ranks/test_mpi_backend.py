@@ -388,7 +388,7 @@ def test_ranks_of_another_launcher_are_told_apart_from_mpis(tmp_path: Path) -> N
     assert done.returncode != 0
     assert (
         "of 1, the launcher rank 0 of 2" in done.stderr
-        and "needs the mpirun of the MPI" in done.stderr
+        and "use the mpirun of the MPI" in done.stderr
     )
 
 

@@ -88,7 +88,9 @@ class Variant(NamedTuple):
                 f"{row.name} {name}: {reason}", "collbench prove shows what runs where"
             )
         if root >= n:
-            raise UsageError(f"root {root} does not exist among {n} ranks", f"0 to {n - 1}")
+            raise UsageError(
+                f"root {root} does not exist among {n} ranks", f"choose one of 0 to {n - 1}"
+            )
         cells = self.algorithm.cells(n, **parameters)
         steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
         turned = (
@@ -184,7 +186,8 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
         return loaded._replace(name=user_algorithm.label)
     if not inspect.isgeneratorfunction(loaded):
         raise UsageError(
-            f"{user_algorithm.label} is no generator of steps", "def line(n, cells): yield Moves(…)"
+            f"{user_algorithm.label} is no generator of steps",
+            "write it as def line(n, cells): yield Moves(…)",
         )
     if not user_algorithm.collective:
         raise UsageError(

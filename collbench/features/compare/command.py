@@ -150,7 +150,8 @@ def _both_sides(name: str) -> tuple[RunFile, RunFile]:
     other = store.find_companion(path)
     if other is None:
         raise UsageError(
-            f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
+            f"{name} is one run, not a side of an experiment",
+            "name two runs: collbench compare BASE HEAD",
         )
     sides = map(run_file.read_digest, (path, other))
     base, head = sorted(sides, key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
@@ -165,7 +166,8 @@ def check_outputs(output_format: str, out: Sequence[Path], marker: str = "compar
     outputs.check_outputs(output_format, out, FORMATS)
     if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
         raise UsageError(
-            f"--marker '{marker}' is not a name", "letters and digits, with . or - between: pr-gloo"
+            f"--marker '{marker}' is not a name",
+            "use letters and digits, with . or - between: pr-gloo",
         )
 
 

@@ -200,14 +200,16 @@ def refuse_conflicts(options: HealthOptions) -> None:
     past = options.history or options.machine
     if options.budget and not (options.rerun or options.inject):
         raise UsageError(
-            "--budget limits what --rerun measures", "add --rerun, or give it to collbench run"
+            "--budget is given without --rerun, whose time it limits",
+            "add --rerun, or give --budget to collbench run",
         )
     if options.ngpus and not (options.inject or options.locate):
         raise UsageError(
-            "-g is for --inject and --locate, which measure", "a recorded run has its ranks"
+            "-g is given without --inject or --locate, which measure",
+            "leave -g out: a recorded run has its ranks",
         )
     if options.tests and not options.locate:
-        raise UsageError("--tests limits what --locate measures", "add --locate")
+        raise UsageError("--tests is given without --locate, which it limits", "add --locate")
     if options.inject and (options.runs or options.rerun or options.locate or past):
         raise UsageError(
             "--inject measures a night of its own, which no history takes",
@@ -217,7 +219,9 @@ def refuse_conflicts(options: HealthOptions) -> None:
         raise UsageError(
             f"--no-history and {'--history or --machine' if past else '--rerun'} exclude each"
             " other",
-            "--rerun confirms what is slower than in earlier nights",
+            "leave out --no-history, or --history and --machine"
+            if past
+            else "leave --no-history out: --rerun confirms what is slower than in earlier nights",
         )
     if options.rerun and (member := _find_member()):
         # whose other ranks would not know of what rank 0 finds
@@ -280,7 +284,7 @@ def _last_night() -> str:
                 return str(path)
             running.append(run_file.describe_running(path))
     if running:
-        raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
+        raise NoVerdict(running[0], "judge it once it has ended: no other night is saved")
     print_message(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
     return "@last"
 
@@ -476,7 +480,7 @@ def _parse_hook(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as e:
         raise UsageError(
-            f"--on-unhealthy: {e}", "a program and its arguments, quoted as for a shell"
+            f"--on-unhealthy: {e}", "give a program and its arguments, quoted as for a shell"
         ) from e
 
 

@@ -82,7 +82,9 @@ def predict(options: PredictOptions) -> None:
     row = find_collective(options.name)
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
     if options.counts and options.output_format != "table":
-        raise UsageError("--counts comes as a table only", "leave --format out")
+        raise UsageError(
+            f"--format {options.output_format}: --counts can only be a table", "leave --format out"
+        )
     sizes = options.choose_sizes()
     sizes = sizes if row.factor != "-" else (0,)
     speed, note = find_link(options.link, options.source)

@@ -42,7 +42,7 @@ def fit(options: FitOptions) -> None:
             origins.refuse_fake(file, "fit")
         of_backend = f"of {options.backend} " if options.backend else ""
         raise UsageError(
-            f"there are no times {of_backend}to fit",
+            f"these runs have no times {of_backend}to fit",
             "collbench runs lists runs",
         )
     fits = [fitting.fit_series(series) for series in all_series]

@@ -149,7 +149,7 @@ def parse_values(text: str) -> list[list[Number]]:
         if row and len(row) != longest:
             raise UsageError(
                 f"--values: rank {rank} has {len(row)} numbers, another {longest}",
-                "equally many for all",
+                "give all ranks equally many",
             )
     return [row or [0] * longest for row in lists]
 
@@ -172,7 +172,7 @@ def refuse_too_large(schedule: Schedule) -> None:
     if schedule.n * schedule.width > CELLS_MAX:
         raise UsageError(
             f"{schedule.n} ranks of {schedule.width} cells are too many to draw",
-            "fewer ranks or segments",
+            "take fewer ranks or segments",
         )
 
 
@@ -192,7 +192,7 @@ def make_frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Itera
         raise UsageError(
             f"--values: {len(values)} lists of {len(values[0])} numbers do not fit {n} ranks of"
             f" {blocks} blocks",
-            f"one list per rank, its length a multiple of {max(blocks, 1)}",
+            f"give one list per rank, its length a multiple of {max(blocks, 1)}",
         )
     bounds = [b * count + count * i // cells for b in range(blocks) for i in range(cells)] + [
         blocks * count

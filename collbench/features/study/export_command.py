@@ -51,7 +51,9 @@ def export(options: ExportOptions) -> None:
     if to not in formats:
         raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(formats)}")
     if to in writers and output is None:
-        raise UsageError(f"--to {to} writes a file a rank", "-o FOLDER says where")
+        raise UsageError(
+            f"--to {to} writes a file a rank, and no folder is given", "name one with -o FOLDER"
+        )
     schedule = algorithms.find_variant(options.collective, options.algorithm).schedule(
         options.n, options.root
     )

@@ -47,7 +47,7 @@ def prove(options: ProveOptions) -> None:
 
     numbers = _parse_ranks(options.n)
     if options.root not in ("", "all") and not options.root.isdecimal():
-        raise UsageError(f"--root: '{options.root}' is not a rank", "a whole number, or all")
+        raise UsageError(f"--root: '{options.root}' is not a rank", "give a whole number, or all")
     wrong = right = 0
     for owner in [find_collective(options.name).name] if options.name else COLLECTIVES:
         chosen = (

@@ -67,11 +67,14 @@ def show(options: ShowOptions) -> None:
             ("--html", options.html is not None),
         ):
             if given_too:
-                raise UsageError(f"{option}: a library shows none of its steps", "leave out --on")
+                raise UsageError(
+                    f"{option}: with --on a library runs, which shows no steps",
+                    f"leave out --on or {option}",
+                )
         return _show_buffers(options)
     if options.algorithm == "native":
         raise UsageError(
-            "native: only the library itself knows its steps",
+            "native: the steps of a library cannot be shown",
             "collbench show reduce native --on gloo runs it and shows every rank's buffers",
         )
     if options.html:
@@ -86,7 +89,9 @@ def show(options: ShowOptions) -> None:
     for what, value, most in (("rank", options.rank, n - 1), ("step", options.step, steps)):
         if value is not None and value > most:
             where = f"{schedule.collective} {schedule.name} for {n} ranks"
-            raise UsageError(f"--{what}: there is no {what} {value} in {where}", f"0 to {most}")
+            raise UsageError(
+                f"--{what}: there is no {what} {value} in {where}", f"choose one of 0 to {most}"
+            )
     row = variant.algorithm
     about = [
         row.idea,
@@ -128,10 +133,14 @@ def _show_buffers(options: ShowOptions) -> None:
         length = sent if sent > 1 else 2
         given = [[1 + length * rank + i for i in range(length)] for rank in range(n)]
     if len(given) != n:
-        raise UsageError(f"--values: {len(given)} ranks' numbers for -n {n}", "one list a rank")
+        raise UsageError(
+            f"--values: {len(given)} ranks' numbers for -n {n}", "give one list a rank"
+        )
     for option, value in (("--rank", options.rank), ("--root", options.root)):
         if value is not None and value >= n:
-            raise UsageError(f"{option}: there is no rank {value} among {n}", f"0 to {n - 1}")
+            raise UsageError(
+                f"{option}: there is no rank {value} among {n}", f"choose one of 0 to {n - 1}"
+            )
     if not row.moves_data:
         raise UsageError(f"{row.name} has no buffers", "collbench list names those that have")
     on, root = options.on, options.root

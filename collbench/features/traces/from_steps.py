@@ -33,7 +33,7 @@ def trace_of_step(step: Step) -> Trace:
     if calls > MOST:
         raise UsageError(
             f"{step.name}: {calls:,} operations of all ranks, more than {MOST:,}",
-            "fewer ranks, or --layers and --slice",
+            "take fewer ranks, or use --layers and --slice",
         )
     ranks = {rank: program for program in step.programs for rank in program.ranks}
     return Trace(

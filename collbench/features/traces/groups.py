@@ -108,12 +108,12 @@ def complete_programs(
         ):
             raise UsageError(
                 f"--assume-symmetric: ranks {first} and {rank} differ in {differs}",
-                "the files of all ranks",
+                "give the files of all ranks",
             )
     if uneven := next((op for op in like if len({*op.sends}) > 1), None):
         raise UsageError(
             f"--assume-symmetric: nothing says what missing ranks send in {uneven.label}",
-            "the files of all ranks, or --rebalance mean",
+            "give the files of all ranks, or --rebalance mean",
         )
     completed = {}
     for rank in missing:
@@ -157,7 +157,7 @@ def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> 
     if not {*moved} <= inside - covered:
         raise UsageError(
             f"--assume-symmetric: nothing says with whom rank {rank} is in '{name}'",
-            "the files of all ranks",
+            "give the files of all ranks",
         )
     family.append(moved)
 

@@ -87,7 +87,7 @@ def _parse_numbers(selection: str, number: int) -> tuple[int, int]:
     if last < first or last >= number:
         raise UsageError(
             f"--iteration {selection[:40]}: the trace has {format_count(number, 'iteration')}",
-            f"one of 0 to {number - 1}, or several: 0-{number - 1}",
+            f"choose one of 0 to {number - 1}, or several: 0-{number - 1}",
         )
     return first, last
 
@@ -148,7 +148,7 @@ def _find_marked(trace: Trace) -> Found | None:
         counts = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
         raise UsageError(
             f"ranks do not have as many marked iterations: {', '.join(counts)}",
-            "a trace in which all ranks mark each of their iterations",
+            "give a trace in which all ranks mark each of their iterations",
         )
     every = [
         _cut_ranks(trace.ranks, timed, clocks, number, marked)

@@ -73,7 +73,7 @@ def join_calls(
         disagreements = [*trouble[:MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
         raise UsageError(
             f"ranks disagree: {'; '.join(disagreements)}",
-            "a trace in which all ranks are recorded over the same iterations, or --ranks",
+            "give a trace in which all ranks are recorded over the same iterations, or --ranks",
         )
     if outside_calls:
         nbytes = sum(call.nbytes for call in outside_calls)
@@ -96,7 +96,7 @@ def _refuse_groups(groups: Sequence[Group]) -> None:
                 raise UsageError(
                     f"ranks disagree on the members of group '{group.name[:40]}':"
                     f" {_name_ranks(other.members)}, and {_name_ranks(group.members)}",
-                    "traces of one job, in which a group has one name on all its ranks",
+                    "give traces of one job, in which a group has one name on all its ranks",
                 )
 
 
@@ -221,7 +221,7 @@ def _resolve_blocks(
             if not uneven.assume_even:
                 raise UsageError(
                     f"{_describe_call(call_place, call)}: the trace does not say how it is divided",
-                    "--assume-even takes its blocks for equal, and says so wherever it is shown",
+                    "add --assume-even to take its blocks for equal, as is said where it is shown",
                 )
             rows[call_place.rank] = (call.nbytes // itemsize // n,) * n
             assumed["all_to_allv whose blocks are unknown have equal ones"] += 1

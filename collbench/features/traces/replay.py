@@ -52,7 +52,9 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """The factor for gaps. Raises UsageError."""
         match = re.fullmatch(r"x(\d{1,4}(?:\.\d{1,6})?|\.\d{1,6})", self.gaps)
         if self.gaps not in ("keep", "none") and not match:
-            raise UsageError(f"--gaps {self.gaps[:40]}: that is no share of them", GAPS)
+            raise UsageError(
+                f"--gaps {self.gaps[:40]}: this is not a way to replay gaps", f"use {GAPS}"
+            )
         return float(match[1]) if match else float(self.gaps == "keep")
 
     @property
@@ -88,13 +90,15 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
     _refuse_cut(trace, ranks, request.partial)
     lost, is_complete = _describe_lost(ranks, request.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
-        raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
+        raise UsageError(
+            f"{name}: it has no operation between ranks", "give a trace of ranks that communicate"
+        )
     _refuse_missing(trace, selected, request.assume_symmetric)
     choice = take_iteration(replace(trace, ranks=ranks), request.iteration)
     spans = choice.iteration.places
     matches = join_calls(ranks, spans, inside, Uneven(request.assume_even, bool(request.rebalance)))
     if not matches.calls:
-        hint = "ranks that form whole groups, or another --iteration"
+        hint = "choose --ranks that form whole groups, or another --iteration"
         raise UsageError(f"{name}{request.description}: nothing is left of the trace", hint)
     families = Families(ranks, matches.calls)
     writers = [make_writer(rank, matches.calls, families, factor) for rank in ranks]
@@ -116,7 +120,9 @@ def step_of(trace: Trace, request: Asked = AS_IT_WAS, name: str = "trace") -> St
             f"ranks {format_ranks(missing)} are not in the trace: they do what the others do"
         )
     if sum(map(len, programs.values())) > MOST_OPS:
-        raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
+        raise UsageError(
+            f"{name}: more than {MOST_OPS:,} operations", "choose some with --iteration or --ranks"
+        )
     as_it_was = factor == 1 and len(selected) == trace.world and is_complete and not untold
     step = Step(
         name=f"{printable_text(name)}{request.description}",
@@ -135,13 +141,16 @@ def _select_ranks(trace: Trace, selection: str) -> tuple[int, ...]:
     worlds = {rank.world: rank.rank for rank in trace.ranks}
     if len(worlds) > 1:
         worlds_text = [f"rank {rank} of {world}" for world, rank in sorted(worlds.items())]
-        raise UsageError(f"ranks of several jobs: {', '.join(worlds_text)}", "the trace of one job")
+        raise UsageError(
+            f"ranks of several jobs: {', '.join(worlds_text)}", "give the trace of one job"
+        )
     if not selection:
         return tuple(range(trace.world))
     selected = tuple(sorted(Names().ranks(selection, "--ranks")))
     if selected[-1] >= trace.world:
         raise UsageError(
-            f"--ranks {selection[:40]}: there is no rank {selected[-1]}", f"0 to {trace.world - 1}"
+            f"--ranks {selection[:40]}: there is no rank {selected[-1]}",
+            f"choose from 0 to {trace.world - 1}",
         )
     return selected
 
@@ -151,7 +160,7 @@ def _refuse_cut(trace: Trace, ranks: Sequence[RankTrace], partial: bool) -> None
     collbench are written call by call, and lose what came later only."""
     cut = next((rank for rank in ranks if rank.cut), None)
     if cut and not partial and trace.form != FORM:
-        raise UsageError(f"{cut.source} is cut at {cut.cut}", "--partial replays the rest")
+        raise UsageError(f"{cut.source} is cut at {cut.cut}", "add --partial to replay the rest")
 
 
 def _refuse_missing(trace: Trace, selected: Sequence[int], assumed: bool) -> None:
@@ -161,8 +170,8 @@ def _refuse_missing(trace: Trace, selected: Sequence[int], assumed: bool) -> Non
     if missing and not assumed:
         raise UsageError(
             f"of {format_count(trace.world, 'rank')} the trace lacks {format_ranks(missing)[:200]}",
-            f"the files of all ranks, --ranks {format_ranks(present)[:200]} for what these do among"
-            " themselves, or --assume-symmetric if all ranks do the same",
+            f"give the files of all ranks, --ranks {format_ranks(present)[:200]} for what these do"
+            " among themselves, or --assume-symmetric if all ranks do the same",
         )
 
 
@@ -198,7 +207,7 @@ def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str]
         what = "calls" if bare / max(1, bare + calls) == share else "bytes"
         raise UsageError(
             f"{share:.1%} of the trace's {what} cannot be replayed: {'; '.join(sentences)}",
-            "--partial replays the rest",
+            "add --partial to replay the rest",
         )
     return sentences, not any(loss.calls for loss in lost)
 

@@ -68,7 +68,9 @@ def replay(options: ReplayOptions) -> None:
     from collbench.features.training.request import Wanted
 
     if options.rebalance not in ("", "mean"):
-        raise UsageError(f"--rebalance {options.rebalance[:40]}: there is no such way", "mean")
+        raise UsageError(
+            f"--rebalance {options.rebalance[:40]}: unknown way", "use --rebalance mean"
+        )
     request = Asked(
         options.gaps,
         options.ranks,

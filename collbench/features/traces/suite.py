@@ -15,7 +15,10 @@ from collbench.suite.toml import TEXT
 def read_step(fields: dict[str, Any], where: str, path: Path) -> Step:
     """The step of a trace, by the keys that are about it, which are taken from ``fields``."""
     if odd := [key for key in ("name", "layout", "options", "layers") if key in fields]:
-        raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
+        raise UsageError(
+            f"{odd[0]}: it cannot be set for a trace, which says itself what its ranks do",
+            f"leave {odd[0]} out",
+        )
     given = fields.pop("trace")
     files = [TEXT.read(item, "trace") for item in (given if isinstance(given, list) else [given])]
     keys = Asked.__struct_fields__

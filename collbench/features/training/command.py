@@ -128,7 +128,9 @@ class StepOptions:
         from collbench.suite.policy import Policy
 
         if self.iters and self.max_time:
-            raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
+            raise UsageError(
+                "-n fixes the rounds that --max-time would choose", "leave out -n or --max-time"
+            )
         seconds = grammar.parse_duration(self.max_time, "--max-time") if self.max_time else None
         return Policy(
             iters=self.iters,
@@ -197,7 +199,8 @@ def handle_step(
         return _show_counted(request, ngpus, shape, source, options)
     if _is_run(request):
         raise UsageError(
-            f"{request.name}: the step of a run is counted", "--show, --link or --from"
+            f"{request.name}: a recorded run cannot be run again",
+            "count its step with --show, --link or --from",
         )
     _run_suite(_make_suite(request, ngpus, options), options)
 
@@ -209,7 +212,10 @@ def _check_format(printed: str, folder: Path | None) -> None:
     writers = find_entries("writers")
     outputs.check_outputs(printed, (), (*FORMATS, *writers))
     if printed in writers and not folder:
-        raise UsageError(f"--format {printed} writes files", "a step, --show and --output FOLDER")
+        raise UsageError(
+            f"--format {printed} writes files, and no folder is given",
+            "give a step, --show and --output FOLDER",
+        )
 
 
 def _refuse_without_link(shape: ShapeOptions, node: int | None) -> None:
@@ -288,9 +294,7 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
     file = run_file.read_file(store.find_run(request.name))
     if len(file.run.suite.subjects) != 1:
         step_count = len(file.run.suite.subjects)
-        raise UsageError(
-            f"run {file.run.id}: it has {step_count} steps", "a run of one step is counted"
-        )
+        raise UsageError(f"run {file.run.id}: it has {step_count} steps", "give a run of one step")
     (step,) = file.run.suite.subjects
     matching = (
         overlap

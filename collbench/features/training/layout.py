@@ -53,7 +53,10 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         equally many."""
         sequence = self.sequence or model.context or 1
         if sequence % self.cp:
-            raise UsageError(f"{sequence} tokens are not divisible by cp={self.cp}", "--layout cp=")
+            raise UsageError(
+                f"{sequence} tokens are not divisible by cp={self.cp}",
+                "choose another --layout cp=",
+            )
         return self.micro_batch * sequence // self.cp
 
     def on(self, world: int) -> Layout:
@@ -62,7 +65,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if world % model_parallel:
             raise UsageError(
                 f"{world} ranks are no multiple of tp={self.tp} cp={self.cp} pp={self.pp}",
-                f"-g {math.ceil(world / model_parallel) * model_parallel}, or another --layout",
+                f"take -g {math.ceil(world / model_parallel) * model_parallel} or another --layout",
             )
         return msgspec.structs.replace(self, dp=world // model_parallel)
 
@@ -79,9 +82,13 @@ def parse_struct(text: str, into: type[Struct], option: str, base: Struct | None
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or name not in fields:
-            keys = f"{', '.join(fields)}, each with = and a value" if fields else "none here"
+            keys = (
+                f"set {', '.join(fields)}, each with = and a value"
+                if fields
+                else f"leave {option} out"
+            )
             raise UsageError(
-                f"{option}: there is no '{part[:40]}'", suggest_name(name, fields) or keys
+                f"{option}: '{part[:40]}' is no known setting", suggest_name(name, fields) or keys
             )
         listed = str(fields[name].type).startswith("tuple")
         values[name] = value.split("/") if listed else value

@@ -38,11 +38,11 @@ class _Steps:
         every = [*keys, *find_entries("step_sources")]
         try:
             if "step" in values:
-                raise UsageError("step: there is no such key", f"keys are {', '.join(every)}")
+                raise UsageError("step: there is no such key", f"use {', '.join(every)}")
             step = self._from_source(values, where, path)
             values |= {"name": step.name} if step else {}
             request = convert_struct(
-                values, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}"
+                values, Wanted, where, keys, otherwise=f"use {', '.join(keys)}"
             )
             if Path(request.name).suffix in (".toml", ".csv") and not step:
                 request = msgspec.structs.replace(request, name=str(path.parent / request.name))

@@ -87,7 +87,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """This model with its first ``layers`` layers only. Raises UsageError where it has
         fewer."""
         if not 0 < layers <= self.layers:
-            raise UsageError(f"{self.name} has {self.layers} layers, not {layers}", "--layers 2")
+            raise UsageError(
+                f"{self.name} has {self.layers} layers, not {layers}",
+                "take fewer, as in --layers 2",
+            )
         selected = tuple(tensor for tensor in self.tensors if tensor.layer < layers)
         return msgspec.structs.replace(self, tensors=selected, layers=layers)
 

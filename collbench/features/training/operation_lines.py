@@ -75,7 +75,8 @@ def parse_whole(given: int | str, where: str) -> int:
     expression, terms = str(given), [0]
     if len(expression) > 200 or not re.fullmatch(rf"{NUMBER}(?:[-+*/]{NUMBER})*", expression):
         raise UsageError(
-            f"{where}: '{expression[:40]}' is not a whole number", '4096, "64K" or "8192*4096"'
+            f"{where}: '{expression[:40]}' is not a whole number",
+            'write it as 4096, "64K" or "8192*4096"',
         )
     for sign, digits, unit in re.findall(r"([-+*/]?)\s*([0-9]+)\s*([kmgtKMGT]?)", expression):
         number = int(digits) * UNITS[unit.lower()]
@@ -84,13 +85,17 @@ def parse_whole(given: int | str, where: str) -> int:
         elif sign == "/":
             if not number or terms[-1] % number:
                 raise UsageError(
-                    f"{where}: '{expression[:40]}' leaves a remainder", "whole numbers"
+                    f"{where}: '{expression[:40]}' leaves a remainder",
+                    "choose numbers whose quotient is whole",
                 )
             terms[-1] //= number
         else:
             terms.append(-number if sign == "-" else number)
     if not 0 <= sum(terms) < 1 << 62:
-        raise UsageError(f"{where}: '{expression[:40]}' is {sum(terms):.3g}", "from 0 to 2^62")
+        raise UsageError(
+            f"{where}: '{expression[:40]}' is {sum(terms):.3g}, out of range",
+            "give a number from 0 to 2^62",
+        )
     return sum(terms)
 
 
@@ -113,16 +118,17 @@ class Names:
                 last = last if match and match[2] else first
                 if not match or last < first or last >= MOST_RANKS or (match[3] and not step):
                     raise UsageError(
-                        f"{where}: '{spelling[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
+                        f"{where}: '{spelling[:40]}' is not a set of ranks",
+                        "write it as 0-3;8 or 0-14:2",
                     )
                 self.names_left -= (last - first) // (step or 1) + 1
                 if self.names_left < 0:
                     raise UsageError(
-                        f"{where}: ranks are named too often", f"{MOST_NAMED:,} at most"
+                        f"{where}: too many ranks are listed", f"list at most {MOST_NAMED:,} in all"
                     )
                 listed += range(first, last + 1, step or 1)
             if len({*listed}) < len(listed):
-                raise UsageError(f"{where}: '{spelling[:40]}' has a rank twice", "each once")
+                raise UsageError(f"{where}: '{spelling[:40]}' has a rank twice", "list each once")
             self.ranks_by_text[spelling] = tuple(listed)
         return self.ranks_by_text[spelling]
 
@@ -172,7 +178,7 @@ class _Class:
                 raise UsageError(
                     f"{line.where}, after: no operation before is '{name[:40]}' on rank"
                     f" {self.ranks[0]}",
-                    "an id, or the number of one of the rank's operations in the file, from 0",
+                    "give an id, or the number of one of the rank's operations in the file, from 0",
                 )
         if line.after:
             op = msgspec.structs.replace(op, after=tuple(self.called[n] for n in line.after))
@@ -196,17 +202,25 @@ def line_of(row: Row, ranks: str, phase: str, where: str) -> Line:
         kind = _find_known(lambda name: find_collective(name).name, kind, f"{where}, kind", KINDS)
     type_ = _find_known(lambda name: find_dtype(name).name, row.dtype, f"{where}, dtype", TYPES)
     if row.count != "" and row.bytes != "":
-        raise UsageError(f"{where}: count and bytes are both there", "elements, or bytes")
+        raise UsageError(
+            f"{where}: count and bytes are both given", "leave out count (elements) or bytes"
+        )
     nbytes = parse_whole(row.bytes, f"{where}, bytes") if row.bytes != "" else 0
     if row.count != "":
         nbytes = parse_whole(row.count, f"{where}, count") * DTYPES[type_].size
     if nbytes >= 1 << 62:
-        raise UsageError(f"{where}, count: these are {nbytes} B", "up to 2^62")
+        raise UsageError(f"{where}, count: {nbytes} B are too many", "give less than 2^62 B")
     if row.id.isdigit():
-        raise UsageError(f"{where}, id: '{row.id}' is a number", "a word that after may name")
+        raise UsageError(
+            f"{where}, id: '{row.id}' is a number, not a name",
+            "give a word, so that the key 'after' can name it",
+        )
     for key in ("phase", "group", "lane", "source", "id"):
         if not str(getattr(row, key)).isprintable():
-            raise UsageError(f"{where}, {key}: not all of it can be printed", "letters and digits")
+            raise UsageError(
+                f"{where}, {key}: it has characters that cannot be printed",
+                "use letters and digits",
+            )
     reduces, rooted = (
         kind in COLLECTIVES and getattr(COLLECTIVES[kind], attribute)
         for attribute in ("reduces", "rooted")
@@ -243,7 +257,7 @@ def _find_known(find: Callable[[str], str], word: str, where: str, names: Iterab
     except UsageError as e:
         one_of = f"one of {', '.join(names)}"
         raise UsageError(
-            f"{where}: there is no '{word[:40]}'", text.suggest_name(word, names) or one_of
+            f"{where}: unknown '{word[:40]}'", text.suggest_name(word, names) or one_of
         ) from e
 
 
@@ -264,7 +278,7 @@ def build_step(
         if max(ranks) >= bare.world:
             raise UsageError(
                 f"{where[ranks_text]}, ranks: there is no rank {max(ranks)} of {bare.world}",
-                "world",
+                "list fewer ranks, or raise world",
             )
         for rank in ranks:
             marks[rank].append(ranks_text)
@@ -280,7 +294,8 @@ def build_step(
         room -= len(by_ranks[line.ranks]) * (2 if line.gap_ns else 1)
         if room < 0:
             raise UsageError(
-                f"{line.where}: more than {MOST_OPS:,} operations", "fewer, or less repeat"
+                f"{line.where}: more than {MOST_OPS:,} operations",
+                "take fewer, or a smaller repeat",
             )
         for rank_class in by_ranks[line.ranks]:
             rank_class.add(line)

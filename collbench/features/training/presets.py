@@ -158,7 +158,7 @@ def find_step(
     if path.suffix in (".toml", ".csv"):
         if layout or options or world or layers:
             raise UsageError(
-                f"{name} says itself what its ranks do",
+                f"{name}: a file says itself what its ranks do",
                 "leave out --layout, --options, -g, --layers",
             )
         return files.read_step(path)
@@ -188,7 +188,8 @@ def _find_preset(name: str) -> Preset:
         raise UsageError(f"there is no workload '{name[:60]}'", hint)
     if not rest:
         raise UsageError(
-            f"{word} of what?", f"{word}:{'LAYOUT->LAYOUT' if PATTERNS[word].move else 'MODEL'}"
+            f"{word}: no {'layout' if PATTERNS[word].move else 'model'} is named",
+            f"write {word}:{'LAYOUT->LAYOUT' if PATTERNS[word].move else 'MODEL'}",
         )
     if PATTERNS[word].move:
         return Preset(word, "llama3-8b", options=f"move={rest}")

@@ -39,8 +39,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
         if self.step and world and world != self.step.world:
             raise UsageError(
-                f"{world} ranks: {self.name} has {self.step.world}",
-                f"leave the number out, or --ranks 0-{world - 1} of a larger trace",
+                f"{world} ranks are given, and {self.name} has {self.step.world}",
+                f"leave the number out, or take --ranks 0-{world - 1} of a larger trace",
             )
         base = self.step or presets.find_step(
             self.name, self.layout, self.options, world, self.layers
@@ -57,7 +57,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         if self.tflops and self.compute not in reshape.LONG:
             raise UsageError(
                 f"tflops={self.tflops:g} has no effect on compute={self.compute}, which computes",
-                "compute=sleep or spin takes as long as tflops says; else leave tflops out",
+                "leave tflops out, or use compute=sleep or spin, which take as long as it says",
             )
         step = reshape.set_computation(self._on(ranks, is_given), self.compute, self.tflops)
         without = [name for name in backends if not backend_info(name).averages]

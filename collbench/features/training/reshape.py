@@ -26,7 +26,10 @@ def parse_share(text: str, option: str = "--scale") -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if len(text) > 20 or not 0 < share <= 1:
-        raise UsageError(f"{option} {text[:40]}: that is not a part of a step", "1/16, 0.25, or 1")
+        raise UsageError(
+            f"{option} {text[:40]}: this is not a part of a step",
+            "give a part such as 1/16, 0.25 or 1",
+        )
     return share
 
 
@@ -129,7 +132,7 @@ def set_computation(step: Step, kind: str, tflops: float) -> Step:
         if untimed:
             raise UsageError(
                 f"--compute {kind}: nothing says how long {step.name} computes",
-                "--tflops 0.05, what a rank does in a second, or --compute gemm, which does it",
+                "add --tflops 0.05, what a rank does in a second, or use --compute gemm",
             )
 
     def timed(op: Op) -> Op:

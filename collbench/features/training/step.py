@@ -136,7 +136,10 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         for group in self.family(name):
             if rank in group:
                 return group
-        raise UsageError(f"rank {rank} is in no group '{name}'", "each rank of an operation is")
+        raise UsageError(
+            f"rank {rank} is in no group '{name}', but takes part in its operation",
+            "add it to a group, or leave it out of the operation",
+        )
 
     def program(self, rank: int) -> Program:
         """A rank's program; an empty one where none is its."""
@@ -196,7 +199,8 @@ def parse_order(text: str, world: int) -> Groups:
     once = len({*dimensions}) == len(dimensions) and len(grid.sizes) == len(sized)
     if not match or grid.world != world or not {*dimensions} <= {*grid.sizes} or not once:
         raise UsageError(
-            f"'{text[:80]}' is not a grid of {world} ranks", "order:tp2-dp4/tp, for example"
+            f"'{text[:80]}' is not a grid of {world} ranks",
+            "write it as order:tp2-dp4/tp, for example",
         )
     return grid.groups(*dimensions)
 
@@ -242,7 +246,7 @@ def refuse_step(step: Step) -> None:
     listed: set[int] = set()
     for program in step.programs:
         if twice := listed.intersection(program.ranks):
-            raise UsageError(f"rank {min(twice)} has two programs", "one program a rank")
+            raise UsageError(f"rank {min(twice)} has two programs", "give each rank one program")
         listed.update(program.ranks)
         within = {
             name: _Within.of([place_of[rank] for rank in program.ranks if rank in place_of])
@@ -254,7 +258,7 @@ def refuse_step(step: Step) -> None:
                 where = f"rank {rank}, op {number} ({op.kind})"
                 raise Misplaced(f"{step.name}: {where}: {trouble}", rank, number)
     if without := {*range(step.world)} - listed:
-        raise UsageError(f"rank {min(without)} has no program", "an empty one is one, too")
+        raise UsageError(f"rank {min(without)} has no program", "give it an empty one: ops = []")
 
 
 class _Place(NamedTuple):
@@ -284,13 +288,13 @@ def _place_ranks(step: Step, name: str) -> dict[int, _Place]:
 
 def _refuse_groups(step: Step) -> None:
     if not 0 < step.world <= MOST_RANKS:
-        raise UsageError(f"a world of {step.world} ranks", f"from 1 to {MOST_RANKS:,}")
+        raise UsageError(f"a step cannot have {step.world} ranks", f"take from 1 to {MOST_RANKS:,}")
     for name, family in step.groups.items():
         ranks = [rank for group in family for rank in group]
         if not name or len({*ranks}) < len(ranks) or not all(family):
             raise UsageError(
                 f"groups '{name}': they have no name, no ranks or share some",
-                "a name, and each rank in one of its groups at most",
+                "give them a name, and put each rank in one of them at most",
             )
         if ranks and max(ranks) >= step.world:
             raise UsageError(f"groups '{name}': there is no rank {max(ranks)} of {step.world}")

@@ -68,7 +68,7 @@ def read_step(path: Path) -> Step:
     """The step in a file. Raises UsageError."""
     ending = path.suffix.lower()
     if ending not in MOST_BYTES:
-        raise UsageError(f"{path}: it is neither .toml nor .csv", HINT)
+        raise UsageError(f"{path}: its name ends neither in .toml nor in .csv", HINT)
     try:
         if ending == ".csv":
             content = files.read_bytes(path, MOST_BYTES[ending]).decode("utf-8-sig")
@@ -92,7 +92,9 @@ def _read_toml(path: Path, document: dict[str, Any]) -> Step:
         else:
             groups[name] = names.groups(given, at)
     if sum(len(phase.ops) * phase.repeat for phase in content.phase) > MOST_OPS:
-        raise UsageError(f"{path}: more than {MOST_OPS:,} operations", "fewer, or less repeat")
+        raise UsageError(
+            f"{path}: more than {MOST_OPS:,} operations", "take fewer, or a smaller repeat"
+        )
     lines = []
     for number, phase in enumerate(content.phase, 1):
         at = f"{path}: [[phase]] {number}"
@@ -158,13 +160,13 @@ def _read_csv(path: Path, content: str) -> Step:
             else:
                 columns = _read_header(cells, where)
     if not columns:
-        raise UsageError(f"{path}: there is no header", ",".join(COLUMNS))
+        raise UsageError(f"{path}: it has no header", f"begin with {','.join(COLUMNS)}")
     rank_texts = [line.ranks for line in lines] + [hold.ranks for hold in declared.holds]
     ranks = (names.ranks(rank_text, f"{path}: ranks") for rank_text in dict.fromkeys(rank_texts))
     in_groups = (rank for family in declared.groups.values() for group in family for rank in group)
     world = declared.world or 1 + max(max(map(max, ranks), default=0), max(in_groups, default=0))
     if world > MOST_RANKS:
-        raise UsageError(f"{path}: #world {world}", f"{MOST_RANKS:,} at most")
+        raise UsageError(f"{path}: #world {world} is too large", f"take at most {MOST_RANKS:,}")
     bare = Step(declared.name, world, (), declared.groups, tuple(declared.assumptions))
     return build_step(path, bare, names, lines, declared.holds)
 
@@ -173,7 +175,7 @@ def _split_cells(line: str, where: str) -> list[str]:
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except csv.Error as e:
-        raise UsageError(f"{where}: {first_line(e)}", "cells with commas in quotes") from e
+        raise UsageError(f"{where}: {first_line(e)}", "put cells with commas in quotes") from e
 
 
 def _read_header(cells: list[str], where: str) -> list[str]:
@@ -181,25 +183,31 @@ def _read_header(cells: list[str], where: str) -> list[str]:
     every = (*COLUMNS, *FURTHER, *OURS)
     for name in cells:
         if name not in every or cells.count(name) > 1:
-            what = "twice the column" if name in every else "there is no column"
-            hint = text.suggest_name(name, every) or f"columns are {', '.join(every)}"
+            what = "twice the column" if name in every else "unknown column"
+            hint = text.suggest_name(name, every) or f"use {', '.join(every)}"
             raise UsageError(f"{where}: {what} '{name[:40]}'", hint)
     if missing := [name for name in COLUMNS if name not in cells]:
-        raise UsageError(f"{where}: the header lacks {', '.join(missing)}", ",".join(COLUMNS))
+        raise UsageError(
+            f"{where}: the header lacks {', '.join(missing)}", f"write {','.join(COLUMNS)}"
+        )
     return cells
 
 
 def _from_cells(columns: list[str], cells: list[str], where: str) -> Line:
     """The operation of a CSV line. Raises UsageError."""
     if len(cells) != len(columns):
-        raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns", "one for each")
+        raise UsageError(
+            f"{where}: {len(cells)} cells for {len(columns)} columns", "write one for each"
+        )
     values: dict[str, Any] = {
         FIELDS.get(name, name): re.split("[ ;]+", cell) if name in LISTS else cell
         for name, cell in zip(columns, cells, strict=True)
         if cell
     }
     if "ranks" not in values or "kind" not in values:
-        raise UsageError(f"{where}: there are no ranks, or no op", "0-7,all_reduce,4096,float,tp")
+        raise UsageError(
+            f"{where}: the ranks or the op are missing", "write it as 0-7,all_reduce,4096,float,tp"
+        )
     row = convert_struct(values, Row, where, KEYS, strict=False)
     return line_of(row, row.ranks, "", where)
 

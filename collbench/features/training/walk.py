@@ -155,7 +155,7 @@ class Walk:
         if stuck := [a for a in range(number) if self._at[a] < len(self.ops[a])]:
             raise UsageError(
                 f"{step.name}: deadlock: {self._circle(self.actors.first[stuck[0]])}",
-                "operations of a group in the same order on all its ranks, receives before or"
+                "put operations of a group in the same order on all its ranks, receives before or"
                 " beside sends",
             )
 
@@ -256,7 +256,7 @@ class Walk:
                 raise UsageError(
                     f"{self._step.name}: ranks disagree: op {partner_at} of rank {first[other]} is"
                     f" {theirs.label}, op {at} of rank {first[actor]} is {own_op.label}",
-                    "kind, size, datatype, root and reduction are the same on all members",
+                    "make kind, size, datatype, root and reduction the same on all members",
                 )
             return
 

@@ -92,14 +92,14 @@ def choose_seat(
             newer = f" with {library_name()} {format_version(SHARING)} or newer" * too_old
             raise CannotRun(
                 f"{describe_gpu_lack(ranks[host], gpus)} on {host}",
-                f"ask for fewer with -g, or for --share-gpu{newer}",
+                f"ask for fewer with -g, or add --share-gpu{newer}",
             )
     if crowded and too_old:
         raise CannotRun(
             f"{library_name()} {format_version(oldest)} puts one rank on a GPU;"
             f" {format_version(SHARING)} and newer can"
             " share it",
-            f"a newer torch or {library_name()}, or --backend gloo",
+            f"install a newer torch or {library_name()}, or use --backend gloo",
         )
     how = ""
     if crowded:
@@ -138,7 +138,7 @@ def require_nvml() -> None:
     except OSError as e:
         raise CannotRun(
             f"torch's symmetric memory needs NVML, and {NVML} cannot be loaded",
-            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "set NVIDIA_DRIVER_CAPABILITIES=compute,utility in a container",
         ) from e
 
 
@@ -168,7 +168,7 @@ def _guard_mapping() -> Iterator[None]:
     except RuntimeError as e:
         if "out of memory" in str(e):
             raise CannotRun(
-                f"no memory for symmetric buffers: {first_line(e)}", "smaller sizes (-e)"
+                f"no memory for symmetric buffers: {first_line(e)}", "take smaller sizes (-e)"
             ) from e
         if NOT_READY in str(e):
             raise CannotRun(

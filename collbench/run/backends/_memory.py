@@ -72,7 +72,9 @@ def _open_memory(pid: int, fd: int, nbytes: int) -> mmap.mmap:
     except (FileNotFoundError, ProcessLookupError) as e:
         raise ConnectionResetError(f"another rank's memory is closed by peer: {e}") from e
     except OSError as e:
-        raise CannotRun(f"cannot map another rank's memory: {e}", "--backend gloo runs here") from e
+        raise CannotRun(
+            f"cannot map another rank's memory: {e}", "use --backend gloo, which runs here"
+        ) from e
     try:
         return _map_memory(theirs, nbytes)
     finally:

@@ -214,8 +214,7 @@ class Mpi(Base):
             raise CannotRun(
                 f"{self.library} sees rank {world.rank} of {world.size}, the launcher rank {member}"
                 f" of {size}",
-                "mpi needs the mpirun of the MPI that mpi4py uses; without a launcher collbench"
-                " finds it",
+                "use the mpirun of the MPI that mpi4py uses; without a launcher collbench finds it",
             )
         self._mpi, self._rank, self._comm = mpi, rank, world.Split(at.number, rank)
         self._handler = mpi.Comm.Create_errhandler(self._failed)

@@ -68,7 +68,7 @@ class SharedMemory(Base):
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if missing := backend_info("shm").here():
-            raise CannotRun(missing, "--backend gloo runs here")
+            raise CannotRun(missing, "use --backend gloo, which runs here")
         self._rank, self._control = rank, self.control or Control(rank, n)
         everyone = make_world_control().collect(
             [environment.host_name(), sorted(os.sched_getaffinity(0))]

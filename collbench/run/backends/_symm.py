@@ -132,7 +132,7 @@ class Symmetric(Base):
             raise CannotRun(
                 "symm needs an NVIDIA GPU and a CUDA build of torch: its kernel has NVIDIA's"
                 " instructions",
-                "--backend shm runs on CPUs; to try its kernel there, TRITON_INTERPRET=1",
+                "use --backend shm on CPUs; to try symm's kernel there, set TRITON_INTERPRET=1",
             )
         virtual = self.policy.virtual
         if not virtual:

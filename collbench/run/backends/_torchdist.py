@@ -192,7 +192,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     )
     raise CannotRun(
         f"backend {name} is for tensors on {' or '.join(able)}, and {situation}",
-        "a torch build and a driver for them, or --backend gloo, which runs on CPUs",
+        "install a torch build and a driver for them, or use --backend gloo, which runs on CPUs",
     )
 
 

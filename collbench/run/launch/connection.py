@@ -75,7 +75,8 @@ class Connection:
                     "did all ranks start, with the same command line? -T sets the limit",
                 )
             raise CannotRun(
-                verdict.refused, "one launch at a time, with the same command line for every rank"
+                verdict.refused,
+                "start one launch at a time, with the same command line for every rank",
             )
         self.hosts = verdict.hosts
         pids = {rank: pid for rank, pid in enumerate(verdict.pids) if pid}

@@ -240,7 +240,7 @@ def detect_variables(
         )
         raise UsageError(
             f"--launcher {launcher}: not set: {'; or '.join(missing)}",
-            "is it what started this process?",
+            f"check that {launcher} has started this process",
         )
     return None
 
@@ -343,7 +343,7 @@ def _split_outside_brackets(text: str) -> list[str]:
     if ",".join(parts) != text:
         raise UsageError(
             f"'{text[:200]}' is not a list of hosts as Slurm writes it",
-            "as in node[01-03,7],login1",
+            "write it as node[01-03,7],login1",
         )
     return parts
 
@@ -364,7 +364,8 @@ def _expand_numbers(text: str) -> list[str]:
             or not 0 <= (last := int(match[2] or match[1])) - int(match[1]) < HOSTS_MAX
         ):
             raise UsageError(
-                f"'[{text[:200]}]' is not a range of hosts as Slurm writes it", "as in [01-03,7]"
+                f"'[{text[:200]}]' is not a range of hosts as Slurm writes it",
+                "write it as [01-03,7]",
             )
         numbers += [f"{number:0{len(match[1])}}" for number in range(int(match[1]), last + 1)]
     return numbers

@@ -113,8 +113,8 @@ def refuse_absent(tree: str, option: str) -> None:
     """Raises CannotRun on a host that does not see the tree a revision was built in."""
     if tree and not Path(tree).is_dir():
         raise CannotRun(
-            f"{option}: there is no {tree}, where the revision was built",
-            "COLLBENCH_HOME on a file system of all hosts is where builds are kept",
+            f"{option}: {tree}, where the revision was built, does not exist here",
+            "set COLLBENCH_HOME to a folder on a file system of all hosts, where builds are kept",
         )
 
 
@@ -126,7 +126,7 @@ def find_interpreter(text: str, option: str) -> str:
     if program is None:
         raise UsageError(
             f"{option}: there is no interpreter '{text}'",
-            "the path of a python, or of its environment",
+            "give the path of a python, or of a virtual environment",
         )
     # never resolved: a virtual environment's python is a link to the system's
     return str(Path(program).absolute())
@@ -153,13 +153,13 @@ def ask_software(python: str, settings: dict[str, str], option: str) -> dict[str
         ]
         raise CannotRun(
             f"{option}: {python} cannot run collbench: {reason}",
-            "it must be a Python 3.11 or later",
+            "use a Python 3.11 or later",
         ) from None
     if "cannot be preloaded" in done.stderr:
-        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "is the path right?")
+        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "check the path")
     if "version" in answer:
         raise CannotRun(
-            f"{option}: {python} is Python {answer['version']}", "collbench needs 3.11 or later"
+            f"{option}: {python} is Python {answer['version']}", "use Python 3.11 or later"
         )
     if missing := answer.get("missing"):
         names = " ".join(missing)

@@ -50,7 +50,7 @@ LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
 SAYS = 1 << 16  # characters of a line on standard error that are passed on
 
 
-SAME = "all ranks take the same command line"
+SAME = "start all ranks with the same command line"
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -198,12 +198,12 @@ class Keeper:
         name = cast("SideName", side.option.removeprefix("--")) if side else "base"
         variant = self._sides().get(name)
         if not (side and variant):
-            raise CannotRun("ranks of no side of the experiment", SAME)
+            raise CannotRun("these ranks are of no side of the experiment", SAME)
         if not is_asked_for(variant, side.option, side.python, side.env, side.tree):
             raise CannotRun(f"{side.option} '{variant.text}' is something else at rank 0", SAME)
         if foreign := variables.list_foreign_variables(env.keys() - side.env.keys()):
             raise CannotRun(
-                f"{', '.join(foreign)}: no setting of a library that is measured",
+                f"{', '.join(foreign)}: not a known setting of a library that is measured",
                 "name it in --base and --head",
             )
 

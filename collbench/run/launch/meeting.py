@@ -216,7 +216,7 @@ def open_listener(doors: Sequence[Door]) -> socket.socket:
             trouble = trouble or e
     raise CannotRun(
         f"rank 0 on {socket.gethostname()} cannot listen at {describe_doors(doors)}: {trouble}",
-        "MASTER_ADDR must be rank 0's host; MASTER_PORT, if set, a free port there",
+        "set MASTER_ADDR to rank 0's host, and MASTER_PORT, if needed, to a free port there",
     )
 
 

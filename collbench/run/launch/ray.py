@@ -169,7 +169,7 @@ class Cluster(Places):
         if suite.policy.virtual or suite.policy.share_gpu:
             raise UsageError(
                 "--virtual-ranks, --share-gpu: on Ray every rank has a GPU of its own",
-                "leave them out",
+                "leave --virtual-ranks and --share-gpu out",
             )
         super().__init__("ray", PASSED_ON)
         self._spread = where.placement == "spread"
@@ -243,7 +243,7 @@ def _collect_answers(ray: Any, calls: list[Any]) -> list[str]:
     except ray.exceptions.RayError as e:
         raise CannotRun(
             f"Ray did not start what runs a rank: {_last_line(e)}",
-            "every node needs this version of collbench, in the Python that its Ray is of",
+            "install this version of collbench on every node, in the Python that its Ray is of",
         ) from e
 
 

@@ -69,7 +69,7 @@ def agree_on_doors(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
     agreed = tell_address(member, door) if member.launcher.startswith(("mpirun", "flux")) else None
     if agreed is None:
         raise CannotRun(
-            f"{member.launcher} started ranks on several hosts and nothing says where they meet",
+            f"{member.launcher} started ranks on several hosts and rank 0's host is unknown",
             "set MASTER_ADDR to rank 0's host for every rank (mpirun -x MASTER_ADDR=host1 …), or"
             " install mpi4py",
         )
@@ -133,7 +133,7 @@ def _list_doors(member: Membership, host: str, launch: str = "") -> list[Door]:
     if given and not (re.fullmatch(r"\d{1,5}", given) and 0 < int(given) < 1 << 16):
         raise CannotRun(
             f"MASTER_PORT={given} is not a port",
-            "leave it out, or give one that is free on rank 0's host",
+            "unset MASTER_PORT, or give one that is free on rank 0's host",
         )
     digest = hashlib.sha256((launch or _name_launch(member)).encode()).digest()
     spread = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(PORTS))

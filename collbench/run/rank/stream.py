@@ -153,7 +153,7 @@ def assert_ordered(
                     f"the end event does not wait for the collective: on rank {rank} it came after"
                     f" {took / 1e3:.0f} us, while rank {delayed_rank} was held back for"
                     f" {held_ns / 1e6:.0f} ms",
-                    "no time taken here would be right; report it with what collbench doctor says",
+                    "report it with what collbench doctor says: no time taken here would be right",
                 )
 
 

@@ -185,11 +185,13 @@ class Worker:
         default: Scheme = "barrier" if world.oversubscribed else "window"
         scheme: Scheme = default if sync == "auto" else sync
         if scheme == "window" and common and common.trouble:
-            raise CannotRun(f"--sync window: {common.trouble}", "--sync barrier works everywhere")
+            raise CannotRun(
+                f"--sync window: {common.trouble}", "use --sync barrier, which works everywhere"
+            )
         if scheme == "device" and not stream:
             raise CannotRun(
                 "--sync device needs a GPU, whose stream it waits on",
-                "--sync barrier works everywhere",
+                "use --sync barrier, which works everywhere",
             )
         rank, board = self.setup.rank, self._board
         if stream:
@@ -233,7 +235,9 @@ class Worker:
             *(case.groups for case in cases),
         }:
             if wrong := groups.describe_misplaced(group_rule, hosts):
-                raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
+                raise CannotRun(
+                    wrong, "use --split mod:8, div:8 or another that goes by rank alone"
+                )
         if rule:
             self._group = self._backend.control = self._control.divided(
                 groups.list_members(rule, self._plan.n)

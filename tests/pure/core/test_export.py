@@ -386,7 +386,7 @@ def test_goal_reader_sees_deadlocks() -> None:
 
 
 def test_goal_takes_no_empty_messages() -> None:
-    with pytest.raises(UsageError, match="7 B leave cells empty") as caught:
+    with pytest.raises(UsageError, match="7 B are too few") as caught:
         export.write_goal(algorithms.find_variant("all_reduce", "ring").schedule(8), 7)
     assert "--bytes 8 " in caught.value.hint
     assert "0b" not in export.write_goal(

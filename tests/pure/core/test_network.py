@@ -236,7 +236,7 @@ def test_words_for_networks() -> None:
         ("torus:4", "not a network"),
         ("two-level:0", "not a network"),
         ("fat-tree:x", "not a network"),
-        ("torus:3x4", "12 places for 32 ranks"),
+        ("torus:3x4", "12 places, not 32"),
     ],
 )
 def test_errors_about_networks(text: str, words: str) -> None:

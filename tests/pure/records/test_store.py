@@ -484,6 +484,6 @@ def test_where_no_run_is_saved_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="none is saved yet"):
+    with pytest.raises(UsageError, match="no run is saved yet"):
         store.find_run("@last")
     assert not (tmp_path / "none").exists()

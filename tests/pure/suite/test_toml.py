@@ -287,8 +287,8 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             "more than 10000 sizes",
             "",
         ),
-        ("description = 'x'", "", "there is no [axes], which says what to measure", "sizes = ["),
-        ("", "", "there is no [axes]", 'collectives = ["all_reduce"]'),
+        ("description = 'x'", "", "it has no [axes], which says what to measure", "sizes = ["),
+        ("", "", "it has no [axes]", 'collectives = ["all_reduce"]'),
         (
             HEAD.replace("'8'", "{ min = 8, max = 4 }"),
             ": [axes], sizes",
@@ -420,7 +420,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (
             HEAD + "[[override]]\nsizes = 8",
             ": [[override]] 1, match",
-            "there is none",
+            "it is missing",
             "for example",
         ),
         (

@@ -217,14 +217,14 @@ def _make_output_folder(output: Path) -> None:
 
     if output.suffix in SUFFIXES and not output.is_dir():
         raise UsageError(
-            f"--output {output}: that is the folder that both runs go to",
-            f"-o {output} writes the comparison",
+            f"--output {output}: a file is named, but both runs go to a folder",
+            f"name a folder; -o {output} writes the comparison",
         )
     try:
         output.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise UsageError(
-            f"--output {output} is a file", "ab saves two runs: give a folder"
+            f"--output {output} is a file", "give a folder: ab saves two runs"
         ) from None
     except OSError as e:
         raise CannotRun(
@@ -242,7 +242,7 @@ def _parse_sides(options: AbOptions) -> dict[SideName, Variant]:
     if not aa and base == head:
         raise UsageError(
             "--base and --head are the same",
-            f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
+            f"say by what they differ ({variants.EXAMPLE}), or use --aa for a side with itself",
         )
     sides: dict[SideName, Variant] = {
         "base": variants.parse_variant(base, "--base"),
@@ -263,7 +263,8 @@ def _parse_rounds(text: str) -> tuple[int, int]:
     first, second = map(int, numbers)
     if first < 6 or second < 6:
         raise UsageError(
-            f"--rounds {text}: fewer than 6 pairs have no 95 % interval", "at least --rounds 6,6"
+            f"--rounds {text}: fewer than 6 pairs have no 95 % interval",
+            "give at least --rounds 6,6",
         )
     return first, second
 

@@ -97,7 +97,8 @@ def match_rows(
     )
     if clash := swept & given:
         raise UsageError(
-            f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other"
+            f"the suite sweeps {', '.join(sorted(clash))}, which a side sets",
+            "take it out of the suite, or out of --base and --head",
         )
     differs = {field for variant in variants.values() for field in variant.differs}
     jobs: dict[SideName, dict[str, Job]] = {}

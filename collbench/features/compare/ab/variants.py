@@ -66,14 +66,14 @@ def parse_variant(text: str, option: str) -> Variant:
             name, _, setting = word.partition("=")
             if _is_secret(word):
                 raise UsageError(
-                    f"{option} {name}: settings are kept in the run's file",
-                    "export secrets instead",
+                    f"{option} {name}: it is secret, and settings are kept in the run's file",
+                    f"export {name} instead",
                 )
             env[name] = setting
         elif colon and value and kind in kinds:
             if kinds[kind] in fields:
                 raise UsageError(
-                    f"{option} '{text}': {kind} is given twice", "one of each per side"
+                    f"{option} '{text}': {kind} is given twice", f"give one {kind} per side"
                 )
             fields[kinds[kind]] = value
         else:
@@ -113,7 +113,7 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
     for name in refusal.ineffective_settings(dict(variant.env), swept):
         raise UsageError(
             f"{option}: {name} means nothing to {' or '.join(swept)}",
-            "leave it out, or name a backend that heeds it (backend:nccl)",
+            f"leave {name} out, or name a backend that reads it (backend:nccl)",
         )
 
 
@@ -129,8 +129,8 @@ def refuse_unfit(variant: Variant, option: str) -> None:
         )
     if placed and not variant.revision:
         raise UsageError(
-            f"{option} '{variant.text}': {{tree}} is where git:REV is built",
-            "add git:REV to this side",
+            f"{option} '{variant.text}': {{tree}} is used without git:REV, which is built there",
+            "add git:REV to this side, such as git:main",
         )
     if variant.revision:
         _find_commit(variant.revision, option)
@@ -171,7 +171,7 @@ def settle_homes(
     if base != head and compared[0] == compared[1]:
         raise UsageError(
             f"--base '{base.text}' and --head '{head.text}' come to the same",
-            "nothing would differ between the sides; --aa is for comparing a side with itself",
+            "make the sides differ, or use --aa to compare a side with itself",
         )
     return homes
 
@@ -204,9 +204,7 @@ def _find_commit(revision: str, option: str) -> tuple[str, str]:
     """The repository here, and the commit that ``revision`` means in it. Raises UsageError."""
     current = Path.cwd()
     absent = f"{option}: git:{revision} needs a git repository here"
-    top = _run_git(
-        ["rev-parse", "--show-toplevel"], current, absent, "go to where it is a revision of"
-    )
+    top = _run_git(["rev-parse", "--show-toplevel"], current, absent, "cd to its repository")
     arguments = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
     try:
         return top, _run_git(

@@ -138,14 +138,14 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def load_curves(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
-    hint = "each [[curve]] is as those that come with collbench; collbench help health shows one"
+    hint = "write each [[curve]] as collbench help health shows one"
     try:
         text, document = files.read_toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     entries = document.get("curve")
     if set(document) != {"curve"} or not isinstance(entries, list) or not entries:
-        raise UsageError(f"{path}: there is no [[curve]], or more than that", hint)
+        raise UsageError(f"{path}: it has no [[curve]], or other tables too", hint)
     curves = []
     for number, entry in enumerate(entries):
         completed = {"switch": None, **entry} if path != FILE and isinstance(entry, dict) else entry
@@ -159,7 +159,7 @@ def load_curves(path: Path = FILE) -> list[Curve]:
             where = f"{_locate_key(text, number, impossible[0])}: {curve.name}"
             raise UsageError(
                 f"{path}: {where}: {impossible[1]}",
-                "is its unit GB/s, and busbw, not algbw of several GPUs?",
+                "check that it is busbw in GB/s, not algbw of several GPUs",
             )
         curves.append(curve)
     return curves

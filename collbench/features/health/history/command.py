@@ -330,7 +330,7 @@ def _choose_machine(book: Book, name: str) -> str:
         )
         raise UsageError(
             what,
-            f"--machine is one of {', '.join(machines[:9])}{', …' if len(machines) > 9 else ''}",
+            f"choose --machine from {', '.join(machines[:9])}{', …' if len(machines) > 9 else ''}",
         )
     return candidates[0]
 
@@ -345,7 +345,7 @@ def _keep_baseline(book: Book, baseline: Baseline, output: Path | None) -> None:
     if path.exists():
         raise UsageError(
             f"{path} exists",
-            "a level that was reviewed is never replaced: choose another name with -o",
+            "choose another name with -o: a level that was reviewed is never replaced",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

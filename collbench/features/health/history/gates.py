@@ -64,7 +64,9 @@ def confirm_reruns(past: Sequence[float], reruns: Sequence[float], tau: float) -
     """The verdict of fresh launches, measured at once, on a candidate. Raises UsageError for fewer
     than RERUNS."""
     if len(reruns) < RERUNS:
-        raise UsageError(f"{len(reruns)} launches confirm nothing", f"{RERUNS} are needed")
+        raise UsageError(
+            f"{len(reruns)} launches are too few to confirm a change", f"take {RERUNS} or more"
+        )
     return _judge_value(past, stats.median(reruns), tau, STILL, "alarm")
 
 

@@ -186,7 +186,7 @@ def night_of(started: str) -> str:
         return (datetime.fromisoformat(started).astimezone(UTC) - NOON).date().isoformat()
     except ValueError as e:
         raise UsageError(
-            f"'{started}' is not a time", "a run says when it began, as 2026-01-02T03:04:05+00:00"
+            f"'{started}' is not a time", "write it as 2026-01-02T03:04:05+00:00"
         ) from e
 
 
@@ -197,12 +197,12 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     if run.pairing:
         raise UsageError(
             f"{run.id} is a side of an experiment",
-            "history is made of runs measured alike each night",
+            "add runs that are measured alike each night",
         )
     if run.policy.inject:
         raise UsageError(
             f"{run.id} was measured with planted faults ({run.policy.inject})",
-            "no history takes it: measure the night without --inject",
+            "measure the night without --inject",
         )
     refuse_fake(file, "keep")
     night, facts = night_of(run.started), run_facts(file)

@@ -168,7 +168,7 @@ class Book:
         UsageError."""
         launches, run, where = launches_of(file), file.run, machine or nights.machine_name(file)
         if not launches:
-            raise UsageError(f"{run.id} measured nothing", "history is made of runs with times")
+            raise UsageError(f"{run.id} measured nothing", "add runs that have times")
         facts = nights.run_facts(file)
         name = run_fingerprint(facts)
         lines: dict[
@@ -376,7 +376,8 @@ def _parse_url(text: str) -> sql.URL:
         ) from None
     if url.get_backend_name() not in DIALECTS:
         raise UsageError(
-            f"a history in {url.get_backend_name()} is not known", f"one of {', '.join(DIALECTS)}"
+            f"a history in {url.get_backend_name()} is not supported",
+            f"one of {', '.join(DIALECTS)}",
         )
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 

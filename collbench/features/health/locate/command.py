@@ -274,7 +274,9 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
     if reporter.ended is None:
         return None
     if searching.located is None:
-        raise CannotRun("the search ended without a result", "is there memory for --size?")
+        raise CannotRun(
+            "the search ended without a result", "take a smaller --size if memory is short"
+        )
     refuse_fake(reporter.file, "compare")
     located, names = searching.located, [unit.name for unit in searching.units]
     worlds = reporter.worlds.values()

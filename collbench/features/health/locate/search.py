@@ -186,7 +186,7 @@ def start_search(n: int, rules: Rules) -> Search:
     if n < 3:
         raise UsageError(
             f"{n} hosts are too few to search",
-            "it takes three, so that a third can show which of two is slow",
+            "take three or more: a third shows which of two is slow",
         )
     state = _State(n, rules)
     with suppress(Spent):

@@ -153,12 +153,12 @@ def _choose_rule(kind: str, among: str, launcher: str) -> str:
     member = join.detect_launcher(launcher)
     if member is None:
         raise UsageError(
-            f"--among {among}: without a launcher all ranks are on one host", "leave it out"
+            f"--among {among}: without a launcher all ranks are on one host", "leave --among out"
         )
     if not member.local_n:
         raise UsageError(
             f"--among {among}: {member.launcher} does not say how many ranks share a host",
-            "--among all",
+            "use --among all",
         )
     return f"{kind}:{among}:{member.local_n}"
 

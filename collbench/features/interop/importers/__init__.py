@@ -210,7 +210,7 @@ class Reading:
         if not name:
             raise UsageError(
                 f"{self.request.name}: cannot tell which collective this is",
-                "--collective all_reduce",
+                "name it, as in --collective all_reduce",
             )
         return next(
             (row.name for row in COLLECTIVES.values() if name.lower() in (row.name, *row.aliases)),
@@ -223,7 +223,7 @@ class Reading:
         count = self.request.ranks or printed
         if not count:
             raise UsageError(
-                f"{self.request.name}: nothing says how many ranks there were", "give --ranks N"
+                f"{self.request.name}: it does not say how many ranks there were", "give --ranks N"
             )
         if not 0 < count <= MOST_LOGGED:
             raise UsageError(f"{self.request.name}: no machine has {count} ranks", "give --ranks N")
@@ -498,7 +498,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
     UsageError where it is of no known kind, says too little, or holds no result."""
     if text.startswith('{"line":"run"'):
         raise UsageError(
-            f"{request.name} is a run of collbench already", "report and compare read it as it is"
+            f"{request.name} is a run of collbench already",
+            "give it to collbench report or compare as it is",
         )
     if request.collective:
         request = msgspec.structs.replace(
@@ -527,7 +528,7 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
         )
         raise UsageError(
             f"{request.name} is not a log of a known kind",
-            f"looked for {marks}; --from names the kind",
+            f"name its kind with --from; looked for {marks}",
         )
     reading = Reading(request)
     parser = importlib.import_module(f"collbench.features.interop.importers.{FORMATS[kind].module}")
@@ -540,7 +541,8 @@ def read_log(text: str, request: Asked, kind: str = "auto") -> Reading:
         why += [record.note for record in reading.records]
         why += [f"nothing in it looks like '{FORMATS[kind].description}' and a table"]
         raise UsageError(
-            ": ".join([request.name, "no result in it", *why[:1]]), f"it was read as {kind}"
+            ": ".join([request.name, "no result in it", *why[:1]]),
+            f"name another kind with --from: it was read as {kind}",
         )
     return reading
 

@@ -202,7 +202,7 @@ def _read_document(text: str, reading: Reading) -> _Document:
         return msgspec.convert(document, _Document, strict=False)
     except ValueError as e:  # of another type, or no text
         raise UsageError(
-            f"{reading.request.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
+            f"{reading.request.name}: {e}", "give the JSON that nccl-tests writes with -J"
         ) from e
 
 

@@ -61,7 +61,7 @@ def _read_csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]
     try:
         head, *rows = csv.reader(split_lines(text.strip()), skipinitialspace=True)
     except csv.Error as e:
-        raise UsageError(f"{reading.request.name}: {e}", "is it whole?") from e
+        raise UsageError(f"{reading.request.name}: {e}", "check that the file is whole") from e
     names = [_normalise_field(name) for name in head]
     entries: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):
@@ -86,7 +86,7 @@ def _read_json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]
         else:
             places = _json_lines(text, reading)
     except (ValueError, RecursionError) as e:
-        raise UsageError(f"{reading.request.name}: {e}", "is it whole?") from e
+        raise UsageError(f"{reading.request.name}: {e}", "check that the file is whole") from e
     return [
         (where, {_normalise_field(name): str(value) for name, value in fields.items()})
         for where, fields in places

@@ -182,7 +182,9 @@ def decode_log(data: bytes, name: str) -> str:
             with gzip.open(io.BytesIO(data)) as packed:
                 data = bound_log(packed)
         except (OSError, EOFError, zlib.error) as e:
-            raise UsageError(f"{name}: cannot unpack it: {e}", "is it whole?") from e
+            raise UsageError(
+                f"{name}: cannot unpack it: {e}", "check that the file is whole"
+            ) from e
         _refuse_archive(data, name)
     if len(data) > MOST_BYTES:
         raise UsageError(

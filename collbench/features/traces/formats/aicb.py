@@ -41,7 +41,9 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             elif {*COLUMNS} <= {*(columns := line.split(","))}:
                 continue
             elif line.strip():
-                raise UsageError(f"{where}: it is no header", ",".join(COLUMNS))
+                raise UsageError(
+                    f"{where}: this is not the header", f"begin with {','.join(COLUMNS)}"
+                )
             columns = []
         elif line.strip():
             try:
@@ -211,7 +213,7 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     lines = stream.lines()
     head = next(lines, "").split()
     if not head or head[0] not in HEADERS:
-        raise UsageError(f"{stream.path}: line 1: it is no header of SimAI's", HINT)
+        raise UsageError(f"{stream.path}: line 1 is not a header of SimAI's", HINT)
     numbers = {
         word.rstrip(":"): _parse_whole(value) or 0 for word, value in itertools.pairwise(head)
     }
@@ -219,7 +221,9 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     tp, ep = numbers.get("model_parallel_NPU_group", 0), numbers.get("ep", 0)
     world, pp = numbers.get("all_gpus", 0), max(numbers.get("pp", 0), 1)
     if world > MOST_RANKS:
-        raise UsageError(f"{stream.path}: a world of {world:,} ranks", f"{MOST_RANKS:,} at most")
+        raise UsageError(
+            f"{stream.path}: {world:,} ranks are too many", f"take at most {MOST_RANKS:,} ranks"
+        )
     parsed.sizes |= {name: n for name, n in (("tp", tp), ("ep", ep)) if 0 < n < MOST_RANKS}
     if 0 < world <= MOST_RANKS and tp and not world % (tp * pp):
         parsed.sizes["dp"] = world // (tp * pp)

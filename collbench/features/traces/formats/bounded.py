@@ -26,7 +26,7 @@ LONGEST = 16 << 20  # bytes of a value that is read whole
 LONGEST_LINE = 1 << 20
 DEEP = 32  # lists and objects within each other
 PIECE = 1 << 20
-HINT = "is it whole, and of the format that --from says?"
+HINT = "check that the file is whole, and of the format that --from says"
 
 T = TypeVar("T")
 

@@ -145,7 +145,9 @@ class Calls:
         """The members of a group, in order. Raises UsageError where groups have too many."""
         self._members += len(ranks)
         if self._members > MOST_MEMBERS or len(self.groups) > MOST_RANKS:
-            raise UsageError(f"{self.path}: its groups have too many members", "is it a trace?")
+            raise UsageError(
+                f"{self.path}: its groups have too many members", "check that it is a trace"
+            )
         self.groups[name] = tuple(ranks)
         self.described[name] = described
 
@@ -193,7 +195,9 @@ class Calls:
         members = [max(ranks) for ranks in self.groups.values() if ranks]
         world = max(world, rank + 1, 1 + max(members, default=-1))
         if world > MOST_RANKS:
-            raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
+            raise UsageError(
+                f"{self.path}: {world:,} ranks are too many", f"take at most {MOST_RANKS:,} ranks"
+            )
         self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
         moved = self._drop_unknown()
         return RankTrace(

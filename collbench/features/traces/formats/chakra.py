@@ -294,7 +294,9 @@ def _read_groups(path: Path) -> dict[str, list[int]]:
         try:
             return msgspec.json.decode(raw, type=dict[str, list[Rank]]) if raw.strip() else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise UsageError(f"{groups_file}: {first_line(e)}", '{"1": [0, 1]}, for example') from e
+            raise UsageError(
+                f"{groups_file}: {first_line(e)}", 'write it as {"1": [0, 1]}, for example'
+            ) from e
 
 
 def _name_node(node: Node) -> str:

@@ -108,7 +108,9 @@ def read_rank(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[
             parsed.take(name, node)
     schema = source.decoded("schema", Any, "")
     if "nodes" in source.header or not isinstance(schema, str):
-        raise UsageError(f"{stream.path}: its nodes are no list", "is it an execution trace?")
+        raise UsageError(
+            f"{stream.path}: its 'nodes' are not a list", "check that it is an execution trace"
+        )
     trace, assumptions = parsed.trace()
     return msgspec.structs.replace(trace, cut=cut), assumptions
 
@@ -163,7 +165,7 @@ class _Found:
         if calls.empty:
             raise UsageError(
                 f"{calls.path}: no {COMMS}: Gloo writes none; c10d operators found: {self.ops}",
-                "--from-ops takes these, whose groups are unknown" * bool(self.ops)
+                "add --from-ops to take these, whose groups are unknown" * bool(self.ops)
                 or "record a job that communicates, with torch.profiler's execution trace",
             )
         rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)

@@ -149,11 +149,11 @@ def _read_pickle(stream: Stream, calls: Calls) -> _Dump:
         content = {"entries": [_of_torch_2_2(entry) for entry in content]}
         calls.assumptions[NO_TYPES] = None
     if not isinstance(content, dict):
-        raise UsageError(f"{stream.path}: it is no flight recorder's", HINT)
+        raise UsageError(f"{stream.path}: it is not a dump of the flight recorder", HINT)
     entries = content.get("entries", [])
     groups = _convert_value(stream, content.get("pg_config", {}), dict[str, _Group], "pg_config")
     if not isinstance(entries, list | tuple):
-        raise UsageError(f"{stream.path}: entries: they are no list", HINT)
+        raise UsageError(f"{stream.path}: its 'entries' are not a list", HINT)
     try:
         reached = msgspec.convert(content.get("pg_status", {}), dict[str, _Status])
     except (msgspec.ValidationError, RecursionError) as e:
@@ -184,7 +184,9 @@ def _convert_entries(
             lists = (entry.get(f"{way}_{what}") for way in ("input", "output") for what in KEYS)
             budget -= 1 + sum(len(shapes) for shapes in lists if isinstance(shapes, list | tuple))
         if budget < 0:
-            raise UsageError(f"{stream.path}: more than {MOST:,} entries and tensors", HINT)
+            raise UsageError(
+                f"{stream.path}: its entries and their tensors are too many, above {MOST:,}", HINT
+            )
         try:
             yield msgspec.convert(entry, Entry)
         except (msgspec.ValidationError, RecursionError) as e:

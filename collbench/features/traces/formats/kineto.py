@@ -125,7 +125,9 @@ def read_rank(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             raise
         cut = f"byte {e.at:,}"
     if "traceEvents" in source.header:
-        raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
+        raise UsageError(
+            f"{stream.path}: its 'traceEvents' are not a list", "check that it is a trace"
+        )
     world = parsed.header(source, "distributedInfo", _World, _World())
     base = parsed.header(source, "baseTimeNanoseconds", Base, 0)
     devices = parsed.header(source, "deviceProperties", list[_Device], [])
@@ -298,12 +300,12 @@ class _Found:
         complaint = f"{self.calls.path}: no kernel of it communicates"
         if self.spans:
             complaint += f"; the {format_count(self.spans, 'span')} of Gloo in it are not read"
-            raise UsageError(complaint, "collbench.record records jobs on Gloo")
+            raise UsageError(complaint, "record jobs on Gloo with collbench.record")
         if self.computing:
             raise UsageError(complaint, "profile a step in which ranks communicate")
         raise UsageError(
             f"{complaint}: it has no kernels",
-            "torch.profiler records them with ProfilerActivity.CUDA; collbench.record jobs on CPUs",
+            "profile with ProfilerActivity.CUDA; record jobs on CPUs with collbench.record",
         )
 
     def _iterations(self) -> _Iterations:

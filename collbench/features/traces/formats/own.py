@@ -43,8 +43,8 @@ MARK = '"collbench_trace"'  # in the first line
 ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_CALLS = 2_000_000  # of a rank
 LONGEST = 1000  # characters of a string
-ONE_JOB = "files of one job; an earlier one may have left its own in the folder"
-HINT = "a file that collbench.record wrote, as it wrote it"
+ONE_JOB = "give files of one job; an earlier one may have left its own in the folder"
+HINT = "give a file that collbench.record wrote, as it wrote it"
 INTERRUPTED = "the recording was interrupted: what came later is not in it"
 HANDED_OVER = (
     "on CPUs a call begins when it is handed over: its time has what it waited in the library's"
@@ -238,7 +238,7 @@ def _read_lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
             if given > limits.nbytes:
                 raise UsageError(f"{where}: more than {limits.nbytes:,} B", "record fewer steps")
             if number > limits.lines:
-                raise UsageError(f"{where}: more than {limits.lines:,}", "record fewer steps")
+                raise UsageError(f"{where}: more than {limits.lines:,} lines", "record fewer steps")
             yield number, raw
 
 
@@ -286,17 +286,18 @@ class _Reader:
         if not head.rank < head.world <= MOST_RANKS:
             rank_phrase = f"rank {head.rank} of {head.world}"
             raise UsageError(
-                f"{where}: {rank_phrase}", f"worlds have from 1 to {MOST_RANKS:,} ranks"
+                f"{where}: {rank_phrase}", f"give a trace of 1 to {MOST_RANKS:,} ranks"
             )
         if head.calls:
-            raise UsageError(f"{where}: there are calls in it", HINT)
+            raise UsageError(f"{where}: its first line has calls", HINT)
         return head
 
     def _checked(self, where: str, call: Call) -> Call:
         """The call of a line, checked. Raises UsageError."""
         texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, texts)) > LONGEST:
-            raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
+            start = printable_text(max(texts, key=len)[:40])
+            raise UsageError(f"{where}: '{start}…' has more than {LONGEST:,} characters", HINT)
         if call.dtype not in DTYPES:
             hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
             raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)
@@ -317,7 +318,7 @@ class _Reader:
     def trace(self) -> RankTrace:
         """The rank's trace of all lines that were read. Raises UsageError where there are none."""
         if self.head is None:
-            raise UsageError(f"{self._path}: there is nothing in it", HINT)
+            raise UsageError(f"{self._path}: the file is empty", HINT)
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
         group_notes = {note.group: note for note in self._notes if note.group is not None}
         lost = [note.lost for note in self._notes if note.lost]

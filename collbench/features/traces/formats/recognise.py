@@ -96,7 +96,9 @@ def _read_own(paths: Sequence[Path], request: _Asked) -> Trace:
 def _read_step(paths: Sequence[Path], request: _Asked) -> Trace:
     """The step in one file. Raises UsageError for more."""
     if len(paths) > 1:
-        raise UsageError(f"{paths[1]}: a second step", "a step is in one file")
+        raise UsageError(
+            f"{paths[1]}: a second step is given", "give one file: it has the whole step"
+        )
     return steps.read_step_file(paths[0])
 
 
@@ -193,7 +195,7 @@ def read_trace(
     if len(forms) > 1:
         first = {name: path for path, name in reversed(recognised)}
         formats = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
-        raise UsageError(f"these are of several formats: {formats}", "--from chooses one")
+        raise UsageError(f"these are of several formats: {formats}", "choose one with --from")
     (form,) = forms
     all_paths = [*files, *(Path(entry.source) for entry in unread)]
     by_name = dict(
@@ -249,7 +251,9 @@ def _recognise_files(
         path, why = next(iter(broken.items()))
         raise UsageError(f"{path}: {why}", _suggest_formats() if why == UNKNOWN else HOW)
     if not recognised or len(recognised) > MOST_FILES:
-        raise UsageError(f"{len(recognised)} files of a trace", f"from 1 to {MOST_FILES:,}")
+        raise UsageError(
+            f"{len(recognised):,} files are no trace, or too many", f"give from 1 to {MOST_FILES:,}"
+        )
     return recognised, [Unread(str(path), why) for path, why in broken.items()]
 
 

@@ -313,7 +313,7 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
         if number % options.shards:
             raise UsageError(
                 f"{number} {what} are not divisible by shards={options.shards}",
-                "each GPU of a machine has its part of the parameters, and of the rank",
+                "choose another shards=: each GPU of a machine has its part of both",
             )
     grid = Grid({"shard": options.shards, "machine": layout.dp // options.shards})
     return Step(
@@ -450,7 +450,7 @@ def list_resblocks(model: Model, shards: int, rank: int) -> list[Block]:
             mlp = any(word in tensor.name for word in ("mlp", "feed_forward", "ffn"))
             blocks.setdefault((tensor.layer, mlp), []).append(tensor)
     if not blocks:
-        raise UsageError(f"{model.name} has no layers", "a transformer, such as dalle-12b")
+        raise UsageError(f"{model.name} has no layers", "take a transformer, such as dalle-12b")
     return [
         Block(
             f"layer {layer}, {'MLP' if mlp else 'attention'}",
@@ -472,7 +472,8 @@ def _shard_factors(tensor: Tensor, shards: int, rank: int) -> list[Factors]:
     out //= parts
     if max(out, into) % shards:
         raise UsageError(
-            f"{tensor.name} has {max(out, into)} rows, not divisible by shards={shards}", "shards="
+            f"{tensor.name} has {max(out, into)} rows, not divisible by shards={shards}",
+            "choose another shards=",
         )
     rows, columns = (into // shards, out) if into > out else (into, out // shards)
     return [Factors(rows, columns, min(rows, columns, rank // shards))] * parts

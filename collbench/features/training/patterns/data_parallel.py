@@ -30,7 +30,9 @@ def refuse_other_parallelism(name: str, layout: Layout) -> None:
     """Raises UsageError for a layout with more than data parallelism."""
     for field in ("tp", "cp", "ep", "pp", "chunks"):
         if (size := getattr(layout, field)) != 1:
-            raise UsageError(f"{name} has data parallelism only, not {field}={size}", "--layout dp")
+            raise UsageError(
+                f"{name} has data parallelism only, not {field}={size}", "set only dp in --layout"
+            )
 
 
 def divide_evenly(what: str, number: int, by: str, size: int) -> int:
@@ -249,7 +251,7 @@ def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
     if options.static_graph and options.no_sync and micros > 1:
         raise UsageError(
             f"{micros} micro-batches under no_sync with static_graph: torch fails in the first",
-            "no_sync=false, or static_graph=false",
+            "set no_sync=false or static_graph=false",
         )
     on = _Ddp(model, layout, options)
     if options.init:

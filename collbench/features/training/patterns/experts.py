@@ -117,7 +117,9 @@ def draw_routing(
         return Table(table.reshape(ranks, ranks, -1).sum(axis=2), None, None)
     if ranks * tokens * experts.number > MOST_KEYS:
         raise UsageError(
-            f"{ranks * tokens:,} tokens are too many to draw experts for", "routing=even"
+            f"{ranks * tokens:,} tokens are too many to draw experts for,"
+            f" above {MOST_KEYS // experts.number:,}",
+            "use routing=even",
         )
     weights = np.arange(1, experts.number + 1, dtype=np.float32)
     weights **= -float(routing.partition(":")[2] or 0)
@@ -163,14 +165,18 @@ def _read_counts(path: str, ranks: int, experts: int, total: int) -> np.ndarray:
     """Counts of tokens for experts, a line for each rank. Raises UsageError."""
     import numpy as np
 
-    hint = f"{ranks} lines of {experts} counts, each line with a sum of {total} = tokens x top"
+    hint = (
+        f"write {ranks} lines of {experts} counts, each line with a sum of {total} = tokens x top"
+    )
     try:
         lines = files.read_bytes(files.expand_path(path), MOST_BYTES).decode().splitlines()
         rows = [[int(word) for word in re.split(r"[\s,]+", line.strip())] for line in lines if line]
     except (OSError, ValueError) as e:
         raise UsageError(f"routing=matrix: cannot read {path}: {e}", hint) from e
     if len(rows) != ranks or {len(row) for row in rows} != {experts}:
-        raise UsageError(f"routing=matrix: {path} has {len(rows)} lines, or others' length", hint)
+        raise UsageError(
+            f"routing=matrix: {path} has {len(rows)} lines, or some of another length", hint
+        )
     for number, row in enumerate(rows, 1):
         if min(row) < 0 or sum(row) != total:
             raise UsageError(f"routing=matrix: {path}, line {number} has a sum of {sum(row)}", hint)
@@ -212,7 +218,7 @@ class Dispatch:
         if tokens is None or nodes is None:
             raise UsageError(
                 f"way={self.way} sends a token once to each rank, which counts do not tell",
-                "routing=uniform, or way=alltoall",
+                "use routing=uniform or way=alltoall",
             )
         inside, at = self.inside, self.index % self.inside
         places = len(tokens) // inside
@@ -346,9 +352,12 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
     program for each stage and place in ep, or one for each stage where all send alike. Raises
     UsageError."""
     if not model.experts:
-        raise UsageError(f"{model.name} has no experts", "deepseek-v3, or the pattern megatron")
+        raise UsageError(
+            f"{model.name} has no experts, which the pattern moe needs",
+            "take deepseek-v3, or the pattern megatron",
+        )
     if layout.tp > 1 and not layout.sp:
-        raise UsageError(f"tp={layout.tp} with experts needs sp", "--layout sp=true")
+        raise UsageError(f"tp={layout.tp} with experts needs sp", "add sp=true to --layout")
     experts = msgspec.structs.replace(model.experts, limit=options.limit or model.experts.limit)
     routing = "even" if options.way == "allgather" else options.routing
     tokens, nodes = layout.tokens(model) // layout.tp, options.node_ranks
@@ -430,9 +439,18 @@ def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
         ("ranks of ep", ranks, min(node_ranks, ranks), "node_ranks"),
     ):
         if number % by:
-            raise UsageError(f"{number} {what} are not divisible by {by} ({name})", "--layout ep=")
+            raise UsageError(
+                f"{number} {what} are not divisible by {by} ({name})",
+                "choose another ep= in --layout",
+            )
     if experts.limit > experts.nodes:
-        raise UsageError(f"limit={experts.limit} of {experts.nodes} groups of experts", "less")
+        raise UsageError(
+            f"limit={experts.limit} is more than the {experts.nodes} groups of experts",
+            "choose a smaller limit",
+        )
     within = experts.number // experts.nodes * experts.limit
     if experts.top > within:
-        raise UsageError(f"{experts.top} of {within} experts for each token", "another limit")
+        raise UsageError(
+            f"limit={experts.limit} leaves {within} experts, and each token needs {experts.top}",
+            "choose a larger limit",
+        )

@@ -62,7 +62,7 @@ def divide_layers(layers: int, parts: int, given: Sequence[int]) -> list[int]:
         if len(given) != parts or sum(given) != layers:
             raise UsageError(
                 f"layers= has {sum(given)} layers in {len(given)} parts",
-                f"{layers} in {parts} here, as pp x chunks",
+                f"give {layers} in {parts} parts, as pp x chunks has",
             )
         return [*given]
     if layers % parts == 0:
@@ -71,7 +71,7 @@ def divide_layers(layers: int, parts: int, given: Sequence[int]) -> list[int]:
     if rest or per_part < 2:
         raise UsageError(
             f"{layers} layers are not divisible by the {parts} parts of the pipeline (pp x chunks)",
-            "another pp, or how many each part has: layers=4/3/3, for example",
+            "choose another pp, or say how many each part has, as in layers=4/3/3",
         )
     return [per_part - 1, *[per_part] * (parts - 2), per_part - 1]
 
@@ -225,7 +225,10 @@ class Stage:
 def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
     """A step of Megatron-Core, one program for each stage of the pipeline. Raises UsageError."""
     if model.experts:
-        raise UsageError(f"{model.name} is a mixture of experts", "the pattern moe")
+        raise UsageError(
+            f"{model.name} has experts, which the pattern megatron cannot place",
+            "use the pattern moe",
+        )
     return assemble_step("megatron", [Blocks(model, layout, options)], options.layers)
 
 

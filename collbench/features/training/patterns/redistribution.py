@@ -36,7 +36,10 @@ Shape = tuple[int, ...]
 
 MOST_AXES = 6
 MOST_ELEMENTS = 1 << 60
-HINT = "for each axis None, or dimensions joined with +, and sum: with dimensions: dp.None->None.tp"
+HINT = (
+    "give for each axis None, or dimensions joined with +, and sum: with dimensions:"
+    " dp.None->None.tp"
+)
 
 
 class Redistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,10 +121,12 @@ def parse_layout(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
     used = [*itertools.chain(*axis_dimensions), *partial]
     for dimension in used:
         if dimension not in sizes:
-            hint = f"the grid has {', '.join(sizes)}"
+            hint = f"use a dimension of the grid: {', '.join(sizes)}"
             raise UsageError(f"'{text[:60]}': there is no dimension '{dimension[:20]}'", hint)
         if used.count(dimension) > 1:
-            raise UsageError(f"'{text[:60]}' has {dimension} twice", "each dimension in one place")
+            raise UsageError(
+                f"'{text[:60]}' has {dimension} twice", "put each dimension in one place"
+            )
     real = tuple(tuple(d for d in axis if sizes[d] > 1) for axis in axis_dimensions)
     placed = Placed(real, tuple(sorted(d for d in partial if sizes[d] > 1)))
     for at, length in enumerate(shape):
@@ -129,7 +134,7 @@ def parse_layout(text: str, sizes: Mapping[str, int], shape: Shape) -> Placed:
             raise UsageError(
                 f"'{text[:60]}': {length} is not divisible by the {placed.parts(sizes, at)} parts"
                 f" of axis {at}",
-                "another shape, or fewer ranks of that dimension",
+                "choose another shape, or fewer ranks of that dimension",
             )
     return placed
 
@@ -138,7 +143,9 @@ def parse_ends(text: str) -> tuple[str, str]:
     """The two layouts of LAYOUT->LAYOUT. Raises UsageError."""
     source, arrow, target = text.partition("->")
     if not arrow:
-        raise UsageError(f"'{text[:60]}' leads nowhere", f"LAYOUT->LAYOUT: {HINT}")
+        raise UsageError(
+            f"'{text[:60]}' has no -> and second layout", f"write LAYOUT->LAYOUT: {HINT}"
+        )
     return source, target
 
 
@@ -200,7 +207,7 @@ def plan_moves(
                 heapq.heappush(
                     queue, (next_cost, steps + 1, next(serial), move.placed, (*way, move))
                 )
-    raise UsageError("no steps lead there: axes are not divisible between", "another shape")
+    raise UsageError("no steps lead there: axes are not divisible between", "choose another shape=")
 
 
 def write_moves(writer: Writer, way: Sequence[Move], type_: str, source: str) -> None:
@@ -234,7 +241,7 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
     if len(shape) > MOST_AXES or not 0 < math.prod(shape) < MOST_ELEMENTS:
         text = "/".join(map(str, shape))
         raise UsageError(
-            f"shape={text[:60]} is not a tensor", f"up to {MOST_AXES} axes, none empty"
+            f"shape={text[:60]} is not a tensor's", f"give up to {MOST_AXES} axes, none of them 0"
         )
     type_ = find_dtype(options.dtype or model.dtype)
     sizes = layout.grid.sizes
@@ -265,7 +272,9 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     for what, length, by in (("batch", b, parts), ("outputs", m, n)):
         if length % by:
             among = f"dp={n}" if by == n else f"dp={n} and micro_batches={layout.micro_batches}"
-            raise UsageError(f"{what}={length} is not divisible by {among}", f"{what}=")
+            raise UsageError(
+                f"{what}={length} is not divisible by {among}", f"choose another {what}="
+            )
     if layout.pp > 1:
         return _two_stages(layout, options)
     writer = Writer("forward")
@@ -303,7 +312,7 @@ def _two_stages(layout: Layout, options: MatMul2) -> Step:
     """The products on the two stages of a pipeline: each rank of the first sends its rows of Y to
     the rank beside it, micro-batch by micro-batch, and gets their gradient back."""
     if layout.pp != 2:
-        raise UsageError(f"pp={layout.pp}: two products have two stages", "pp=1 or pp=2")
+        raise UsageError(f"pp={layout.pp}: two products have two stages", "use pp=1 or pp=2")
     n, sizes, type_ = layout.dp, {"dp": layout.dp}, find_dtype(options.dtype)
     k, h, m, batches = options.inputs, options.hidden, options.outputs, layout.micro_batches
     b = options.batch // batches
@@ -409,7 +418,7 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     first = 0 if options.colocated else trainers
     world = max(trainers, first + generators)
     if world > splits.MOST_RANKS:
-        raise UsageError(f"{world} ranks are too many", f"{splits.MOST_RANKS} at most")
+        raise UsageError(f"{world} ranks are too many", f"take at most {splits.MOST_RANKS}")
     before, after = parse_ends(options.move)
     if "sum:" in options.move:
         raise UsageError(f"'{options.move[:60]}': parameters are no sums", HINT)

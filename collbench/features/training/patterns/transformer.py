@@ -437,7 +437,7 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
     pp, chunks, batches = layout.pp, layout.chunks, layout.micro_batches
     instances = options.num_distributed_optimizer_instances
     if not model.heads:
-        raise UsageError(f"{model.name} is not a transformer", "llama3-8b, for example")
+        raise UsageError(f"{model.name} is not a transformer", "take one, as llama3-8b")
     ulysses = cp if options.cp == "a2a" else 1
     for what, number, by, name in (
         ("heads", model.heads, tp * ulysses, "tp x cp" if ulysses > 1 else "tp"),
@@ -449,8 +449,15 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
         ("micro-batches", batches, pp if chunks > 1 else 1, "pp, as an interleaved pipeline needs"),
     ):
         if number % by:
-            raise UsageError(f"{number} {what} are not divisible by {by} ({name})", "--layout")
+            raise UsageError(
+                f"{number} {what} are not divisible by {by} ({name})", "choose another --layout"
+            )
     if chunks > 1 and (pp == 1 or options.schedule == "gpipe"):
-        raise UsageError(f"chunks={chunks} need an interleaved pipeline", "pp=2 and schedule=1f1b")
+        raise UsageError(
+            f"chunks={chunks} need an interleaved pipeline", "use pp=2 and schedule=1f1b"
+        )
     if instances > 1 and not options.use_distributed_optimizer:
-        raise UsageError(f"{instances} instances of no distributed optimizer", "one, or use it")
+        raise UsageError(
+            f"{instances} instances are set of a distributed optimizer that is off",
+            "set num_distributed_optimizer_instances=1 or use_distributed_optimizer=true",
+        )

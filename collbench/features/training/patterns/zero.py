@@ -253,7 +253,7 @@ def quantized_groups(count: int) -> int:
     if not group_count or count / group_count >= 16000:
         raise UsageError(
             f"zero_quantized_weights: DeepSpeed finds no groups of eights for {count} elements",
-            "another dp, or zero_quantized_weights=false",
+            "choose another dp, or set zero_quantized_weights=false",
         )
     return group_count
 

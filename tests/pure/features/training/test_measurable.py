@@ -136,7 +136,11 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words", "hint"),
     [
-        (("gaps", 'name = "toy:ddp"\ngaps'), "name: a trace says itself", "leave it out"),
+        (
+            ("gaps", 'name = "toy:ddp"\ngaps'),
+            "name: it cannot be set for a trace",
+            "leave name out",
+        ),
         (('"none"', '"most"'), "--gaps most", "x0.5"),
         (('"none"', "1"), "[[workload]] 1", ""),
         (("gaps", "gap"), "unknown field `gap`", ""),

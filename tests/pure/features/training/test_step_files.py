@@ -261,8 +261,8 @@ PHASE = 'world = 2\n[[phase]]\nname = "p"\nops = ['
         (PHASE + '{ kind = "barrier" }, { kind = 1 }]', "[[phase]] 1, op 2, kind: expected", ""),
         (PHASE + "{ group = 'g' }]", "[[phase]] 1, op 1: object missing required field `kind`", ""),
         (PHASE + '{ kind = "barrier", grp = "" }]', "unknown field `grp`", ""),
-        (PHASE + '{ kind = "barrier", dtype = "fp33" }]', "1, dtype: there is no 'fp33'", "fp32?"),
-        (PHASE + '{ kind = "reduce", reduce = "sun" }]', "op 1, reduce: there is no 'sun'", "sum?"),
+        (PHASE + '{ kind = "barrier", dtype = "fp33" }]', "1, dtype: unknown 'fp33'", "fp32?"),
+        (PHASE + '{ kind = "reduce", reduce = "sun" }]', "op 1, reduce: unknown 'sun'", "sum?"),
         (PHASE + '{ kind = "all_reduce", count = "2**9" }]', "op 1, count: '2**9' is no", "8192*"),
         (PHASE + '{ kind = "all_reduce", count = 1, bytes = 2 }]', "op 1: count and bytes", ""),
         (PHASE + '{ kind = "all_reduce", bytes = 3 }]', "op 1: rank 0, op 0 (all_reduce): 3 B", ""),
@@ -277,7 +277,11 @@ PHASE = 'world = 2\n[[phase]]\nname = "p"\nops = ['
         (PHASE + '{ kind = "barrier", ranks = "0;0" }]', "'0;0' has a rank twice", ""),
         (PHASE + '{ kind = "barrier", after = ["x"] }]', "1, after: no operation before", "an id"),
         (PHASE + '{ kind = "barrier", id = "7" }]', "op 1, id: '7' is a number", ""),
-        (PHASE + '{ kind = "barrier", lane = "\\u001b" }]', "op 1, lane: not all of it", ""),
+        (
+            PHASE + '{ kind = "barrier", lane = "\\u001b" }]',
+            "op 1, lane: it has characters that cannot be printed",
+            "",
+        ),
         (PHASE + '{ kind = "compute", flops = nan }]', "op 1, flops: expected `float` >= 0", ""),
         (PHASE + '{ kind = "compute", flops = -1.0 }]', "op 1, flops: expected `float` >= 0", ""),
         (PHASE + '{ kind = "compute", wait = "lane" }]', "wait: invalid enum value 'lane'", ""),
@@ -305,10 +309,10 @@ HEAD = "ranks,op,bytes,dtype,group"
 @pytest.mark.parametrize(
     ("text", "told", "hint"),
     [
-        ("", "mine.csv: there is no header", HEAD),
-        ("# only\n", "there is no header", ""),
+        ("", "mine.csv: it has no header", HEAD),
+        ("# only\n", "it has no header", ""),
         ("ranks,op,bytes,dtype", "line 1: the header lacks group", ""),
-        (f"{HEAD},reduec", "line 1: there is no column 'reduec'", "did you mean reduce?"),
+        (f"{HEAD},reduec", "line 1: unknown column 'reduec'", "did you mean reduce?"),
         (f"{HEAD},op", "line 1: twice the column 'op'", ""),
         (f"{HEAD}\n0,barrier,0,float", "line 2: 4 cells for 5 columns", ""),
         (
@@ -316,14 +320,14 @@ HEAD = "ranks,op,bytes,dtype,group"
             "line 3, kind: there is no",
             "did you mean all_reduce?",
         ),
-        (f"{HEAD}\n,barrier,0,float,", "line 2: there are no ranks, or no op", ""),
+        (f"{HEAD}\n,barrier,0,float,", "line 2: the ranks or the op are missing", ""),
         (f"{HEAD}\nx,barrier,0,float,", "'x' is not a set of ranks", "0-3;8"),
         (f"{HEAD}\n0-3:0,barrier,0,float,", "'0-3:0' is not a set of ranks", ""),
         (f"{HEAD}\n0-9999999,barrier,0,float,", "is not a set of ranks", ""),
         (f"{HEAD}\n0,barrier,0x9,float,", "line 2, bytes: '0x9' is not a whole number", ""),
         (
             f"{HEAD}\n0,barrier,0,flaot,",
-            "line 2, dtype: there is no 'flaot'",
+            "line 2, dtype: unknown 'flaot'",
             "did you mean float?",
         ),
         (f"{HEAD},root\n0,reduce,0,float,,one", "line 2, root: expected `int`, got `str`", ""),
@@ -339,7 +343,7 @@ HEAD = "ranks,op,bytes,dtype,group"
         (f"{HEAD},gap_us\n0,barrier,0,float,,inf", "line 2, gap_us: expected `float` <=", ""),
         (
             f"{HEAD},phase\n0,barrier,0,float,,\x1b[31mred",
-            "line 2, phase: not all of it can be printed",
+            "line 2, phase: it has characters that cannot be printed",
             "letters",
         ),
         (f'{HEAD}\n0,"barrier,0,float,', "line 2: unexpected end of data", "quotes"),
@@ -375,7 +379,7 @@ def test_files_that_are_none(tmp_path: Path, ending: str) -> None:
 
 def test_ranks_are_not_named_without_end(tmp_path: Path) -> None:
     rows = [f"0-{1048575 - n},barrier,0,float," for n in range(5)]
-    with pytest.raises(UsageError, match="ranks are named too often"):
+    with pytest.raises(UsageError, match="too many ranks are listed"):
         read(tmp_path, "\n".join([HEAD, *rows]), ".csv")
 
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_with_rank_and_operation(op: Op, words: str) -
     [
         (Step("x", 2, (program(ranks=(0, 1)), program(ranks=(1,)))), "rank 1 has two programs"),
         (Step("x", 3, (program(ranks=(0, 1)),)), "rank 2 has no program"),
-        (Step("x", 0, ()), "a world of 0 ranks"),
+        (Step("x", 0, ()), "a step cannot have 0 ranks"),
         (Step("x", 1, (program(),), {"a": ((0,), (0,))}), "share some"),
         (Step("x", 1, (program(),), {"a": ((1,),)}), "there is no rank 1 of 1"),
     ],

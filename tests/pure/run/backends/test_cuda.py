@@ -98,14 +98,14 @@ def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
 @pytest.mark.parametrize(
     ("version", "backend", "of_nccl", "hint"),
     [
-        ((2, 30, 4), "nccl", True, "ask for fewer with -g, or for --share-gpu"),
-        ((2, 30, 4), "torch_one_shot", True, "ask for fewer with -g, or for --share-gpu"),
-        ((2, 28, 9), "symm", False, "ask for fewer with -g, or for --share-gpu"),
+        ((2, 30, 4), "nccl", True, "ask for fewer with -g, or add --share-gpu"),
+        ((2, 30, 4), "torch_one_shot", True, "ask for fewer with -g, or add --share-gpu"),
+        ((2, 28, 9), "symm", False, "ask for fewer with -g, or add --share-gpu"),
         (
             (2, 28, 9),
             "torch_one_shot",
             True,
-            "ask for fewer with -g, or for --share-gpu with NCCL 2.30 or newer",
+            "ask for fewer with -g, or add --share-gpu with NCCL 2.30 or newer",
         ),
     ],
 )

@@ -610,7 +610,7 @@ def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_any_word_of_rank_0_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
-        pytest.raises(CannotRun, match="nothing says where they meet"),
+        pytest.raises(CannotRun, match="rank 0's host is unknown"),
         rendezvous.agree_on_doors(Membership("pbsdsh", 0, 2, 0, 0)),
     ):
         pass

@@ -253,7 +253,7 @@ def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None
         (('machine = "^node"', ""), "line 2, device", "neither device nor machine"),
         (('"all_reduce"', '"all_produce"'), "line 5, collective", "no busbw"),
         (("source", "sauce"), "line 8, sauce", "unknown field"),
-        (("[[curve]]", "[curve]"), "", "there is no [[curve]]"),
+        (("[[curve]]", "[curve]"), "", "it has no [[curve]]"),
         (("= 4", "= = 4"), "", "line 4"),
     ],
 )

@@ -164,7 +164,7 @@ def test_only_the_last_thirty_nights_count_and_five_are_needed() -> None:
 )
 def test_the_median_of_three_launches_confirms(again: list[float], state: str) -> None:
     assert confirm_reruns([0.0] * 30, again, 0.03).state == state
-    with pytest.raises(UsageError, match="2 launches confirm nothing"):
+    with pytest.raises(UsageError, match="2 launches are too few to confirm"):
         confirm_reruns([0.0] * 30, again[:2], 0.03)
 
 

@@ -129,7 +129,7 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 HEAD = '{"collbench_trace":1,"rank":0,"world":2}\n'
 BAD = {
-    "nothing": ("", "there is nothing in it"),
+    "nothing": ("", "the file is empty"),
     "garbage": ("\x00\xff{\n", "line 1: "),
     "another version": ('{"collbench_trace":2,"rank":0,"world":2}\n', "line 1: .*collbench_trace"),
     "no rank of the world": ('{"collbench_trace":1,"rank":2,"world":2}\n', "line 1: rank 2 of 2"),
@@ -138,7 +138,7 @@ BAD = {
     "neither call nor note": (HEAD + "[]\n", "line 2: "),
     "garbage between": (HEAD + "x\n" + '{"kind":"send"}\n', "line 2: "),
     "a wait for what comes later": (HEAD + '{"kind":"wait","after":[0]}\n', "line 2: .*call 0"),
-    "a long name": (HEAD + f'{{"kind":"{"x" * 1001}"}}\n', "line 2: a name has more than 1,000"),
+    "a long name": (HEAD + f'{{"kind":"{"x" * 1001}"}}\n', "line 2: 'x+…' has more than 1,000"),
     "a datatype of tomorrow": (HEAD + '{"kind":"send","dtype":"float3"}\n', "line 2: .*'float3'"),
     "deep": (HEAD + "[" * 100_000 + "\n", "line 2: "),
 }

@@ -150,7 +150,7 @@ def test_a_matrix_is_read(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("4 0 0 0\n", "has 1 lines"),
-        ("4 0 0 0\n1 1 1\n", "others' length"),
+        ("4 0 0 0\n1 1 1\n", "some of another length"),
         ("4 0 0 0\n1 1 1 2\n", "line 2 has a sum of 5"),
         ("4 0 0 0\n5 -1 0 0\n", "line 2 has a sum"),
         ("4 0 0 x\n1 1 1 1\n", "cannot read"),

@@ -289,7 +289,7 @@ def test_bytes_of_two_products_for_any_number_of_ranks(n: int) -> None:
 @pytest.mark.parametrize(
     ("move", "shape", "words"),
     [
-        ("dp.None", (8, 8), "leads nowhere"),
+        ("dp.None", (8, 8), "no -> and second layout"),
         ("dp.None->None", (8, 8), "has 1 axes, the tensor 2"),
         ("xp.None->None.None", (8, 8), "no dimension 'xp'"),
         ("dp.dp->None.None", (8, 8), "dp twice"),
@@ -404,7 +404,7 @@ def test_every_rank_ends_with_its_part(
         (M2N("dp.None->tp.None", tp=4096), "too many"),
         (M2N("dp.None.sum:tp->tp.None"), "no sums"),
         (M2N("dp.None->pp.None"), "no dimension 'pp'"),
-        (M2N("dp.None"), "leads nowhere"),
+        (M2N("dp.None"), "no -> and second layout"),
     ],
 )
 def test_what_is_no_m2n(options: M2N, words: str) -> None:

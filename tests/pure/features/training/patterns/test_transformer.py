@@ -413,7 +413,7 @@ def test_what_ranks_hold() -> None:
             {"num_distributed_optimizer_instances": 2},
             "3 ranks of cp x dp",
         ),
-        ("deepseek-v3", Layout(), {}, "mixture of experts"),
+        ("deepseek-v3", Layout(), {}, "has experts, which the pattern megatron"),
         ("resnet50", Layout(), {}, "not a transformer"),
     ],
 )
