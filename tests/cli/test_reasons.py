@@ -16,7 +16,11 @@ TWO = ("-b", "8", "-e", "8", "-g", "2", "--dry-run")
         (("scan", *TWO, "--backend", "shm"), "name an algorithm (--algo recursive_doubling)", ""),
         (("all_reduce", *TWO, "--backend", "shm"), "name an algorithm (--algo ring)", ""),
         (("broadcast", *TWO, "--backend", "shm"), "name an algorithm (--algo linear)", ""),
-        (("broadcast", *TWO, "-r", "7"), "root 7 does not exist among 2 ranks", "hint: choose -r below"),
+        (
+            ("broadcast", *TWO, "-r", "7"),
+            "root 7 does not exist among 2 ranks",
+            "hint: choose -r below",
+        ),
         (("all_reduce", "--sizes", "64T", "-g", "2", "--dry-run"), "64 TiB on 2 ranks", "(-e)"),
         (("all_reduce", *TWO, "-o", "band"), "defined on integers only", "hint: use -d int32"),
         (("sendrecv", *TWO, "--place", "in"), "no in-place form", "hint: use --place out"),
