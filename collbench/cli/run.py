@@ -163,7 +163,7 @@ def _refuse_conflicts(options: RunOptions) -> None:
     if options.resume and (suites or options.has_changes):
         raise UsageError(
             "--resume is given with suites or their options",
-            "leave these out: a resumed run goes on as it was begun",
+            "leave suites and their options out: a resumed run goes on as it was begun",
         )
     if not options.resume and not suites:
         raise UsageError(

@@ -124,7 +124,7 @@ def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
     if schedule.has_data and not schedule.row.uneven and name not in COLLS:
         raise CannotRun(
             f"MSCCL's executor and RCCL run no {name} of this form",
-            "use --to msccl: it writes it as custom, for Microsoft's runtime",
+            "use --to msccl, which writes it as custom, for Microsoft's runtime",
         )
     return write_msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
 

@@ -127,7 +127,9 @@ def read_baseline(path: Path) -> Baseline:
             f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
         ) from e
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
-        raise UsageError(f"{path}: {e}", "give a baseline of this version") from e
+        raise UsageError(
+            f"{path}: {e}", "give a baseline; this is none, or one of another version"
+        ) from e
     if not baseline.reason.strip() or baseline.schema != SCHEMA:
         what = (
             "no reason" if baseline.schema == SCHEMA else f"schema {baseline.schema}, not {SCHEMA}"

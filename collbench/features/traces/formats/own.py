@@ -284,7 +284,7 @@ class _Reader:
     def _begun(where: str, head: _Head) -> _Head:
         """The first line of a file, checked. Raises UsageError."""
         if not head.rank < head.world <= MOST_RANKS:
-            rank_phrase = f"rank {head.rank} of {head.world}"
+            rank_phrase = f"rank {head.rank} of {head.world} is not possible"
             raise UsageError(
                 f"{where}: {rank_phrase}", f"give a trace of 1 to {MOST_RANKS:,} ranks"
             )
@@ -297,7 +297,7 @@ class _Reader:
         texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, texts)) > LONGEST:
             start = printable_text(max(texts, key=len)[:40])
-            raise UsageError(f"{where}: '{start}…' has more than {LONGEST:,} characters", HINT)
+            raise UsageError(f"{where}: the name '{start}…' is longer than {LONGEST:,}", HINT)
         if call.dtype not in DTYPES:
             hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
             raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)

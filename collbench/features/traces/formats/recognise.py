@@ -252,7 +252,7 @@ def _recognise_files(
         raise UsageError(f"{path}: {why}", _suggest_formats() if why == UNKNOWN else HOW)
     if not recognised or len(recognised) > MOST_FILES:
         raise UsageError(
-            f"{len(recognised):,} files are no trace, or too many", f"give from 1 to {MOST_FILES:,}"
+            f"{len(recognised):,} files of a trace are given", f"give from 1 to {MOST_FILES:,}"
         )
     return recognised, [Unread(str(path), why) for path, why in broken.items()]
 

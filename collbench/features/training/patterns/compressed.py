@@ -313,7 +313,7 @@ def dalle(model: Model, layout: Layout, options: DallE) -> Step:
         if number % options.shards:
             raise UsageError(
                 f"{number} {what} are not divisible by shards={options.shards}",
-                "choose another shards=: each GPU of a machine has its part of both",
+                "choose shards= that divides both the GPUs and rank=",
             )
     grid = Grid({"shard": options.shards, "machine": layout.dp // options.shards})
     return Step(

@@ -226,7 +226,7 @@ def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
     """A step of Megatron-Core, one program for each stage of the pipeline. Raises UsageError."""
     if model.experts:
         raise UsageError(
-            f"{model.name} has experts, which the pattern megatron cannot place",
+            f"{model.name} has experts, which the pattern megatron lacks",
             "use the pattern moe",
         )
     return assemble_step("megatron", [Blocks(model, layout, options)], options.layers)

@@ -148,7 +148,11 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
         (('"job"', "3"), "trace", ""),
         (('trace = "job"', 'name = "toy:ddp"'), "unknown field `gaps`", ""),
         (('trace = "job"', "step = {}"), "step: there is no such key", "trace"),
-        (("[axes]", "[axes]\nranks = 4"), "4 ranks: replay:job gaps=none has 2", "--ranks 0-3"),
+        (
+            ("[axes]", "[axes]\nranks = 4"),
+            "4 ranks are given, and replay:job gaps=none has 2",
+            "--ranks 0-3",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_trace_is_told_with_its_table(

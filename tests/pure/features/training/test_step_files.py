@@ -257,7 +257,7 @@ PHASE = 'world = 2\n[[phase]]\nname = "p"\nops = ['
         ("world = 2\nwrold = 2\nphase = []", "unknown field `wrold`", "did you mean world?"),
         ("version = 2\nworld = 2\nphase = []", "version: invalid enum value 2", ""),
         ("world = 2 2", "Expected newline", ""),
-        (PHASE + '{ kind = "all_redcue" }]', "[[phase]] 1, op 1, kind: there is no", "all_reduce?"),
+        (PHASE + '{ kind = "all_redcue" }]', "[[phase]] 1, op 1, kind: unknown", "all_reduce?"),
         (PHASE + '{ kind = "barrier" }, { kind = 1 }]', "[[phase]] 1, op 2, kind: expected", ""),
         (PHASE + "{ group = 'g' }]", "[[phase]] 1, op 1: object missing required field `kind`", ""),
         (PHASE + '{ kind = "barrier", grp = "" }]', "unknown field `grp`", ""),
@@ -317,7 +317,7 @@ HEAD = "ranks,op,bytes,dtype,group"
         (f"{HEAD}\n0,barrier,0,float", "line 2: 4 cells for 5 columns", ""),
         (
             f"{HEAD}\n\n0,all_redcue,0,float,",
-            "line 3, kind: there is no",
+            "line 3, kind: unknown",
             "did you mean all_reduce?",
         ),
         (f"{HEAD}\n,barrier,0,float,", "line 2: the ranks or the op are missing", ""),
@@ -349,7 +349,7 @@ HEAD = "ranks,op,bytes,dtype,group"
         (f'{HEAD}\n0,"barrier,0,float,', "line 2: unexpected end of data", "quotes"),
         (f"#group tp\n{HEAD}", "line 1, #group: 'tp' is not a set of ranks", ""),
         (f"#world x\n{HEAD}", "line 1, #world: 'x' is not a whole number", ""),
-        (f"#world 9M\n{HEAD}", "#world 9437184", "1,048,576 at most"),
+        (f"#world 9M\n{HEAD}", "#world 9437184", "take at most 1,048,576"),
         (f"#world 2\n{HEAD}\n2,barrier,0,float,", "line 3, ranks: there is no rank 2 of 2", ""),
         (f"#holds 0 x y\n{HEAD}", "line 1, #holds: 'y' is not a whole number", ""),
         (f"#world 2\n#holds 0-3 x 1\n{HEAD}", "#holds, ranks: there is no rank 3 of 2", ""),
@@ -373,7 +373,7 @@ def test_files_that_are_none(tmp_path: Path, ending: str) -> None:
             read(tmp_path, content, ending)
     with pytest.raises(UsageError, match="No such file"):
         files.read_step(tmp_path / f"none{ending}")
-    with pytest.raises(UsageError, match=r"neither \.toml nor \.csv"):
+    with pytest.raises(UsageError, match=r"neither in \.toml nor in \.csv"):
         files.read_step(tmp_path / "x.json")
 
 

@@ -345,7 +345,7 @@ def test_layers_are_filled_up() -> None:
         (Layout(ep=3, dp=3), {}, "16 experts are not divisible by 3"),
         (Layout(ep=4, dp=2), {}, "2 ranks of tp x cp x dp are not divisible by 4"),
         (Layout(ep=4, dp=4), {"node_ranks": 3}, "4 ranks of ep are not divisible by 3"),
-        (Layout(ep=4, dp=4), {"limit": 2}, "limit=2 of 1 groups"),
+        (Layout(ep=4, dp=4), {"limit": 2}, "limit=2 is more than the 1 groups"),
         (Layout(tp=2, ep=4, dp=4, sp=False), {}, "tp=2 with experts needs sp"),
     ],
 )
