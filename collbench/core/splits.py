@@ -108,8 +108,8 @@ def table_bytes(spec: str, n: int) -> int | None:
 
 
 def block_lengths(table: np.ndarray) -> np.ndarray:
-    """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets
-    from each."""
+    """The lengths of each rank's blocks, (n, 2n): what the rank sends to each rank, and then what
+    it gets from each."""
     import numpy as np
 
     return np.hstack([table, table.T])

@@ -106,7 +106,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped(self) -> int:
-        """How many rows --budget left no time for."""
+        """The number of rows that --budget left no time for."""
         return sum(row.dropped for row in self.skipped)
 
     @property

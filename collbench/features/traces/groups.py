@@ -163,7 +163,8 @@ def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> 
 
 
 def explain_unknown(rank: RankTrace, call: Call) -> str:
-    """Why a call with others means nothing; an empty string where it does, or is with none."""
+    """The reason why a call with other ranks is invalid; an empty string where it is valid, or with
+    no other."""
     if call.kind in LOCAL:
         return ""
     if call.kind not in KINDS:

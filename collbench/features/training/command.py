@@ -123,7 +123,7 @@ class StepOptions:
         return SaveOptions(output=self.output, save=self.save, tag=self.tag, dry_run=self.dry_run)
 
     def make_policy(self) -> Policy:
-        """How a step's parts are measured. Raises UsageError."""
+        """The policy by which a step's parts are measured. Raises UsageError."""
         from collbench.suite import grammar
         from collbench.suite.policy import Policy
 

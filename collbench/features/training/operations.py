@@ -49,8 +49,8 @@ class Played(NamedTuple):
 
     @property
     def site(self) -> tuple[str, str]:
-        """The group and lane that it runs on; messages have one lane of their own, as theirs are
-        each rank's own affair."""
+        """The group and the lane (a queue of its own at the library) that an operation runs on;
+        messages have one lane of their own."""
         return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
 
     @property

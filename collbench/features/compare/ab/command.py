@@ -318,7 +318,8 @@ def _describe_time(order: Order, expected: Forecast) -> str:
 
 
 def _execute_order(order: Order, rules: Rules, options: AbOptions) -> Exit:
-    """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
+    """Run the experiment, compare its sides and show the result. A broken or interrupted experiment
+    is judged as far as it came."""
     from collbench.cli import outputs
     from collbench.features.compare import command as judge
     from collbench.features.compare import comparison as compare

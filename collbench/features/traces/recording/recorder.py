@@ -412,7 +412,7 @@ class Recorder:
 
 
 def _describe_rank() -> RankTrace:
-    """What is known of this rank from its first call on."""
+    """A trace of this rank without calls: its number, world, host and backend."""
     rank, world, backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
     return RankTrace(rank, world, host=socket.gethostname(), backend=backend)
 

@@ -34,7 +34,7 @@ EPOCH = 10**17  # ns: less is no time of day
 
 
 def describe_hang(hang: Hang) -> str:
-    """Who hung the job, and in what."""
+    """A sentence on who hung the job, and in which operation."""
     return {
         "missing": _describe_missing,
         "silent": _describe_silent,
@@ -295,7 +295,8 @@ def _drawn_ranks(hang: Hang, front: Front) -> list[int]:
 
 
 def _begin_time(call: Call) -> int:
-    """When a call began, or else was issued; -1 where the trace does not tell."""
+    """The time in ns at which a call began, or else was issued; -1 where the trace does not
+    tell."""
     return call.begins_ns if call.begins_ns >= 0 else call.issued_ns
 
 
