@@ -255,8 +255,8 @@ def count_turns(n: int) -> int:
 
 
 def list_turn(n: int, at: int) -> list[Pair]:
-    """The pairs that meet in round ``number``, by the circle method: one rank stays, or sits out,
-    and the others go round it."""
+    """The pairs of n ranks that meet in round ``at``, by the circle method: one rank stays, or sits
+    out, and the others go round it."""
     others = count_turns(n)
     pairs = [((at + k) % others, (at - k) % others) for k in range(1, others // 2 + 1)] + [
         (at, others)

@@ -232,8 +232,8 @@ class Player:
         return [*waited, [*open_]]
 
     def _acts(self, part: str, lacking: int | None = None) -> Iterator[tuple[int, Action]]:
-        """What is done in a part, but for one operation, with the place of the operation that it is
-        of; at last what nobody has waited for is."""
+        """The actions of a part, each with the index of its operation, but for operation
+        ``lacking``; at last the waits for what has not been waited for."""
         talks = part != COMPUTATION
         for at, places in enumerate(self._waits):
             if talks and (waits := [number for number in places if number != lacking]):

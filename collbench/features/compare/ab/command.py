@@ -299,7 +299,7 @@ def _show_plan(order: Order) -> None:
 
 
 def _describe_time(order: Order, expected: Forecast) -> str:
-    """How long the experiment will take, as far as that is known before."""
+    """A sentence on how long the experiment will take, as far as that is known before."""
     from collbench.core.text import format_count
     from collbench.features.compare.ab.rounds import BUDGET
 

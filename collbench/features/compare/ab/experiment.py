@@ -440,8 +440,8 @@ class Experiment:
             duet.play_in_turns(players, self._lots)
 
     def _together(self, plans: Mapping[SideName, Plan]) -> Together:
-        """How the two sides of a pair take turns: within one world, as two that are alive at once,
-        or launch by launch ("")."""
+        """The way in which the two sides of a pair take turns: within one world, as two worlds that
+        are alive at once, or launch by launch ("")."""
         predicted = any(backend_info(current.backend).predicts for current in plans.values())
         base, head = plans.values()
         both_cases = {job.case for job in base.jobs} & {job.case for job in head.jobs}

@@ -273,7 +273,7 @@ def _format_certainty(finding: Finding) -> str:
 
 
 def _make_brief(verdict: Verdict) -> list[Block]:
-    """What a terminal shows: the verdict, findings in words, what each check saw."""
+    """The text for a terminal: the verdict, findings in words, and what each check saw."""
     about = ", ".join(verdict.hosts[:4])
     more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
     hosts = f"{about}{more}" or "of hosts that no run names"

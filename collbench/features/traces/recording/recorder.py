@@ -176,8 +176,8 @@ class Recorder:
 
     @make_harmless
     def _start(self) -> None:
-        """Check the settings, and begin to record at once or after ``after`` iterations. Raises
-        ValueError, RuntimeError and what the folder raises."""
+        """Check the settings, and begin to record at once or after the iterations to be passed.
+        Raises ValueError, RuntimeError and what the folder raises."""
         if self._steps < 1 or self._after < 0:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
