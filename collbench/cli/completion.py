@@ -43,7 +43,8 @@ def find_name_source(kind: str) -> Callable[[], Iterable[str]]:
 
 
 def _make_completion(list_names: Callable[[], Iterable[str]], many: bool = False) -> Completion:
-    """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
+    """The function that typer calls with the word begun so far; of a list (``many``) the last item
+    counts."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")

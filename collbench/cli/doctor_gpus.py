@@ -85,7 +85,7 @@ def gpu_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]:
-    """What ranks on AMD's GPUs stand on, as far as it differs from NVIDIA's."""
+    """The software that ranks on AMD's GPUs need, where it differs from NVIDIA's."""
     from collbench.run.rank import gpu
 
     about = f"amdgpu {driver or 'of the kernel'}"
@@ -254,7 +254,7 @@ def _check_symmetric_memory(count: int) -> Iterator[Finding]:
 
 
 def _check_states(count: int) -> Iterator[Finding]:
-    """Each GPU now: no where it is held back or has errors."""
+    """The state of each GPU now: "no" where a GPU is held back or has errors."""
     import torch
 
     from collbench.run.rank import gpu

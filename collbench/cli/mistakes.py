@@ -144,7 +144,7 @@ def _bad_value(parameter: Any, message: str) -> tuple[str, str]:
 
 
 def _reword_value_error(message: str) -> str:
-    """What the parser says of a value, in our words."""
+    """The message on a value, reworded from the parser's."""
     for pattern, template in (
         (r"greater than or equal to (\S+)|x>=([^\s.<]+)\.?$", "must be at least {}"),
         (r"less than or equal to (\S+)|x<=([^\s.]+)\.?$", "must be at most {}"),
@@ -168,7 +168,7 @@ def _describe_extra(args: Sequence[str], path: str, command: Any) -> tuple[str, 
 
 
 def _list_flags(command: Any) -> list[str]:
-    """All names of a command's options that its help shows."""
+    """The names of a command's options that its help shows."""
     parameters = (
         [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
         if command
@@ -195,7 +195,7 @@ def _as_given(name: str) -> str:
 
 
 def _value_of(flag: str) -> str:
-    """What the command line gives an option, "" if it cannot be told."""
+    """The value that the command line gives an option, "" if it cannot be told."""
     args = sys.argv[1:]
     for at, word in enumerate(args):
         if word == flag and at + 1 < len(args):

@@ -345,7 +345,8 @@ def _add_launches(
 
 
 def read_save_options(saving: SaveOptions) -> dict[str, Any]:
-    """Where a run goes, as fields of its order. Raises UsageError for what cannot be meant."""
+    """The fields of an order that say where its run is saved. Raises UsageError for options that
+    contradict each other."""
     save, output, tag = saving.save, saving.output, saving.tag
     grammar.refuse_tag(tag)
     if output and not save:

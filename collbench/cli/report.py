@@ -105,7 +105,8 @@ def _find_runs(names: Sequence[str]) -> list[Path]:
 
 
 def _conclude_from(files: Sequence[RunFile], compared: bool) -> Conclusion | None:
-    """What a feature concludes of these runs, or of runs that are to be ``compared``."""
+    """The conclusion that a feature draws from these runs, or from runs that are to be
+    ``compared``."""
     from collbench.core.feature import load_entries
 
     makers = load_entries("conclusions").values()

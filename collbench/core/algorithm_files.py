@@ -73,7 +73,7 @@ def name_of_file(word: str) -> str:
 
 
 def pass_to_children(algorithm: UserAlgorithm) -> None:
-    """Tell this process and those that it starts of it."""
+    """Register a user's algorithm in this process and those that it starts."""
     entry = f"{algorithm.collective}={algorithm.path}:{algorithm.name}"
     others = os.environ.get(VARIABLE, "").split("\n")
     if entry not in others:

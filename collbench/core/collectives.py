@@ -391,8 +391,8 @@ def find_row_table(name: str) -> RowTable:
 
 @cache
 def reading_place(name: str) -> int:
-    """The index by which a report sorts a row: collectives first, then features' rows in their
-    order."""
+    """The index by which reports sort a row of this name: collectives first, then features'
+    rows."""
     tables = (COLLECTIVE, *load_entries("row_tables").values())
     names = [row for table in tables for row in table.rows]
     return names.index(name) if name in names else len(names)

@@ -259,8 +259,8 @@ def count_turns(n: int) -> int:
 
 
 def list_turn(n: int, at: int) -> list[Pair]:
-    """Who meets in one of these rounds, by the circle method: one stays, or sits out, the others go
-    round it."""
+    """The pairs of n ranks that meet in round ``at``, by the circle method: one rank stays, or sits
+    out, and the others go round it."""
     others = count_turns(n)
     pairs = [((at + k) % others, (at - k) % others) for k in range(1, others // 2 + 1)] + [
         (at, others)
@@ -269,8 +269,8 @@ def list_turn(n: int, at: int) -> list[Pair]:
 
 
 def describe_misplaced(rule: str, hosts: Sequence[str]) -> str:
-    """Why ranks on ``hosts``, by rank, are not in the groups by host that ``rule`` takes them for;
-    else nothing."""
+    """The reason why ranks on ``hosts``, by rank, are not in the groups by host that ``rule`` takes
+    them for; else an empty string."""
     match = MEETING.fullmatch(rule)
     named_rule = ("", None) if count_placed_ranks(rule) or not rule else _parse_rule(rule)
     name, value = (match[2], int(match[3] or 0)) if match else named_rule

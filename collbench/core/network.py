@@ -195,8 +195,8 @@ class FatTree(Network):
 
 
 def list_cost_lines(network: Network, n: int, messages: Messages) -> Floats:
-    """(k, 2): seconds and seconds per length of a cell, of every line that is the highest at some
-    length."""
+    """The lines that bound a step's time, (k, 2): seconds, and seconds per length of a cell, of
+    every line that is the highest at some length."""
     src, dst, length, reduced = messages
     alpha, beta, gamma = network.ends(src, dst)
     alphas = np.broadcast_to(alpha, src.shape)

@@ -51,7 +51,7 @@ class Moves:
         self.into = chunk if into is None else into
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
-        """All five fields, as arrays of one length."""
+        """The five fields, as arrays of one length."""
         fields = np.broadcast_arrays(
             self.src, self.dst, self.chunk, self.into, np.asarray(self.reduce, bool)
         )
@@ -100,7 +100,7 @@ class Schedule(NamedTuple):
         return self.row.overlay(self.n, self.cells, 0)[2] if self.has_data else 1
 
     def input_cells(self, rank: int) -> range:
-        """Where a rank's input lies before the first step."""
+        """The cells in which a rank's input lies before the first step."""
         start = self.row.overlay(self.n, self.cells, rank)[0]
         return (
             range(start, start + self.row.counts(self.n, self.cells)[0])
@@ -109,7 +109,7 @@ class Schedule(NamedTuple):
         )
 
     def output_cells(self, rank: int) -> range:
-        """Where a rank's output must lie after the last step."""
+        """The cells in which a rank's output must lie after the last step."""
         start = self.row.overlay(self.n, self.cells, rank)[1]
         return (
             range(start, start + self.row.counts(self.n, self.cells)[1])
@@ -118,7 +118,7 @@ class Schedule(NamedTuple):
         )
 
     def for_rank(self, rank: int) -> Iterator[Moves]:
-        """Each step's moves that concern ``rank``."""
+        """The moves of each step that concern ``rank``."""
         return (moves.for_rank(rank) for moves in self.steps())
 
 
@@ -214,8 +214,8 @@ def prove_schedule(schedule: Schedule) -> list[Fault]:
 
 
 def _start_symbols(schedule: Schedule) -> Ints:
-    """(ranks, cells, 1 + ranks): what each cell holds before the first step, as in
-    ``expect_outputs``; cell -1 is nothing."""
+    """The symbols that each cell holds before the first step, (ranks, cells, 1 + ranks), as in
+    ``expect_outputs``; cell -1 is an empty one."""
     state = np.zeros((schedule.n, schedule.width, schedule.n + 1), np.int64)
     state[:, :, 0] = -1
     for rank in range(schedule.n):

@@ -38,7 +38,8 @@ class Counts(NamedTuple):
 
 
 def count_costs(schedule: Schedule) -> Counts:
-    """A, B, G and the bytes sent, in one pass."""
+    """A, B, G (the factors of alpha, beta, gamma) and the bytes sent, in one pass over the
+    schedule."""
     n, unit = schedule.n, cell_share(schedule)
     rounds = most = reduced = 0
     sent = np.zeros(n)
@@ -211,7 +212,7 @@ MOST_MOVES = 3e7
 
 
 def _measure_burden(schedule: Schedule) -> tuple[int, int, int]:
-    """Steps, moves, and moves in the largest step."""
+    """The number of steps, of moves, and of moves in the largest step."""
     sizes = [len(moves) for moves in schedule.steps()]
     return len(sizes), sum(sizes), max(sizes, default=0)
 

@@ -109,8 +109,8 @@ def table_bytes(spec: str, n: int) -> int | None:
 
 
 def block_lengths(table: np.ndarray) -> np.ndarray:
-    """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets
-    from each."""
+    """The lengths of each rank's blocks, (n, 2n): what the rank sends to each rank, and then what
+    it gets from each."""
     import numpy as np
 
     return np.hstack([table, table.T])
@@ -141,7 +141,7 @@ def _find_table(spec: str, n: int) -> np.ndarray | None:
     except (OSError, ValueError, RuntimeError) as e:
         raise UsageError(
             f"{what} cannot read {argument[:200]}: {e}",
-            "write n lines with n numbers, bytes; a slash between rows where they are written out",
+            "write a row of bytes a rank, one number a rank: lines of a file, or 0 8/8 0",
         ) from e
     if not np.isfinite(table).all():
         raise UsageError(

@@ -37,7 +37,7 @@ def spell_out(error: UnicodeError) -> tuple[str, int]:
 
 
 def format_size(nbytes: float) -> str:
-    """8 B, 1.5 KiB, 64 MiB."""
+    """A size in words: 8 B, 1.5 KiB, 64 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.4g} {unit}"
@@ -46,7 +46,8 @@ def format_size(nbytes: float) -> str:
 
 
 def format_duration(ns: float | None) -> str:
-    """Three significant digits with the unit that suits: 28.4 µs, 812 µs, 1.00 ms, 0 ns."""
+    """A time of so many ns, with three significant digits and the unit that suits: 28.4 µs, 1.00
+    ms, 0 ns; "-" for None and for what is not finite."""
     if ns is None or not math.isfinite(ns):
         return "-"
     for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
@@ -74,7 +75,7 @@ def format_bandwidth(value: float | None) -> str:
 
 
 def format_settings(env: Iterable[tuple[str, str]]) -> str:
-    """Environment variables as a shell takes them."""
+    """Environment variables as a shell takes them: A=1 B=2."""
     return " ".join(f"{name}={value}" for name, value in env)
 
 
@@ -125,12 +126,12 @@ def suggest_name(word: Any, names: Iterable[str]) -> str:
 
 
 def format_count(number: int, what: str) -> str:
-    """1 row, 2 rows, 1,200 rows."""
+    """A number with its noun: 1 row, 2 rows, 1,200 rows."""
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def format_clock(seconds: float) -> str:
-    """1:05, or 2:00:00 from an hour up."""
+    """A time of so many seconds: 1:05, or 2:00:00 from an hour up."""
     minutes, rest = divmod(round(seconds), 60)
     return (
         f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

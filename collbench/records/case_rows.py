@@ -103,12 +103,13 @@ class CaseRows(NamedTuple):
 
     @property
     def dropped(self) -> str:
-        """Why --budget left no time for it, or for a second stage; empty where it did not."""
+        """The reason why --budget left no time for the case, or for a second stage; empty where
+        there was time."""
         note = self.reason_of("skipped")
         return note if note.startswith(NO_TIME_LEFT) else ""
 
     def reason_of(self, status: str) -> str:
-        """Why records of this status came to nothing; empty if there are none."""
+        """The reason that records of this status give; empty if there are none."""
         records = [cycle.record for row in self.rows for cycle in row.left_out]
         return next((r.note or status for r in records if r.status == status), "")
 
@@ -141,8 +142,8 @@ def _launch_index(row: Row, paired: bool) -> Place:
 
 
 def _describe_manner(row: Row, record: Record) -> dict[str, str]:
-    """How a record was made; what an imported run does not tell is left out, and then is no
-    difference."""
+    """The manner in which a record was measured, by name; what an imported run does not tell is
+    left out and counts as no difference."""
     run = row.run
     manner = {
         "times": "predicted" if record.status == "predicted" else "measured",

@@ -83,7 +83,7 @@ def _bound_shift(ordered: Floats, cumulated: Floats, level: float) -> Shift:
 
 
 def _walsh_averages(changes: Floats) -> Floats:
-    """All averages of two changes and of each with itself, ascending."""
+    """The averages of every two changes, and of each change with itself, ascending."""
     rows, columns = _upper_indices(len(changes))
     return np.sort((changes[rows] + changes[columns]) / 2)
 
@@ -261,13 +261,14 @@ def bonferroni_level(tests: int) -> float:
 
 
 def fewest_rounds(tests: int) -> int:
-    """How many pairs can confirm a change at that level: the exact test's smallest p is 2 /
-    2^pairs."""
+    """The number of pairs that can confirm a change at that level: the exact test's smallest p is 2
+    / 2^pairs."""
     return max(FEWEST, math.ceil(math.log2(2 * max(1, tests) / 0.05)))
 
 
 def most_tests(rounds: int) -> int:
-    """For how many intervals at once so many pairs suffice: the inverse of ``fewest_rounds``."""
+    """The number of intervals at once for which so many pairs suffice: the inverse of
+    ``fewest_rounds``."""
     return max(1, int(0.05 * 2.0 ** min(rounds, 60) / 2))
 
 

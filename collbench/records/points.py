@@ -55,7 +55,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def late_share(self) -> float:
-        """How late the late rank came, of the time."""
+        """How late the late rank came, as a share of the time; 0 where no rank is late."""
         return self.first.late_share
 
 

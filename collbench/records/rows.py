@@ -203,7 +203,7 @@ def _find_launches(worlds: Sequence[World]) -> dict[int, int]:
 
 
 def _explain_unfit(record: Record, derived: derive.Derived | None) -> str:
-    """Why the time of a record does not count, or an empty string."""
+    """The reason why the time of a record does not count, or an empty string."""
     if record.status not in MEASURED:
         return record.status
     if derived is None or derived.times.median <= 0:

@@ -268,8 +268,8 @@ class Writer:
 
 @contextmanager
 def _guard_reading() -> Iterator[None]:
-    """What cannot be read is said as CannotRun. Reading makes millions of objects and no cycles: to
-    keep looking for some takes longer than to read."""
+    """Raise errors of reading as CannotRun. Garbage collection is off meanwhile: reading makes
+    millions of objects and no cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -295,7 +295,8 @@ def read_run(path: Path) -> Run:
 
 
 def _unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
-    """What is said of a line that cannot be read; of a file's first, what the file may be."""
+    """The error on a line that cannot be read; on a file's first line it says what the file may
+    be."""
     if number > 1 or line.startswith(b'{"line":'):
         return UsageError(f"{path}, line {number}: {e}", EDITED)
     if line.startswith(b"\x1f\x8b"):
@@ -441,7 +442,7 @@ def _read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[
 
 
 def _survey_file(path: Path) -> tuple[dict[int, World], list[_Part]]:
-    """All worlds by index, and parts of the file of some MiB each."""
+    """The worlds of a file by index, and the file's parts of some MiB each."""
     worlds: dict[int, World] = {}
     begins: list[tuple[int, int]] = []
     at, number = 0, 0
@@ -515,7 +516,7 @@ def is_running(path: Path) -> bool:
 
 
 def describe_running(path: Path) -> str:
-    """That a run is still running, in which process, and since when."""
+    """A sentence that a run is still running, in which process, and since when."""
     facts = [f"pid {pid}"] if (pid := _lock_holder(path)) else []
     with suppress(CollbenchError):
         facts.append(f"since {read_run(path).started}")

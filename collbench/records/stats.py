@@ -321,8 +321,9 @@ def find_straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
 
 
 def find_dawdler(per_rank: PerRank, starts: PerRank) -> int | None:
-    """The rank that leaves last, as surely and by as much as a straggler comes last. Where nobody
-    is one, its own transfers take longer, or the algorithm ends there."""
+    """The rank that leaves last, as surely and by as much as a straggler comes last; None where no
+    rank does. Where no rank came late, its own transfers take longer, or the algorithm ends
+    there."""
     ends = np.asarray(starts, dtype=float) + np.asarray(per_rank, dtype=float)
     return find_straggler(per_rank, ends - ends.min(axis=0))
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from collbench.core import groups
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.core.text import suggest_name
+from collbench.core.text import format_count, suggest_name
 from collbench.suite import grammar
 from collbench.suite.case import Case
 
@@ -44,7 +44,9 @@ class Task(NamedTuple):
             return members
         if self.only >= len(members):
             raise UsageError(
-                f"{self.rule} makes {len(members)} groups of {world} ranks, from #0 on"
+                f"{self.rule} has no group #{self.only}: it divides {world} ranks into"
+                f" {format_count(len(members), 'group')}",
+                f"choose one of #0 to #{len(members) - 1}",
             )
         return (members[self.only],)
 

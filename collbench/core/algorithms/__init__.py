@@ -66,13 +66,14 @@ class Variant(NamedTuple):
         return _name_variant(self.algorithm.name, dict(self.given))
 
     def resolved(self, n: int, ratio: float) -> dict[str, int]:
-        """All parameters: those given, and defaults for a size of ``ratio`` times alpha / beta."""
+        """The values of all parameters: those given, and defaults for a size of ``ratio`` times
+        alpha / beta."""
         return {
             name: default(n, ratio) for name, default in self.algorithm.parameters.items()
         } | dict(self.given)
 
     def why_not(self, n: int) -> str | None:
-        """Why this cannot run on n ranks, or None."""
+        """The reason why the algorithm cannot run on n ranks, or None."""
         return self.algorithm.why_not(n, **self.resolved(n, 1.0))
 
     def schedule(self, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
@@ -211,12 +212,12 @@ def _make_row(user_algorithm: UserAlgorithm) -> Algorithm:
 
 
 def list_algorithms(name: str) -> list[Algorithm]:
-    """All algorithms for a collective."""
+    """The algorithms for a collective."""
     return [row for (owner, _), row in list_catalogue().items() if owner == name]
 
 
 def describe_spelling(algorithm: Algorithm) -> str:
-    """How to ask for it: ``chain[:segments=N]``, with what else it is called."""
+    """The way to name an algorithm in options: ``chain[:segments=N]``, with its other names."""
     also = f" ({', '.join(algorithm.aliases)})" if algorithm.aliases else ""
     return algorithm.name + "".join(f"[:{key}=N]" for key in algorithm.parameters) + also
 

@@ -106,7 +106,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped(self) -> int:
-        """How many rows --budget left no time for."""
+        """The number of rows that --budget left no time for."""
         return sum(row.dropped for row in self.skipped)
 
     @property
@@ -218,15 +218,16 @@ class _Terms(NamedTuple):
         return self.gating or not self.imported
 
     def why_apart(self, pair: Pair) -> str:
-        """Why machines or software forbid comparing the sides of a row, or an empty string."""
+        """The reason why machines or software forbid comparing the sides of a row, or an empty
+        string."""
         deciding = [
             fact for fact in self.differing if environment.fact_decides(fact[0], pair.backends)
         ]
         return self.unknown or environment.explain_differences(deciding)
 
     def all_apart(self, pairs: Sequence[Pair]) -> str:
-        """Why machines or software forbid comparing the sides of every row; an empty string where
-        some row may be compared."""
+        """The reason why machines or software forbid comparing the sides of every row; an empty
+        string where some row may be compared."""
         if all(self.why_apart(pair) for pair in pairs if len(pair.sides) == 2):
             return self.unknown or environment.explain_differences(self.differing)
         return ""
@@ -524,7 +525,7 @@ def _list_notes(
     rows: Sequence[Judged],
     why_apart: str,
 ) -> list[str]:
-    """What a reader must know of the whole comparison, a line each."""
+    """Notes on the whole comparison that a reader must know, a line each."""
     notes = []
     if not terms.in_pairs:
         fails = (

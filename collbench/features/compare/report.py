@@ -41,5 +41,5 @@ def make_section(view: View) -> Section | None:
 
 
 def make_method(view: View) -> Section | None:
-    """How what is compared was measured; None where no two runs are compared."""
+    """The section on how the compared runs were measured; None where no two runs are compared."""
     return view_.make_method(view.conclusion) if isinstance(view.conclusion, Readable) else None

@@ -57,7 +57,8 @@ class Pair(NamedTuple):
 
     @property
     def dropped(self) -> str:
-        """Why --budget left no time to measure it on a side; empty where it did not."""
+        """The reason why --budget left no time to measure the row on a side; empty where there was
+        time."""
         sides = list(self.sides.values())
         if any(side.reason_of("wrong") or side.reason_of("failed") for side in sides):
             return ""
@@ -131,7 +132,7 @@ OPTIONS = {
 
 
 def describe_remedy(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
-    """How to measure both sides so that they have rows in common."""
+    """A sentence on how to measure both sides so that they have rows in common."""
     names = _disjoint_axes(_axis_values(base_rows), _axis_values(right))
     given = [OPTIONS[name] for name in names if name in OPTIONS]
     if not given or "collective" in names:
@@ -140,7 +141,7 @@ def describe_remedy(base_rows: Mapping[str, CaseRows], right: Mapping[str, CaseR
 
 
 def _axis_values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
-    """What the cases of a side have, by axis."""
+    """The values that the cases of a side have, by axis."""
     return {name: {getattr(row.case, name) for row in rows.values()} for name in AXES}
 
 
@@ -158,7 +159,7 @@ def is_interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
 
 
 def explain_unknown_machine(runs: Sequence[Run]) -> str:
-    """Why nothing is known of a run's machine as it is, or an empty string."""
+    """The reason why nothing is known of a run's machine, or an empty string."""
     for run in runs:
         if run.policy.inject:
             return f"{run.id} is of faults planted on purpose: --inject {run.policy.inject}"

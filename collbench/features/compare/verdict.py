@@ -252,7 +252,7 @@ def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
 
 
 def _describe_more(launches: Sequence[Row], number: int) -> str:
-    """How to come by so many launches, the way that these were made."""
+    """A sentence on how to make so many launches more, in the way that these were made."""
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
     launchers = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
@@ -409,7 +409,8 @@ def find_exit(outcome: Outcome) -> tuple[Exit, str]:
 
 
 def describe_few(decided: int, total: int) -> str:
-    """How many rows were decided where those are fewer than half; else an empty string."""
+    """A phrase for how many rows were decided, where these are fewer than half; else an empty
+    string."""
     was = "was" if decided == 1 else "were"
     return (
         f"only {decided:,} of {format_count(total, 'row')} {was} decided"
@@ -433,7 +434,7 @@ def _find_exit(outcome: Outcome) -> tuple[Exit, str]:
 
 
 def _no_verdict(outcome: Outcome) -> str:
-    """Why nothing follows from the comparison, or an empty string."""
+    """The reason why the comparison has no verdict, or an empty string."""
     dropped = (
         f"{format_count(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
     )
@@ -461,7 +462,7 @@ def _explain_inconclusive(outcome: Outcome) -> str:
 
 
 def describe_open(row: Judged) -> str:
-    """Why a row was not decided, without its figures where launches scatter too much."""
+    """The reason why a row was not decided, without figures where launches scatter too much."""
     if row.verdict in DECIDED:
         return row.spared
     first = row.why.partition("; ")[0]
@@ -470,7 +471,7 @@ def describe_open(row: Judged) -> str:
 
 
 def _describe_bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
-    """What of these rows is slower or gone, in words."""
+    """A phrase for those of the rows that are slower or gone; an empty string without any."""
     slower = sorted(
         (row for row in rows if row.verdict == "REGRESSED"), key=lambda row: -(row.delta or 0)
     )
@@ -503,7 +504,7 @@ def _describe_fine(outcome: Outcome) -> str:
 
 
 def _describe_spared(outcome: Outcome) -> str:
-    """Why rows that are slower or gone do not fail the comparison."""
+    """The reason why rows that are slower or gone do not fail the comparison."""
     bad = [row for row in outcome.rows if row.verdict in ("REGRESSED", "GONE")]
     if outcome.gating or all(row.spared for row in bad):
         return f"such rows {SPARED}"

@@ -212,7 +212,7 @@ def refuse_conflicts(options: HealthOptions) -> None:
         raise UsageError("--tests is given without --locate, which it limits", "add --locate")
     if options.inject and (options.runs or options.rerun or options.locate or past):
         raise UsageError(
-            "--inject measures a night of its own, which no history takes",
+            "--inject measures runs with planted faults, which no history keeps",
             "leave runs, --rerun, --locate, --history and --machine out",
         )
     if options.no_history and (past or options.rerun):

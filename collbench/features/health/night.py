@@ -133,7 +133,8 @@ class Night:
 
 
 def explain_trouble(files: Sequence[RunFile]) -> str:
-    """Why runs are no night: of different machines, or not measured; empty where they are one."""
+    """The reason why runs form no night: they are of different machines, or were not measured;
+    empty where they do."""
     for file in files:
         if file.run.pairing:
             return f"{file.run.id} is a side of an experiment: collbench compare judges it"
@@ -188,8 +189,8 @@ def _make_timing(case: Case, launches: Sequence[Row]) -> Timing:
 
 
 def locate_rank(world: World | None, rank: int) -> Subject:
-    """Who a rank is: its GPU where it has one of its own, else host and rank; the rank alone where
-    nobody knows."""
+    """A name for a rank: its GPU where it has one of its own, else host and rank; the rank alone
+    where its host is unknown."""
     info = next((info for info in world.ranks if info.rank == rank), None) if world else None
     if info is None:
         return Subject("rank", f"rank {rank}")

@@ -84,7 +84,8 @@ def _format_cells(overlap: Overlapped) -> tuple[str, ...]:
 
 
 def _describe_group(case: Case) -> str:
-    """Which ranks, where there are others."""
+    """The words that name a case's group, as ", group 0 of host"; "" where ranks are not
+    divided."""
     return f", group {case.group} of {case.groups}" if case.groups else ""
 
 

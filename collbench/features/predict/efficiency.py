@@ -93,8 +93,8 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
-    """Where two series, of the same and of different implementations, change places; each has a
-    point a size."""
+    """The sizes at which one series becomes faster than another of the same operation and of
+    another implementation; each series has a point a size."""
     groups: dict[tuple[object, ...], list[Sequence[Point]]] = defaultdict(list)
     for points in filter(None, series):
         groups[comparison_key(points[0], sized=False)].append(points)

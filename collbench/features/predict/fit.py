@@ -127,7 +127,7 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_series(file: RunFile) -> list[SizeSeries]:
-    """Every case of a run over its sizes, in the run's order."""
+    """A series for every case of a run over its sizes, in the run's order."""
     rng = np.random.default_rng(file.run.policy.seed)
     groups: dict[Case, dict[int, list[Row]]] = {}
     for row in rows.select_fit(rows.make_rows([file])):
@@ -276,7 +276,7 @@ def fit_series(series: SizeSeries) -> Fit:
 
 
 def _explain_vague(series: SizeSeries, constant: str) -> str:
-    """Why a constant cannot be told from a series."""
+    """The reason why a constant cannot be told from a series."""
     least, most = int(series.sizes[0]), int(series.sizes[-1])
     growth = series.measured[-1] / series.measured[0]
     if constant == "beta" and growth < 2:

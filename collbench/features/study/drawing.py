@@ -89,7 +89,8 @@ class Frame(NamedTuple):
         )
 
     def arrows(self) -> list[Arrow]:
-        """Who sends what to whom, cells that follow each other joined."""
+        """An arrow for each pair of ranks that exchange cells; cells that follow each other are
+        one."""
         if self.moves is None:
             return []
         runs = zip(*(field.tolist() for field in join_neighbours(self.moves)), strict=True)
@@ -417,7 +418,7 @@ def _tone_arrows(line: str) -> Words:
 
 
 def _join_columns(row: Sequence[Words], share: int) -> Words:
-    """What ranks hold, side by side, nothing behind the last."""
+    """One line of text from what ranks hold, side by side, without blanks at its end."""
     text, last = NOTHING, max(index for index, cell in enumerate(row) if str(cell))
     for cell in row[:last]:
         text += cell + " " * (share - len(str(cell)))

@@ -201,7 +201,7 @@ SPELLED_OUT = 8  # messages of a step in sentences; more are a list
 
 
 def _describe_frame(frame: Frame, last: int) -> str:
-    """What a step does, for those who do not see the arrows."""
+    """A sentence on what a step does, for those who do not see the arrows."""
     note = f" Now {frame.note()}." if frame.note() else ""
     if not frame.step:
         return f"Before the first step: press Play, or move the slider step by step.{note}"

@@ -173,7 +173,7 @@ def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proo
 
 
 def _parse_ranks(text: str) -> list[int]:
-    """``1..33`` or ``2,4,8``, or both together."""
+    """The numbers of ranks in ``1..33`` or ``2,4,8``, or both together."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
@@ -187,7 +187,7 @@ def _parse_ranks(text: str) -> list[int]:
 
 
 def _format_spans(numbers: Iterable[int]) -> str:
-    """[1, 2, 3, 5] as 1..3,5."""
+    """Numbers as spans: [1, 2, 3, 5] as 1..3,5."""
     runs = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
     ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
     return ",".join(

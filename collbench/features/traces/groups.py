@@ -156,14 +156,15 @@ def _cover_group(families: Families, name: str, rank: int, inside: set[int]) -> 
     moved = tuple(member + rank - min(like) for member in like)
     if not {*moved} <= inside - covered:
         raise UsageError(
-            f"--assume-symmetric: nothing says with whom rank {rank} is in '{name}'",
+            f"--assume-symmetric: no trace says which ranks share group '{name}' with rank {rank}",
             "give the files of all ranks",
         )
     family.append(moved)
 
 
 def explain_unknown(rank: RankTrace, call: Call) -> str:
-    """Why a call with others means nothing; an empty string where it does, or is with none."""
+    """The reason why a call with other ranks is invalid; an empty string where it is valid, or with
+    no other."""
     if call.kind in LOCAL:
         return ""
     if call.kind not in KINDS:

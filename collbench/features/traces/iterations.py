@@ -133,7 +133,8 @@ def _call_key(call: Call) -> Hashable:
 
 
 def call_time(call: Call) -> int:
-    """When the program made a call, or the first that is known of it; -1 for nothing."""
+    """The time in ns at which the program made a call, or the first known of it; -1 where none is
+    known."""
     return next((ns for ns in (call.issued_ns, call.begins_ns, call.ends_ns) if ns >= 0), -1)
 
 

@@ -160,7 +160,7 @@ def _even_exchange(meeting: Meeting, n: int) -> Meeting:
 
 
 def _common_key(call: Call) -> tuple[object, ...]:
-    """What all members of an operation tell, and tell alike."""
+    """The fields that all members of an operation tell, and tell alike."""
     row = COLLECTIVES[call.kind]
     nbytes = 0 if row.uneven else call.nbytes
     return (call.kind, nbytes, call.dtype) if row.moves_data else (call.kind,)

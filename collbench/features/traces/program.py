@@ -161,7 +161,8 @@ class Writer:
         """Called before a wait is added; subclasses add what goes on while the program waits."""
 
     def _when(self, call: Call) -> int:
-        """When the program came to a call, or began to compute; -1 where that is unknown."""
+        """The time in ns at which the program came to a call, or began to compute; -1 where that is
+        unknown."""
         return next((ns for ns in (call.issued_ns, call.begins_ns) if ns >= 0), -1)
 
     def _computed(self, since: int, until: int) -> int:

@@ -213,7 +213,8 @@ def _describe_lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str]
 
 
 def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
-    """A sentence on operations that the trace has no wait for, and the waits assumed for them."""
+    """A sentence, in a list, on operations that the trace has no wait for, and the waits assumed
+    for them; empty without any."""
     number = 0
     for ops in written:
         waits = {at: op.after for at, op in enumerate(ops) if op.kind == "wait"}
@@ -234,7 +235,8 @@ def _describe_waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]
 
 
 def _describe_untold(number: int, recorded: Recorded | None) -> list[str]:
-    """A sentence that the trace does not tell all that was computed."""
+    """A sentence, in a list, that the trace does not tell all that was computed; empty where it
+    does."""
     if number:
         what = format_count(number, "call")
         return [f"what was computed after {what} is left out: the trace has no time of their end"]

@@ -60,7 +60,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def took_ns(self) -> int:
-        """How long its data moved, or computation took; -1 where the trace does not tell."""
+        """The time in ns in which the call's data moved or its computation took; -1 where the trace
+        does not tell."""
         is_timed = self.begins_ns >= 0 and self.ends_ns >= self.begins_ns
         return self.ends_ns - self.begins_ns if is_timed else -1
 

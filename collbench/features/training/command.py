@@ -123,7 +123,7 @@ class StepOptions:
         return SaveOptions(output=self.output, save=self.save, tag=self.tag, dry_run=self.dry_run)
 
     def make_policy(self) -> Policy:
-        """How a step's parts are measured. Raises UsageError."""
+        """The policy by which a step's parts are measured. Raises UsageError."""
         from collbench.suite import grammar
         from collbench.suite.policy import Policy
 
@@ -307,7 +307,8 @@ def _find_step(request: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None
 
 
 def _make_machine(shape: ShapeOptions, source: str, node: int | None) -> Machine | None:
-    """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
+    """The machine that --link or --from, --inside, --node and --tflops describe. Raises
+    UsageError."""
     from collbench.cli.links import find_link
     from collbench.core import network
     from collbench.features.training.count import Machine
@@ -368,7 +369,7 @@ def _run_suite(suite: Suite, options: StepOptions) -> None:
 
 
 def _make_reporter(printed: str) -> Callable[[], Reporter]:
-    """What tells of a step's run: as of any, and in the end what came of it."""
+    """The reporter of a step's run, which at the end also shows what the step took."""
     from collbench.cli import outputs
     from collbench.features.training.views import steps as view
     from collbench.run.reporter import Gathered, Several

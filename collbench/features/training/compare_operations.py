@@ -126,7 +126,8 @@ def _rule_by_pairs(
 def _rule_by_launches(
     watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
 ) -> list[Compared]:
-    """What changed at a level for all operations of all steps, of launches that form no pairs."""
+    """The operations that changed, of launches that form no pairs, at a level for all operations of
+    all steps."""
     both = tuple(
         _make_table([watch.took(row) for row in s.launches.values()]) for s in (base, head)
     )
@@ -169,8 +170,7 @@ def _find_changed(
     confirmed: bool,
     in_pairs: bool,
 ) -> list[Compared]:
-    """Those of the operations whose change is not zero at ``level`` and at least ``tau``, what
-    matters most first."""
+    """The operations whose change is not zero at ``level`` and at least ``tau``, largest first."""
     changes = []
     for number in numbers:
         before, after = (side[:, number] for side in both)

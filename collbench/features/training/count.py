@@ -192,7 +192,7 @@ def forecast_step(step: Step, machine: Machine, actors: Actors | None = None) ->
 
 
 def _list_busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
-    """How long operations of each phase and group are under way, at least one of them."""
+    """The time in which at least one operation of each phase and group is under way."""
     spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for op, span in zip(walk.ops[actor], walk.spans[actor], strict=True):
         if op.communicates and span:

@@ -49,13 +49,13 @@ class Played(NamedTuple):
 
     @property
     def site(self) -> tuple[str, str]:
-        """The group and lane that it runs on; messages have one lane of their own, as theirs are
-        each rank's own affair."""
+        """The group and the lane (a queue of its own at the library) that an operation runs on;
+        messages have one lane of their own."""
         return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
 
     @property
     def meeting(self) -> str:
-        """Who meets in it, in the same words on all of them."""
+        """A phrase for the ranks that meet in the operation, the same on all of them."""
         label = f"{' '.join(self.site)} {min(self.members)}"
         if self.op.kind not in POINT_TO_POINT:
             return label
@@ -94,7 +94,7 @@ def list_played(step: Step, rank: int, backend: str, algorithm: str = "native") 
 def _list_split_tables(
     step: Step, group: str, lane: str, members: tuple[int, ...]
 ) -> Iterator[str]:
-    """How each all_to_allv of a group divides its buffers, in their order, by what every member
+    """The splits of each all_to_allv of a group, in order: a table in words of what every member
     sends."""
     rows = (
         [
@@ -128,8 +128,8 @@ def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "unif
 def refuse_step_case(
     step: Step, case: Case, refuse: Callable[[Case], str] = lambda case: ""
 ) -> str:
-    """Why a step cannot be run as ``case`` would have it; else an empty string. ``refuse`` is
-    asked of each of its operations."""
+    """The reason why a step cannot be run as ``case`` asks, else an empty string. ``refuse`` is
+    called for each operation of the step."""
     info = backend_info(case.backend)
     if info.groups == "none":
         return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"

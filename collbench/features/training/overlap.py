@@ -103,12 +103,12 @@ class Phase(NamedTuple):
 
     @property
     def slower(self) -> float | None:
-        """How often longer they are under way in a step than by themselves."""
+        """The ratio of operations' times in a step to their times by themselves."""
         return self.busy / self.alone if self.alone else None
 
 
 def divide_phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
-    """Where the time of rank 0's operations goes: medians over the steps that were watched."""
+    """The parts of the time of rank 0's operations: medians over the steps that were watched."""
     program = step.program(0)
     if len(program.ops) != len(operations):
         return []
@@ -237,7 +237,8 @@ Spans = list[tuple[int, int]]  # apart from each other, in order
 
 
 def _waiting_spans(program: Program, operations: Sequence[Operation], k: int) -> Spans:
-    """When the program stood still in a step: in waits, and in calls that it waits for."""
+    """The spans in which the program stood still in a step: in waits, and in calls that it waits
+    for."""
     still = (
         at
         for at, op in enumerate(program.ops)
@@ -263,7 +264,8 @@ def under_way(program: Program, operations: Sequence[Operation], k: int) -> list
 
 
 def _divide_waiting(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
-    """How long each kind's spans lie in ``waiting``, divided among those that do so at once."""
+    """The time of each kind's spans that lies in ``waiting``, divided among kinds that are under
+    way at once."""
     every = [*kinds, waiting]
     edges = np.unique([edge for spans in every for span in spans for edge in span])
     if len(edges) < 2:
@@ -359,7 +361,7 @@ def spans_length(spans: Spans) -> int:
 
 
 def common_length(some: Spans, others: Spans) -> int:
-    """How long both are under way."""
+    """The total time that lies in both lists of spans."""
     return spans_length(some) + spans_length(others) - spans_length(union_spans([*some, *others]))
 
 

@@ -80,7 +80,7 @@ class Lane:
         threading.Thread(target=self._run, daemon=True).start()
 
     def hand(self, after: Sequence[Any], submit: Callable[[], Any]) -> _Once:
-        """Have the lane submit a call once ``after`` is done; a handle to wait for."""
+        """Have the lane submit a call once ``after`` is done, and return a handle to wait for."""
         later = _Later()
         self._actions.put(partial(later.make, after, submit))
         return _Once(later)
@@ -134,7 +134,7 @@ class Player:
         self._plays = {part: [act for _, act in self._acts(part)] for part in PARTS}
 
     def close(self) -> None:
-        """End all lanes."""
+        """End the threads of all lanes."""
         for lane in self._lanes.values():
             lane.close()
         sys.setswitchinterval(self._interval)
@@ -210,8 +210,8 @@ class Player:
         return op.group, op.lane
 
     def _waited(self, lanes: bool) -> list[list[int]]:
-        """The operations that the program waits for at each place, and at the end: each where it is
-        first. What it leaves to ``lanes`` to wait for is noted."""
+        """The operations that the program waits for before each operation, and at the end; each is
+        named where it is first waited for. Waits that ``lanes`` do are noted and left out."""
         waited: list[list[int]] = []
         ops = self._program.ops
         open_: dict[int, None] = {}
@@ -232,8 +232,8 @@ class Player:
         return [*waited, [*open_]]
 
     def _acts(self, part: str, lacking: int | None = None) -> Iterator[tuple[int, Action]]:
-        """What is done in a part, but for one operation, with the place of the operation that it is
-        of; at last what nobody has waited for is."""
+        """The actions of a part, each with the index of its operation, but for operation
+        ``lacking``; at last the waits for what has not been waited for."""
         talks = part != COMPUTATION
         for at, places in enumerate(self._waits):
             if talks and (waits := [number for number in places if number != lacking]):

@@ -178,7 +178,7 @@ def find_step(
 
 
 def _find_preset(name: str) -> Preset:
-    """What a name stands for: a preset, or a pattern and a model."""
+    """The preset of a name: one of PRESETS, or made of a pattern and a model. Raises UsageError."""
     if name in PRESETS:
         return PRESETS[name]
     word, _, rest = name.partition(":")

@@ -126,7 +126,8 @@ class _StepRunner:
 
 
 def _find_fitting(step: Step, share: Callable[[Step], float]) -> str:
-    """Which parts of a step would fit, of what takes that share of the room."""
+    """A phrase on a smaller step that would fit: the largest --scale and --slice, by the ``share``
+    of the room that a step takes."""
     remedies = []
     for power in range(max(1, math.ceil(math.log2(share(step)))), MOST_SCALED):
         if share(reshape.scale_step(step, Fraction(1, 1 << power))) <= 1:

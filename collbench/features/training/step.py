@@ -121,7 +121,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def title(self) -> str:
-        """Its name, with a digest of what it does: two steps of one title are the same."""
+        """The step's name with a digest of its programs: two steps of one title are the same."""
         bare = msgspec.structs.replace(self, name="", assumptions=(), recorded=None)
         digest = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
         return f"{printable_text(self.name)[:180]} #{digest}"
@@ -319,7 +319,7 @@ def _find_trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int
 
 
 def _find_misplaced(op: Op, group: _Within) -> str:
-    """What is wrong with the members that an operation names."""
+    """The reason why the members that an operation names are invalid; else an empty string."""
     n = min(group.sizes)
     if op.kind in POINT_TO_POINT:
         if not 0 <= op.peer < n:

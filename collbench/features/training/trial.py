@@ -333,13 +333,14 @@ class StepTrial:
         return [counted.count_once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
     def _watches(self) -> int:
-        """How many steps are watched."""
+        """The number of steps to watch."""
         numbers = len(self._program.ops) * self._control.n
         (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
         return most
 
     def _once_watched(self, sync: Sync) -> list[list[int]]:
-        """When operations of a step began and ended, after this rank's begin."""
+        """The times at which operations of a watched step began and ended, in ns after this rank's
+        begin."""
         sync()
         if stream := self._bench.backend.stream:
             return [*self._player.watched_on(stream)]

@@ -283,7 +283,8 @@ class Walk:
                         ready.append(waiting)
 
     def _circle(self, rank: int) -> str:
-        """Who waits for whom, from a rank that does until one of its kind comes again."""
+        """The ranks that wait for each other, from one that waits until one of its kind comes
+        again."""
         sentences: list[str] = []
         visited: set[int] = set()
         while (actor := self.actors.kind[rank]) not in visited:

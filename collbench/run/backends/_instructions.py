@@ -171,6 +171,7 @@ class _Writer:
                 yield from _encode_instruction(Opcode.DIVIDE | wide, *operands, self._case.n)
 
     def _spots(self, term: Term, cells: int, channel: int) -> Iterator[Spot]:
+        """The byte ranges of a buffer that a term of a step names, for one channel."""
         return self._compiled.spots(term, cells, channel, self._parts, self._grain)
 
     def _operands(self, places: Sequence[tuple[int, Spot]]) -> Iterator[tuple[int, list[int]]]:

@@ -157,8 +157,8 @@ class Connection:
             return None
 
     def awake(self, limit: float) -> float:
-        """Seconds that the world has had its turn (Host.awake), which rank 0 has ``limit`` seconds
-        to say; infinity where it does not."""
+        """Seconds since the world's turn began (Host.awake), which rank 0 has ``limit`` seconds to
+        say; infinity where rank 0 does not."""
         if not self._lock.acquire(timeout=limit):
             return math.inf
         try:

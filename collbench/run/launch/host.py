@@ -129,15 +129,16 @@ class Host:
         return self._order("tell", rank, value)
 
     def rest(self) -> None:
-        """Note that the world waits for its turn, and so nobody is to move."""
+        """Note that the world waits for its turn among worlds, so that no rank is expected to
+        move."""
         self._order("rest")
 
     def resume(self) -> None:
-        """Note that the world has its turn."""
+        """Note that the world's turn has begun, so that ranks are expected to move."""
         self._order("resume")
 
     def awake(self) -> float:
-        """Seconds that the world has had its turn; infinity where the process does not say."""
+        """Seconds since the world's turn began; infinity where the process does not say."""
         try:
             return self._order("awake").result(ANSWER_SECONDS).seconds
         except OSError:

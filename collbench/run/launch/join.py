@@ -131,7 +131,8 @@ class Meeting(NamedTuple):
         return self.connection.lost(seconds, max(1.0, seconds / 3))
 
     def awake(self, limit: float) -> float:
-        """Seconds that the world has had its turn, as rank 0 knows."""
+        """Seconds since the world's turn began, as rank 0 knows; rank 0 has ``limit`` seconds to
+        answer."""
         return self.host.awake() if self.host else self.connection.awake(limit)
 
     def rest_during(self, wait: Callable[[int], object]) -> Callable[[int], object]:

@@ -320,7 +320,7 @@ class MeetingServer:
         await writer.drain()
 
     def _awake(self) -> float:
-        """Seconds that the world has had its turn, at most LONGEST."""
+        """Seconds since the launcher let this world go on (worlds in turns), at most LONGEST."""
         return min(max(time.monotonic() - self._woke, 0.0), LONGEST)
 
     def _names(self, ranks: Iterable[int]) -> list[str]:

@@ -145,7 +145,7 @@ class RankWatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether the world waits for its turn, and nothing is wrong with it."""
+        """Whether the world waits for its turn among worlds, and no rank has died or failed."""
         return self.waits_at >= 0 and not (self.deaths or self.errors)
 
     @property
@@ -154,7 +154,7 @@ class RankWatch:
         return len(self.done) == self.plan.processes
 
     def go(self) -> None:
-        """Give the world its turn."""
+        """Let the world go on: its turn begins."""
         self.waits_at = -1
         self.answer(0, b"null")
 

@@ -175,6 +175,7 @@ class Channel(NamedTuple):
         return msgspec.json.decode(self.source.readline(), type=list[Job])
 
     def turn(self, job: int) -> None:
-        """Say that this world comes to a job, and wait until it is its turn."""
+        """Say that this world has come to a job, and wait until the launcher lets it go on: of
+        worlds that take turns, only one measures at a time."""
         self.send(Said(turn=job))
         self.source.readline()

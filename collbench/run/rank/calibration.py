@@ -88,15 +88,17 @@ class Calibrator:
         arithmetic = _typical_time(lambda: sum(range(NUMBERS)))
         copy = _typical_time(lambda: np.copyto(self._to, self._from))
         self._times = [arithmetic, copy, self._round_trip()]
-        self._counts = self._read()
+        self._counts = self._read_counters()
 
     def after(self) -> np.ndarray | None:
         """All ranks' signs of the block, at rank 0."""
-        wall, *spent = self._read() - self._counts
+        wall, *spent = self._read_counters() - self._counts
         shares = [-1 if math.isnan(share) else int(share / wall * _PARTS) for share in spent]
         return self.control.gather(np.array([*shares, *self._times]))
 
-    def _read(self) -> np.ndarray:
+    def _read_counters(self) -> np.ndarray:
+        """Seconds so far: by the clock, stolen by the hypervisor, waited for a CPU, spent by other
+        threads of this process."""
         threads = time.process_time() - time.thread_time()
         return np.array([time.perf_counter(), self._stolen(), delayed_seconds(), threads])
 

@@ -378,7 +378,8 @@ class Worker:
         ]
 
     def _wait_for_turn(self) -> None:
-        """Waits until it is this world's turn, all its ranks asleep."""
+        """Wait, with all ranks asleep, until the launcher lets this world go on: of worlds that
+        take turns, only one measures at a time."""
         if not self._plan.in_turns:
             return
         self._control.barrier()  # before the other world begins, all have ended

@@ -300,7 +300,7 @@ def _show_plan(order: Order) -> None:
 
 
 def _describe_time(order: Order, expected: Forecast) -> str:
-    """How long the experiment will take, as far as that is known before."""
+    """A sentence on how long the experiment will take, as far as that is known before."""
     from collbench.core.text import format_count
     from collbench.features.compare.ab.rounds import BUDGET
 
@@ -319,7 +319,8 @@ def _describe_time(order: Order, expected: Forecast) -> str:
 
 
 def _execute_order(order: Order, rules: Rules, options: AbOptions) -> Exit:
-    """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
+    """Run the experiment, compare its sides and show the result. A broken or interrupted experiment
+    is judged as far as it came."""
     from collbench.cli import outputs
     from collbench.features.compare import command as judge
     from collbench.features.compare import comparison as compare

@@ -129,7 +129,7 @@ def blame_side(side: str) -> Iterator[None]:
 
 
 def _until_they_wait(seats: Sequence[Seat]) -> None:
-    """Waits until each world waits for its turn, or has measured all."""
+    """Wait until each world waits for its turn to measure, or has measured everything."""
     while not all(w.waiting or w.finished or not w.busy() for _, w in seats):
         _hear_seats(seats)
 

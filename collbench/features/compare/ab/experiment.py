@@ -105,7 +105,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_drop(budget: float, rounds: int, enough: str) -> str:
-    """Why a row was dropped for a budget, and which one is ``enough`` for all rows."""
+    """The note on a row that was dropped for a budget; ``enough`` is a budget for all rows."""
     short = f"too short for {format_count(rounds, 'paired launch')}"
     return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds all rows"
 
@@ -194,8 +194,8 @@ class Experiment:
         return self._sides["base"].file, self._sides["head"].file
 
     def run(self) -> None:
-        """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished
-        is kept."""
+        """Run the pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is
+        finished is kept."""
         with interrupts.uninterrupted():
             self._open()
         try:
@@ -307,7 +307,7 @@ class Experiment:
         return self._budget - (time.monotonic() - self._began)
 
     def _renew(self) -> None:
-        """New processes that load torch, on both sides at once, while there is nothing to
+        """Start new processes that load torch, on both sides at once, while there is nothing to
         disturb."""
         for name, side in self._sides.items():
             side.launcher.close()
@@ -352,7 +352,8 @@ class Experiment:
         return rows
 
     def _settle(self, records: dict[Case, Record], line: World | Record) -> None:
-        """Take in what a side's pilot tells."""
+        """Keep a record of the pilot, and note that cases like its own start from a barrier where
+        it did, or where many ranks came late."""
         if isinstance(line, Record):
             records[line.case] = line
             late = sum(line.invalid.values()) > LATE * len(line.times_ns)
@@ -439,8 +440,8 @@ class Experiment:
             duet.play_in_turns(players, self._lots)
 
     def _together(self, plans: Mapping[SideName, Plan]) -> Together:
-        """How the two sides of a pair take turns: within one world, as two that are alive at once,
-        or launch by launch ("")."""
+        """The way in which the two sides of a pair take turns: within one world, as two worlds that
+        are alive at once, or launch by launch ("")."""
         predicted = any(backend_info(current.backend).predicts for current in plans.values())
         base, head = plans.values()
         both_cases = {job.case for job in base.jobs} & {job.case for job in head.jobs}
@@ -468,7 +469,7 @@ class Experiment:
             launch.side.launcher.run([launch.plan], listener)
 
     def _listener(self, side: _Side, hear_outcome: Hear, step: Step) -> Listener:
-        """Listener to a launch. The case in which it breaks becomes a failed record."""
+        """A listener to a launch; the case in which the launch breaks becomes a failed record."""
 
         def lost(plan: Plan, error: RunBroken) -> None:
             if error.job is not None:

@@ -52,7 +52,7 @@ def forecast_experiment(order: Order, rows: Sequence[Row]) -> Forecast:
 
 
 def _expected_costs(order: Order, rows: Sequence[Row], most: bool = False) -> Ledger:
-    """What a pair of launches is expected to cost, by row and world."""
+    """The seconds that a pair of launches is expected to take, by row and world."""
     ledger = Ledger()
     for world, members in matching.by_world(rows, order.piloted).items():
         seconds = {
@@ -70,6 +70,6 @@ def _expected_costs(order: Order, rows: Sequence[Row], most: bool = False) -> Le
 
 
 def _starting_seconds(order: Order, rows: Sequence[Row]) -> float:
-    """What it takes to load torch, on both sides at once."""
+    """The seconds that loading torch takes, on both sides at once."""
     jobs = ([row.jobs[side] for row in rows] for side in SIDES)
     return max(plan.estimate_loading(members, order.piloted) for members in jobs)

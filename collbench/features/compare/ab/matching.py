@@ -141,7 +141,7 @@ def match_rows(
 
 
 def _refuse_case(case: Case, subject: Any) -> str:
-    """Why a case means nothing, or what it is about cannot be run; else an empty string."""
+    """The reason why a case is invalid or its subject cannot be run; else an empty string."""
     if subject is None:
         return sweep.refuse_case(case)
     return runner_of(case).refuse(case, subject, lambda call: "")

@@ -278,7 +278,7 @@ def _git_environment() -> dict[str, str]:
 
 
 def _run_git(arguments: Sequence[str], where: Path, trouble: str, hint: str = "") -> str:
-    """What git prints. Raises UsageError and CannotRun."""
+    """The output of a git command. Raises UsageError and CannotRun."""
     try:
         done = subprocess.run(
             ["git", *arguments],

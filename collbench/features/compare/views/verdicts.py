@@ -319,7 +319,7 @@ def _describe_verdict(view: Readable) -> str:
 
 
 def _name_rows(view: Readable, *verdicts: Verdict) -> list[str]:
-    """For each verdict that rows have how many, and the first of them."""
+    """For each verdict a phrase for how many rows have it, and the first of these rows."""
     return [
         f"{len(rows):,} {verdict.lower()}: "
         + first_names([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
@@ -335,7 +335,7 @@ def first_names(names: Sequence[str], most: int = LISTED) -> str:
 
 
 def describe_decided(view: Readable) -> str:
-    """How many rows have a verdict, and which; how many have none."""
+    """A phrase for how many rows have each verdict, and how many have none."""
     rows = [row.row_verdict for row in view.rows if row.row_verdict]
     clear, still_open = (
         Counter(_verdict_kind(row) for row in rows if row.decided == whether)

@@ -137,7 +137,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def load_curves(path: Path = FILE) -> list[Curve]:
-    """All curves. Raises UsageError that names line and key of what cannot be, and why."""
+    """The curves of all files. Raises UsageError with the line and key that are wrong, and why."""
     hint = "write each [[curve]] as collbench help health shows one"
     try:
         text, document = files.read_toml(path, toml.MOST_BYTES)
@@ -166,7 +166,8 @@ def load_curves(path: Path = FILE) -> list[Curve]:
 
 
 def _locate_key(text: str, number: int, key: str) -> str:
-    """Where a curve says ``key``, else where it begins, in words; curves are counted from 0."""
+    """A phrase for the line at which a curve gives ``key``, else at which the curve begins; curves
+    are counted from 0."""
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*curve\s*\]\]", line)]
     begin, end = [*heads, *[len(lines)] * (number + 2)][number : number + 2]

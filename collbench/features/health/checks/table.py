@@ -181,7 +181,7 @@ def _make_result(check: Check, result: Looked) -> Checked:
 
 
 def _find_lacking(results: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
-    """What no check saw though a verdict needs it, and the first reason why."""
+    """The data that no check saw though a verdict needs it, and the first reason why."""
     met: dict[str, bool] = {}
     why: dict[str, str] = {}
     for check, result in results:
@@ -200,7 +200,7 @@ def _summarise(
     checks: Sequence[Checked],
     findings: Sequence[Finding],
 ) -> str:
-    """One sentence: who is at fault, or what is missing, or how much was looked at."""
+    """One sentence on who is at fault, on what is missing, or on how much was checked."""
     if state == "unhealthy":
         worst = grave[0]
         more = f"; {format_count(len(grave) - 1, 'more finding')}" if len(grave) > 1 else ""

@@ -201,7 +201,8 @@ def trend(options: TrendOptions) -> None:
         series = book.series(name, part)
         if not series:
             raise UsageError(
-                f"no row of {name} is as asked for", "collbench history list shows what there is"
+                f"no row of {name} matches these options",
+                "collbench history list shows what there is",
             )
         outlook = make_outlook(name, series, book.anchors(name), share)
     document = views.make_document(outlook, options.everything, terminal.text_width())

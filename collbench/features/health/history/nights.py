@@ -63,7 +63,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_not(self) -> str:
-        """Why no judgement may rest on it, or an empty string."""
+        """The reason why no level may be judged by this night, or an empty string."""
         return self.unfit or (
             f"{self.launches} of {LAUNCHES} launches" if self.launches < LAUNCHES else ""
         )
@@ -125,7 +125,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def _between(self, before: Night, after: Night) -> str:
-        """Why ``after`` is not held against ``before``, or an empty string."""
+        """The reason why the night ``after`` begins a new stretch, or an empty string."""
         reasons = [
             f"accepted: {reason}" for day, reason in self.accepted if before.day < day <= after.day
         ]
@@ -142,14 +142,15 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return "; ".join(reasons)
 
     def _changed(self, before: str, after: str) -> str:
-        """What the fingerprints differ in, by the first facts."""
+        """A phrase for the facts in which fingerprints differ, the first of them."""
         old, new = (self.environments.get(name, {}) for name in (before, after))
         differences = environment.find_differences(old, new, {self.case.backend})
         return environment.list_facts(differences) or f"fingerprint {before} -> {after}"
 
 
 def machine_name(file: RunFile) -> str:
-    """Where a run ran: the name of its host, or how many there were and a digest of their names."""
+    """The name of the machine of a run: its host's name, or the number of hosts and a digest of
+    their names."""
     hosts = sorted({rank.host for world in file.worlds for rank in world.ranks})
     if len(hosts) > 1:
         return f"{len(hosts)} hosts {hash_identity(' '.join(hosts))[:8]}"

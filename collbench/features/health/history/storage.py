@@ -331,7 +331,7 @@ class Book:
             to.execute(sql.insert(VERSION), [{"version": SCHEMA}])
 
     def _decoded(self, kind: type[T], table: str, name: str, text: str) -> T:
-        """What a line of ``table`` holds as JSON. Raises CannotRun."""
+        """The value in JSON of a line of ``table``. Raises CannotRun."""
         try:
             return msgspec.json.decode(text, type=kind)
         except (msgspec.DecodeError, RecursionError) as e:
@@ -363,8 +363,8 @@ class Book:
 
 
 def _parse_url(text: str) -> sql.URL:
-    """What was given as a URL or the path of a file. Raises UsageError, without repeating what may
-    hold a password."""
+    """The URL of a database, given as such or as the path of a file. Raises UsageError, without
+    repeating what may hold a password."""
     if "://" not in text:
         path = files.expand_path(text) if text else store.home_folder() / "history.sqlite"
         return sql.URL.create("sqlite", database=str(path))

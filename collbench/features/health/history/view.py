@@ -168,7 +168,8 @@ def _find_remarkable(outlook: Outlook) -> dict[str, Shift | None]:
 
 
 def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]:
-    """What happened, then a line of bars for each row: those that changed, or all."""
+    """The text for a terminal: what happened, then a line of bars for each row that changed, or for
+    all rows."""
     span = f"{format_count(len(outlook.days), 'night')}, {outlook.days[0]} to {outlook.days[-1]}"
     blocks: list[Block] = [
         tone_text(f"collbench history of {outlook.machine}", strong=True) + f"  {span}",

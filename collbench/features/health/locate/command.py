@@ -275,7 +275,8 @@ def run_search(order: Order, rules: Rules, seconds: float = math.inf) -> Found |
         return None
     if searching.located is None:
         raise CannotRun(
-            "the search ended without a result", "take a smaller --size if memory is short"
+            "the search for the slow rank ended before it named one or cleared all",
+            "take a smaller --size if memory is short",
         )
     refuse_fake(reporter.file, "compare")
     located, names = searching.located, [unit.name for unit in searching.units]

@@ -216,7 +216,7 @@ def describe_plan(n: int, rules: Rules, noun: str = "hosts") -> str:
 
 
 def _count_groups(n: int) -> int:
-    """How many groups a screening has, each of three hosts at least."""
+    """The number of groups that a screening has, each of three hosts at least."""
     return max(3, min(GROUPS, n // 3))
 
 

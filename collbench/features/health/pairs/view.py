@@ -108,7 +108,7 @@ def make_document(measured: Pairs) -> Document:
         *pairs.summarise_pairs(measured.matrix, measured.racks),
     ]
     tables = [_square_table(measured.matrix)] if len(measured.matrix.hosts) <= SHOWN else []
-    tables += [_worst_table(measured), _reach_table(measured)]
+    tables += [_worst_table(measured), _scores_table(measured)]
     brief: list[Block] = [*head, ""]
     for table in tables:
         brief += [table, ""]
@@ -165,7 +165,8 @@ def _worst_table(measured: Pairs) -> Table:
     return Table(title=title, columns=make_columns(heads, "lww"), lines=lines)
 
 
-def _reach_table(measured: Pairs) -> Table:
+def _scores_table(measured: Pairs) -> Table:
+    """The best and the median bandwidth that each rank, host or link has over its pairs."""
     lines = [
         Line(
             (

@@ -273,7 +273,7 @@ def _format_certainty(finding: Finding) -> str:
 
 
 def _make_brief(verdict: Verdict) -> list[Block]:
-    """What a terminal shows: the verdict, findings in words, what each check saw."""
+    """The text for a terminal: the verdict, findings in words, and what each check saw."""
     about = ", ".join(verdict.hosts[:4])
     more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
     hosts = f"{about}{more}" or "of hosts that no run names"
@@ -320,8 +320,8 @@ def _describe_proof(proof: Evidence) -> str:
 
 
 def clean_verdict(verdict: Verdict) -> Verdict:
-    """All its text on single lines without control characters: hosts and notes come from
-    elsewhere."""
+    """The verdict with all text on single lines without control characters, as hosts and notes come
+    from elsewhere."""
     replace = msgspec.structs.replace
 
     def proof(evidence: Evidence) -> Evidence:
@@ -364,7 +364,7 @@ def _make_sentence(verdict: Verdict) -> str:
 
 
 def make_line(verdict: Verdict) -> str:
-    """One line for a chat, short enough to be read."""
+    """The verdict as one line for a chat."""
     grave = sum(finding.severity != "hint" for finding in verdict.findings)
     hosts = f" ({_name_some(verdict.hosts, 2)})" if verdict.hosts else ""
     count = f", {format_count(grave, 'finding')}" if grave else ""

@@ -241,7 +241,7 @@ class Reading:
         self._tests.add(name)
 
     def warn(self, warning: str) -> None:
-        """Once."""
+        """Add a warning, unless it was given already."""
         if warning not in self.warnings:
             self.warnings.append(warning)
 

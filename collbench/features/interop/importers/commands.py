@@ -72,7 +72,8 @@ def varying_variables(every: Sequence[str]) -> set[str]:
 
 
 def count_ranks(command: Sequence[str]) -> int:
-    """How many processes a command starts, by its launcher's options; 0 where these do not say."""
+    """The number of processes that a command starts, by its launcher's options; 0 where these do
+    not say."""
     start = next((i for i, word in enumerate(command) if _is_launcher(word)), len(command))
     if start == len(command) or "jsrun" in command[start]:  # whose -n are sets of ranks
         return 0
@@ -118,7 +119,7 @@ def _option_value(tokens: Sequence[str], names: Sequence[str]) -> int:
 
 
 def count_gpus(command: Sequence[str]) -> int:
-    """How many GPUs a process of nccl-tests has, by -t and -g."""
+    """The number of GPUs that a process of nccl-tests has, by -t and -g."""
     arguments = command[len(_words_before_benchmark(command)) :]
     return math.prod(
         _option_value(arguments, names) or 1 for names in (("-t", "--nthreads"), ("-g", "--ngpus"))

@@ -232,7 +232,7 @@ class _Tables:
         )
 
     def _begin_table(self, row: Collective, streaming: bool) -> Table:
-        """What all rows of the table have in common."""
+        """Begin a table, with the values that all of its rows share."""
         rank_count = self._n or commands.count_ranks(self._command)
         name = " ".join((self._name, *self._memory))
         is_told = bool(self._n or (rank_count and self._is_fresh))

@@ -434,7 +434,7 @@ class _Tables:
         )
 
     def _asked_ranks(self) -> int:
-        """How many ranks the command asks for, 0 where it does not say."""
+        """The number of ranks that the command asks for, 0 where it does not say."""
         return count_ranks(self._command) * count_gpus(self._command)
 
     def _facts(self, command: Sequence[str]) -> list[tuple[str, str]]:
@@ -538,14 +538,15 @@ def describe_averaging(command: Sequence[str]) -> str:
 
 
 def why_foreign(name: str, program: str, splits: str = "") -> str:
-    """Why rows of this collective have no place here; "" if they have."""
+    """The reason why rows of this collective cannot be imported; "" if they can."""
     if name == "all_to_allv" and not splits:
         return "alltoallv: the log does not say how blocks were divided"
     return "" if name else f"collbench has no collective '{program}'"
 
 
 def library_name(encoded: int, tool: str = "nccl-tests") -> str:
-    """NCCL 2.30.4 for 23004 (and, before 2.9, for 2304); "" for 0."""
+    """The library's version in words: NCCL 2.30.4 for 23004 (and, before 2.9, for 2304); "" for
+    0."""
     base = 1000 if encoded < 10000 else 10000
     version = f"{encoded // base}.{encoded % base // 100}.{encoded % 100}"
     return f"{'RCCL' if tool == 'rccl-tests' else 'NCCL'} {version}" if encoded else ""
@@ -558,7 +559,7 @@ def _make_rank(index: int, device: re.Match[str], backend: str) -> RankInfo:
 
 
 def _read_own_fields(match: re.Match[str]) -> dict[str, Any]:
-    """What collbench adds to nccl-tests' text, as fields of Table."""
+    """The fields of Table that collbench adds to nccl-tests' text."""
     algorithm, _, backend = match["label"].rpartition("@")
     env = tuple(tuple(word.split("=", 1)) for word in (match["env"] or "").split() if "=" in word)
     return {

@@ -144,7 +144,7 @@ class _Found:
         self.computed(took, stage, at, flops)
 
     def computed(self, ns: int, stage: str, at: str, flops: float = 0.0) -> None:
-        """Computation of so many nanoseconds, after what was before."""
+        """Add a computation of so many nanoseconds, after the calls before it."""
         begins = self.clock
         if begins + ns >= MOST:
             self.calls.lose("a time that cannot be", at)
@@ -154,7 +154,7 @@ class _Found:
         self.calls.append(Call("compute", flops=flops, phase=stage, source=at, **times))
 
     def trace(self, world: int) -> tuple[RankTrace, tuple[str, ...]]:
-        """Rank 0's trace. Raises UsageError where there is nothing."""
+        """Rank 0's trace. Raises UsageError where the file has no call."""
         calls, sizes = self.calls, self.sizes
         if calls.empty:
             raise UsageError(f"{calls.path}: it has no operations", HINT)

@@ -84,7 +84,7 @@ class Stream:
         return piece
 
     def read_all(self) -> bytes:
-        """All that is left, where that is no more than a value may have. Raises UsageError."""
+        """The rest of the file, if it is no longer than a value may be. Raises UsageError."""
         pieces = []
         while piece := self.more():
             pieces.append(piece)
@@ -135,7 +135,7 @@ def _open_packed(path: Path) -> BufferedReader | gzip.GzipFile:
 
 
 def read_head(path: Path, nbytes: int = 1 << 16) -> bytes:
-    """How a file begins, also one that is packed and cut; nothing where that cannot be read."""
+    """The first bytes of a file, unpacked, even if it is cut; b"" where it cannot be read."""
     with suppress(OSError, zlib.error), path.open("rb") as file:
         raw = file.read(max(nbytes, 1 << 16))
         packed = raw.startswith(b"\x1f\x8b")

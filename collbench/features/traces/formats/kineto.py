@@ -168,7 +168,7 @@ class _Found:
         self.unnamed: list[Kernel] = []
 
     def header(self, source: Json, key: str, kind: type[T], default: T) -> T:
-        """What the header says under a key; the default where that cannot be read."""
+        """The value under a key of the file's header; the default where it cannot be read."""
         try:
             return source.decoded(key, kind, default)
         except UsageError as e:
@@ -335,7 +335,7 @@ class _Found:
         return _Iterations([marks[step] for step in steps], windows, True)
 
     def _issued(self, correlation: Any) -> int | None:
-        """When a kernel was launched, if the trace tells."""
+        """The time in ns at which a kernel was launched, if the trace tells."""
         return self.launched.get(correlation) if is_number(correlation) else None
 
     def _launched_in(self, correlation: Any, marks: Sequence[Interval]) -> int:
@@ -419,7 +419,7 @@ def _parse_rank(value: Any, most: int = MOST_RANKS) -> int:
 
 
 def _event_interval(event: _Event) -> Interval | None:
-    """When an event began and ended, in nanoseconds; None where that is not told."""
+    """The begin and the end of an event, in ns; None where that is not told."""
     try:
         begins, took = (parse_microseconds(float(time)) for time in (event.ts, event.dur))
     except ValueError:
@@ -435,7 +435,7 @@ def _short_name(name: str) -> str:
 
 
 def _union_kernels(kernels: Iterable[Kernel]) -> list[Interval]:
-    """When one of these kernels or more was under way, in the order of time."""
+    """The intervals in which one of these kernels or more was under way, in the order of time."""
     spans: list[Interval] = []
     for begins, ends, _ in sorted(kernels):
         if spans and begins <= spans[-1][1]:

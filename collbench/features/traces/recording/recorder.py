@@ -176,8 +176,8 @@ class Recorder:
 
     @make_harmless
     def _start(self) -> None:
-        """Check the settings, and begin to record at once or after ``after`` iterations. Raises
-        ValueError, RuntimeError and what the folder raises."""
+        """Check the settings, and begin to record at once or after the iterations to be passed.
+        Raises ValueError, RuntimeError and what the folder raises."""
         if self._steps < 1 or self._after < 0:
             raise ValueError("steps is from 1 on, after from 0")
         if not dist.is_available():
@@ -412,7 +412,7 @@ class Recorder:
 
 
 def _describe_rank() -> RankTrace:
-    """What is known of this rank from its first call on."""
+    """A trace of this rank without calls: its number, world, host and backend."""
     rank, world, backend = dist.get_rank(), dist.get_world_size(), str(dist.get_backend())
     return RankTrace(rank, world, host=socket.gethostname(), backend=backend)
 

@@ -34,7 +34,7 @@ EPOCH = 10**17  # ns: less is no time of day
 
 
 def describe_hang(hang: Hang) -> str:
-    """Who hung the job, and in what."""
+    """A sentence on who hung the job, and in which operation."""
     return {
         "missing": _describe_missing,
         "silent": _describe_silent,
@@ -43,7 +43,7 @@ def describe_hang(hang: Hang) -> str:
         "unread": _describe_unread,
         "circle": _describe_circle,
         "behind": _describe_behind,
-        "some": _describe_some,
+        "some": _describe_partly_done,
         "all": _describe_all,
         "follows": _describe_all,
     }[hang.cause](hang)
@@ -136,7 +136,8 @@ def _describe_behind(hang: Hang) -> str:
     )
 
 
-def _describe_some(hang: Hang) -> str:
+def _describe_partly_done(hang: Hang) -> str:
+    """A sentence where some ranks completed the operation in which others hang."""
     front = hang.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
@@ -295,7 +296,8 @@ def _drawn_ranks(hang: Hang, front: Front) -> list[int]:
 
 
 def _begin_time(call: Call) -> int:
-    """When a call began, or else was issued; -1 where the trace does not tell."""
+    """The time in ns at which a call began, or else was issued; -1 where the trace does not
+    tell."""
     return call.begins_ns if call.begins_ns >= 0 else call.issued_ns
 
 

@@ -203,7 +203,7 @@ def _name_form(verdict: Judged) -> str:
 
 
 def _make_tables(verdict: Judged) -> dict[str, list[Table]]:
-    """Those that have lines, by the section that they are in."""
+    """The tables of a trace that have lines, by their section."""
     disagreements = (
         [hung.disagreements_table(verdict.disagreements)] if verdict.disagreements else []
     )

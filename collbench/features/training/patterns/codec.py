@@ -90,7 +90,7 @@ class Format(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _decode_all(form: Format) -> np.ndarray:
-    """What each of the 65,536 codes stands for."""
+    """The value of each of the 65,536 codes."""
     import numpy as np
 
     codes = np.arange(1 << 16)

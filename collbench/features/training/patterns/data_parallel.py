@@ -146,7 +146,7 @@ class Ddp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rebuilds(self) -> int:
-        """How many reductions there are before the buckets are rebuilt."""
+        """The number of reductions before the buckets are rebuilt."""
         if self.static_graph:
             return 2
         return NO_LIMIT if self.find_unused_parameters else 1

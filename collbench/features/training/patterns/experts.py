@@ -76,7 +76,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def expect_ranks(experts: int, top: int, ranks: int) -> float:
-    """How many of these ranks a token has an expert, if all experts are equally likely."""
+    """The expected number of these ranks at which a token has an expert, if all experts are equally
+    likely."""
     per_rank = experts / ranks
     none = math.prod(max(experts - per_rank - i, 0) / (experts - i) for i in range(top))
     return ranks * (1 - none)
@@ -102,7 +103,7 @@ class Table(NamedTuple):
 def draw_routing(
     routing: str, tokens: int, experts: Experts, ranks: int, node_ranks: int, seed: int = 0
 ) -> Table:
-    """Where ranks send their tokens. Raises UsageError."""
+    """A table of where ranks send their tokens. Raises UsageError."""
     import numpy as np
 
     refuse_experts(experts, ranks, node_ranks)
@@ -152,7 +153,7 @@ def _draw_experts(
 
 
 def _count_once(at: np.ndarray, places: int) -> np.ndarray:
-    """How many tokens have an expert at each of these places."""
+    """The number of tokens that have an expert at each of these places."""
     import numpy as np
 
     is_sent = np.zeros((len(at), places), bool)

@@ -80,14 +80,14 @@ class Ahead:
             self.w.compute(times * count_flops(unit) * self.tokens, source=source)
 
     def forward(self) -> None:
-        """All operations of a forward pass."""
+        """Write the operations of a forward pass."""
         self.w.phase = "forward"
         self.ready(self.gather(self.root, self.group))
         self._through(self.layers, self.group, 1, False)
         self.compute(self.root, 1)
 
     def backward(self, reduces: bool) -> None:
-        """All operations of a backward pass; gradients are reduced in the last one of a step
+        """Write the operations of a backward pass; gradients are reduced in the last one of a step
         only."""
         self.w.phase = "backward"
         self.ready(self.gather(self.root, self.root_again))

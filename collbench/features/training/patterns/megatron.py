@@ -128,7 +128,7 @@ class Stage:
             special = slot.batch == (0 if slot.forward else batches - 1)
             key = (slot.forward, slot.chunk, special)
             if key not in blocks_by_key:
-                blocks_by_key[key] = self._block(slot, special)
+                blocks_by_key[key] = self._make_block(slot, special)
             writer.paste(blocks_by_key[key])
             sent = self._move(slot, True)
             if sent and following and following[0].forward == slot.forward and not ahead:
@@ -140,7 +140,9 @@ class Stage:
             if overlap and not slot.forward and late >= 0 and done[late].batch == batches - 1:
                 self._reduce(done[late].chunk)
 
-    def _block(self, slot: Slot, special: bool) -> Block:
+    def _make_block(self, slot: Slot, special: bool) -> Block:
+        """The operations of a chunk's forward or backward pass; in the ``special`` one, the first
+        forward or the last backward, with those on parameters that ranks share."""
         blocks, part, shared = self.blocks, self.parts[slot.chunk], self.shared[slot.chunk]
         if not slot.forward:
             return blocks.backward(part, shared if special and self.early else ())

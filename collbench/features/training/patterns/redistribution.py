@@ -79,7 +79,7 @@ class Placed(NamedTuple):
     partial: tuple[str, ...] = ()
 
     def parts(self, sizes: Mapping[str, int], axis: int) -> int:
-        """How many parts an axis is split into."""
+        """The number of parts an axis is split into."""
         return math.prod(sizes[d] for d in self.axes[axis])
 
     def local(self, shape: Shape, sizes: Mapping[str, int]) -> Shape:
@@ -236,7 +236,7 @@ def _make_spmd(name: str, layout: Layout, writer: Writer, **holds: int) -> Step:
 
 
 def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
-    """One tensor from a layout to another, on the grid of tp, cp, dp and pp."""
+    """A step that moves one tensor from a layout to another, on the grid of tp, cp, dp and pp."""
     shape = options.shape or (layout.tokens(model), model.hidden)
     if len(shape) > MOST_AXES or not 0 < math.prod(shape) < MOST_ELEMENTS:
         text = "/".join(map(str, shape))

@@ -291,7 +291,8 @@ class Blocks:
             block.wait(*gone)
 
     def _gathered(self, block: Block, scores: float, forward: bool) -> None:
-        """All keys and values at once, and in backward the sum of their gradients."""
+        """Write the gather of all keys and values at once, and in backward the sum of their
+        gradients."""
         nbytes = self.keys * self.layout.cp
         if forward:
             self._over_cp(block, "all_gather", nbytes, wait="call")

@@ -122,7 +122,7 @@ def make_document(file: RunFile) -> Document:
 
 
 def _describe_cut(overlap: Overlap) -> str:
-    """That a run ended while the step was measured."""
+    """A sentence that a run ended while the step was measured."""
     rounds = format_count(len(overlap.step_record.times_ns), "round")
     return (
         f"cut short: of {rounds} that were finished, whose data was not checked afterwards;"
@@ -168,7 +168,8 @@ def describe_overlap(overlap: Overlap) -> list[str]:
 
 
 def _describe_expected(overlap: Overlap, step: Step | None) -> list[Block]:
-    """What the step would take by what its operations take one by one, and what it took."""
+    """Text on the time that the step would take by its operations' times one by one, and on what it
+    took; empty where that is unknown."""
     ns = predict_step_ns(step, overlap.step_record, overlap.computation) if step else None
     if not ns:
         return []
@@ -192,7 +193,7 @@ def recorded_values(recorded: Recorded) -> dict[str, Any]:
 
 
 def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
-    """What the step took beside what it took in its trace."""
+    """A table of the step's time beside its time in the trace."""
     before, row = median(recorded.times_ns), derive_row(overlap.step_record)
     ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
     ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
@@ -219,7 +220,8 @@ def _recorded_table(overlap: Overlap, recorded: Recorded) -> Table:
 
 
 def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
-    """That computation takes cores from communication, where there are too few for both."""
+    """Text that computation takes cores from communication; empty where there are enough for
+    both."""
     cramped = any(w.cramped for w in file.worlds if w.index == overlap.step_record.world)
     if not cramped or step is None or step.compute in ("none", "sleep"):
         return []
@@ -231,7 +233,8 @@ def _describe_contended(file: RunFile, overlap: Overlap, step: Step | None) -> l
 
 
 def _describe_wire(file: RunFile, overlap: Overlap, step: Step | None) -> list[Block]:
-    """What links carried, against what the operations need."""
+    """Text on the bytes that links carried, against what the operations need; empty where that is
+    unknown."""
     library = next((w.library for w in file.worlds if w.index == overlap.step_record.world), "")
     carried = (
         count_traffic(step, overlap.step_record.case, overlap.step_record.sent, library)
@@ -290,7 +293,8 @@ def _make_table(phases: list[Phase]) -> Table:
 
 
 def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
-    """What steps take less without single operations; None where none was left out."""
+    """A table of the time that steps save without single operations; None where none was left
+    out."""
     blamed_list = (
         list_blamed(step.program(0), overlap.step_record.operations[0])
         if overlap.step_record.operations
@@ -317,7 +321,8 @@ def _blamed_table(overlap: Overlap, step: Step) -> Table | None:
 
 
 def _alone_cells(phase: Phase) -> tuple[Cell, Cell]:
-    """What operations take by themselves, and how often longer they are under way in a step."""
+    """The cells on what operations take by themselves, and on the ratio of their time in a step to
+    that."""
     if phase.alone is None or phase.slower is None:
         return "-", "-"
     times = f"{phase.slower:.2f}"
@@ -400,7 +405,7 @@ def make_section(view: View) -> Section | None:
 
 
 def _parts_table(title: str, overlap: Overlap) -> Table:
-    """What a step takes, and its parts, with their intervals."""
+    """A table of the times of a step and its parts, with their intervals."""
     lines = []
     for record in (overlap.step_record, overlap.computation, overlap.communication):
         row = derive_row(record)

@@ -186,7 +186,7 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
 
 
 def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
-    """What a step would take beside what it took in a run, whole and by phase."""
+    """A table of a step's predicted time beside its time in a run, whole and by phase."""
     took = [
         median(record.times_ns)
         for record in (overlap.step_record, overlap.computation, overlap.communication)
@@ -223,7 +223,8 @@ def _compare_table(step: Step, expected: Forecast, overlap: Overlap) -> Table:
 
 
 def _describe_recorded(recorded: Recorded, expected: Forecast | None) -> list[str]:
-    """What the step took in its trace, and what is predicted over that."""
+    """A sentence, in a list, on the step's time in its trace and on the predicted time over
+    that."""
     took = median(recorded.times_ns)
     lines = [f"recorded: {format_duration(took)}, {recorded_words(recorded)}"]
     if expected and took:
