@@ -293,7 +293,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             HEAD.replace("'8'", "{ min = 8, max = 4 }"),
             ": [axes], sizes",
             "min 8 is larger than max 4",
-            "from min up to max",
+            "lower min or raise max",
         ),
         (
             HEAD.replace("'8'", "{ min = 0, max = 4 }"),
@@ -306,7 +306,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         ("description = ''\n", ", description", "expected text", ""),
         ("descripton = 'x'\n", ", descripton", "no such key", "did you mean description?"),
         ("tags = [1]\n", ", tags", "expected a name", ""),
-        ("description = 'x'\n[axes]\nsizes = 8", ": [axes], collectives", "none", ""),
+        ("description = 'x'\n[axes]\nsizes = 8", ": [axes], collectives", "missing", ""),
         (HEAD + "rank = 2", ": [axes], rank", "no such key", "did you mean ranks?"),
         (HEAD + "ranks = [0]", ": [axes], ranks", "whole number from 1 up, not 0", ""),
         (HEAD + "ranks = [true]", ": [axes], ranks", "whole number", ""),

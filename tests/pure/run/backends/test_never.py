@@ -16,7 +16,7 @@ from collbench.run import refusal
     ("backend", "fields", "words"),
     [
         ("gloo", {"mode": "graph"}, "gloo cannot be captured in a CUDA graph"),
-        ("shm", {"mode": "graph", "algorithm": "ring"}, "shm on CPUs"),
+        ("shm", {"mode": "graph", "algorithm": "ring"}, "shm runs on CPUs"),
         ("mpi", {"mode": "graph"}, "mpi runs on CPUs"),
         ("nccl", {"mode": "graph"}, ""),
         ("nccl", {"mode": "graph", "collective": "barrier", "op": "none"}, "barrier waits"),

@@ -284,7 +284,7 @@ def test_a_keeper_says_what_its_host_lacks(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path)
     tree = keeper.ask(Question(side=Side("", {}, f"{tmp_path}/none", "--head")))
     python = keeper.ask(Question(side=Side("/no/python", {}, "", "--head")))
-    assert tree.error and f"--head: there is no {tmp_path}/none" in tree.error.message
+    assert tree.error and f"--head: {tmp_path}/none, where the" in tree.error.message
     assert python.error and "--head: /no/python does not start" in python.error.message
 
 
