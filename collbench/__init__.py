@@ -81,7 +81,9 @@ def record(
     from collbench.core.feature import find_features
 
     if "traces" not in {feature.name for feature in find_features()}:
-        raise CannotRun("this installation cannot record", "install collbench with its traces")
+        raise CannotRun(
+            "collbench cannot record: its feature traces is not installed", "reinstall collbench"
+        )
     from collbench.features.traces.recording.recorder import Recorder
 
     return Recorder(folder, steps, after, optimizer)

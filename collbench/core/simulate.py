@@ -176,7 +176,7 @@ class Predictor:
         A guess by what schedules for 64 and 128 ranks hold, and how that grows.
         """
         small, large = 64, 128
-        if self.n <= large or self.variant.why_not(small) or self.variant.why_not(large):
+        if self.n <= large or self.variant.refuse(small) or self.variant.refuse(large):
             return
         passes = {self._chosen(nbytes): self._ratio(nbytes) for nbytes in sizes}
         guess = 0.0
@@ -276,7 +276,7 @@ def forecast_variants(
     for variant in variants:
         predictor = Predictor(variant, network, n)
         try:
-            reason = variant.why_not(n)
+            reason = variant.refuse(n)
             if not reason:
                 predictor.check(sizes)
         except CannotRun as e:

@@ -72,7 +72,7 @@ def _ask_for_algorithm(case: Case, info: BackendInfo) -> str:
         algorithms.find_variant(case.collective, a.name)
         for a in algorithms.list_algorithms(case.collective)
     ]
-    fit = [variant.name for variant in variants if not variant.why_not(case.n)]
+    fit = [variant.name for variant in variants if not variant.refuse(case.n)]
     likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
     return f"{lack}: name an algorithm (--algo {likely[0]})"
 

@@ -475,7 +475,7 @@ def refuse_case(case: Case) -> str:
         return none
     if case.algorithm != "native":
         try:
-            reason = algorithms.find_variant(row.name, case.algorithm).why_not(case.n)
+            reason = algorithms.find_variant(row.name, case.algorithm).refuse(case.n)
             if case.n > MOST_STEPPED:
                 reason = f"for at most {MOST_STEPPED} ranks"
         except UsageError as e:

@@ -39,9 +39,7 @@ def cases(
     place."""
     for name, algorithm in algorithms.list_catalogue():
         row = COLLECTIVES[name]
-        if name in ("barrier", "all_to_allv") or algorithms.find_variant(name, algorithm).why_not(
-            n
-        ):
+        if name in ("barrier", "all_to_allv") or algorithms.find_variant(name, algorithm).refuse(n):
             continue
         for in_place in (False, True) if row.in_place else (False,):
             yield Case(

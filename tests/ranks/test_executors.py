@@ -47,7 +47,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
         assert record.wrong == 0 if record.case.size else record.times_ns
     ran = {(record.case.collective, record.case.algorithm) for record in found}
     wanted = {
-        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).refuse(n)
     }
     assert ran == wanted
 

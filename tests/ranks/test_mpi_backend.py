@@ -254,7 +254,7 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     assert [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong] == []
     assert {r.call_path_ns for r in found} == {None}
     wanted = {
-        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).refuse(n)
     }
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 

@@ -58,7 +58,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
     found = measure(swept, **QUICK)
     assert wrong(found) == []
     wanted = {
-        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).why_not(n)
+        key for key in algorithms.list_catalogue() if not algorithms.find_variant(*key).refuse(n)
     }
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 

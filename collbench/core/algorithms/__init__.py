@@ -72,9 +72,9 @@ class Variant(NamedTuple):
             name: default(n, ratio) for name, default in self.algorithm.parameters.items()
         } | dict(self.given)
 
-    def why_not(self, n: int) -> str | None:
-        """The reason why the algorithm cannot run on n ranks, or None."""
-        return self.algorithm.why_not(n, **self.resolved(n, 1.0))
+    def refuse(self, n: int) -> str:
+        """The reason why the algorithm cannot run on n ranks, or ""."""
+        return self.algorithm.why_not(n, **self.resolved(n, 1.0)) or ""
 
     def schedule(self, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
         """The schedule for n ranks, named with all its parameters. Raises UsageError where there is
@@ -83,7 +83,7 @@ class Variant(NamedTuple):
         name = _name_variant(self.algorithm.name, parameters)
         row = COLLECTIVES[self.algorithm.collective]
         root = max(root, 0) if row.rooted else 0
-        reason = self.why_not(n)
+        reason = self.refuse(n)
         if reason:
             raise UsageError(
                 f"{row.name} {name}: {reason}", "collbench prove shows what runs where"

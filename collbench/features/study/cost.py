@@ -48,7 +48,7 @@ def describe_cost(variant: Variant, schedule: Schedule) -> list[str]:
 
 def find_formulas(variant: Variant, n: int, root: int) -> list[str]:
     """Forms of A, B and G that fit n ranks and others; empty where one of them has none."""
-    numbers = [ranks for ranks in dict.fromkeys((n, *LARGE)) if variant.why_not(ranks) is None]
+    numbers = [ranks for ranks in dict.fromkeys((n, *LARGE)) if not variant.refuse(ranks)]
     counts = [(ranks, count_costs(variant.schedule(ranks, root))) for ranks in numbers]
     names = [
         next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")

@@ -139,7 +139,7 @@ def _prove_variant(variant: Variant, numbers: Sequence[int], root: str) -> _Proo
     rooted, left_out, cells = COLLECTIVES[variant.algorithm.collective].rooted, dict[int, str](), 0
     for n in numbers:
         roots = sorted({0, n // 2}) if not root else range(n) if root == "all" else [int(root)]
-        reason = variant.why_not(n) or (
+        reason = variant.refuse(n) or (
             f"there is no rank {root}" if rooted and roots[0] >= n else None
         )
         if reason:

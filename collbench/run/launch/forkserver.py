@@ -90,7 +90,7 @@ class Parent:
         """The ranks, of n, whose wardens never began although others' did."""
         return []
 
-    def below(self) -> list[tuple[int, int]]:
+    def list_ranks(self) -> list[tuple[int, int]]:
         """Processes (rank, pid) that it has started for ranks."""
         return []
 

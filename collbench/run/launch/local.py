@@ -309,7 +309,7 @@ class LocalWatch(RankWatch):
         seconds, self._last_look = min(now - self._last_look, 2 * LOOK_SECONDS), now
         rank_of_pid = {pid: rank for rank, pid in self._processes()}
         if len(self._wardens) < self.plan.processes:  # one may be stopped before it tells of itself
-            rank_of_pid = {pid: rank for rank, pid in self._parent.below()} | rank_of_pid
+            rank_of_pid = {pid: rank for rank, pid in self._parent.list_ranks()} | rank_of_pid
         stopped = [
             (rank, pid) for pid, rank in rank_of_pid.items() if process_state(pid) == "stopped"
         ]
@@ -438,7 +438,7 @@ class LocalWatch(RankWatch):
         if self._board.where(0)[0] is Phase.CONNECTING and not self._store.exists():
             gone = f"{self._store} was removed, by which ranks find each other"
             return self.make_error(gone, 0, "keep TMPDIR from being cleaned, or set another")
-        for rank, pid in [*self._processes(), *self._parent.below()]:
+        for rank, pid in [*self._processes(), *self._parent.list_ranks()]:
             if process_state(pid) == "stopped":
                 return self._stopped(rank, pid)
             if (room := _mappable_bytes(pid)) < _LITTLE:

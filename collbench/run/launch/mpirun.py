@@ -173,7 +173,7 @@ class Mpirun(Parent):
         """The ranks, of n, whose wardens never began although others' did."""
         return [rank for rank in range(n) if self._begun_ranks and rank not in self._begun_ranks]
 
-    def below(self) -> list[tuple[int, int]]:
+    def list_ranks(self) -> list[tuple[int, int]]:
         """Processes (rank, pid) below mpirun's that have a rank's variables."""
         processes: list[tuple[int, int]] = []
         with suppress(psutil.Error):

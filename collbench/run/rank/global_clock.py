@@ -180,7 +180,7 @@ class GlobalClock:
     ``domains[r]`` is equal for ranks that read one clock: the first of them measures for all.
     ``beat`` is called between passes; ``read`` is the clock that samples are timed with,
     CLOCK_MONOTONIC, which NTP may bend: the check after a case sees it. ``trouble`` says why there
-    is no common clock; then only ``why_not`` and ``close`` are of use.
+    is no common clock; then only ``explain_inaccuracy`` and ``close`` are of use.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class GlobalClock:
         """Whether all ranks read one clock anyway."""
         return len(self._leaders) == 1
 
-    def why_not(self, sample_ns: float = math.inf) -> str:
+    def explain_inaccuracy(self, sample_ns: float = math.inf) -> str:
         """Why ranks' times of samples of ``sample_ns`` cannot be told on one clock, or nothing."""
         if self.trouble or self.exact:
             return self.trouble

@@ -119,7 +119,9 @@ class Sync:
         hosts' clocks."""
         if self.scheme == "window":
             self.refused = f"{late:.0%} of starts came late" if late > MAX_LATE else ""
-            self.refused = self.refused or (self._common.why_not(sample_ns) if self._common else "")
+            self.refused = self.refused or (
+                self._common.explain_inaccuracy(sample_ns) if self._common else ""
+            )
         return bool(self.refused)
 
     def __call__(self) -> bool:

@@ -250,7 +250,7 @@ def select_timing(
     if (
         not per_rank
         or measured.clock != "host"
-        or (common and common.why_not(np.median(samples.times)))
+        or (common and common.explain_inaccuracy(np.median(samples.times)))
     ):
         return timing
     starts = (common.converted(samples.starts) if common else samples.starts)[members]

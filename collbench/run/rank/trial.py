@@ -265,7 +265,7 @@ class Trial:
         """Notes on what the clocks of the ranks are not good enough for."""
         if self._common is None:
             return []
-        why = self._common.why_not(float(np.median(measured.samples.times)))
+        why = self._common.explain_inaccuracy(float(np.median(measured.samples.times)))
         window = sync.refused if measured.scheme == "barrier" else ""
         return [window and f"no window: {window}", why and f"no T_glob: {why}"]
 

@@ -35,7 +35,7 @@ MOVABLE = [key for key in EVERY if key[0] not in ("barrier", "all_to_allv")]
 
 def schedules(key: tuple[str, str], ranks: range = range(1, 10)) -> list[Schedule]:
     variant = algorithms.find_variant(*key)
-    return [variant.schedule(n, n // 2, ratio=9.0) for n in ranks if variant.why_not(n) is None]
+    return [variant.schedule(n, n // 2, ratio=9.0) for n in ranks if not variant.refuse(n)]
 
 
 def inputs(schedule: Schedule, seed: int = 0) -> list[Any]:

@@ -158,7 +158,7 @@ def test_bounds_hold_on_every_network() -> None:
     for network, n in NETWORKS:
         for algorithm in algorithms.list_catalogue().values():
             variant = algorithms.Variant(algorithm)
-            if variant.why_not(n):
+            if variant.refuse(n):
                 continue
             view = simulate.forecast_variants(
                 COLLECTIVES[algorithm.collective], n, network, [variant], [1]

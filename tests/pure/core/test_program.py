@@ -92,7 +92,7 @@ def execute(schedule: Schedule, program: Program, in_place: bool, rng: random.Ra
 
 def programs(collective: str, name: str, n: int) -> Iterator[tuple[Schedule, Program, bool]]:
     variant, row = algorithms.find_variant(collective, name), COLLECTIVES[collective]
-    if variant.why_not(n):
+    if variant.refuse(n):
         return
     for root in sorted({0, n - 1} if row.rooted else {0}):
         for in_place in (False, True) if row.in_place else (False,):

@@ -81,7 +81,7 @@ def plainly(schedule: Schedule, nbytes: float) -> tuple[simulate.Counts, float]:
 @pytest.mark.parametrize(("collective", "name"), ROWS)
 def test_counts_and_times_are_those_of_a_plain_loop_over_moves(collective: str, name: str) -> None:
     variant = algorithms.find_variant(collective, name)
-    for n in (n for n in (1, 2, 3, 4, 6, 7, 8, 12, 16) if not variant.why_not(n)):
+    for n in (n for n in (1, 2, 3, 4, 6, 7, 8, 12, 16) if not variant.refuse(n)):
         for root in {0, n // 2} if COLLECTIVES[collective].rooted else {0}:
             schedule = variant.schedule(n, root, 40.0)
             for nbytes in (0.0, 100.0, 1e5):
@@ -230,7 +230,7 @@ def agrees(schedule: Schedule, form: tuple[object, ...]) -> None:
 @pytest.mark.parametrize(("collective", "text"), FORMS)
 def test_closed_forms(collective: str, text: str) -> None:
     variant = algorithms.find_variant(collective, text)
-    able = [p for p in range(2, 34) if not variant.why_not(p)]
+    able = [p for p in range(2, 34) if not variant.refuse(p)]
     assert len(able) >= 5
     for p in able:
         agrees(variant.schedule(p), FORMS[collective, text](p))
@@ -270,7 +270,7 @@ def test_every_algorithm_has_a_closed_form_tested() -> None:
 def test_no_algorithm_beats_the_bounds_in_the_table() -> None:
     for collective, name in ROWS:
         variant = algorithms.find_variant(collective, name)
-        for p in (p for p in range(2, 20) if not variant.why_not(p)):
+        for p in (p for p in range(2, 20) if not variant.refuse(p)):
             found, bound = (
                 simulate.count_costs(variant.schedule(p)),
                 COLLECTIVES[collective].bound(p),

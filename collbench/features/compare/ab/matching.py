@@ -128,8 +128,8 @@ def match_rows(
         if len(jobs[name]) < len(fitting):
             other = SIDES[1 - SIDES.index(name)]
             raise UsageError(
-                f"--{other} sets what the suite sweeps on the side of --{name}: rows cannot be told"
-                " apart",
+                f"--{other} sets one value of what the suite sweeps for --{name}: its rows cannot"
+                " be told apart",
                 f"set it for --{name} too (backend:…, algo:…)",
             )
     keys = [key for key in jobs["base"] if key in jobs["head"]]

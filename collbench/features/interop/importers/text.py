@@ -251,7 +251,8 @@ def strip_prefixes(text: str) -> str:
 
 
 def _prefix_pattern(prefix: str) -> str:
-    """A pattern of it with any numbers and blanks; of indentation, before comments alone."""
+    """A regular expression for lines that begin with ``prefix``, with any numbers and blanks in
+    their places; where it is blank, for indented comments alone."""
     if not prefix.strip():
         return r"[ \t]+(?=#)"
     parts = re.split(r"([ \t]*\d+|[ \t]+)", prefix)

@@ -226,7 +226,7 @@ class Program:
                 for key, work_entry in self._works.items()
                 if work_entry[0].index < self._iteration
             ]:
-                self._let_go(key)  # nobody waits for what is of the iteration before
+                self._pop_calls(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
 
     def _note_mark(self) -> None:
@@ -246,15 +246,16 @@ class Program:
         with self._lock:
             for call in calls:
                 if call.work is not None:
-                    self._let_go(id(call.work))
+                    self._pop_calls(id(call.work))
                 call.work = work
             self._works[id(work)] = calls
             if len(self._works) > MOST_UNWAITED:
-                self._let_go(next(iter(self._works)))
+                self._pop_calls(next(iter(self._works)))
                 why = f"waits for calls that more than {MOST_UNWAITED} came after"
                 self.lose(f"{why}, before they were waited for", calls=0)
 
-    def _let_go(self, key: int) -> list[Seen]:
+    def _pop_calls(self, key: int) -> list[Seen]:
+        """The calls of a work, which is forgotten, as torch may give its id to another."""
         calls = self._works.pop(key, [])
         for call in calls:
             call.work = None
@@ -263,7 +264,7 @@ class Program:
     def waited(self, work: Work) -> list[Seen]:
         """The calls that this work does, which are waited for now."""
         with self._lock:
-            return self._let_go(id(work))
+            return self._pop_calls(id(work))
 
     def fills(self, call: Seen, given: Iterable[Tensor]) -> None:
         """The call's outcome is in these tensors."""
@@ -278,7 +279,7 @@ class Program:
         with self._lock:
             call = self._filled.pop(tensor.data_ptr(), None)
             if call is not None and call.work is not None:
-                self._let_go(id(call.work))
+                self._pop_calls(id(call.work))
             return call
 
     def left_by(self, task: int) -> list[Seen]:
@@ -287,7 +288,7 @@ class Program:
             calls = [call for call in self._tasks.pop(task, []) if call.work is not None]
             done = [call for call in calls if call.device != "cpu" or _is_done(call)]
             for call in done:
-                self._let_go(id(call.work))
+                self._pop_calls(id(call.work))
         return done
 
     def watch(self, call: Seen, work: Work) -> None:
@@ -353,7 +354,7 @@ class Program:
             for observed in self._observers.values():
                 observed.put(None)
             for key in [*self._works]:
-                self._let_go(key)
+                self._pop_calls(key)
             for collection in (
                 self._filled,
                 self._tasks,

@@ -250,7 +250,7 @@ def ddp(model: Model, layout: Layout, options: Ddp) -> Step:
     micros = layout.micro_batches
     if options.static_graph and options.no_sync and micros > 1:
         raise UsageError(
-            f"{micros} micro-batches under no_sync with static_graph: torch fails in the first",
+            f"{micros} micro-batches under no_sync with static_graph: torch fails in the first one",
             "set no_sync=false or static_graph=false",
         )
     on = _Ddp(model, layout, options)

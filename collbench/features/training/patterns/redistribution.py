@@ -421,7 +421,10 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
         raise UsageError(f"{world} ranks are too many", f"take at most {splits.MOST_RANKS}")
     before, after = parse_ends(options.move)
     if "sum:" in options.move:
-        raise UsageError(f"'{options.move[:60]}': parameters are no sums", HINT)
+        raise UsageError(
+            f"'{options.move[:60]}': 'sum:' is for shares that are added up, which parameters are not",
+            HINT,
+        )
     sizes = {"tp": options.tp, "dp": options.dp}
 
     @functools.cache

@@ -115,7 +115,7 @@ def test_every_algorithm_is_drawn_within_the_width_and_ends_complete(
     name: str, algorithm: str
 ) -> None:
     for n, widths in ((1, (80,)), (4, (40, 80)), (6, (40, 80)), (16, (80,))):
-        if algorithms.find_variant(name, algorithm).why_not(n):
+        if algorithms.find_variant(name, algorithm).refuse(n):
             continue
         schedule, shown = film(name, algorithm, n, n // 2)
         steps = len(shown) - 1
@@ -372,7 +372,7 @@ def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
         known = cost.find_formulas(variant, 4, 0)
         told += bool(known)
         for n in (5, 6, 32) if known else ():
-            if variant.why_not(n) is None:
+            if not variant.refuse(n):
                 made = [cost.FORMS[form](n) for form in known]
                 assert made == [*simulate.count_costs(variant.schedule(n))[:3]], (row.name, n)
     assert told > 15

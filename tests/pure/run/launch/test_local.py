@@ -141,7 +141,7 @@ class Silent:
     def unheard(self, n: int) -> list[int]:
         return self._unheard
 
-    def below(self) -> list[tuple[int, int]]:
+    def list_ranks(self) -> list[tuple[int, int]]:
         return []
 
     def end(self) -> int:
