@@ -219,7 +219,7 @@ def test_suites_are_no_longer_than_a_person_writes(words: str, said: str, tmp_pa
 
 
 def test_settings_are_no_more_than_worlds_can_be_started() -> None:
-    with pytest.raises(UsageError, match="more than 1000 settings"):
+    with pytest.raises(UsageError, match="more than 1000 combinations"):
         expand_envs([f"A{i}=1,2" for i in range(60)])
 
 

@@ -422,7 +422,8 @@ def m2n(model: Model, layout: Layout, options: M2N) -> Step:
     before, after = parse_ends(options.move)
     if "sum:" in options.move:
         raise UsageError(
-            f"'{options.move[:60]}': 'sum:' is for shares that are added up, which parameters are not",
+            f"'{options.move[:60]}': 'sum:' is for shares that are added up, which parameters"
+            " are not",
             HINT,
         )
     sizes = {"tp": options.tp, "dp": options.dp}

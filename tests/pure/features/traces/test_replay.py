@@ -282,7 +282,7 @@ def test_groups_of_missing_ranks_are_moved() -> None:
     assert step.groups["0"] == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert step.groups["1"] == ((0, 2), (1, 3), (4, 6), (5, 7))
     error = refused(Trace("test", (corner(0, 6),)), SYMMETRIC)
-    assert "with whom rank 4 is in '1'" in error.message
+    assert "which ranks share group '1' with rank 4" in error.message
     part = step_of(Trace("test", (corner(3, 8),)), replace(SYMMETRIC, ranks="1,3"))
     assert (part.world, part.groups) == (2, {"3": ((0, 1),)})
 

@@ -72,8 +72,8 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tq=4", "there is no 'tq=4'"),
-        ("tp", "there is no 'tp'"),
+        ("tq=4", "'tq=4' is no known setting"),
+        ("tp", "'tp' is no known setting"),
         ("tp=x", "tp=x"),
         ("tp=0", "tp=0"),
         ("dp=9999999999", "dp=9999999999"),
@@ -108,7 +108,7 @@ def test_presets_are_steps_that_end(name: str) -> None:
     [
         ("dpp:gpt2-124m", "no workload"),
         ("ddp:gpt5", "no model 'gpt5'"),
-        ("ddp", "ddp of what"),
+        ("ddp", "no model is named"),
         ("m2n:x", "x"),
         ("nowhere.toml", "nowhere.toml"),
     ],

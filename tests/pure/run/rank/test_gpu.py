@@ -499,7 +499,7 @@ def test_a_world_on_fake_gpus_says_so(
         device=torch.device(device), library="NCCL", shared=False, interpreted=False
     )
     rank: Any = SimpleNamespace(
-        place=SimpleNamespace(local_rank=0, launcher="local"),
+        setup=SimpleNamespace(local_rank=0, launcher="local"),
         _backend=backend,
         _plan=plan,
         _group=SimpleNamespace(members=()),
