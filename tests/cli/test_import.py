@@ -119,7 +119,7 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
         [
             "import sys",
             "import collbench",
-            "from collbench.records import derive, store",
+            "from collbench.records import derive, run_file, store",
             "from collbench.show import programs",
             "file = run_file.read_file(store.find_run('@last'))",
             "out = programs.Csv(sys.stdout)",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collbench.core.errors import CannotRun, UsageError
-from collbench.records import rows, run_file, store
+from collbench.records import rows, run_file
 from collbench.records.types import Record, Run
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -46,7 +46,7 @@ def test_processes_return_every_row_in_order(large: Path) -> None:
 
 def test_rows_come_from_other_processes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        store, "derive_row", lambda record, world: os.kill(os.getpid(), signal.SIGKILL)
+        run_file, "derive_row", lambda record, world: os.kill(os.getpid(), signal.SIGKILL)
     )
     with pytest.raises(CannotRun, match="killed"):
         run_file.read_digest(large)

@@ -106,7 +106,7 @@ def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
         (("smok",), "did you mean smoke?"),
         (("smoke", "-g", "0"), "-g: '0'"),
         (("smoke", "--only", "all_produce"), "unknown collective"),
-        (("smoke", "--only", "scan"), "not in smoke"),
+        (("smoke", "--only", "scan"), "not in the suite smoke"),
         (("smoke", "--max-time", "soon"), "not a duration"),
         (("smoke", "--resume", "@last"), "as it was begun"),
         (("--resume", "@last", "-g", "2"), "as it was begun"),
