@@ -31,11 +31,11 @@ from collbench.suite.sweep import Axes, Suite, expand_axes
 
 COMMANDS = {
     "read, nothing left out": (
-        "import sys; from collbench.records import store; from pathlib import Path\n"
+        "import sys; from collbench.records import run_file; from pathlib import Path\n"
         "run_file.read_file(Path(sys.argv[1]))"
     ),
     "read and derive, as shown": (
-        "import sys; from collbench.records import store; from pathlib import Path\n"
+        "import sys; from collbench.records import run_file; from pathlib import Path\n"
         "run_file.read_digest(Path(sys.argv[1]))"
     ),
 }
