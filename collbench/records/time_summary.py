@@ -33,8 +33,8 @@ class TimeSummary(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     max: float
     mad: float  # median absolute deviation
-    p95: float | None  # None: too few samples to bound it
-    p99: float | None
+    p95: float | None = None  # None: too few samples to bound it, or not known
+    p99: float | None = None
     severe_outliers: int  # samples farther than 3 interquartile ranges out
     modes: Modes | None  # None: samples do not clearly gather around two times
 

@@ -20,6 +20,7 @@ from collbench.core.text import (
 from collbench.records.derive import Derived
 from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.time_summary import TimeSummary
 from collbench.records.traffic import is_silent
 from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Outcome
@@ -66,7 +67,7 @@ OWN = ("status", "note", "wrong", "checked", "rotation", "sync", "call_path_ns")
 
 
 DERIVED = (  # fields of Derived, its TimeSummary and its Modes
-    *("samples", "n_eff", "median", "lo", "hi", "min", "mean", "max", "mad", "p95", "p99"),
+    *(name for name in TimeSummary.__struct_fields__ if name not in ("severe_outliers", "modes")),
     *("t_glob", "skew", "overhead", "algbw", "busbw", "severe_outliers", "late_rank", "modes"),
     *("flags", "gateable", "lateness", "host", "device", "chose", "wirebw", "clock_error"),
     *("slow_rank", "control", "sensitive", "absorbed", "mode_share", "in_stretches", "wire"),
