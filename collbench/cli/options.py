@@ -166,7 +166,7 @@ def _refuse_out_of_bounds(values: dict[str, Any]) -> None:
     if values["timeout"] is not None and not 0.1 <= values["timeout"] < 1e7:
         raise UsageError(
             f"-T: {values['timeout']:g} s is not a time limit",
-            "give 0.1 s or more, or leave -T out for one that fits the sizes",
+            "give 0.1 s to 1e7 s, or leave -T out for one that fits the sizes",
         )
     if values["cycles"] < 1:
         raise UsageError(

@@ -99,7 +99,7 @@ def make_option(name: str, help: str = "", free: bool = False) -> Any:
 
 def add_all_options(family: type[Family]) -> type[Family]:
     """The class as a family of an option for each row of the table that has one, and of those of
-    nccl-tests that are taken and mean nothing."""
+    nccl-tests that are taken where they ask for nothing."""
     annotations, defaults = {}, {}
     for name, row in _ROWS.items():
         kind = row.type if row.command_default is not None else row.type | None

@@ -144,7 +144,7 @@ def list_members(rule: str, n: int) -> Groups:
         return (range(n),)
     if n > MOST_DIVIDED:
         raise UsageError(
-            f"--split {rule[:80]}: {n} ranks are too many for groups",
+            f"groups {rule[:80]}: {n} ranks are too many",
             f"take at most {MOST_DIVIDED} ranks",
         )
     if count_placed_ranks(rule):

@@ -79,8 +79,8 @@ class Network:
     link: Link
 
     def bound(self, bound: Callable[[int], Bound], n: int) -> tuple[float, float, float]:
-        """Lower bounds of what an operation with ``bound`` takes among n ranks: seconds, seconds
-        for each byte sent, and seconds for each byte reduced. Shared wires are not considered."""
+        """Lower bounds of what an operation with ``bound`` takes among n ranks: seconds, and
+        seconds a byte of its size for sending and for reducing. Shared wires are not considered."""
         least = bound(n)
         return (
             least.alpha * self.link.alpha,

@@ -263,7 +263,8 @@ def _find_conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: 
 def _apply_step(
     state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has_data: bool
 ) -> list[Fault]:
-    """Apply one step to the cells' symbols, and yield the faults that no later step could mend."""
+    """Apply one step to the cells' symbols. A list of the first fault that no later step could
+    mend, or an empty one."""
     src, dst, chunk, into = table
     carried = state[src, chunk]
     empty = carried[:, 0] < 0

@@ -93,7 +93,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def cpu_facts(root: Path) -> dict[str, Any]:
-    """``cores`` may be busy at once, ``list_affinity`` is where this thread may run; the rest is
+    """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is
     the whole machine's."""
     at, allowed = root / CPUS, list_affinity(root)
     cpus = cpu_list(at / "online") or allowed

@@ -420,7 +420,7 @@ EXCLUDED = {name: FLAGS_BY_NAME[name.rstrip("!")].reason for name in _names_of("
 
 INVALID, FEW, BIMODAL, SENSITIVE = "invalid!", "n<6", "bimodal", "arrival-sensitive"
 UNCONVERGED, OVERSUBSCRIBED, PREEMPTED = "unconverged", "oversubscribed", "preempted"
-CUT_SHORT, INJECTED, WIRE, IMPORTED = "cut-short", "injected", "wire", "imported"
+INJECTED, WIRE, IMPORTED = "injected", "wire", "imported"
 PREDICTED, COPY = "predicted", "+copy"
 
 

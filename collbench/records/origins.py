@@ -47,11 +47,6 @@ def reasons_by_flag(effect: Effect) -> dict[str, str]:
     return {flag: origin.reason for flag, origin in ORIGINS.items() if origin.effect == effect}
 
 
-def find_origins(record: Record, world: World | None) -> dict[str, bool]:
-    """For each flag of ORIGINS whether it holds for the record."""
-    return {flag: origin.holds(record, world) for flag, origin in ORIGINS.items()}
-
-
 def explain_unmeasured(file: RunFile) -> str:
     """The reason why a run, or a part of it, is no measurement of a machine; empty where it is."""
     worlds = {world.index: world for world in file.worlds}

@@ -376,7 +376,7 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
     if run is None:
         raise UsageError(
             f"{path} is not a collbench run",
-            "name a run of collbench runs: its first line describes it",
+            "name a run that collbench runs lists, or its file",
         )
     return RunFile(
         run=run, worlds=worlds, records=_select_standing(run, records), end=end, path=path

@@ -1,4 +1,4 @@
-"""Runs on disk: written line by line as cases end, found again by name, read back whole."""
+"""Where runs are kept: their folder, their ids, and a run found again by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The lines of a run's file, and what they hold: raw values only. derive.py and rows.py derive
 everything that is shown of them.
 
-A run's file (store.py) is one JSON object per line: a Run (what was asked, when, on what), a World
-for each process group, a Record per case as it ends, and an End; a file without an End was cut
-short.
+A run's file (run_file.py) is one JSON object per line: a Run (what was asked, when, on what), a
+World for each process group, a Record per case as it ends, and an End; a file without an End was
+cut short.
 """
 
 from __future__ import annotations

@@ -120,6 +120,6 @@ def _free_bytes(uuid: str, total: int) -> int:
     except CannotRun:
         return total * 9 // 10
     handle = nvml.ask_nvml(library, "DeviceGetHandleByUUID", uuid_text)
-    memory = handle and nvml.ask_nvml(library, "DeviceGetMemoryInfo", handle)
+    info = handle and nvml.ask_nvml(library, "DeviceGetMemoryInfo", handle)
     nvml.ask_nvml(library, "Shutdown")
-    return min(int(memory.free), total) if memory else total * 9 // 10
+    return min(int(info.free), total) if info else total * 9 // 10

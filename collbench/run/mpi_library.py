@@ -10,7 +10,7 @@ from typing import Any
 from collbench.core.errors import CannotRun, first_line
 from collbench.survive.signals import keep_handlers
 
-INSTALL = "pip install 'collbench[mpi]' brings mpi4py and an MPI"
+INSTALL = "install mpi4py and an MPI: pip install 'collbench[mpi]'"
 
 
 def load_mpi() -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.records.types import RunFile
+from collbench.records.types import Record, RunFile
 from collbench.run import memory, plan, refusal
 from collbench.run.jobs import Job
 from collbench.run.launch import join
@@ -84,9 +84,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
-    shown_cases = {case for job in jobs for case in job.case.siblings} | (
-        done - {skip.case for skip in earlier.left_out}
-    )
+    shown_cases = {case for job in jobs for case in job.case.siblings}
+    shown_cases |= {line.case for line in earlier.reported if isinstance(line, Record)}
     return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
 
 

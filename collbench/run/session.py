@@ -203,7 +203,7 @@ class _Session:
     def run(self) -> Exit:
         policy = self._prepared.suite.policy
         plans = self._earlier.plan_remaining(self._prepared.jobs, policy)
-        launches = self._launches([self._pace.open_plan(current) for current in plans])
+        launches = self._open_launches(plans)
         callbacks = self._accept, self._tick, self._pace.next_jobs, self._lost, self._hung
         listener = Listener(*callbacks, interim=self._accept_interim, unopened=self._unopened)
         problem: Exception | None = None
@@ -247,13 +247,14 @@ class _Session:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         self._begun = True
 
-    def _launches(self, plans: list[Plan]) -> list[list[Plan]]:
-        """The plans in parts, between which what forks ranks is started anew where cycles are to be
-        fresh: a fork has the addresses of what it is made from."""
-        if not (self._prepared.suite.policy.fresh and isinstance(self._ranks, Launcher)):
-            return [plans]
-        parts = itertools.groupby(plans, key=lambda plan: plan.jobs[0].case.cycle)
-        return [list(part) for _, part in parts]
+    def _open_launches(self, plans: list[Plan]) -> list[list[Plan]]:
+        """The plans as the pace opens them, in parts, between which what forks ranks is started
+        anew where cycles are to be fresh: a fork has the addresses of what it is made from."""
+        parts = [plans]
+        if self._prepared.suite.policy.fresh and isinstance(self._ranks, Launcher):
+            cycles = itertools.groupby(plans, key=lambda plan: plan.jobs[0].case.cycle)
+            parts = [list(part) for _, part in cycles]
+        return [[self._pace.open_plan(current) for current in part] for part in parts]
 
     def verdict(self) -> Exit:
         """0 or 7. Raises CannotRun when no case ran, or the data of some could not be checked."""

@@ -46,7 +46,7 @@ class Task(NamedTuple):
             raise UsageError(
                 f"{self.rule} has no group #{self.only}: it divides {world} ranks into"
                 f" {format_count(len(members), 'group')}",
-                f"choose one of #0 to #{len(members) - 1}",
+                f"choose a number below {len(members)}: groups count from 0",
             )
         return (members[self.only],)
 

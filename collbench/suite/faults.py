@@ -75,8 +75,9 @@ def _parse_fault(text: str, option: str) -> Fault:
 def refuse_faults(cases: Sequence[Case], policy: Policy) -> None:
     """Raises UsageError where a policy's faults cannot be planted among the ranks of a case, or in
     calls so made."""
-    for fault in parse_faults(policy.inject):
-        if fault.rank >= (ranks := min((case.world for case in cases), default=0)):
+    ranks = min((case.world for case in cases), default=0)
+    for fault in parse_faults(policy.inject) if cases else ():
+        if fault.rank >= ranks:
             raise UsageError(
                 f"--inject: there is no rank {fault.rank} among {ranks}",
                 f"choose a rank below {ranks}: ranks count from 0",

@@ -113,7 +113,7 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             )
         if mask_text(setting) != setting:
             raise UsageError(
-                f"{what}: {name} is secret, and settings are kept in the run's file",
+                f"{what}: {name} has a secret or a GPU's UUID, which no run's file keeps",
                 f"export {name} instead",
             )
         axes.append([(name, value) for value in values.split(",")])

@@ -30,7 +30,7 @@ HINTS = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
     errno.ENAMETOOLONG: "name a shorter path",
-    errno.ELOOP: "name the file itself: this is a link that leads to itself",
+    errno.ELOOP: "name another path: this is a link that leads to itself",
     errno.EIO: "is its disk or its network well? see dmesg",
     errno.ESTALE: "is its file server there?",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",

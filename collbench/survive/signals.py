@@ -115,4 +115,9 @@ def keep_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def name_signal(number: int) -> str:
+    """The name of a signal: SIGKILL; "signal 40" of one that has none."""
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+
+
 interrupts = Interrupts()  # of this process, whose signals they are

@@ -200,7 +200,7 @@ def refuse_conflicts(options: HealthOptions) -> None:
     past = options.history or options.machine
     if options.budget and not (options.rerun or options.inject):
         raise UsageError(
-            "--budget is given without --rerun, whose time it limits",
+            "--budget is given without --rerun or --inject, whose time it limits",
             "add --rerun, or give --budget to collbench run",
         )
     if options.ngpus and not (options.inject or options.locate):

@@ -87,6 +87,8 @@ def parse_struct(text: str, into: type[Struct], option: str, base: Struct | None
                 if fields
                 else f"leave {option} out"
             )
+            if name in fields:
+                raise UsageError(f"{option}: '{name}' has no value", f"write {name}= and a value")
             raise UsageError(
                 f"{option}: '{part[:40]}' is no known setting", suggest_name(name, fields) or keys
             )

@@ -258,7 +258,7 @@ def refuse_step(step: Step) -> None:
                 where = f"rank {rank}, op {number} ({op.kind})"
                 raise Misplaced(f"{step.name}: {where}: {trouble}", rank, number)
     if without := {*range(step.world)} - listed:
-        raise UsageError(f"rank {min(without)} has no program", "give it an empty one: ops = []")
+        raise UsageError(f"rank {min(without)} has no program", "give it an empty program")
 
 
 class _Place(NamedTuple):

@@ -109,7 +109,7 @@ class StepTrial:
         sites: Sites,
         report: Callable[[Sequence[CaseOutcome]], object],
     ) -> None:
-        self._report_so_far = report
+        self._report_interim = report
         self._bench, self._job, self._step = bench, job, job.subject
         self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
         self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
@@ -235,7 +235,7 @@ class StepTrial:
                 if part_samples is not None
             ]
             parts = latest or [first, first // 2, first // 2]
-            self._report_so_far([MeasuredCase(Timing(stop="cut"), setup=ns) for ns in parts])
+            self._report_interim([MeasuredCase(Timing(stop="cut"), setup=ns) for ns in parts])
         return rounds
 
     def _rounds(
@@ -253,9 +253,9 @@ class StepTrial:
             if not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
                 if (stop or time.perf_counter() - reported > SAY_S) and not self._bench.in_turns:
-                    so_far = self._parts(_join_rounds(rounds), conditions)
-                    if all(isinstance(part, MeasuredCase) for part in so_far):
-                        self._report_so_far(so_far)  # else it would be taken for what came of it
+                    interim = self._parts(_join_rounds(rounds), conditions)
+                    if all(isinstance(part, MeasuredCase) for part in interim):
+                        self._report_interim(interim)  # else it would be taken for what came of it
                     reported = time.perf_counter()
             (stop,) = self._control.decide([stop])
         return _join_rounds(rounds), STOPS[stop]

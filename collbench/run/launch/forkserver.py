@@ -31,6 +31,7 @@ from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.world import Channel
 from collbench.survive import streams
+from collbench.survive.signals import name_signal
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,9 +99,7 @@ class Parent:
         """Why it is gone, having made so many ranks."""
         code = self.end()
         if code < 0:
-            message = (
-                f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
-            )
+            message = f"{self.name} was killed by {name_signal(-code)}, and with it all ranks"
             return RunBroken(message, "is the machine out of memory? see dmesg")
         if not born and code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT):
             message = f"{self.name} says that a process of its was killed before any rank started"

@@ -414,8 +414,8 @@ class LocalWatch(RankWatch):
         self._selector.modify(self._channels[rank], _BOTH, rank)
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
-        # mpirun's SIGTERM last; of equals the first that was heard of
-        """Ranks that were killed, then those that exited, then those that mpirun terminated."""
+        """Ranks that were killed, then those that exited, then those that mpirun terminated; of
+        equals the first that was heard of."""
         return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
 
     def choose_error(self) -> CannotRun | RunBroken:

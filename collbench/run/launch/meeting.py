@@ -93,7 +93,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What whoever connects is sent first: this side's half of the connection's key."""
+    """What whoever connects is sent first: this side's nonce for the connection's seal."""
 
     nonce: str
 

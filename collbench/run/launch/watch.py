@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -40,6 +39,7 @@ from collbench.core.text import print_message
 from collbench.run.jobs import Plan
 from collbench.run.launch.board import IS_STOPPED, LEAVE_SECONDS
 from collbench.run.launch.world import Failure, Listener, Said
+from collbench.survive.signals import name_signal
 
 
 class Death(NamedTuple):
@@ -52,7 +52,7 @@ class Death(NamedTuple):
     def by(cls, code: int, exited: str) -> Death:
         """The end of a process with this exit code, negative for a signal."""
         if code < 0:
-            return cls(f"was killed by {signal.Signals(-code).name}", -code)
+            return cls(f"was killed by {name_signal(-code)}", -code)
         return cls(f"{exited} {code}")
 
 
@@ -268,14 +268,14 @@ class RankWatch:
             report_late(", ".join(map(self.name_rank, late)))
         return bool(late)
 
-    @abstractmethod
     def move(self, seconds: float) -> None:
         """Hear what ranks say within so many seconds, the first of it, and look after them."""
+        raise NotImplementedError
 
     def fileno(self) -> int:
         """A descriptor that is readable where there is something to hear."""
-        raise NotImplementedError("joined ranks do not speak to each other's watch")
+        raise NotImplementedError
 
     def answer(self, rank: int, text: bytes) -> None:
         """Send a rank what it asked for."""
-        raise NotImplementedError("joined ranks do not speak to each other's watch")
+        raise NotImplementedError

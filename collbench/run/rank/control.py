@@ -208,7 +208,8 @@ class Store(dist.Store):  # type: ignore[name-defined, misc]
         return self._connection.ask(Request("add", [key], number=number)).number
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Set the value of a key where it is ``expected`` or not set; the value after that."""
+        """Set the value of a key where it is ``expected``; an unset key counts as empty. The value
+        after that, ``expected`` where there is none."""
         return self._connection.ask(
             Request("swap", [key], _encode_bytes(desired), _encode_bytes(expected))
         ).value

@@ -61,7 +61,7 @@ def near_gpu(control: Control, near: Collection[int]) -> None:
     near_cpus = sorted({*near} & {*allowed})
     own_host = environment.boot_id() or environment.host_name()
     everyone = control.collect([own_host, allowed, near_cpus])
-    bound = any(machine == own_host and cpus != allowed for machine, cpus, _ in everyone)
+    bound = any(machine == own_host and may_use != allowed for machine, may_use, _ in everyone)
     if bound or not near_cpus:
         return
     sharers = [

@@ -1,7 +1,4 @@
-"""A device's stream as measuring needs it: marks in time, a wait that work queues up behind,
-capture as a graph.
-
-What a GPU does while it is measured, by NVML: its clocks and what holds them back, heat, power,
+"""What a GPU does while it is measured, by NVML: its clocks and what holds them back, heat, power,
 errors and traffic; and which samples that spoils.
 """
 

@@ -1,18 +1,15 @@
-"""The stream that calls go to, on a GPU or on none, and what holds a GPU's back for a while."""
+"""A device's stream as measuring needs it: marks in time, a wait that work queues up behind,
+capture as a graph; and the check that its marks wait for collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from collbench.core.errors import CannotRun
 from collbench.run.rank.control import Control
-
-if TYPE_CHECKING:
-    from collbench.run.rank.control import Control
-
 
 HELD_NS = 20_000_000  # longer than any rank comes late for it
 

@@ -205,12 +205,13 @@ class Passing(worlds.World):
     """Ranks whose samples do not suffice in a first pass, and which end so after it."""
 
     def __init__(self, end: BaseException | None) -> None:
-        self._end, self.jobs = end, list[Case]()
+        self._end, self.jobs, self.launches = end, list[Case](), 0
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        self.launches += 1
         for plan in plans:
             listener.accept(factories.world(index=plan.index, n=2))
-            jobs = list(plan.jobs)
+            jobs = list(plan.jobs) or listener.next_jobs()
             while jobs:
                 self.jobs += [job.case for job in jobs]
                 for job in jobs:
@@ -253,6 +254,23 @@ def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
     assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
     assert {r.stop for r in whole.records} == {"budget"}
     assert run_file.read_outline(path).cases == len(jobs)
+
+
+@pytest.mark.parametrize("budget", [None, 60.0])
+def test_fresh_cycles_are_launches_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    """With a budget, too, which opens plans without their jobs."""
+    ranks = Passing(None)
+    monkeypatch.setattr(session, "choose_world", lambda *_: ranks)
+    monkeypatch.setattr(session, "Launcher", Passing)
+    suite = msgspec.structs.replace(
+        SWEEP, policy=Policy(fresh=True), axes=msgspec.structs.replace(SWEEP.axes, cycles=3)
+    )
+    order = Order(suite=suite, command=(), output=tmp_path / "run.jsonl", budget=budget)
+    assert session.execute_order(order, lambda: Disturbed(lambda: None)) == Exit.OK
+    assert ranks.launches == 3
+    assert {case.cycle for case in ranks.jobs} == {0, 1, 2}
 
 
 def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(

@@ -66,7 +66,7 @@ def parse_variant(text: str, option: str) -> Variant:
             name, _, setting = word.partition("=")
             if _is_secret(word):
                 raise UsageError(
-                    f"{option} {name}: it is secret, and settings are kept in the run's file",
+                    f"{option} {name}: it has a secret or a GPU's UUID, which no run's file keeps",
                     f"export {name} instead",
                 )
             env[name] = setting

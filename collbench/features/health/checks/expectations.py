@@ -137,7 +137,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def load_curves(path: Path = FILE) -> list[Curve]:
-    """The curves of all files. Raises UsageError with the line and key that are wrong, and why."""
+    """The curves of a file. Raises UsageError with the line and key that are wrong, and why."""
     hint = "write each [[curve]] as collbench help health shows one"
     try:
         text, document = files.read_toml(path, toml.MOST_BYTES)

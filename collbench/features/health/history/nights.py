@@ -62,7 +62,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     unfit: str = ""
 
     @property
-    def missing_reason(self) -> str:
+    def unfit_reason(self) -> str:
         """The reason why no level may be judged by this night, or an empty string."""
         return self.unfit or (
             f"{self.launches} of {LAUNCHES} launches" if self.launches < LAUNCHES else ""
@@ -71,7 +71,7 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def valid(self) -> bool:
         """Whether a level may be judged by this night."""
-        return not self.missing_reason
+        return not self.unfit_reason
 
 
 class Stretch(NamedTuple):

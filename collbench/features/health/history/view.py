@@ -149,10 +149,7 @@ def list_sentences(outlook: Outlook) -> list[tuple[str, Weight]]:
     if few:
         night_count = sum(len(row.nights) for row in outlook.series)
         reasons = Counter(
-            night.missing_reason
-            for row in outlook.series
-            for night in row.nights
-            if not night.valid
+            night.unfit_reason for row in outlook.series for night in row.nights if not night.valid
         )
         why = reasons.most_common(1)[0][0]
         sentences.append(
@@ -282,7 +279,7 @@ def _nights_table(series: Sequence[Series], last: int) -> Table:
     lines = []
     for (day, fingerprint), entries in sorted(nights.items())[-last:]:
         launches = [night.launches for night in entries]
-        reasons = dict.fromkeys(night.missing_reason for night in entries if not night.valid)
+        reasons = dict.fromkeys(night.unfit_reason for night in entries if not night.valid)
         cells = (
             day,
             fingerprint,
@@ -382,7 +379,7 @@ def _draw_curve(row: Series, index: int) -> dict[str, Any]:
             [
                 f"{night.day}: {format_duration(math.exp(night.value))}",
                 format_count(night.launches, "launch"),
-                night.missing_reason,
+                night.unfit_reason,
             ]
         )
         for night in row.nights

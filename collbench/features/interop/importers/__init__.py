@@ -196,11 +196,6 @@ class Reading:
         self._tests: set[str] = set()  # tests that had a table
         self._last: tuple[Table, int] | None = None
 
-    @property
-    def is_wrong(self) -> bool:
-        """Whether a line that was read says that data was wrong."""
-        return any(e.line.wrong or e.line.bad for e in self._entries if not e.refused)
-
     def collective(self, *names: str) -> str:
         """Which of ours the first of ``names`` that is not empty means, "" where it is none of
         ours. Raises UsageError where neither they, nor the person, nor the file's name tell."""

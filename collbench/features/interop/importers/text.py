@@ -138,7 +138,7 @@ def _cut_message(line: bytes, hosts: set[str]) -> bytes:
 
 
 def find_library_output(text: str) -> re.Match[str] | None:
-    """The index in a line at which NCCL's own output begins, None where there is none."""
+    """The match with which NCCL's own output begins in a line, None where there is none."""
     at = text.find(MARK)
     return LIBRARY_LINE.search(text, max(0, at - 480), at + 40) if at >= 0 else None
 

@@ -297,7 +297,7 @@ class _Reader:
         texts = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, texts)) > LONGEST:
             start = printable_text(max(texts, key=len)[:40])
-            raise UsageError(f"{where}: the name '{start}…' is longer than {LONGEST:,}", HINT)
+            raise UsageError(f"{where}: '{start}…' has more than {LONGEST:,} characters", HINT)
         if call.dtype not in DTYPES:
             hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
             raise UsageError(f"{where}: datatype '{printable_text(call.dtype)}' is unknown", hint)

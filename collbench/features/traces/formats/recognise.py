@@ -86,7 +86,7 @@ def _read_execution(path: Path, request: _Asked) -> Told:
 
 
 def _read_own(paths: Sequence[Path], request: _Asked) -> Trace:
-    """Read a file that collbench recorded."""
+    """Read the files that collbench recorded, one a rank."""
     from collbench.features.traces.formats import own
 
     trace: Trace = own.read_job(paths)

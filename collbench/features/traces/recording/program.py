@@ -339,8 +339,8 @@ class Program:
         return [own.Note(late=(observed.index, ends)) for observed, ends in overdue if ends >= 0]
 
     def rest(self, broken: bool = False) -> list[Line]:
-        """All lines not written yet, with what was lost and the end. ``broken`` says what ended the
-        job early."""
+        """All lines not written yet, with what was lost and the end. ``broken``: the job
+        itself has ended, not only the recording."""
         with self._lock:
             self._read()
             self._note_mark()

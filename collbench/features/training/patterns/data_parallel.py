@@ -31,7 +31,8 @@ def refuse_other_parallelism(name: str, layout: Layout) -> None:
     for field in ("tp", "cp", "ep", "pp", "chunks"):
         if (size := getattr(layout, field)) != 1:
             raise UsageError(
-                f"{name} has data parallelism only, not {field}={size}", "set only dp in --layout"
+                f"{name} has data parallelism only, not {field}={size}",
+                f"leave {field} out of --layout",
             )
 
 

@@ -434,16 +434,16 @@ def list_assumptions(way: str, routing: str, node_ranks: int) -> Iterator[str]:
 
 def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
     """Raises UsageError for what cannot be divided so, with the number that is wrong."""
-    for what, number, by, name in (
-        ("experts", experts.number, ranks, "ep"),
-        ("experts", experts.number, experts.nodes, "groups"),
-        ("ranks of ep", ranks, min(node_ranks, ranks), "node_ranks"),
+    for what, number, by, name, hint in (
+        ("experts", experts.number, ranks, "ep", "choose another ep= in --layout"),
+        ("experts", experts.number, experts.nodes, "groups", "choose another number of groups"),
+        (
+            *("ranks of ep", ranks, min(node_ranks, ranks), "node_ranks"),
+            "choose another ep= in --layout, or node_ranks",
+        ),
     ):
         if number % by:
-            raise UsageError(
-                f"{number} {what} are not divisible by {by} ({name})",
-                "choose another ep= in --layout",
-            )
+            raise UsageError(f"{number} {what} are not divisible by {by} ({name})", hint)
     if experts.limit > experts.nodes:
         raise UsageError(
             f"limit={experts.limit} is more than the {experts.nodes} groups of experts",
@@ -453,5 +453,5 @@ def refuse_experts(experts: Experts, ranks: int, node_ranks: int) -> None:
     if experts.top > within:
         raise UsageError(
             f"limit={experts.limit} leaves {within} experts, and each token needs {experts.top}",
-            "choose a larger limit",
+            "choose a larger limit" if experts.limit < experts.nodes else "choose a smaller top",
         )

@@ -455,7 +455,7 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
             )
     if chunks > 1 and (pp == 1 or options.schedule == "gpipe"):
         raise UsageError(
-            f"chunks={chunks} need an interleaved pipeline", "use pp=2 and schedule=1f1b"
+            f"chunks={chunks} need an interleaved pipeline", "use pp=2 or more, and schedule=1f1b"
         )
     if instances > 1 and not options.use_distributed_optimizer:
         raise UsageError(

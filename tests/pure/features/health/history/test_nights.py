@@ -382,7 +382,7 @@ def test_a_night_is_three_launches_and_goes_from_noon_to_noon() -> None:
     evening, morning = one("2026-03-01T23:50:00+00:00", 1e6), one("2026-03-02T11:59:00+00:00", 3e6)
     noon, far = one("2026-03-02T12:00:00+00:00", 1e6), one("2026-03-02T22:10:00+09:00", 2e6)
     found = history.nights_of([evening, morning])[CASE.key]
-    assert (found.day, found.launches, found.missing_reason) == ("2026-03-01", 2, "2 of 3 launches")
+    assert (found.day, found.launches, found.unfit_reason) == ("2026-03-01", 2, "2 of 3 launches")
     assert (
         history.nights_of([noon])[CASE.key].day
         == history.nights_of([far])[CASE.key].day
@@ -405,7 +405,7 @@ def test_launches_that_may_not_be_judged_count_only_where_all_are_such() -> None
     found = history.nights_of([mixed])[CASE.key]
     assert (found.launches, found.unfit) == (1, "") and math.exp(found.value) == pytest.approx(1e6)
     bad = msgspec.structs.replace(mixed, records=good[1:])
-    assert history.nights_of([bad])[CASE.key].missing_reason == "oversubscribed"
+    assert history.nights_of([bad])[CASE.key].unfit_reason == "oversubscribed"
     wrong = stored({CASE: record(CASE, 1e6, status="wrong", wrong=1)})
     assert history.nights_of([wrong]) == {}
     side = stored({CASE: 1e6}, pairing=Pairing(experiment="e", side="base", variant=""))
