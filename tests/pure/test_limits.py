@@ -231,7 +231,7 @@ def test_rounds_of_pairs_are_counted_while_they_are_made() -> None:
 
 
 def test_groups_are_made_of_no_more_ranks_than_there_are_machines_for() -> None:
-    with pytest.raises(UsageError, match="too many for groups"):
+    with pytest.raises(UsageError, match="ranks are too many"):
         groups.list_members("mod:2", 1 << 20)
 
 

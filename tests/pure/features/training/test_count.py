@@ -73,7 +73,7 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
     ("text", "words"),
     [
         ("tq=4", "'tq=4' is no known setting"),
-        ("tp", "'tp' is no known setting"),
+        ("tp", "'tp' has no value"),
         ("tp=x", "tp=x"),
         ("tp=0", "tp=0"),
         ("dp=9999999999", "dp=9999999999"),

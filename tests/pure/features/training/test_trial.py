@@ -15,7 +15,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *parts: CaseOutcome) -> list[Any]:
     """What is told when the rounds end, whose parts come out like this."""
     heard: list[Any] = []
     trial = steps.StepTrial.__new__(steps.StepTrial)
-    trial._report_so_far, trial._seed, trial._rank = heard.append, 0, 0
+    trial._report_interim, trial._seed, trial._rank = heard.append, 0, 0
     trial._bench = SimpleNamespace(in_turns=False)  # type: ignore[assignment]
     trial._control = SimpleNamespace(decide=lambda values: values)  # type: ignore[assignment]
     monkeypatch.setattr(trial, "_enough", lambda rounds, seconds: 1)

@@ -140,7 +140,7 @@ BAD = {
     "a wait for what comes later": (HEAD + '{"kind":"wait","after":[0]}\n', "line 2: .*call 0"),
     "a long name": (
         HEAD + f'{{"kind":"{"x" * 1001}"}}\n',
-        "line 2: the name 'x+…' is longer than 1,000",
+        "line 2: 'x+…' has more than 1,000 characters",
     ),
     "a datatype of tomorrow": (HEAD + '{"kind":"send","dtype":"float3"}\n', "line 2: .*'float3'"),
     "deep": (HEAD + "[" * 100_000 + "\n", "line 2: "),
