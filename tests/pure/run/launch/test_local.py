@@ -205,7 +205,7 @@ def test_a_stopped_process_is_named_though_others_load(
         watch._take_note = lambda: None  # type: ignore[method-assign]
         at = (2, process.pid)
         below = [at] if whose == "warden that has told nothing" else []
-        monkeypatch.setattr(Silent, "below", lambda parent: below)
+        monkeypatch.setattr(Silent, "list_ranks", lambda parent: below)
         if not below:
             (watch._wardens if whose == "warden" else watch.pids).update([at])
         process.send_signal(signal.SIGSTOP)
