@@ -91,7 +91,7 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-x", "2"), "only NCCL's environment can set this"),
         (("-n", "5", "--budget", "1m"), "-n fixes"),
         (("-n", "5", "--max-time", "1s"), "-n fixes"),
-        (("--env", "MY_TOKEN=x"), "kept in the run's file"),
+        (("--env", "MY_TOKEN=x"), "which no run's file keeps"),
         (("--address", "node1:6379"), "add --launcher ray"),
         (("--placement", "spread"), "add --launcher ray"),
         (("--launcher", "ray", "--placement", "anywhere"), "not one of pack, spread"),

@@ -334,7 +334,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (HEAD + "[[exclude]]\nalgorithms = '\u202e'", ": [[exclude]] 1, algorithms", "a name", ""),
         (HEAD + "cycles = 0", ": [axes], cycles", "from 1 up", ""),
         (HEAD + "env = 'A'", ": [axes], env", "not NAME=VALUE", ""),
-        (HEAD + "env = ['MY_TOKEN=x']", ": [axes], env", "kept in the run's file", ""),
+        (HEAD + "env = ['MY_TOKEN=x']", ": [axes], env", "which no run's file keeps", ""),
         (HEAD + "splits = 'triangle'", ": [axes], splits", "does not know 'triangle'", "zipf"),
         (HEAD + "algorithms = 'rign'", ": [axes], algorithms", "no algorithm 'rign'", "ring"),
         (HEAD + "algorithms = 'ring:a=1'", ": [axes], algorithms", "not a parameter", ""),

@@ -47,7 +47,7 @@ def test_words_become_fields() -> None:
         ("speed:high", "'speed:high' is not understood"),
         ("algo:ring algo:tree", "algo is given twice"),
         ("'unclosed", "No closing quotation"),
-        ("MY_TOKEN=abc", "settings are kept in the run's file"),
+        ("MY_TOKEN=abc", "which no run's file keeps"),
         ("1X=2", "'1X=2' is not understood"),
     ],
 )

@@ -402,7 +402,7 @@ def test_every_rank_ends_with_its_part(
     [
         (M2N("dp.None->tp.None", tp=5), "24 is not divisible by the 5 parts"),
         (M2N("dp.None->tp.None", tp=4096), "too many"),
-        (M2N("dp.None.sum:tp->tp.None"), "no sums"),
+        (M2N("dp.None.sum:tp->tp.None"), "which parameters are not"),
         (M2N("dp.None->pp.None"), "no dimension 'pp'"),
         (M2N("dp.None"), "no -> and second layout"),
     ],
