@@ -64,7 +64,7 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-b", "8", "-e", "1K", "-f", "nan"), "never grows"),
         (("-b", "8", "-e", "1K", "-f", "inf"), "never grows"),
         (("--align", "0"), "--align 0: must be at least 1"),
-        (("--env", "NCCL_PWD=x"), "kept in the run's file"),
+        (("--env", "NCCL_PWD=x"), "which no run's file keeps"),
         (("--sizes", "8", "-b", "8"), "exclude each other"),
         (("-g", "0"), "not a whole number"),
         (("-d", "float,quarter"), "unknown datatype 'quarter'"),
