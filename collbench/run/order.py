@@ -53,6 +53,7 @@ class Prepared(msgspec.Struct, frozen=True):
     jobs: list[Job]
     skips: list[Skip]  # what is left out, and why
     cases: list[Case]  # of the table, in its order, with those that a resumed run has done
+    earlier: Resumption
 
 
 def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
@@ -86,7 +87,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     left_out = [skip for skip in skips if skip.case not in done]
     shown_cases = {case for job in jobs for case in job.case.siblings}
     shown_cases |= {line.case for line in earlier.reported if isinstance(line, Record)}
-    return Prepared(suite, jobs, left_out, [case for case in every if case in shown_cases])
+    cases = [case for case in every if case in shown_cases]
+    return Prepared(suite, jobs, left_out, cases, earlier)
 
 
 def fit_to_host(

@@ -13,14 +13,7 @@ from typing import Literal
 import msgspec
 
 from collbench.core.backend_info import backend_info
-from collbench.core.errors import (
-    CannotRun,
-    CollbenchError,
-    Exit,
-    RunBroken,
-    UsageError,
-    first_line,
-)
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError, first_line
 from collbench.core.text import format_clock, format_count, format_size, print_message
 from collbench.machine import variables
 from collbench.machine.load import Load
@@ -41,7 +34,6 @@ from collbench.run.launch.world import Listener
 from collbench.run.order import Order, Prepared, fit_to_host, prepare_order, refuse_nothing
 from collbench.run.pace import BudgetPace, CallerPace, Pace, TwoPassPace, without_second_pass
 from collbench.run.reporter import Reporter
-from collbench.run.resumption import Resumption
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
@@ -167,7 +159,7 @@ class _Session:
     ) -> None:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
-        self._earlier = Resumption(order.resumed)
+        self._earlier = prepared.earlier
         self._run = (
             order.resumed.run
             if order.resumed
@@ -184,8 +176,8 @@ class _Session:
 
     def _make_pace(self) -> Pace:
         order, policy = self._order, self._prepared.suite.policy
-        if order.next_cases:
-            return CallerPace(self._next_jobs)
+        if next_cases := order.next_cases:
+            return CallerPace(lambda: self._fit_leaders(next_cases()))
         if policy.iters or isinstance(self._ranks, Predicted):
             return Pace()
         if order.budget is not None:
@@ -325,9 +317,8 @@ class _Session:
         for case in job.case.siblings:
             self._accept(Record(case=case, status="skipped", note=note))
 
-    def _next_jobs(self) -> list[Job]:
-        """Jobs for the cases that the order's caller names."""
-        cases = self._order.next_cases() if self._order.next_cases else ()
+    def _fit_leaders(self, cases: Sequence[Case]) -> list[Job]:
+        """Jobs for the cases that an order's caller names."""
         leading = [case for case in cases if case.is_leader]
         return fit_to_host(leading, self._prepared.suite.policy)[0]
 
