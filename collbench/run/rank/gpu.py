@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -18,10 +18,6 @@ from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask_nvml, load_nvml, rea
 from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
 from collbench.run.rank.stream import Stream
-
-if TYPE_CHECKING:
-    from collbench.run.rank.control import Control
-
 
 SLOW = 0.75  # of the default or locked clock: below, samples are discarded (as nvbench does)
 

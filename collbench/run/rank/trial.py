@@ -19,13 +19,7 @@ from collbench.run.rank import counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.calls import (
-    Pattern,
-    Slot,
-    allocate_slots,
-    prepare_call,
-    submit_times,
-)
+from collbench.run.rank.calls import Pattern, Slot, allocate_slots, prepare_call, submit_times
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard
 from collbench.run.rank.measure import (

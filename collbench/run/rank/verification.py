@@ -92,12 +92,11 @@ class Verification:
     def check_after(self, sampler: Sampler, fresh: bool) -> Sequence[CaseOutcome]:
         """The outcome of each group if timed calls left wrong data in their buffers, or calls leave
         it in fresh ones; fresh ones are left out where the only timed call had a ``fresh`` one."""
-        # in place, where a batch used a slot twice, its input was no longer what the check knows
-        repeated = sampler.inner > len(sampler.calls)
-        repetitions = (
-            sampler.used if not self.feeds_on_itself else set() if repeated else set(sampler.dirty)
-        )
-        wrong = self.check_slots(sorted(repetitions), "after timing")
+        slots = sampler.used
+        if self.feeds_on_itself:
+            # where a batch used a slot twice, its input was no longer what the check knows
+            slots = set() if sampler.inner > len(sampler.calls) else set(sampler.dirty)
+        wrong = self.check_slots(sorted(slots), "after timing")
         if fresh and sampler.called == 1 and self._policy.check == 1:
             return wrong
         return wrong or self._check_again(sampler)

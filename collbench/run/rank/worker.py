@@ -43,13 +43,7 @@ from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle_cores
 from collbench.run.rank.global_clock import GlobalClock
 from collbench.run.rank.measure import Steps, clock
-from collbench.run.rank.outcome import (
-    AboutCase,
-    CaseOutcome,
-    FailedCase,
-    SkippedCase,
-    record_of,
-)
+from collbench.run.rank.outcome import AboutCase, CaseOutcome, FailedCase, SkippedCase, record_of
 from collbench.run.rank.stream import assert_ordered
 from collbench.run.runner import runner_of
 from collbench.suite import backgrounds
