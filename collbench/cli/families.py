@@ -38,6 +38,7 @@ LinkSource = Annotated[
     str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
 ]
 TableOrJson = Annotated[str, Option("--format", help="table or json.")]
+PlainTable = Annotated[str, Option("--format", help="table, json or csv.")]
 AnyTable = Annotated[str, Option("--format", help="table, json, csv or md.")]
 Plotlyjs = Annotated[
     str,
@@ -50,6 +51,7 @@ Plotlyjs = Annotated[
 Output = Annotated[Path | None, Option("--output", help="Save the run to this file or folder.")]
 Save = Annotated[bool, make_option("save")]
 Tag = Annotated[str, make_option("tag")]
+RunsTag = Annotated[str, make_option("tag", "A name to find the runs by.")]
 DryRun = Annotated[bool, make_option("dry_run", "Show what would run, and what it takes.")]
 Debug = Annotated[bool, make_option("debug")]
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from collbench.cli import parameters
-from collbench.cli.families import SaveOptions
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, find_collective
@@ -74,18 +73,16 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
-    output, tag, dry_run = values["output"], values["tag"], values["dry_run"]
-    saving = SaveOptions(output=output, save=values["save"], tag=tag, dry_run=dry_run)
     order = Order(
         suite=suite,
         command=sys.argv,
-        **read_save_options(saving),
+        **read_save_options(values["save"], values["output"], values["tag"]),
         budget=values["budget"],
         launcher=launcher,
         ray=ray,
     )
     show = partial(make_reporter, values["output_format"], values["output_file"])
-    return Asked(order, partial(show, _select_fields(nccl.Options, values)), dry_run)
+    return Asked(order, partial(show, _select_fields(nccl.Options, values)), values["dry_run"])
 
 
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
@@ -344,10 +341,9 @@ def _add_launches(
     )
 
 
-def read_save_options(saving: SaveOptions) -> dict[str, Any]:
+def read_save_options(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
     """The fields of an order that say where its run is saved. Raises UsageError for options that
     contradict each other."""
-    save, output, tag = saving.save, saving.output, saving.tag
     grammar.refuse_tag(tag)
     if output and not save:
         raise UsageError(

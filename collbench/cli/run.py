@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Inject, SaveOptions
+from collbench.cli.families import Debug, Inject, RunsTag, SaveOptions
 from collbench.cli.measure import carry_out
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -25,7 +25,7 @@ class SuiteSaveOptions(SaveOptions):
         Path | None, make_option("output", "Save runs to this folder (one suite: or file).")
     ] = None
     save: Annotated[bool, make_option("save", "Keep the runs' records.")] = True
-    tag: Annotated[str, make_option("tag", "A name to find the runs by.")] = ""
+    tag: RunsTag = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,8 @@ def run(options: RunOptions) -> None:
     )
     suites = [changed(toml.load_suite(name)) for name in options.suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
-    make_order = partial(order, **read_save_options(options.saving))
+    saving = options.saving
+    make_order = partial(order, **read_save_options(saving.save, saving.output, saving.tag))
     orders = [add_budget(make_order(suite=suite), budget) for suite in suites]
     if options.resume:
         resumable = resumption.find_resumable(options.resume)

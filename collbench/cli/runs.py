@@ -10,6 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from collbench.cli.families import PlainTable
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.text import format_count, format_size, print_message
 
@@ -23,7 +24,7 @@ class RunsOptions:
         Argument(metavar="WORD…", help="Parts of the id, tag or arguments: all of them."),
     ] = None
     last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20
-    output_format: Annotated[str, Option("--format", help="table, json or csv.")] = "table"
+    output_format: PlainTable = "table"
     delete: Annotated[
         bool, Option("--delete", help="Delete the runs that the words name; asks first.")
     ] = False

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "json", "html", "junit")
 
+Strict = Annotated[bool, Option("--strict", help="Exit with 3 unless every row is decided.")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
@@ -47,10 +49,7 @@ class CompareOptions:
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row.")
     ] = ""
-    strict: Annotated[
-        bool,
-        Option("--strict", help="Exit with 3 unless every row is decided."),
-    ] = False
+    strict: Strict = False
     gate_unpaired: Annotated[
         bool, Option("--gate-unpaired", help="Runs not measured in turns may fail too.")
     ] = False

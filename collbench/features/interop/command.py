@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug
+from collbench.cli.families import Debug, RunsTag
 from collbench.core.errors import CannotRun, Exit, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ImportOptions:
     ranks: Annotated[
         int | None, Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU).")
     ] = None
-    tag: Annotated[str, Option("--tag", help="A name to find the runs by.")] = ""
+    tag: RunsTag = ""
     output: Annotated[
         Path | None, Option("-o", "--output", help="Save runs to this folder (one log: or file).")
     ] = None

@@ -91,7 +91,8 @@ def overlap(options: OverlapOptions) -> None:
         ray=ray,
         inject=options.inject,
     )
-    keeping = read_save_options(options.saving)
+    saving = options.saving
+    keeping = read_save_options(saving.save, saving.output, saving.tag)
     order = Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(_run_order(order, options.saving.dry_run, options.output_format))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from collbench.cli.families import Collective, Debug, LinkSource
+from collbench.cli.families import Collective, Debug, LinkSource, PlainTable
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 
@@ -47,7 +47,7 @@ class PredictOptions:
     counts: Annotated[
         bool, Option("--counts", help="Show rounds and bytes as fractions instead.")
     ] = False
-    output_format: Annotated[str, Option("--format", help="table, json or csv.")] = "table"
+    output_format: PlainTable = "table"
     debug: Debug = False
 
     def choose_sizes(self) -> tuple[int, ...]:

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import (
-    Debug,
-    Inject,
-    Launcher,
-    LinkSource,
-    Output,
-    Save,
-    SaveOptions,
-    Tag,
-    Timeout,
-)
+from collbench.cli.families import Debug, Inject, Launcher, LinkSource, Output, Save, Tag, Timeout
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
@@ -116,11 +106,6 @@ class StepOptions:
         ),
     ] = "table"
     debug: Debug = False
-
-    @property
-    def saving(self) -> SaveOptions:
-        """Where the run goes; of a step, --save stands first in --help."""
-        return SaveOptions(output=self.output, save=self.save, tag=self.tag, dry_run=self.dry_run)
 
     def make_policy(self) -> Policy:
         """The policy by which a step's parts are measured. Raises UsageError."""
@@ -362,7 +347,7 @@ def _run_suite(suite: Suite, options: StepOptions) -> None:
 
     printed, launcher = options.output_format, options.launcher
     outputs.check_outputs(printed, (), FORMATS)
-    keeping = read_save_options(options.saving)
+    keeping = read_save_options(options.save, options.output, options.tag)
     order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(carry_out(order, _make_reporter(printed), options.dry_run))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from collbench.cli.families import Debug, Launcher
+from collbench.cli.families import Debug, Launcher, RunsTag
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_clock, plain_line
+from collbench.features.compare.command import Strict
 from collbench.survive.signals import interrupts
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class AbOptions:
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
     ] = ""
-    strict: Annotated[
-        bool,
-        Option("--strict", help="Exit with 3 unless every row is decided."),
-    ] = False
+    strict: Strict = False
     across_machines: Annotated[
         bool, Option("--across-machines", help="Judge in spite of other hardware.")
     ] = False
@@ -87,7 +85,7 @@ class AbOptions:
     output_format: Annotated[
         str, make_option("output_format", "Printed: table, md, json, html or junit.")
     ] = "table"
-    tag: Annotated[str, make_option("tag", "A name to find the runs by.")] = ""
+    tag: RunsTag = ""
     dry_run: Annotated[
         bool, make_option("dry_run", "Show what would run; build and run nothing.")
     ] = False

@@ -91,7 +91,8 @@ def locate(options: LocateOptions) -> None:
     policy = Policy(iters=options.iters, warmup=2, timeout=options.timeout, inject=options.inject)
     size, ngpus, backend = options.size, options.ngpus, options.backend
     order = pairs.order_of("locate", [size], policy, ngpus, backend, options.launcher)
-    order = replace(order, **read_save_options(options.saving))
+    saving = options.saving
+    order = replace(order, **read_save_options(saving.save, saving.output, saving.tag))
     announce_search(order, rules)
     if options.saving.dry_run:
         for text in fake_gpus(order.suite.values("backends")):

@@ -121,7 +121,8 @@ def pairs(options: PairOptions) -> None:
         sizes = [options.large, options.small] if options.small != "0" else [options.large]
         ngpus, backend, launcher = options.ngpus, options.backend, options.launcher
         order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, options.one_way)
-        order = replace(order, **read_save_options(options.saving))
+        saving = options.saving
+        order = replace(order, **read_save_options(saving.save, saving.output, saving.tag))
     if options.saving.dry_run:
         return _print_plan(order)
     raise typer.Exit(_measure_pairs(order, racks_by_host, options.output_format))
