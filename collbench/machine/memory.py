@@ -7,12 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from collbench.machine.sysfs import (
-    ROOT,
-    list_cgroups,
-    read_integer,
-    read_kib,
-)
+from collbench.machine.sysfs import ROOT, list_cgroups, read_integer, read_kib
 
 # limit, what is used of it, what of that is page cache the kernel can drop (a line of memory.stat)
 CGROUP_MEMORY = (

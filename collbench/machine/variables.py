@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from collbench.machine import secrets
-from collbench.machine.sysfs import (
-    hash_identity,
-)
+from collbench.machine.sysfs import hash_identity
 
 # but for Open MPI's own word of where mpirun was called: it decides nothing, and names people
 ALLOWED = re.compile(

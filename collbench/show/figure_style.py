@@ -10,10 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collbench.core.text import (
-    format_size,
-    plain_line,
-)
+from collbench.core.text import format_size, plain_line
 from collbench.show.views.series import Series
 
 COLOURS = (

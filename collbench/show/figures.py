@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collbench.core.text import (
-    format_bandwidth,
-    format_count,
-    format_duration,
-    format_size,
-)
+from collbench.core.text import format_bandwidth, format_count, format_duration, format_size
 from collbench.records.flags import list_doubts
 from collbench.records.points import Point
 from collbench.records.types import Record

@@ -31,13 +31,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from collbench.run.backends._instructions import (
-    ADDRESSES,
-    LENGTH,
-    LINES,
-    WIDE,
-    Opcode,
-)
+from collbench.run.backends._instructions import ADDRESSES, LENGTH, LINES, WIDE, Opcode
 from collbench.suite.case import Case
 
 WARPS = 16

@@ -5,33 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from collbench.core.text import (
-    format_bandwidth,
-    format_duration,
-    format_size,
-    plain_line,
-)
+from collbench.core.text import format_bandwidth, format_duration, format_size, plain_line
 from collbench.records.derive import Derived
-from collbench.records.flags import (
-    is_known,
-    is_without_interval,
-    list_doubts,
-)
+from collbench.records.flags import is_known, is_without_interval, list_doubts
 from collbench.run.reporter import Gathered, Outcome
-from collbench.show.document import (
-    Words,
-    tone_text,
-)
-from collbench.show.flags import (
-    name_flags,
-    why_unknown,
-)
+from collbench.show.document import Words, tone_text
+from collbench.show.flags import name_flags, why_unknown
 from collbench.show.views.summary import single_call
-from collbench.show.words import (
-    format_interval,
-    split_axes,
-    word_axes,
-)
+from collbench.show.words import format_interval, split_axes, word_axes
 from collbench.suite.case import Case
 
 

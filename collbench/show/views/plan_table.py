@@ -6,27 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from collbench.core.backend_info import backend_info
-from collbench.core.text import (
-    format_clock,
-    format_count,
-    format_duration,
-    format_size,
-    plain_line,
-)
+from collbench.core.text import format_clock, format_count, format_duration, format_size, plain_line
 from collbench.run.reporter import PlanRow
-from collbench.show.document import (
-    Block,
-    Line,
-    Table,
-    Words,
-    make_columns,
-    tone_text,
-)
+from collbench.show.document import Block, Line, Table, Words, make_columns, tone_text
 from collbench.show.views.run_table import tone_notice
-from collbench.show.words import (
-    split_axes,
-    word_axes,
-)
+from collbench.show.words import split_axes, word_axes
 from collbench.suite.case import Case
 
 MOST_PLANNED = 1000  # lines of --dry-run

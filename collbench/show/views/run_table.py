@@ -9,12 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from collbench.core import algorithm_files
-from collbench.core.text import (
-    format_count,
-    format_duration,
-    format_size,
-    plain_line,
-)
+from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.core.version import __version__
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
@@ -33,15 +28,7 @@ from collbench.records.origins import FAKE
 from collbench.records.types import Run, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.busy import describe_run_load
-from collbench.show.document import (
-    Cell,
-    Column,
-    Line,
-    Table,
-    Weight,
-    Words,
-    tone_text,
-)
+from collbench.show.document import Cell, Column, Line, Table, Weight, Words, tone_text
 from collbench.show.flags import (
     MARK,
     common_flags,

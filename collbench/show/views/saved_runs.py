@@ -6,22 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from collbench.core.errors import Exit
-from collbench.core.text import (
-    format_size,
-    plain_line,
-)
+from collbench.core.text import format_size, plain_line
 from collbench.records.origins import FAKE
 from collbench.records.run_file import Outline
 from collbench.records.types import End
-from collbench.show.document import (
-    Cell,
-    Column,
-    Document,
-    Line,
-    Table,
-    Tone,
-    tone_text,
-)
+from collbench.show.document import Cell, Column, Document, Line, Table, Tone, tone_text
 
 SAVED = (  # columns of saved runs
     Column("name", "left", never_cut=True),

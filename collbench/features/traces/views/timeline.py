@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collbench.features.traces.analysis.judgement import Judged
-from collbench.features.traces.analysis.operations import (
-    groups_of,
-    list_communicating,
-)
+from collbench.features.traces.analysis.operations import groups_of, list_communicating
 from collbench.features.traces.types import Interval, RankTrace
 from collbench.features.traces.views import hang as hung
 from collbench.features.training.step import LOCAL
 from collbench.features.training.views.timeline import RANKS, SHOWN, Bar, draw_timeline
-from collbench.show.document import (
-    Figure,
-)
+from collbench.show.document import Figure
 from collbench.show.figure_style import thin_points
 
 BARS = 600  # of each kind, of a timeline

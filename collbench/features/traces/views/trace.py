@@ -14,12 +14,7 @@ import msgspec
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import format_bandwidth, format_count, format_duration, format_size
 from collbench.features.traces.analysis.judgement import Judged, in_words
-from collbench.features.traces.analysis.operations import (
-    UNNAMED,
-    Group,
-    Meeting,
-    unequal_blocks,
-)
+from collbench.features.traces.analysis.operations import UNNAMED, Group, Meeting, unequal_blocks
 from collbench.features.traces.analysis.times import Part, last_to_come
 from collbench.features.traces.formats import own
 from collbench.features.traces.formats.recognise import FORMS

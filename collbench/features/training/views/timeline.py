@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collbench.core.text import format_duration
-from collbench.features.training.overlap import (
-    Overlap,
-    Phase,
-)
+from collbench.features.training.overlap import Overlap, Phase
 from collbench.features.training.step import Step
 from collbench.records.stats import median
 from collbench.records.types import Operation
-from collbench.show.document import (
-    Figure,
-)
+from collbench.show.document import Figure
 from collbench.show.figure_style import COLOURS, escape_plotly, join_hover, thin_points
 
 RANKS = 8  # of a timeline

@@ -11,18 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import watched
-from factories import (
-    ENVIRONMENT,
-    case,
-    dated,
-    make_file,
-    nights,
-    record,
-    run,
-    stored,
-    swept,
-    world,
-)
+from factories import ENVIRONMENT, case, dated, make_file, nights, record, run, stored, swept, world
 from scipy import stats as reference
 
 from collbench.core.errors import CannotRun, UsageError
