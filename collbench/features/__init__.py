@@ -1,4 +1,14 @@
 """Features, a folder each: commands, and what a job can measure besides collectives. Nothing
 outside of a folder imports it; core/feature.py finds it by its name here."""
 
-NAMES = ("compare", "health", "training", "traces", "overlap", "predict", "study", "interop")
+NAMES = (
+    "compare",
+    "health",
+    "training",
+    "traces",
+    "overlap",
+    "order",
+    "predict",
+    "study",
+    "interop",
+)

@@ -354,6 +354,8 @@ class Record(_Line, frozen=True, tag="record"):
     calibration: Calibration | None = None  # of cases measured in turns with others, on CPUs
     operations: list[list[Operation]] = []  # of a training step, by rank
     background: Background | None = None  # how that of the case fared
+    # of a case of a feature's kind: what it found that is no time, as the feature reads it
+    findings: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

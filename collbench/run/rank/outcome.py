@@ -56,6 +56,7 @@ class WrongData(NamedTuple):
     note: str
     first: FirstWrong | None = None
     verified: int = 0  # elements compared
+    findings: dict[str, Any] = {}  # what was found all the same
 
 
 class Timing(NamedTuple):
@@ -108,7 +109,15 @@ class MeasuredCase(NamedTuple):
     note: str = ""
 
 
-CaseOutcome = SkippedCase | FailedCase | WrongData | MeasuredCase
+class FoundCase(NamedTuple):
+    """A case that has no time, as what it found is something else: JSON-able ``findings``."""
+
+    findings: dict[str, Any]
+    verified: int = 0  # elements compared
+    note: str = ""
+
+
+CaseOutcome = SkippedCase | FailedCase | WrongData | FoundCase | MeasuredCase
 
 
 class AboutCase(NamedTuple):
@@ -143,6 +152,15 @@ def record_of(case: Case, outcome: CaseOutcome, about: AboutCase) -> Record:
                 wrong=outcome.wrong,
                 first_wrong=outcome.first,
                 checked=outcome.verified,
+                findings=outcome.findings,
+            )
+        case FoundCase():
+            record = Record(
+                case=case,
+                status="ok",
+                note=outcome.note,
+                checked=outcome.verified,
+                findings=outcome.findings,
             )
         case MeasuredCase():
             record = _record_times(case, outcome)

@@ -1,0 +1,161 @@
+"""What was found of an order, as a record keeps it: raw, and without a judgement."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.sums.trees import SumTree, parse_tree
+from collbench.records.types import Record
+from collbench.suite.case import Positive, Whole
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class _Found(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    pass
+
+
+class Piece(_Found, frozen=True):
+    """Neighbouring elements, ``first`` to ``last`` of a rank's output, that are added alike. The
+    ``tree`` is what parse_tree reads, empty where none was found, for the ``reason``. ``low`` is
+    the order that shows where only the element type swallows, empty where that is the tree's.
+    ``adder``: bits of the adder; 0: none of those looked for loses anything (``visible`` is the
+    widest of them). ``at``: leaves of the nodes at which the sum is rounded to the element type,
+    empty where that is at all nodes. ``division``: where avg divides."""
+
+    first: Whole
+    last: Whole
+    tree: str = ""
+    reason: str = ""
+    low: str = ""
+    adder: Whole = 0
+    visible: Whole = 0
+    at: tuple[tuple[int, ...], ...] = ()
+    division: Literal["", "after", "before", "rounded"] = ""
+
+    @property
+    def length(self) -> int:
+        """Elements of it."""
+        return self.last - self.first + 1
+
+    @property
+    def parsed(self) -> SumTree | None:
+        """Its tree; None where none was found."""
+        return parse_tree(self.tree) if self.tree else None
+
+
+class RankPieces(_Found, frozen=True):
+    """The pieces of an output, of all ``ranks`` that have the same."""
+
+    ranks: tuple[int, ...]
+    pieces: list[Piece]
+
+
+class Mismatch(_Found, frozen=True):
+    """The first element whose bits were not those predicted."""
+
+    rank: int
+    element: Whole
+    got: str
+    expected: str
+
+
+class Proof(_Found, frozen=True):
+    """Elements of random ``buffers`` whose bits the trees predicted: ``right`` of ``of``, over all
+    ranks that have an output. ``worst_ulp`` is the largest distance to the exact result, in units
+    of the element type's last place there, ``mean_ulp`` the mean; None where not looked at."""
+
+    right: Count = 0
+    of: Count = 0
+    buffers: Whole = 0
+    first_wrong: Mismatch | None = None
+    worst_ulp: float | None = None
+    mean_ulp: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every bit was predicted, and there were some."""
+        return self.right == self.of > 0
+
+
+class OddCalls(_Found, frozen=True):
+    """Calls of the same data, counted from 1, whose bits were not the first one's but alike among
+    themselves: the ``ranks`` and the ``first`` and ``last`` element that differed, and the
+    ``tree`` that gives these bits there; empty where no tree that was tried does."""
+
+    calls: list[Positive]
+    ranks: tuple[int, ...]
+    first: Whole
+    last: Whole
+    tree: str = ""
+
+
+class Repeats(_Found, frozen=True):
+    """Calls of the same data, compared bit by bit with the first. ``changed`` counts those that
+    differed, ``odd`` has them by their bits, the most frequent ones first. ``cut``: why there were
+    fewer calls than asked for."""
+
+    calls: Whole = 0
+    changed: Whole = 0
+    odd: list[OddCalls] = []
+    cut: str = ""
+
+
+class Neighbours(_Found, frozen=True):
+    """Calls in which some elements kept their data and all others had new ones: ``changed`` counts
+    those in which bits of kept elements changed, ``first`` is the first such element."""
+
+    calls: Whole = 0
+    changed: Whole = 0
+    first: Whole | None = None
+    rank: int | None = None
+
+
+class SizeOrder(_Found, frozen=True):
+    """The order at one size, in one way to place buffers. ``calls`` are those that asked, with
+    their number ``attempts`` above 1 where answers contradicted each other at first; ``strategy``
+    is "all" pairs or "adaptive". ``like``: the order of this size out of place and aligned
+    predicts every bit, so it was not asked for again, and ``ranks`` is empty. ``bisected``: a size
+    that was not asked for, between two that differ. ``digest`` is of the bits of a random
+    result."""
+
+    nbytes: Positive
+    count: Positive
+    in_place: bool = False
+    shift: Whole = 0
+    strategy: str = "all"
+    calls: Whole = 0
+    attempts: Whole = 1
+    ranks: list[RankPieces] = []
+    like: bool = False
+    bisected: bool = False
+    proof: Proof = Proof()
+    repeats: Repeats = Repeats()
+    neighbours: Neighbours = Neighbours()
+    digest: str = ""
+
+    @property
+    def is_base(self) -> bool:
+        """Whether buffers were placed as the order of a size is asked for first."""
+        return self.shift == 0 and not self.like and not self.in_place
+
+
+class OrderFindings(_Found, frozen=True):
+    """All sizes of a case; ``dropped`` says what was left out for want of time, in words."""
+
+    sizes: list[SizeOrder] = []
+    dropped: list[str] = []
+    seconds: float = 0.0
+
+
+def read_findings(record: Record) -> OrderFindings | None:
+    """The findings of a record of an order; None where it has none, or cannot be read."""
+    try:
+        return msgspec.convert(record.findings, OrderFindings) if record.findings else None
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,128 @@
+"""Orders of additions as ranks find them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from collbench.core.backend_info import backend_info
+from collbench.core.dtypes import DTYPES
+from collbench.core.sums.swallowing import MAX_ALL_PAIRS
+from collbench.core.text import format_count, format_size
+from collbench.features.order.request import SumOrder
+from collbench.records.types import Record
+from collbench.run import collectives
+from collbench.run.jobs import Job
+from collbench.run.memory import PAGE, RANK_BYTES, Room
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+if TYPE_CHECKING:
+    from collbench.features.order.trial import OrderTrial
+    from collbench.run.rank.bench import Bench, Sites
+
+COPIES = (
+    5  # of the larger buffer that a rank keeps: both buffers, two results, and what is compared
+)
+
+TABLES = 64 << 20  # bytes of random numbers and what trees make of them
+
+WIDTHS = 8  # calls, at most, that tell the adder's bits
+
+
+def count_calls(subject: SumOrder) -> tuple[int, int]:
+    """Calls to ask at one size, expected and at most, without proof and repeats."""
+    n = subject.world
+    pairs = n * (n - 1) // 2
+    most = 2 * pairs * math.ceil(max(0, n - 2) / 2) + WIDTHS
+    blocks = math.ceil(max(1, n - 2) / min(DTYPES[subject.dtype].precision, max(1, n - 2)))
+    if choose_strategy(subject) == "all":
+        return 2 * pairs * blocks + WIDTHS, most
+    return round(2 * n * math.log2(n)) * blocks, most
+
+
+def choose_strategy(subject: SumOrder) -> str:
+    """All pairs where they are few; else about n log n of them."""
+    if subject.strategy != "auto":
+        return subject.strategy
+    return "all" if subject.world <= MAX_ALL_PAIRS else "adaptive"
+
+
+def count_all_calls(subject: SumOrder) -> int:
+    """Calls of a case by a rough guess: each size once as it is asked for, and in each other way
+    to place buffers by its proof alone."""
+    ways = len(subject.places) * max(1, len(subject.shifts))
+    size_calls = count_calls(subject)[0] + ways * 4 * subject.proof + subject.repeats
+    return len(subject.sizes) * size_calls
+
+
+class _OrderRunner:
+    """A run.runner.Runner."""
+
+    parts = 1
+    is_repeatable = False
+    remedy = "smaller sizes (-e) or fewer --repeats take less"
+
+    def refuse(self, case: Case, subject: SumOrder, refuse_call: Callable[[Case], str]) -> str:
+        """Why the order of this case cannot be found, or ""."""
+        if backend_info(case.backend).predicts:
+            return f"{case.backend} predicts times and adds nothing"
+        return refuse_call(subject.make_case(case, subject.sizes[-1], in_place=False))
+
+    def list_probes(self, job: Job) -> list[Case]:
+        """The call itself."""
+        return [job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)]
+
+    def list_dtypes(self, job: Job) -> list[str]:
+        """None: results are compared with predicted bits, not with the payload's."""
+        return []
+
+    def fit(self, case: Case, policy: Policy, room: Room, subject: SumOrder) -> Job | Skip:
+        """The job, or that its largest size does not fit."""
+        job = Job(case, 1, "hot", subject=subject)
+        needed = room.sharers * (self.measure_memory(job, policy) - RANK_BYTES + room.base)
+        if needed <= room.available:
+            return job
+        return Skip(
+            case,
+            f"{format_size(subject.sizes[-1])} on {format_count(room.sharers, 'rank')} needs"
+            f" {needed >> 20:,} MiB {room.where}, {room.available >> 20:,} MiB are available",
+        )
+
+    def measure_memory(self, job: Job, policy: Policy) -> int:
+        """Bytes that a rank takes, with results that are kept to compare."""
+        call = job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)
+        buffers = COPIES * (max(call.counts) * call.type.size + 2 * PAGE)
+        return RANK_BYTES + buffers + TABLES + collectives.scratch_bytes(call)
+
+    def guess_call(self, job: Job) -> float:
+        """A rough guess of a call's seconds at the largest size."""
+        call = job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)
+        filled = 3 * call.size / 2e9
+        return (collectives.guess_call(call) + filled) * collectives.measure_crowding(call)
+
+    def guess_fixed(self, job: Job, policy: Policy) -> float:
+        """A rough guess of the seconds of all calls."""
+        subject = job.subject
+        each = count_all_calls(subject) / len(subject.sizes)
+        calls = [subject.make_case(job.case, size, in_place=False) for size in subject.sizes]
+        crowding = collectives.measure_crowding(job.case)
+        once = sum(
+            2 * collectives.GUESS_ALPHA + collectives.guess_call(call) + 3 * call.size / 2e9
+            for call in calls
+        )
+        return collectives.GUESS_CASE + each * once * crowding
+
+    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
+        """None: an order has no warm-up to tell by."""
+        return None
+
+    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> OrderTrial:
+        """The job on a rank; ``emit`` gets what was found so far after each size."""
+        from collbench.features.order.trial import OrderTrial
+
+        return OrderTrial(bench, job, emit)
+
+
+RUNNER = _OrderRunner()
