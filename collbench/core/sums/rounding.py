@@ -78,7 +78,7 @@ def round_fraction(value: Fraction, bits: int, emin: int = -1022) -> Fraction:
     return round(value / spacing) * spacing
 
 
-def needs_fractions(dtype: DType, op: str, rounding: Rounding, tree: SumTree) -> bool:
+def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "sum") -> bool:
     """Whether a reduction is worked out in fractions, of which only few are."""
     is_exact = rounding.adder == EXACT or any(join.kind != "two" for join in tree.joins)
     is_wide = rounding.adder > 53
@@ -92,7 +92,7 @@ def evaluate_tree(
     tree: SumTree, inputs: Mapping[int, Floats], dtype: DType, op: str, rounding: Rounding, n: int
 ) -> Floats:
     """What a reduction of n ranks makes of their ``inputs``, by the tree."""
-    in_fractions = needs_fractions(dtype, op, rounding, tree)
+    in_fractions = needs_fractions(dtype, rounding, tree, op)
     arithmetic = _Fractions() if in_fractions else _Doubles()
     combine = np.multiply if op == "prod" else np.add
     own = (dtype.precision, dtype.emin)
