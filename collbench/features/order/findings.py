@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from collbench.core.sums.rounding import Division
 from collbench.core.sums.trees import SumTree, parse_tree
 from collbench.records.types import Record
 from collbench.suite.case import Positive, Whole
@@ -36,7 +37,7 @@ class Piece(_Found, frozen=True):
     adder: Whole = 0
     visible: Whole = 0
     at: tuple[tuple[int, ...], ...] = ()
-    division: Literal["", "after", "before", "rounded"] = ""
+    division: Division = ""
 
     @property
     def length(self) -> int:
