@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from marks import long
 
 from collbench.core.algorithms import find_variant, list_algorithms
 from collbench.core.sums.symbolic import find_orders as trace_orders
@@ -33,7 +32,9 @@ def trace_trees(collective: str, algorithm: str, n: int) -> dict[int, list[str]]
     """The same of a reference algorithm, by its schedule."""
     traced = trace_orders(find_variant(collective, algorithm).schedule(n))
     return {
-        rank: [str(run.tree) for run in runs] for rank, runs in enumerate(traced) if runs is not None
+        rank: [str(run.tree) for run in runs]
+        for rank, runs in enumerate(traced)
+        if runs is not None
     }
 
 

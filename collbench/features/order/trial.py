@@ -178,11 +178,9 @@ class OrderTrial:
             found = probed.prober.find(lambda: self._make_search(probed.case), thrice)
             calls = probed.prober.calls
             predicted = [_predict(piece, call.case) for piece in found]
-            proof, wrong, predicted = self._prove(call, predicted, self._subject.proof, thrice)
+            proof, predicted = self._prove(call, predicted, self._subject.proof, thrice)
             if proof.is_complete:
                 break
-        if wrong.elements and not self._wrong.elements:
-            self._wrong = wrong
         pieces = [
             _describe_piece(piece, order.rounding)
             for piece, order in zip(found, predicted, strict=True)
@@ -201,12 +199,19 @@ class OrderTrial:
 
     def _prove(
         self, call: _Call, predicted: Sequence[Predicted], buffers: int, thrice: bool
-    ) -> tuple[Proof, Wrong, list[Predicted]]:
+    ) -> tuple[Proof, list[Predicted]]:
         """How far the orders predict random bits; with the way in which each divides."""
         slow = any(self._bench.control.collect(is_slow(predicted, call.case.type)))
         prover = call.make_prover(self._find_data(call.case, slow))
         chosen = prover.choose_divisions(predicted, thrice)
-        return *prover.prove(chosen, buffers, thrice), chosen
+        proof, wrong = prover.prove(chosen, buffers, thrice)
+        self._note_wrong(wrong)
+        return proof, chosen
+
+    def _note_wrong(self, wrong: Wrong) -> None:
+        """Keep the first wrong data."""
+        if wrong.elements and not self._wrong.elements:
+            self._wrong = wrong
 
     def _find_data(self, case: Case, slow: bool) -> RandomData:
         """Random numbers for a size, the same in all its ways; those of the size before are let
@@ -276,7 +281,7 @@ class OrderTrial:
     def _try_way(self, base: SizeOrder, in_place: bool, shift: int) -> SizeOrder:
         call = self._open(base.nbytes, in_place, shift)
         predicted = self._recall(base, call)
-        proof, _, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
+        proof, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
         if not proof.is_complete:
             found = self._find(base.nbytes, in_place, shift)
             return msgspec.structs.replace(found, varied=True)
@@ -311,8 +316,10 @@ class OrderTrial:
             rounding = predicted[0].rounding if predicted else Rounding(call.case.type.precision)
             known = partial(self._list_candidates, call.case, predicted)
             digest = prover.digest()
-            repeats = prover.repeat(subject.repeats, known, rounding)
-            neighbours = prover.vary_neighbours(NEIGHBOURS if subject.repeats else 0)
+            repeats, wrong = prover.repeat(subject.repeats, known, rounding)
+            self._note_wrong(wrong)
+            varied = NEIGHBOURS if subject.repeats else 0
+            neighbours = prover.vary_neighbours(varied, thrice=repeats.changed > 0)
             self._sizes[index] = msgspec.structs.replace(
                 size, digest=digest, repeats=repeats, neighbours=neighbours
             )
