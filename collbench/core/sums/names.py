@@ -164,7 +164,8 @@ def join_names(names: Sequence[str], limit: int) -> str:
 def _list_references(
     collective: str, n: int, root: int, labels: tuple[str, ...]
 ) -> list[Reference]:
-    """The references that run on n ranks, and their outputs, but a user's that are wrong.
+    """The references that run on n ranks, and their outputs, as listed and by rank where that
+    differs, but a user's that are wrong.
     ``labels`` are the algorithms' names, of which a process may get more."""
     user_labels = {algorithm.label for algorithm in list_user_algorithms()}
     references = []
@@ -174,7 +175,9 @@ def _list_references(
             continue
         schedule = variant.schedule(n, root)
         if not (algorithm.name in user_labels and prove_schedule(schedule)):
-            references.append(Reference(algorithm.name, find_orders(schedule)))
+            for by_rank in (False, True):
+                reference = Reference(algorithm.name, find_orders(schedule, by_rank))
+                references += [reference] if reference not in references else []
     return references
 
 
@@ -194,7 +197,7 @@ def match_references(
         for fit in [compare_outputs(collective, outputs, reference.outputs)]
         if fit
     ]
-    return [name for _, name in sorted(fits, key=lambda pair: pair[0])]
+    return list(dict.fromkeys(name for _, name in sorted(fits, key=lambda pair: pair[0])))
 
 
 def compare_outputs(collective: str, outputs: Outputs, reference: Outputs) -> Fit | None:

@@ -1,14 +1,16 @@
 """The order in which a schedule adds: its moves run over trees in place of numbers.
 
-What meets in a cell in one step is added in the order of the ranks that hold it, the cell's own
-among them, so that all ranks round alike. So do executors (core.program); but where the sum takes
-the place of the cell's own value, as in place, that comes first.
+What several moves bring to a cell in one step is added to its own value in the order in which they
+are listed. Executors (core.program) add in the order of the ranks that hold it, the cell's own
+among them, so that all ranks round alike; but where the sum takes the place of the cell's own
+value, as it often can in place, as listed.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from collbench.core.schedule import Moves, Schedule, expect_outputs
@@ -24,15 +26,16 @@ class TreeRun(NamedTuple):
     length: int
 
 
-def find_orders(schedule: Schedule) -> list[list[TreeRun] | None]:
-    """By rank, the trees along its output, lengths in cells; None where the output is undefined."""
+def find_orders(schedule: Schedule, by_rank: bool = False) -> list[list[TreeRun] | None]:
+    """By rank, the trees along its output, lengths in cells; None where the output is undefined.
+    What meets in a cell is added as listed, or ``by_rank``."""
     state = {
         (rank, cell): make_leaf(rank)
         for rank in range(schedule.n)
         for cell in schedule.input_cells(rank)
     }
     for moves in schedule.steps():
-        state |= _add_moves(moves, state)
+        state |= _add_moves(moves, state, by_rank)
     defined = expect_outputs(schedule.row, schedule.n, schedule.root, schedule.cells)
     return [
         None
@@ -42,16 +45,16 @@ def find_orders(schedule: Schedule) -> list[list[TreeRun] | None]:
     ]
 
 
-def _add_moves(moves: Moves, state: Mapping[Cell, SumTree]) -> dict[Cell, SumTree]:
+def _add_moves(moves: Moves, state: Mapping[Cell, SumTree], by_rank: bool) -> dict[Cell, SumTree]:
     """What a step puts into cells."""
-    meeting: dict[Cell, dict[int, SumTree]] = {}
+    meeting: dict[Cell, list[tuple[int, SumTree]]] = {}
     for src, dst, chunk, into, reduce in moves:
-        found = meeting.setdefault((dst, into), {})
-        found[src] = state[src, chunk]
-        if reduce:
-            found[dst] = state[dst, into]
+        own = [(dst, state[dst, into])] if reduce else []
+        meeting.setdefault((dst, into), own).append((src, state[src, chunk]))
+    if by_rank:
+        meeting = {cell: sorted(found, key=itemgetter(0)) for cell, found in meeting.items()}
     return {
-        cell: functools.reduce(add_trees, (tree for _, tree in sorted(found.items())))
+        cell: functools.reduce(add_trees, (tree for _, tree in found))
         for cell, found in meeting.items()
     }
 

@@ -208,7 +208,7 @@ def vote_calls(call: Callable[[], torch.Tensor]) -> torch.Tensor:
 def vote_bits(results: Sequence[torch.Tensor]) -> torch.Tensor:
     """The bits that two of three results have, element by element, in place of the first; its own
     where no two agree."""
-    for a, b, c in zip(*(result.split(VOTED) for result in results), strict=True):
+    for a, b, c in zip(*(torch.split(result, VOTED) for result in results), strict=True):
         a.copy_(torch.where(b == c, b, a))
     return results[0]
 

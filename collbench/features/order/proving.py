@@ -134,7 +134,7 @@ class Prover:
     def _write(self, numbers: Floats) -> None:
         """Put a period's numbers into the input."""
         codes = encode_values(torch.from_numpy(numbers), self._views.send)
-        for part in self._views.send_bits.split(len(codes)):
+        for part in torch.split(self._views.send_bits, len(codes)):
             part.copy_(codes[: len(part)])
 
     def call(self, buffer: int, thrice: bool = False) -> torch.Tensor:
@@ -417,7 +417,7 @@ class Prover:
     def vary_neighbours(self, number: int, thrice: bool) -> Neighbours:
         """So many calls in which a random half of the elements keep their data and the others have
         new ones, over all ranks; ``thrice`` as Prober's."""
-        changed, first = 0, None
+        reference, changed, first = self._refer(), 0, None
         period, offset = self._data.period, self._offset or 0
         for trial in range(1, number + 1):
             kept = np.random.default_rng(trial).random(period) < 0.5
@@ -427,7 +427,7 @@ class Prover:
             if self._offset is None:
                 continue
             mask = torch.from_numpy(np.roll(kept, -offset % period)).to(result.device)
-            at = _find_difference(result, self._refer(), mask)
+            at = _find_difference(result, reference, mask)
             if at is not None:
                 changed += 1
                 first = at if first is None else first
@@ -442,7 +442,8 @@ class Prover:
 
     def digest(self) -> str:
         """A digest of the bits that all ranks get of random numbers."""
-        own = "" if self._offset is None else _digest_bits(self._refer())
+        result = self._refer()
+        own = "" if self._offset is None else _digest_bits(result)
         joined = " ".join(self._control.collect(own))
         return hashlib.blake2b(joined.encode(), digest_size=8).hexdigest()
 
@@ -451,7 +452,7 @@ def _find_difference(
     result: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
 ) -> int | None:
     """The first element that differs where a mask is set, which repeats."""
-    parts = zip(result.split(len(mask)), reference.split(len(mask)), strict=True)
+    parts = zip(*(torch.split(bits, len(mask)) for bits in (result, reference)), strict=True)
     for number, (part, wanted) in enumerate(parts):
         differ = (part != wanted) & mask[: len(part)]
         if bool(differ.any()):
@@ -480,7 +481,7 @@ class _OddResults:
             return False
         differing, last = [], 0
         for number, (part, wanted) in enumerate(
-            zip(bits.split(VOTED), first.split(VOTED), strict=True)
+            zip(*(torch.split(both, VOTED) for both in (bits, first)), strict=True)
         ):
             at = (part != wanted).nonzero().ravel() + number * VOTED
             last = int(at[-1]) if len(at) else last
