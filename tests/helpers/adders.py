@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+
+from collbench.core.dtypes import premul_factor
 
 Tensor = torch.Tensor
 
@@ -19,6 +22,7 @@ class About(NamedTuple):
     in_place: bool
     cycle: int
     address: int
+    op: str
 
 
 Adder = Callable[[Sequence[Tensor], About, int], Tensor]
@@ -72,7 +76,7 @@ def _add_three_at_once(inputs: Sequence[Tensor], about: About, number: int) -> T
     """Three aligned to the largest and cut to the element type's last place, then added."""
     three = torch.stack([value.double() for value in inputs[:3]])
     top = torch.frexp(three.abs().amax(0))[1]
-    last = torch.ldexp(torch.ones(()).double(), top - 24)
+    last = torch.ldexp(torch.ones_like(top).double(), top - 24)
     return add_up([((three / last).trunc().sum(0) * last).to(inputs[0].dtype), *inputs[3:]])
 
 
@@ -116,6 +120,38 @@ def _lose_one(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
     return total
 
 
+def _glitch(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    """One call whose first element is no sum, on one rank."""
+    total = add_up(inputs)
+    if about.call == number and about.rank == 1:
+        total[0] = total[0] + 64
+    return total
+
+
+def _shuffle(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    order = random.Random(about.call).sample(range(len(inputs)), len(inputs))
+    return add_up([inputs[rank] for rank in order])
+
+
+def _average_first(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    share = torch.tensor(1 / len(inputs), dtype=inputs[0].dtype)
+    return add_up([value * share for value in inputs])
+
+
+def _premultiply(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    return add_up([value * premul_factor(rank) for rank, value in enumerate(inputs)])
+
+
+def _multiply(inputs: Sequence[Tensor], about: About, number: int) -> Tensor:
+    """Products in the order of sums; the sum where ``about`` says so."""
+    if about.op == "sum":
+        return add_down(inputs)
+    total = inputs[-1].clone()
+    for value in inputs[-2::-1]:
+        total = total * value
+    return total
+
+
 ADDERS: dict[str, Adder] = {
     "plain": lambda x, about, k: add_up(x),
     "every": lambda x, about, k: _choose(about.call % k == 0, x),
@@ -134,6 +170,12 @@ ADDERS: dict[str, Adder] = {
     "kahan": _add_compensated,
     "truncate": _add_truncating,
     "wrong": _lose_one,
+    "glitch": _glitch,
+    "shuffle": _shuffle,
+    "divide": lambda x, about, k: add_up(x) / len(x),
+    "average": _average_first,
+    "premul": _premultiply,
+    "multiply": _multiply,
     "scatter": lambda x, about, k: _mix(x, torch.arange(len(x[0])) % 2 == 0),
 }
 

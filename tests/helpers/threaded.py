@@ -74,7 +74,9 @@ class Adding(Base):
             self.calls += 1
             inputs = self._meeting.meet(self._rank, send.clone())
             address = recv.data_ptr()
-            about = About(self._rank, self.calls, case.nbytes, case.in_place, case.cycle, address)
+            about = About(
+                self._rank, self.calls, case.nbytes, case.in_place, case.cycle, address, case.op
+            )
             recv.copy_(reduce_as(self._word, inputs, about))
 
         return Call(run, None)

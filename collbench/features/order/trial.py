@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.core.sums.families import list_families, list_rings
 from collbench.core.sums.rounding import Rounding, find_rounding
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
 from collbench.core.sums.swallowing import list_ranks, make_mask
@@ -28,6 +29,7 @@ from collbench.features.order.proving import (
 from collbench.features.order.request import SumOrder
 from collbench.features.order.runner import choose_strategy
 from collbench.records.types import FirstWrong
+from collbench.run.backends import Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
@@ -129,17 +131,17 @@ class OrderTrial:
 
     def _open(self, nbytes: int, in_place: bool, shift: int, probes: bool = False) -> _Call:
         """The call at one size, prepared; to be probed, a product as the sum, as products of powers
-        of two lose nothing."""
+        of two lose nothing. Faults that are planted are in the calls that are to be predicted."""
         bench = self._bench
         case = self._subject.make_case(self._case, nbytes, in_place)
         if probes and case.op == "prod":
             case = msgspec.structs.replace(case, op="sum")
         views = self._buffers.cut(case, bench.rank, shift)
         call = bench.backend.prepare(case, views.send, views.recv)
-        if planted := bench.planted():
-            call = planted.within(call, views.recv)
+        planted = bench.planted()
+        proved_call = planted.within(call, views.recv) if planted else call
 
-        def issue() -> None:
+        def issue(call: Call) -> None:
             bench.board.beat(bench.rank)
             call.run()
             bench.backend.finish()
@@ -147,8 +149,8 @@ class OrderTrial:
         offset: int | None = bench.rank * case.count if case.row.total else 0
         if case.row.rooted and bench.rank != case.root:
             offset = None
-        prober = Prober(views, issue, bench.control, offset, case.op)
-        make_prover = partial(_make_prover, case, views, issue, bench, offset)
+        prober = Prober(views, partial(issue, call), bench.control, offset, case.op)
+        make_prover = partial(_make_prover, case, views, partial(issue, proved_call), bench, offset)
         return _Call(case, prober, make_prover, offset)
 
     def _find_subnormals(self) -> bool:
@@ -326,11 +328,16 @@ class OrderTrial:
             self._emit_so_far()
 
     def _list_candidates(self, case: Case, predicted: Sequence[Predicted]) -> list[SumTree]:
-        """Orders that an odd result may have: those found, and of few ranks all."""
-        ranks = range(self._bench.rank + 1 if case.collective == "scan" else case.n)
+        """Orders that an odd result may have: those found, and of few ranks all, else those that
+        have a name."""
+        n = self._bench.rank + 1 if case.collective == "scan" else case.n
         known = [piece.tree for piece in predicted if piece.tree]
-        listed = list_small_trees(ranks) if len(ranks) <= MAX_LISTED else []
-        return list(dict.fromkeys([*known, *listed]))
+        if n <= MAX_LISTED:
+            known += list_small_trees(range(n))
+        else:
+            known += [family.tree for family in list_families(n, max(case.root, 0))]
+            known += [tree for trees in list_rings(n).values() for tree in trees]
+        return list(dict.fromkeys(known))
 
 
 def _make_prover(
