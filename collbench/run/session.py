@@ -285,17 +285,21 @@ class _Session:
             self._keep(record)
             self._announce(record)
         for record in list(self._interim.values()):
+            if record.findings:
+                self._keep_interim(record, f"cut short: {why}")
+                continue
             rounds = format_count(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
-                cut_record = msgspec.structs.replace(
-                    record, note=f"cut short after {rounds}: {why}"
-                )
-                self._keep(cut_record)
-                self._announce(cut_record)
+                self._keep_interim(record, f"cut short after {rounds}: {why}")
             elif record.times_ns and record.case.is_leader:
                 print_message(
                     f"{record.case.subject}: cut short after {rounds}, which are too few to keep"
                 )
+
+    def _keep_interim(self, record: Record, note: str) -> None:
+        cut_record = msgspec.structs.replace(record, note=note)
+        self._keep(cut_record)
+        self._announce(cut_record)
 
     def _announce(self, line: World | Record) -> None:
         if isinstance(line, World):

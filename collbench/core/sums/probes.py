@@ -9,14 +9,15 @@ if E >= e + w + p + 1, and add up without loss if w <= p of the element type.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from collbench.core.dtypes import OPS, DType, premul_factor
+from collbench.core.errors import UsageError
 
 ADDERS = (8, 11, 24, 53, 64, 113)  # bits of the adders that are looked for
 
-WIDER = {3: 11, 4: 11, 8: 24, 11: 24, 24: 53, 53: 64}  # the next adder that machines have
+WIDER = {3: 8, 4: 8, 8: 24, 11: 24, 24: 53, 53: 64}  # the next adder that is looked for
 
 MOST_EXPONENT = 400  # of double, whose range needs no more
 
@@ -33,9 +34,10 @@ class Scale(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What ranks give in one call: the pair gives M and -M, the k-th of ``units`` 2^(e+k)."""
+    """What ranks give in one call: the pair, if there is one, gives M and -M, the k-th of ``units``
+    2^(e+k)."""
 
-    pair: tuple[int, int]
+    pair: tuple[int, ...]
     units: tuple[int, ...]
 
     def value(self, rank: int, scale: Scale, op: str) -> float:
@@ -66,24 +68,68 @@ def is_order_void(dtype: DType, n: int, adder: int = 24) -> bool:
     return dtype.precision < adder and span + math.log2(n) <= adder
 
 
+def needs_subnormals(dtype: DType) -> bool:
+    """Whether the type's range is so small that numbers below the normal ones are made use of."""
+    return dtype.emin > -126
+
+
 def choose_scales(dtype: DType, n: int, op: str, subnormals: bool) -> tuple[Scale, Scale]:
     """The two scales at which every pair is asked: at the first, wide adders swallow, too; at the
     second, M and -M exchanged, the element type does and wider adders do not. ``subnormals``:
-    numbers below the normal ones are kept."""
-    p = dtype.precision
-    big = min(dtype.emax - 1, MOST_EXPONENT)
-    divided = OPS[op].divides
-    spare = n.bit_length() if divided else int(op == "premul_sum")
-    normal = max(dtype.emin, -MOST_EXPONENT) + spare
-    least = normal - (p - 1) * (subnormals and p < 24)
-    most_units = max(1, p - 4) if divided else p
-    adders = [bits for bits in (p, *ADDERS) if bits >= p and big - least - bits - 1 >= 1]
-    visible = adders[-1]
-    high = Scale(big, least, min(most_units, big - least - visible - 1), 1, visible)
-    width = min(most_units, WIDER[p] - p - 2, big - normal - p - 1)
-    ratio = width + p + 1
-    unit = max(normal, -(ratio // 2))
-    return high, Scale(unit + ratio, unit, width, -1, p)
+    numbers below the normal ones are kept. Raises UsageError where the range is too small."""
+    p, big = dtype.precision, _find_big(dtype)
+    room = big - _find_least(dtype, n, op, subnormals)
+    adders = [bits for bits in (p, *ADDERS) if bits >= p and room > bits + 1]
+    normal = _find_least(dtype, n, op, False)
+    width = min(_most_units(op, p, WIDER[p]), big - normal - p - 1)
+    if width < 1 or not adders:
+        raise UsageError(f"{op} of {n} ranks needs a wider range than {dtype.name} has", "-d half")
+    visible, ratio = adders[-1], width + p + 1
+    unit = _center(ratio, normal, big)
+    low = Scale(unit + ratio, unit, width, -1, p)
+    for units in range(_most_units(op, p), 0, -1):
+        least = _find_least(dtype, n, op, subnormals, units)
+        if units == 1 or big - least > units + visible:
+            break
+    return Scale(big, least, units, 1, visible), low
+
+
+def _find_big(dtype: DType) -> int:
+    """The exponent of the largest M: M plus anything is finite."""
+    return min(dtype.emax - 1, MOST_EXPONENT)
+
+
+def _most_units(op: str, precision: int, adder: int | None = None) -> int:
+    """How many ranks may give a unit in one probe: the result holds that many bits, and an adder
+    that must not swallow any of them, that many beside M.
+
+    Where avg divides by n, w units are rounded w times, by 2^(w-p) of the least one at most, and in
+    the adder by 2^(w+p+1-q): less than half of it in all."""
+    if not OPS[op].divides:
+        return precision if adder is None else min(precision, adder - precision - 2)
+    return max(
+        w
+        for w in range(1, precision + 1)
+        if w == 1
+        or w * 2.0 ** (w - precision) + (w * 2.0 ** (w + precision + 1 - adder) if adder else 0)
+        < 0.5
+    )
+
+
+def _find_least(dtype: DType, n: int, op: str, subnormals: bool, units: int = 1) -> int:
+    """The exponent of the least unit of so many, so that what a reduction makes of it can be
+    read."""
+    normal = max(dtype.emin, -MOST_EXPONENT)
+    kept = normal - (dtype.precision - 1) * (subnormals and needs_subnormals(dtype))
+    if OPS[op].divides:  # below the normal numbers, each unit is rounded by half of the least
+        return kept + n.bit_length() + (units - 1).bit_length() * (kept < normal)
+    return kept + (op == "premul_sum")
+
+
+def _center(ratio: int, least: int, big: int) -> int:
+    """The exponent of the unit so that it is as far below 1 as M, of ``ratio`` more, is above,
+    where the range allows."""
+    return min(max(least, -(ratio // 2)), big - ratio)
 
 
 def list_probes(pair: tuple[int, int], ranks: Sequence[int], scale: Scale) -> list[Probe]:
@@ -97,28 +143,41 @@ def list_probes(pair: tuple[int, int], ranks: Sequence[int], scale: Scale) -> li
 
 def read_survivors(value: float, probe: Probe, scale: Scale, op: str, n: int) -> int | None:
     """The ranks, as a bit mask, whose units are in a result; None for a result that no order of
-    additions gives."""
-    if not math.isfinite(value):
+    additions to nearest gives."""
+    if not abs(value) < math.ldexp(2.0, scale.unit + len(probe.units)):
         return None
     code = math.ldexp(value, -scale.unit)
-    if op in OPS and OPS[op].divides:
+    if OPS[op].divides:
         code = float(round(code * n))
     if code != int(code) or not 0 <= code < 1 << len(probe.units):
         return None
     return sum(1 << rank for k, rank in enumerate(probe.units) if int(code) >> k & 1)
 
 
-def find_lone_unit(bits: int, dtype: DType) -> Scale | None:
-    """The scale at which an adder of so many bits, and no wider one, swallows a lone unit; None
-    where the type's range is too small."""
+def shows_direction(
+    value: float, probe: Probe, scale: Scale, dtype: DType, op: str, n: int
+) -> bool:
+    """Whether a result that no order gives is what is left of M where adders round otherwise than
+    to nearest: more than all units, but no more than some of M's last places."""
+    total = abs(value) * (n if OPS[op].divides else 1)
+    units, last = scale.unit + len(probe.units), scale.big - dtype.precision + 1
+    return math.ldexp(1.0, units) <= total <= math.ldexp(n, last)
+
+
+def find_lone_unit(bits: int, dtype: DType, n: int, op: str, subnormals: bool) -> Scale | None:
+    """The scale at which an adder of so many bits, and none that is two bits wider, swallows a lone
+    unit: a tie beside M goes to M, which is even. None where the type's range is too small."""
     ratio = bits + 1
-    big, least = min(dtype.emax - 1, MOST_EXPONENT), max(dtype.emin, -MOST_EXPONENT)
+    big, least = _find_big(dtype), _find_least(dtype, n, op, subnormals)
     if ratio > big - least:
         return None
-    unit = max(least, -(ratio // 2))
+    unit = _center(ratio, least, big)
     return Scale(unit + ratio, unit, 1, 1, bits)
 
 
-def list_adders(dtype: DType) -> Iterator[int]:
-    """The bits of adders wider than the type that can be told from each other."""
-    return (bits for bits in ADDERS if bits > dtype.precision and find_lone_unit(bits, dtype))
+def list_lone_units(dtype: DType, n: int, op: str, subnormals: bool) -> list[Scale]:
+    """The scales that tell adders wider than the type from each other, narrow ones first."""
+    scales = [
+        find_lone_unit(bits, dtype, n, op, subnormals) for bits in ADDERS if bits > dtype.precision
+    ]
+    return [scale for scale in scales if scale]

@@ -1,13 +1,12 @@
 """The bits of a sum along a tree, in the element type or in a wider adder.
 
-Values are float64 arrays: a sum of two numbers of at most 25 bits, rounded to float64 and then to
-their type, is the same as rounded once. Adders of more than 53 bits, and sums of double without
-loss, are worked out in fractions.
+Values are float64 arrays, which hold the sums of draw_inputs' numbers without loss but for those of
+double: a sum of two numbers of at most 25 bits, rounded to float64 and then to their type, is the
+same as rounded once. What float64 cannot hold is worked out in fractions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -20,7 +19,7 @@ from collbench.core.sums.trees import Join, SumTree, fold_tree, list_nodes
 
 Floats = NDArray[np.float64]
 
-Division = Literal["", "after", "before", "rounded"]
+Division = Literal["", "after", "rounded", "before", "within"]
 
 PERIOD, SHORT_PERIOD = 65_521, 1021  # numbers of random data, which then repeat; as fractions
 
@@ -29,9 +28,11 @@ EXACT = 0  # bits of an adder that loses nothing
 
 class Rounding(NamedTuple):
     """How a tree's sums are rounded: each node in an adder of ``adder`` bits (EXACT: not at all),
-    and to the element type at the nodes over the leaves of the bit masks ``at``, or at all.
-    ``division`` is where avg divides: the sum, inputs before they are added, or the sum once it is
-    rounded."""
+    and to the element type at the nodes over the leaves of the bit masks ``at``, or at all, and at
+    the end.
+
+    ``division`` is where avg divides by n: the adder's sum (after) or the ``rounded`` one; or
+    inputs are multiplied by 1/n, in the element type ``before`` or ``within`` the adder."""
 
     adder: int
     at: frozenset[int] | None = None
@@ -40,13 +41,21 @@ class Rounding(NamedTuple):
 
 def draw_inputs(dtype: DType, ranks: int, op: str, length: int, seed: int) -> Floats:
     """Random numbers of a type, (ranks, length): of both signs, with full significands, and
-    exponents over a range in which no sum overflows."""
+    exponents over a range in which no sum overflows. Factors are from 0.75 to 1.5, and 1 or -1
+    where a product of fewer could leave the type's range."""
     rng = np.random.default_rng([seed, ranks])
-    span = 2 if op == "prod" else 7 if dtype.precision in (8, 24, 53) else 4
+    span = 1 if op == "prod" else 7 if dtype.precision in (8, 24, 53) else 4
     significand = rng.integers(1 << (dtype.precision - 1), 1 << dtype.precision, (ranks, length))
     exponent = rng.integers(1 - span, 1, (ranks, length)) - (dtype.precision - 1)
     sign = rng.choice((-1.0, 1.0), (ranks, length))
-    return np.asarray(np.ldexp(sign * significand.astype(np.float64), exponent))
+    sizes = np.ldexp(significand.astype(np.float64), exponent)
+    if op == "prod":
+        sizes = np.where(sizes < 1.5, sizes, sizes / 2)
+        powers = np.log2(sizes)
+        tops = np.cumsum(np.maximum(powers, 0), axis=0) > dtype.emax - 1
+        bottoms = np.cumsum(np.minimum(powers, 0), axis=0) < dtype.emin + 1
+        sizes = rng.permuted(np.where(tops | bottoms, 1.0, sizes), axis=0)
+    return np.asarray(sign * sizes)
 
 
 def round_values(values: Floats, bits: int, emin: int = -1022) -> Floats:
@@ -58,75 +67,98 @@ def round_values(values: Floats, bits: int, emin: int = -1022) -> Floats:
     return np.asarray(np.ldexp(np.rint(np.ldexp(values, -exponent)), exponent))
 
 
-def round_fraction(value: Fraction, bits: int) -> Fraction:
-    """A fraction rounded to ``bits`` of significand, to nearest with ties to even."""
+def round_fraction(value: Fraction, bits: int, emin: int = -1022) -> Fraction:
+    """A fraction, rounded as round_values does."""
     if not value:
         return value
-    power = math.frexp(float(value))[1] - bits
-    while abs(value) >= Fraction(2) ** (power + bits):
-        power += 1
-    while abs(value) < Fraction(2) ** (power + bits - 1):
+    power = value.numerator.bit_length() - value.denominator.bit_length()
+    if abs(value) < Fraction(2) ** power:
         power -= 1
-    return round(value / Fraction(2) ** power) * Fraction(2) ** power
+    spacing = Fraction(2) ** (max(power, emin) - bits + 1)
+    return round(value / spacing) * spacing
 
 
-def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree) -> bool:
-    """Whether a sum is worked out in fractions, of which only few are."""
+def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "sum") -> bool:
+    """Whether a reduction is worked out in fractions, of which only few are."""
     is_exact = rounding.adder == EXACT or any(join.kind != "two" for join in tree.joins)
-    return dtype.precision == 53 and (rounding.adder > 53 or is_exact)
+    is_wide = rounding.adder > 53
+    if rounding.division == "within" and is_wide:
+        return True
+    bits = dtype.precision * (len(tree.leaves) if op == "prod" else 1)
+    return bits >= 53 and (is_exact or is_wide)
 
 
 def evaluate_tree(
     tree: SumTree, inputs: Mapping[int, Floats], dtype: DType, op: str, rounding: Rounding, n: int
 ) -> Floats:
     """What a reduction of n ranks makes of their ``inputs``, by the tree."""
-    if needs_fractions(dtype, rounding, tree):
-        return _evaluate(tree, inputs, dtype, op, rounding, n, _Fractions())
-    return _evaluate(tree, inputs, dtype, op, rounding, n, _Doubles())
-
-
-def _evaluate(
-    tree: SumTree,
-    inputs: Mapping[int, Floats],
-    dtype: DType,
-    op: str,
-    rounding: Rounding,
-    n: int,
-    arithmetic: _Doubles | _Fractions,
-) -> Floats:
-    combine = np.multiply if OPS[op].function == "multiply" else np.add
+    in_fractions = needs_fractions(dtype, rounding, tree, op)
+    arithmetic = _Fractions() if in_fractions else _Doubles()
+    combine = np.multiply if op == "prod" else np.add
     own = (dtype.precision, dtype.emin)
-    share = round_values(np.array([1 / n]), *own)[0]
-
-    def take_leaf(rank: int) -> tuple[Any, int]:
-        values = inputs[rank]
-        if op == "premul_sum":
-            values = values * premul_factor(rank)
-        if rounding.division == "before":
-            values = round_values(values * share, *own)
-        return arithmetic.load(values), 1 << rank
+    whole = sum(1 << rank for rank in tree.leaves)
 
     def add_node(join: Join, children: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
         total, mask = children[0]
         for value, leaves in children[1:]:
             total, mask = combine(total, value), mask | leaves
-        bits = EXACT if join.kind == "exact" else rounding.adder
-        if rounding.at is None or mask in rounding.at:
-            if bits not in (EXACT, dtype.precision):
-                total = arithmetic.round(total, bits, -1022)
-            return arithmetic.round(total, *own), mask
-        return arithmetic.round(total, bits, -1022) if bits != EXACT else total, mask
+        if join.kind != "exact":
+            total = _round_in_adder(total, rounding, dtype, arithmetic)
+        if mask != whole and (rounding.at is None or mask in rounding.at):
+            total = arithmetic.round(total, *own)
+        return total, mask
 
-    total, _ = fold_tree(tree, take_leaf, add_node)
+    total, _ = fold_tree(
+        tree,
+        lambda rank: (
+            _load_leaf(inputs[rank], rank, dtype, op, rounding, n, arithmetic),
+            1 << rank,
+        ),
+        add_node,
+    )
     if rounding.division == "rounded":
         total = arithmetic.round(total, *own)
     if rounding.division in ("after", "rounded"):
-        total = arithmetic.divide(total, n)
-    return arithmetic.finish(total, own)
+        total = _round_in_adder(arithmetic.divide(total, n), rounding, dtype, arithmetic)
+    return arithmetic.finish(arithmetic.round(total, *own))
+
+
+def _load_leaf(
+    values: Floats,
+    rank: int,
+    dtype: DType,
+    op: str,
+    rounding: Rounding,
+    n: int,
+    arithmetic: _Doubles | _Fractions,
+) -> Any:
+    """What a rank's input adds to the sum."""
+    if op == "premul_sum":
+        values = values * premul_factor(rank)
+    if rounding.division == "before":
+        share = round_values(np.array([1 / n]), dtype.precision, dtype.emin)
+        values = round_values(values * share, dtype.precision, dtype.emin)
+    loaded = arithmetic.load(values)
+    if rounding.division != "within":
+        return loaded
+    share = _round_in_adder(
+        arithmetic.divide(arithmetic.load(np.ones(1)), n), rounding, dtype, arithmetic
+    )
+    return _round_in_adder(loaded * share, rounding, dtype, arithmetic)
+
+
+def _round_in_adder(
+    values: Any, rounding: Rounding, dtype: DType, arithmetic: _Doubles | _Fractions
+) -> Any:
+    """What the adder makes of a result; wider ones than the type have range enough."""
+    if rounding.adder == EXACT:
+        return values
+    is_own = rounding.adder == dtype.precision
+    return arithmetic.round(values, rounding.adder, dtype.emin if is_own else -1022)
 
 
 class _Doubles:
-    """Arithmetic on float64."""
+    """Arithmetic on float64, in which an adder of more bits has nothing to round."""
 
     def load(self, values: Floats) -> Floats:
         return values
@@ -137,8 +169,8 @@ class _Doubles:
     def divide(self, values: Floats, n: int) -> Floats:
         return values / n
 
-    def finish(self, values: Floats, own: tuple[int, int]) -> Floats:
-        return round_values(values, *own)
+    def finish(self, values: Floats) -> Floats:
+        return values
 
 
 class _Fractions:
@@ -148,12 +180,12 @@ class _Fractions:
         return np.array([Fraction(value) for value in values.tolist()], object)
 
     def round(self, values: Any, bits: int, emin: int) -> Any:
-        return np.array([round_fraction(value, bits) for value in values], object)
+        return np.array([round_fraction(value, bits, emin) for value in values], object)
 
     def divide(self, values: Any, n: int) -> Any:
         return values / n
 
-    def finish(self, values: Any, own: tuple[int, int]) -> Floats:
+    def finish(self, values: Any) -> Floats:
         return np.array([float(value) for value in values])
 
 
@@ -161,7 +193,10 @@ def list_divisions(op: str, rounding: Rounding) -> list[Rounding]:
     """The ways in which avg may divide; the rounding as it is of other reductions."""
     if not OPS[op].divides:
         return [rounding]
-    ways: tuple[Division, ...] = ("after", "before", "rounded")
+    ways: list[Division] = ["after", "before"]
+    if rounding.adder == EXACT or rounding.at is not None:
+        ways.insert(1, "rounded")
+        ways += ["within"] * (rounding.adder != EXACT)
     return [rounding._replace(division=way) for way in ways]
 
 

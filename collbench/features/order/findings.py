@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from collbench.core.sums.rounding import Division
 from collbench.core.sums.trees import SumTree, parse_tree
 from collbench.records.types import Record
 from collbench.suite.case import Positive, Whole
@@ -36,7 +37,7 @@ class Piece(_Found, frozen=True):
     adder: Whole = 0
     visible: Whole = 0
     at: tuple[tuple[int, ...], ...] = ()
-    division: Literal["", "after", "before", "rounded"] = ""
+    division: Division = ""
 
     @property
     def length(self) -> int:
@@ -117,12 +118,12 @@ class Neighbours(_Found, frozen=True):
 
 
 class SizeOrder(_Found, frozen=True):
-    """The order at one size, in one way to place buffers. ``calls`` are those that asked, with
-    their number ``attempts`` above 1 where answers contradicted each other at first; ``strategy``
-    is "all" pairs or "adaptive". ``like``: the order of this size out of place and aligned
-    predicts every bit, so it was not asked for again, and ``ranks`` is empty. ``bisected``: a size
-    that was not asked for, between two that differ. ``digest`` is of the bits of a random
-    result."""
+    """The order at one size, in one way to place buffers. ``calls`` are those that asked;
+    ``attempts`` is above 1 where answers contradicted each other at first; ``strategy`` is "all"
+    pairs or "adaptive". ``varied``: buffers were placed otherwise than in the first way of this
+    size. ``like``: the order of that way predicts every bit in this one, so it was not asked for
+    again, and ``ranks`` is empty. ``bisected``: a size that was not asked for, between two that
+    differ. ``digest`` is of the bits of a random result."""
 
     nbytes: Positive
     count: Positive
@@ -133,6 +134,7 @@ class SizeOrder(_Found, frozen=True):
     attempts: Whole = 1
     ranks: list[RankPieces] = []
     like: bool = False
+    varied: bool = False
     bisected: bool = False
     proof: Proof = Proof()
     repeats: Repeats = Repeats()
@@ -141,8 +143,8 @@ class SizeOrder(_Found, frozen=True):
 
     @property
     def is_base(self) -> bool:
-        """Whether buffers were placed as the order of a size is asked for first."""
-        return self.shift == 0 and not self.like and not self.in_place
+        """Whether buffers were placed in the first way that was asked for."""
+        return not self.varied
 
 
 class OrderFindings(_Found, frozen=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info
 from collbench.core.dtypes import DTYPES
+from collbench.core.sums.search import Strategy
 from collbench.core.sums.swallowing import MAX_ALL_PAIRS
 from collbench.core.text import format_count, format_size
 from collbench.features.order.request import SumOrder
@@ -42,7 +43,7 @@ def count_calls(subject: SumOrder) -> tuple[int, int]:
     return round(2 * n * math.log2(n)) * blocks, most
 
 
-def choose_strategy(subject: SumOrder) -> str:
+def choose_strategy(subject: SumOrder) -> Strategy:
     """All pairs where they are few; else about n log n of them."""
     if subject.strategy != "auto":
         return subject.strategy
@@ -55,6 +56,12 @@ def count_all_calls(subject: SumOrder) -> int:
     ways = len(subject.places) * max(1, len(subject.shifts))
     size_calls = count_calls(subject)[0] + ways * 4 * subject.proof + subject.repeats
     return len(subject.sizes) * size_calls
+
+
+def _make_largest(job: Job) -> Case:
+    """The call at the largest size."""
+    subject: SumOrder = job.subject
+    return subject.make_case(job.case, subject.sizes[-1], in_place=False)
 
 
 class _OrderRunner:
@@ -72,7 +79,7 @@ class _OrderRunner:
 
     def list_probes(self, job: Job) -> list[Case]:
         """The call itself."""
-        return [job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)]
+        return [_make_largest(job)]
 
     def list_dtypes(self, job: Job) -> list[str]:
         """None: results are compared with predicted bits, not with the payload's."""
@@ -92,19 +99,19 @@ class _OrderRunner:
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes, with results that are kept to compare."""
-        call = job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)
+        call = _make_largest(job)
         buffers = COPIES * (max(call.counts) * call.type.size + 2 * PAGE)
         return RANK_BYTES + buffers + TABLES + collectives.scratch_bytes(call)
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of a call's seconds at the largest size."""
-        call = job.subject.make_case(job.case, job.subject.sizes[-1], in_place=False)
+        call = _make_largest(job)
         filled = 3 * call.size / 2e9
         return (collectives.guess_call(call) + filled) * collectives.measure_crowding(call)
 
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds of all calls."""
-        subject = job.subject
+        subject: SumOrder = job.subject
         each = count_all_calls(subject) / len(subject.sizes)
         calls = [subject.make_case(job.case, size, in_place=False) for size in subject.sizes]
         crowding = collectives.measure_crowding(job.case)

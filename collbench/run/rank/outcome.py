@@ -115,6 +115,7 @@ class FoundCase(NamedTuple):
     findings: dict[str, Any]
     verified: int = 0  # elements compared
     note: str = ""
+    stop: Stop = ""  # "cut": there is more to find
 
 
 CaseOutcome = SkippedCase | FailedCase | WrongData | FoundCase | MeasuredCase
@@ -161,6 +162,7 @@ def record_of(case: Case, outcome: CaseOutcome, about: AboutCase) -> Record:
                 note=outcome.note,
                 checked=outcome.verified,
                 findings=outcome.findings,
+                stop=outcome.stop,
             )
         case MeasuredCase():
             record = _record_times(case, outcome)
