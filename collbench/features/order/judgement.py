@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
+from collbench.core.sums.names import Names
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order import KIND
 from collbench.features.order.findings import OrderFindings, RankPieces, SizeOrder, read_findings
-from collbench.features.order.naming import Naming, name_order
+from collbench.features.order.naming import name_found
 from collbench.features.order.request import SumOrder
 from collbench.features.order.signature import (
     Difference,
@@ -145,7 +146,7 @@ class JudgedOrder(NamedTuple):
     subject: SumOrder
     launches: list[Launch]
     depends: dict[Dimension, Dependence]
-    names: dict[int, Naming]
+    names: dict[int, Names | None]
 
     @property
     def first(self) -> Launch:
@@ -216,15 +217,14 @@ def judge_orders(file: RunFile) -> Judgement:
         launches.setdefault(key, []).append(
             _gather_launch(case.cycle, findings, libraries.get(record.world, ""))
         )
-    by_setting = {key: [] for key in launches}
-    for key in launches:
-        by_setting[key] = [other for other in launches if replace(other, env=key.env) == key]
-    orders = [
-        _judge_order(
-            key, subjects[key], launches[key], [(o, launches[o][0]) for o in by_setting[key]]
-        )
-        for key in launches
-    ]
+    orders = []
+    for key, own in launches.items():
+        settings = [
+            (other, found[0])
+            for other, found in launches.items()
+            if replace(other, env=key.env) == key
+        ]
+        orders.append(_judge_order(key, subjects[key], own, settings))
     return Judgement(orders, unmeasured)
 
 
@@ -257,7 +257,7 @@ def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrde
 
 def _gather_launch(cycle: int, findings: OrderFindings, library: str) -> Launch:
     base: dict[int, SizeOrder] = {}
-    for order in sorted(findings.sizes, key=lambda order: (order.nbytes, not order.is_base)):
+    for order in sorted(findings.sizes, key=lambda order: (order.nbytes, order.varied)):
         if not order.like:
             base.setdefault(order.nbytes, order)
     placed = [
@@ -284,7 +284,7 @@ def _judge_order(
         _judge_place(launches),
         _judge_settings(case, first, settings),
     )
-    names = {item.order.nbytes: name_order(subject, item.ranks) for item in first.base}
+    names = {item.order.nbytes: name_found(subject, item.ranks) for item in first.base}
     by_dimension = {dependence.dimension: dependence for dependence in depends}
     return JudgedOrder(case, subject, launches, by_dimension, names)
 
@@ -407,7 +407,7 @@ def _judge_calls(launches: Sequence[Launch]) -> Dependence:
 
 def bound_rarity(number: int) -> float:
     """The share of calls or launches below which a change stays unseen in so many, at 95 %."""
-    return 1 - (1 - CONFIDENCE) ** (1 / number)
+    return float(1 - (1 - CONFIDENCE) ** (1 / number))
 
 
 def _make_frequency(
@@ -445,9 +445,7 @@ def _judge_launches(launches: Sequence[Launch]) -> Dependence:
     return _make_frequency("launch", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
 
 
-def pair_placed(
-    base: Iterable[Placed], head: Iterable[Placed]
-) -> list[tuple[Placed, Placed]]:
+def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Placed, Placed]]:
     """What two launches, settings or runs have of the same size and way, where both have an
     order or bits."""
     by_key = {item.key: item for item in base}
@@ -520,7 +518,7 @@ def _judge_place(launches: Sequence[Launch]) -> Dependence:
 def describe_way(in_place: bool, shift: int) -> str:
     """How buffers are placed, in words; "" for out of place and aligned."""
     off = f"{shift} element{'s' * (shift != 1)} off" if shift else ""
-    return ", ".join(filter(None, ["in place" * in_place, off]))
+    return " and ".join(filter(None, ["in place" * in_place, off]))
 
 
 def _judge_settings(

@@ -3,63 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from collbench.core.sums.names import Names, describe_order, name_orders
 from collbench.core.sums.symbolic import TreeRun
-from collbench.core.sums.trees import measure_shape, parse_tree
+from collbench.core.sums.trees import parse_tree
 from collbench.features.order.findings import Piece, RankPieces
 from collbench.features.order.request import SumOrder
 
-MAX_TEXT_RANKS = 12  # up to which an order is shown as text
+
+def name_found(subject: SumOrder, ranks: Sequence[RankPieces]) -> Names | None:
+    """The names of a found order; None where some piece has no tree."""
+    runs: list[list[TreeRun] | None] = [None] * subject.world
+    for group in ranks:
+        trees = [TreeRun(parse_tree(p.tree), p.length) for p in group.pieces if p.tree]
+        if len(trees) < len(group.pieces):
+            return None
+        for rank in group.ranks:
+            runs[rank] = trees
+    if not any(runs):
+        return None
+    return name_orders(subject.collective, subject.world, subject.root, runs)
 
 
-class Naming(NamedTuple):
-    """All names of algorithms and families that add alike, most telling first, and the same in a
-    phrase, as "doubling or 6 more"."""
-
-    names: tuple[str, ...]
-    phrase: str
-
-    def has(self, name: str) -> bool:
-        """Whether a name, or an algorithm with any parameters or chunks, is among them."""
-        wanted = _normalise(name)
-        return any(wanted in (_normalise(own), _normalise(_head_of(own))) for own in self.names)
+def list_names(names: Names | None) -> list[str]:
+    """References, then families."""
+    return [*names.references, *names.families] if names else []
 
 
-def _head_of(name: str) -> str:
-    return name.partition(",")[0].partition(":")[0]
+def has_name(names: Names | None, wanted: str) -> bool:
+    """Whether a name, or an algorithm by any parameters or chunks, is among those of an order."""
+    wanted = _normalise(wanted)
+    return any(
+        wanted in (_normalise(name), _normalise(head_of(name)), _normalise(label_of(name)))
+        for name in list_names(names)
+    )
+
+
+def head_of(name: str) -> str:
+    """A name without its chunks: ring:down of "ring:down, 3 chunks on"."""
+    return name.partition(",")[0]
+
+
+def label_of(name: str) -> str:
+    """A name without its parameters: ring of ring:down."""
+    return head_of(name).partition(":")[0]
 
 
 def _normalise(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-def list_runs(subject: SumOrder, ranks: Sequence[RankPieces]) -> list[list[TreeRun] | None]:
-    """By rank, the trees along its output, as core.sums.symbolic has them; None for ranks without
-    an output."""
-    runs: list[list[TreeRun] | None] = [None] * subject.world
-    for group in ranks:
-        trees = [TreeRun(parse_tree(p.tree), p.length) for p in group.pieces if p.tree]
-        for rank in group.ranks:
-            if rank < subject.world and len(trees) == len(group.pieces):
-                runs[rank] = trees
-    return runs
-
-
-def name_order(subject: SumOrder, ranks: Sequence[RankPieces]) -> Naming:
-    """The names of a found order; none where no tree was found, or none fits."""
-    runs = list_runs(subject, ranks)
-    if not any(runs):
-        return Naming((), "")
-    return Naming((), "")
-
-
 def describe_piece(piece: Piece, subject: SumOrder) -> str:
     """The order of a piece: as text up to 12 ranks, above as its shape; "" where none was found."""
     tree = piece.parsed
-    if tree is None:
-        return ""
-    if subject.world <= MAX_TEXT_RANKS:
-        return str(tree)
-    shape = measure_shape(tree)
-    return f"chain, depth {shape.depth}" if shape.chain else f"tree, depth {shape.depth}"
+    return describe_order(tree, subject.world) if tree else ""

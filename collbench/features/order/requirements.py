@@ -17,6 +17,7 @@ from collbench.features.order.judgement import (
     Judgement,
     Placed,
 )
+from collbench.features.order.naming import has_name
 from collbench.features.order.wording import (
     count_predicted,
     describe_dependence,
@@ -152,9 +153,9 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
     for item in order.first.base:
         size = format_bytes(item.order.nbytes)
         if requirement.kind == "order":
-            naming = order.names[item.order.nbytes]
-            if not naming.has(requirement.value):
-                what = naming.phrase or _first_tree(item)
+            names = order.names[item.order.nbytes]
+            if not has_name(names, requirement.value):
+                what = names.phrase if names else _first_tree(item)
                 return False, f"{size}: adds as {what}, not as {requirement.value}"
             continue
         odd = _find_other_adder(requirement.value, item, order.subject.dtype)

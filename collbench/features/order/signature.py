@@ -33,9 +33,7 @@ class Difference(NamedTuple):
 
 def order_of(piece: Piece) -> ElementOrder:
     """The order that each element of a piece has."""
-    return ElementOrder(
-        piece.tree, piece.low, piece.adder, tuple(sorted(piece.at)), piece.division
-    )
+    return ElementOrder(piece.tree, piece.low, piece.adder, tuple(sorted(piece.at)), piece.division)
 
 
 def sign_order(ranks: Sequence[RankPieces], proof: Proof) -> str:
@@ -49,9 +47,7 @@ def sign_order(ranks: Sequence[RankPieces], proof: Proof) -> str:
     return "b2s:" + hashlib.blake2s(content, digest_size=8).hexdigest()
 
 
-def find_difference(
-    base: Sequence[RankPieces], head: Sequence[RankPieces]
-) -> Difference | None:
+def find_difference(base: Sequence[RankPieces], head: Sequence[RankPieces]) -> Difference | None:
     """The first element, of the lowest rank, that ``head`` adds otherwise than ``base``, among
     those that both have."""
     differences = []
@@ -64,9 +60,7 @@ def find_difference(
     return min(differences, key=lambda found: (found.rank, found.element), default=None)
 
 
-def _find_pair(
-    base: Sequence[Piece], head: Sequence[Piece]
-) -> tuple[int, Piece, Piece] | None:
+def _find_pair(base: Sequence[Piece], head: Sequence[Piece]) -> tuple[int, Piece, Piece] | None:
     """The first element whose pieces in two lists have different orders, and these."""
     i = j = 0
     while i < len(base) and j < len(head):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, DType
-from collbench.core.sums.rounding import EXACT
 from collbench.core.sums.probes import WIDER, is_order_void
+from collbench.core.sums.rounding import EXACT
 from collbench.core.text import format_count, format_size, plain_line
 from collbench.features.order.findings import Piece
 from collbench.features.order.judgement import (
@@ -21,6 +21,7 @@ from collbench.features.order.judgement import (
     Spot,
     is_exact,
 )
+from collbench.features.order.naming import head_of, list_names
 from collbench.features.order.signature import describe_starts
 from collbench.show.document import Weight
 
@@ -56,7 +57,9 @@ def format_range(first: int, last: int) -> str:
     low, high = format_bytes(first), format_bytes(last)
     if first == last:
         return low
-    return f"{low.split()[0]} to {high}" if low.split()[1] == high.split()[1] else f"{low} to {high}"
+    return (
+        f"{low.split()[0]} to {high}" if low.split()[1] == high.split()[1] else f"{low} to {high}"
+    )
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -126,7 +129,9 @@ def _describe_size(order: JudgedOrder, dependence: Dependence, same: bool) -> st
     changes = [change for change in dependence.sizes if not change.moved]
     if not changes:
         name = find_common_name(order)
-        return "boundaries of pieces move with the size" + (f"; by name: {name} at all" * bool(name))
+        return "boundaries of pieces move with the size" + (
+            f"; by name: {name} at all" * bool(name)
+        )
     text = _list_changes(changes)
     assumed = [change for change in changes if (change.low, change.high) != _ends(change)]
     if len(changes) == 1 and assumed:
@@ -170,17 +175,13 @@ def find_common_name(order: JudgedOrder) -> str:
     pieced = {
         item.order.nbytes for item in order.first.base for g in item.ranks if len(g.pieces) > 1
     }
-    namings = [naming for nbytes, naming in order.names.items() if nbytes in pieced or not pieced]
-    if not namings:
-        return ""
-    heads = [{head_of(name) for name in naming.names} for naming in namings]
-    common = set.intersection(*heads)
-    return next((head_of(name) for name in namings[0].names if head_of(name) in common), "")
-
-
-def head_of(name: str) -> str:
-    """A name without its chunks: ring:down of "ring:down, 3 chunks on"."""
-    return name.partition(",")[0]
+    heads = [
+        [head_of(name) for name in list_names(names)]
+        for nbytes, names in order.names.items()
+        if nbytes in pieced or not pieced
+    ]
+    common = set.intersection(*map(set, heads)) if heads else set()
+    return next((head for head in heads[0] if head in common), "") if common else ""
 
 
 def _describe_position(order: JudgedOrder, dependence: Dependence, same: bool) -> str:
@@ -258,7 +259,7 @@ def _describe_neighbours(order: JudgedOrder, dependence: Dependence, same: bool)
 
 
 def _describe_place(order: JudgedOrder, dependence: Dependence, same: bool) -> str:
-    return join_words(dependence.ways) if same else _list_spots(dependence.spots)
+    return ", ".join(dependence.ways) if same else _list_spots(dependence.spots)
 
 
 def _describe_settings(order: JudgedOrder, dependence: Dependence, same: bool) -> str:
@@ -465,7 +466,7 @@ def _describe_unknown(order: JudgedOrder) -> list[str]:
         item
         for item in order.first.base
         if item.is_found
-        and not order.names[item.order.nbytes].names
+        and not list_names(order.names[item.order.nbytes])
         and not all(is_exact(p.tree) for group in item.ranks for p in group.pieces)
     ]
     if not unknown or order.subject.world < 3:
