@@ -29,6 +29,7 @@ from collbench.features.order.report import OrderReport
 from collbench.features.order.requirements import RequirementResult
 from collbench.features.order.signature import are_even, describe_starts, outline_order
 from collbench.features.order.wording import (
+    Answer,
     count_predicted,
     describe_answer,
     describe_dependence,
@@ -59,15 +60,17 @@ COLUMNS = (
     Column("size", "left"),
     Column("pieces"),
     Column("order", "left", priority=1),
-    Column("adds as", "cut"),
     Column("adds in", "left", priority=2),
     Column("error", "left", priority=3),
     Column("bits predicted"),
+    Column("adds as", "wrap"),  # last, as the terminal takes from the last what is lacking
 )
 
 DIMENSION_COLUMNS = make_columns(("depends on", "", ""), "llw")
 
 MAX_PIECES = 8  # of a size, which have a line each
+
+MAX_NAMED = 4  # orders that a sentence names
 
 MAX_TREE = 60  # characters of an order in a table
 
@@ -107,7 +110,7 @@ def make_document(report: OrderReport) -> Document:
         body += [*_describe_head(order), *_make_blocks(order)]
     unmeasured = list(_describe_unmeasured(judgement.unmeasured))
     results = [*_describe_requirements(report.requirements), *_describe_likenesses(report)]
-    machine = plain_line(" · ".join(describe_machine(file)))
+    machine = plain_line(" · ".join([f"collbench {__version__}", *describe_machine(file)]))
     nothing = [] if judgement.orders or unmeasured else ["no order was looked for in this run"]
     brief = [*caveats, *answers, *results, *nothing, *body, *unmeasured]
     brief.insert(len(caveats) + len(answers) + len(results), tone_text(machine, "quiet"))
@@ -137,14 +140,27 @@ def make_section(view: View) -> Section | None:
 
 
 def _list_answers(orders: Sequence[JudgedOrder]) -> list[Block]:
-    """A sentence for each order, which names it where there are several."""
+    """A sentence for each order, once for those that have the same, which it names where there are
+    several."""
     tones: dict[str, Tone] = {"bad": "bad", "notice": "notice", "good": "good"}
+    labels = _label_orders(orders)
+    by_answer: dict[Answer, list[str]] = {}
+    for order, label in zip(orders, labels, strict=True):
+        by_answer.setdefault(describe_answer(order), []).append(label)
     blocks: list[Block] = []
-    for order in orders:
-        answer = describe_answer(order)
-        name = f"{describe_subject(order)}: " if len(orders) > 1 else ""
+    for answer, names in by_answer.items():
+        some = list(filter(None, names))[:MAX_NAMED]
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        name = f"{'; '.join(some)}{more}: " if len(by_answer) > 1 and some else ""
         blocks.append(tone_text(name + answer.sentence, tones.get(answer.weight, ""), strong=True))
     return blocks
+
+
+def _label_orders(orders: Sequence[JudgedOrder]) -> list[str]:
+    """Names of orders, by what they do not have in common."""
+    parts = [describe_subject(order).split(", ") for order in orders]
+    common = set.intersection(*map(set, parts)) if parts else set()
+    return [", ".join(part for part in own if part not in common) for own in parts]
 
 
 def _describe_head(order: JudgedOrder) -> list[Block]:
@@ -162,7 +178,7 @@ def _describe_head(order: JudgedOrder) -> list[Block]:
     ]
     return [
         "",
-        tone_text(f"collbench {__version__}  ", strong=True) + plain_line(title),
+        tone_text(plain_line(title), strong=True),
         tone_text(plain_line(" · ".join(filter(None, parts))), "quiet"),
         "",
     ]
@@ -222,10 +238,10 @@ def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
             if counts
             else "-",
             text or "-",
-            plain_line(names.phrase) if names else "-",
             plain_line(" or ".join(adders)) or "-",
             _format_error(block.items),
             _format_proof(block, order),
+            plain_line(names.phrase) if names else "-",
         )
     )
     for number, (group, piece) in enumerate(pieces if several else []):
@@ -237,7 +253,7 @@ def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
         name = _name_piece(names, piece)
         own = name_adder(piece, dtype) if len(adders) > 1 else ""
         text = _format_order(piece, order, brackets)
-        yield Line((f"  {label}", "", text, name, own, "", ""))
+        yield Line((f"  {label}", "", text, own, "", "", name))
 
 
 def _summarise_pieces(ranks: Sequence[RankPieces]) -> str:
