@@ -77,7 +77,7 @@ def describe_likeness(likeness: Likeness, run: str) -> str:
     who = likeness.other.case
     other = "" if who.label == likeness.order.case.label else f" ({who.label})"
     if likeness.spot is None:
-        count = format_count(likeness.compared, "size")
-        return plain_line(f"{subject}: as in {run}{other}, at {count} and ways to place buffers")
+        count = format_count(likeness.compared, "comparison")
+        return plain_line(f"{subject}: as in {run}{other}, in {count} by size and place of buffers")
     text = describe_spot(likeness.spot).removeprefix(": ")
     return plain_line(f"{subject}: another order than in {run}{other}: {text}")

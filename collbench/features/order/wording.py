@@ -368,7 +368,10 @@ def _describe_sameness(order: JudgedOrder) -> str:
         if order.depends[dimension].value == "same"  # type: ignore[index]
     ]
     over = f" at all {join_words(tried)} tried" if tried else " where it was tried"
-    if order.depends["position"].value == "differs":
+    position = order.depends["position"]
+    if any(spot.what for spot in position.spots):
+        return f"Each rank's block has an order of its own, the same{over}"
+    if position.value == "differs":
         return f"An element's order depends on its place in the buffer, and is the same{over}"
     return f"The same order{over}"
 
@@ -380,7 +383,7 @@ def list_remarks(order: JudgedOrder) -> list[str]:
     """Sentences on what qualifies an order: what could not be seen, what was left out, what is
     wrong."""
     remarks = [
-        *_describe_ranks(order),
+        *_describe_limits(order),
         *_describe_invisible(order),
         *_describe_unproved(order),
         *_describe_reasons(order),
@@ -390,16 +393,9 @@ def list_remarks(order: JudgedOrder) -> list[str]:
     return [plain_line(remark) for remark in dict.fromkeys(remarks)]
 
 
-def _describe_ranks(order: JudgedOrder) -> list[str]:
-    n = order.subject.world
-    if n == 2:
-        return ["2 ranks have one order; -g 4 has several"]
-    if n == 3:
-        return [
-            "3 ranks have three orders, and several algorithms the same one; names tell more from"
-            " -g 4 on, and most from -g 6"
-        ]
-    return []
+def _describe_limits(order: JudgedOrder) -> list[str]:
+    """What keeps names from telling more."""
+    return [names.note for names in order.names.values() if names and names.note]
 
 
 def _list_pieces(order: JudgedOrder) -> list[Piece]:
