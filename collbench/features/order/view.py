@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core.dtypes import DTYPES
+from collbench.core.sums.names import Names
 from collbench.core.text import format_count, plain_line
 from collbench.core.version import __version__
 from collbench.features.order.findings import Piece, RankPieces
@@ -24,7 +25,7 @@ from collbench.features.order.judgement import (
     judge_orders,
 )
 from collbench.features.order.likeness import Likeness, describe_likeness
-from collbench.features.order.naming import describe_piece
+from collbench.features.order.naming import describe_piece, list_names
 from collbench.features.order.report import OrderReport
 from collbench.features.order.requirements import RequirementResult
 from collbench.features.order.signature import are_even, describe_starts, outline_order
@@ -56,15 +57,19 @@ from collbench.show.views.machines import describe_machine
 from collbench.show.views.series import View
 from collbench.show.words import list_caveats
 
-COLUMNS = (
+COLUMNS = (  # the last is the one from which a terminal takes what is lacking
     Column("size", "left"),
     Column("pieces"),
-    Column("order", "left", priority=1),
+    Column("order", "left"),
+    Column("adds as", "cut"),
     Column("adds in", "left", priority=2),
-    Column("error", "left", priority=3),
     Column("bits predicted"),
-    Column("adds as", "wrap"),  # last, as the terminal takes from the last what is lacking
+    Column("error, ulp", "left", priority=3),
 )
+
+ORDER = 2  # the column of orders
+
+MAX_NARROW = 24  # characters of orders that narrow tables keep
 
 DIMENSION_COLUMNS = make_columns(("depends on", "", ""), "llw")
 
@@ -200,7 +205,10 @@ def _make_table(order: JudgedOrder) -> Table:
     lines: list[Line] = []
     for block in _list_size_blocks(order):
         lines += _make_lines(order, block)
-    return Table(columns=COLUMNS, lines=lines)
+    columns = list(COLUMNS)
+    if max(len(str(line.cells[ORDER])) for line in lines) > MAX_NARROW:
+        columns[ORDER] = columns[ORDER]._replace(priority=1)
+    return Table(columns=columns, lines=lines)
 
 
 def _list_size_blocks(order: JudgedOrder) -> Iterator[SizeBlock]:
@@ -238,10 +246,10 @@ def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
             if counts
             else "-",
             text or "-",
-            plain_line(" or ".join(adders)) or "-",
-            _format_error(block.items),
-            _format_proof(block, order),
             plain_line(names.phrase) if names else "-",
+            plain_line(" or ".join(adders)) or "-",
+            _format_proof(block, order),
+            _format_error(block.items),
         )
     )
     for number, (group, piece) in enumerate(pieces if several else []):
@@ -250,10 +258,10 @@ def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
             yield Line(("", "", rest, "", "", "", ""))
             break
         label = _label_piece(item.ranks, group, piece)
-        name = _name_piece(names, piece)
         own = name_adder(piece, dtype) if len(adders) > 1 else ""
         text = _format_order(piece, order, brackets)
-        yield Line((f"  {label}", "", text, own, "", "", name))
+        name = _name_piece(names, piece, len(text) > MAX_NARROW)
+        yield Line((f"  {label}", "", text, name, own, "", ""))
 
 
 def _summarise_pieces(ranks: Sequence[RankPieces]) -> str:
@@ -277,11 +285,12 @@ def _label_piece(ranks: Sequence[RankPieces], group: RankPieces, piece: Piece) -
     return ", ".join(filter(None, [who, where]))
 
 
-def _name_piece(names: Any, piece: Piece) -> str:
-    """The names of one tree among those of its order, where the order has none as a whole."""
-    if names is None or names.references or names.families:
+def _name_piece(names: Names | None, piece: Piece, is_long: bool) -> str:
+    """The names of one tree among those of its order, where the order has none as a whole, or where
+    a narrow table cannot show the tree."""
+    if names is None or (not is_long and list_names(names)):
         return ""
-    match = next((p for p in names.pieces if str(p.tree) == piece.tree), None)
+    match = next((named for named in names.pieces if str(named.tree) == piece.tree), None)
     return plain_line(match.phrase) if match else ""
 
 
@@ -301,7 +310,7 @@ def _format_error(items: Iterable[Placed]) -> str:
     mean = [proof.mean_ulp for proof in proofs if proof.mean_ulp is not None]
     if not worst:
         return "-"
-    text = f"{_format_ulp(max(worst))} ulp"
+    text = _format_ulp(max(worst))
     return f"{text}, mean {_format_ulp(sum(mean) / len(mean))}" if mean else text
 
 

@@ -458,18 +458,14 @@ def _describe_reasons(order: JudgedOrder) -> list[str]:
 
 
 def _describe_unknown(order: JudgedOrder) -> list[str]:
-    unknown = [
-        item
-        for item in order.first.base
-        if item.is_found
-        and not list_names(order.names[item.order.nbytes])
-        and not all(is_exact(p.tree) for group in item.ranks for p in group.pieces)
-    ]
-    if not unknown or order.subject.world < 3:
-        return []
-    tree = unknown[0].ranks[0].pieces[0].tree
-    shown = tree if len(tree) <= 60 else f"{tree[:60]}…"
-    return [f"unknown: {shown}. Tell us the library and version (--format md)"]
+    """That no name fits, with the first such tree."""
+    for names in order.names.values():
+        if names is None or list_names(names):
+            continue
+        for piece in names.pieces:
+            if not (piece.families or piece.has_one_order or is_exact(str(piece.tree))):
+                return [f"unknown: {piece.order}. Tell us the library and version (--format md)"]
+    return []
 
 
 def _describe_left_out(order: JudgedOrder) -> list[str]:
