@@ -129,13 +129,14 @@ class Placed(NamedTuple):
 
 class Launch(NamedTuple):
     """What one launch found: in all ways, by size; ``base`` are those of each size that others are
-    held against."""
+    held against. ``wrong``: what was no sum of the inputs, in words; "" if nothing was."""
 
     number: int
     findings: OrderFindings
     placed: list[Placed]
     base: list[Placed]
     library: str
+    wrong: str = ""
 
 
 class JudgedOrder(NamedTuple):
@@ -157,6 +158,11 @@ class JudgedOrder(NamedTuple):
     def placed(self) -> list[Placed]:
         """Everything that any launch found."""
         return [placed for launch in self.launches for placed in launch.placed]
+
+    @property
+    def wrong(self) -> str:
+        """What was no sum of the inputs, in words; "" if nothing was."""
+        return next((launch.wrong for launch in self.launches if launch.wrong), "")
 
     @property
     def is_found(self) -> bool:
@@ -215,7 +221,7 @@ def judge_orders(file: RunFile) -> Judgement:
         key = replace(case, cycle=0)
         subjects[key] = subject
         launches.setdefault(key, []).append(
-            _gather_launch(case.cycle, findings, libraries.get(record.world, ""))
+            _gather_launch(record, findings, libraries.get(record.world, ""))
         )
     orders = []
     for key, own in launches.items():
@@ -246,7 +252,8 @@ def _is_readable(findings: OrderFindings, n: int) -> bool:
         and all(a.last < b.first for a, b in pairwise(group.pieces))
         for group in groups
     )
-    return bool(findings.sizes) and in_order and leaves | ranks <= {*range(n)}
+    is_asked = any(not order.like for order in findings.sizes)
+    return is_asked and in_order and leaves | ranks <= {*range(n)}
 
 
 def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrder:
@@ -255,7 +262,7 @@ def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrde
     return UnmeasuredOrder(record.case, subject, record.status, reason)
 
 
-def _gather_launch(cycle: int, findings: OrderFindings, library: str) -> Launch:
+def _gather_launch(record: Record, findings: OrderFindings, library: str) -> Launch:
     base: dict[int, SizeOrder] = {}
     for order in sorted(findings.sizes, key=lambda order: (order.nbytes, order.varied)):
         if not order.like:
@@ -267,7 +274,8 @@ def _gather_launch(cycle: int, findings: OrderFindings, library: str) -> Launch:
     ]
     placed.sort(key=lambda item: item.key)
     own = [Placed(order, order.ranks) for _, order in sorted(base.items())]
-    return Launch(cycle, findings, placed, own, library)
+    wrong = (record.note or "wrong data") if record.status == "wrong" else ""
+    return Launch(record.case.cycle, findings, placed, own, library, wrong)
 
 
 def _judge_order(

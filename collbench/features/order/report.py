@@ -29,17 +29,20 @@ class OrderReport(NamedTuple):
 
     @property
     def exit(self) -> Exit:
-        """BAD where a requirement is broken or an order is another than recorded; NO_VERDICT where
-        that is not known, an order is not proved, or none is visible and nothing was required."""
+        """WRONG_DATA where a result is no sum; BAD where a requirement is broken or an order is
+        another than recorded; NO_VERDICT where that is not known, an order is not proved, or none
+        is visible and nothing was required."""
         answers = [result.kept for result in self.requirements]
         answers += [likeness.is_alike for likeness in self.likenesses]
         orders = self.judgement.orders
+        statuses = {case.status for case in self.judgement.unmeasured}
+        if "wrong" in statuses or any(order.wrong for order in orders):
+            return Exit.WRONG_DATA
         if False in answers:
             return Exit.BAD
         is_known = bool(orders) and all(order.is_proved for order in orders) and not self.is_fake
-        is_failed = any(case.status == "failed" for case in self.judgement.unmeasured)
         is_visible = bool(answers) or any(order.is_visible for order in orders)
-        if None in answers or is_failed or not (is_known and is_visible):
+        if None in answers or "failed" in statuses or not (is_known and is_visible):
             return Exit.NO_VERDICT
         return Exit.OK
 

@@ -173,7 +173,8 @@ def _describe_head(order: JudgedOrder) -> list[Block]:
     sizes = [item.order.nbytes for item in order.first.base]
     title = f"{describe_subject(order)} · {format_range(sizes[0], sizes[-1])}"
     library = order.first.library or order.case.backend
-    asked = [item.order for item in order.first.base if not item.order.bisected]
+    base = [item.order for item in order.first.base]
+    asked = [size for size in base if not size.bisected] or base
     most = max(asked, key=lambda size: size.calls)
     parts = [
         library,

@@ -287,7 +287,7 @@ def describe_spot(spot: Spot) -> str:
 def describe_answer(order: JudgedOrder) -> Answer:
     """What a reader wants to know first: whether an element's sum can change, and by what."""
     if trouble := _describe_trouble(order):
-        return Answer(trouble, "bad")
+        return Answer(plain_line(trouble), "bad")
     differing = {d.dimension: d for d in order.depends.values() if d.value == "differs"}
     sentences = {
         "call": "Calls of the same data give other bits",
@@ -311,6 +311,8 @@ def describe_answer(order: JudgedOrder) -> Answer:
 
 def _describe_trouble(order: JudgedOrder) -> str:
     """Why an order is not known, or not for sure; "" where it is."""
+    if order.wrong:
+        return f"Results are no sums of the inputs: {order.wrong}."
     call = order.depends["call"]
     if not order.is_found:
         if call.value == "differs":

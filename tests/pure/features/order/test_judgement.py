@@ -414,6 +414,10 @@ def test_a_tree_of_a_strange_file_is_not_read(tree: str) -> None:
     assert (len(judgement.orders), len(judgement.unmeasured)) == (0, 1)
 
 
+def test_findings_of_other_places_alone_are_nothing() -> None:
+    assert judge_orders(order_file(order_record(way_of(64)))).orders == []
+
+
 def test_a_run_without_orders_has_none() -> None:
     assert judge_orders(order_file()).orders == []
 

@@ -23,6 +23,7 @@ from collbench.features.order.judgement import judge_orders
 from collbench.features.order.likeness import Likeness, compare_orders, describe_likeness
 from collbench.features.order.report import OrderReport, make_order_report
 from collbench.features.order.requirements import Requirement, parse_requirements
+from collbench.features.order.wording import describe_answer
 from collbench.records.types import RunFile
 
 
@@ -155,6 +156,15 @@ def test_exit_codes(size: SizeOrder, require: str, code: Exit) -> None:
 
 def test_nothing_recorded_is_no_verdict() -> None:
     assert make_order_report(order_file(order_record(status="failed"))).exit == Exit.NO_VERDICT
+
+
+def test_results_that_are_no_sums_are_wrong_data() -> None:
+    record = order_record(size_order(64), status="wrong", note="5 elements are no sum")
+    judged = make_order_report(order_file(record), parse_requirements(["order=ring"]))
+    assert judged.exit == Exit.WRONG_DATA
+    assert describe_answer(judged.judgement.orders[0]).sentence == (
+        "Results are no sums of the inputs: 5 elements are no sum."
+    )
 
 
 def test_a_skipped_case_without_a_requirement_changes_nothing() -> None:
