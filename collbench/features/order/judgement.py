@@ -286,10 +286,10 @@ def _judge_order(
         _judge_size(subject, first),
         _judge_position(subject, first),
         _judge_rank(subject, launches),
-        _judge_calls(launches),
+        _judge_calls(subject, launches),
         _judge_launches(launches),
-        _judge_neighbours(launches),
-        _judge_place(launches),
+        _judge_neighbours(subject, launches),
+        _judge_place(subject, launches),
         _judge_settings(case, first, settings),
     )
     names = {item.order.nbytes: name_found(subject, item.ranks) for item in first.base}
@@ -298,6 +298,8 @@ def _judge_order(
 
 
 NO_ORDER = "no order was found"
+
+LEFT_OUT = "asked for, and left out"
 
 
 def _judge_size(subject: SumOrder, launch: Launch) -> Dependence:
@@ -385,13 +387,14 @@ def _judge_rank(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
 MAX_SPOTS = 8
 
 
-def _judge_calls(launches: Sequence[Launch]) -> Dependence:
+def _judge_calls(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether calls of the same data gave other bits."""
     repeated = [
         item.order for launch in launches for item in launch.placed if item.order.repeats.calls
     ]
     if not repeated:
-        return Dependence(dimension="call", value="not asked", reason="--repeats 200")
+        reason = LEFT_OUT if subject.repeats else "--repeats 200"
+        return Dependence(dimension="call", value="not asked", reason=reason)
     changes = []
     for order in repeated:
         repeats = order.repeats
@@ -480,13 +483,13 @@ def _make_spot(what: str, nbytes: int, pair: Difference) -> Spot:
     return Spot(what, nbytes, pair.rank, pair.element, was, now)
 
 
-def _judge_neighbours(launches: Sequence[Launch]) -> Dependence:
+def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether an element's bits changed with what other elements hold."""
     orders = [
         item.order for launch in launches for item in launch.placed if item.order.neighbours.calls
     ]
     if not orders:
-        reason = "no time was left" if any(one.findings.dropped for one in launches) else ""
+        reason = LEFT_OUT if subject.repeats else "--repeats 200"
         return Dependence(dimension="neighbours", value="not asked", reason=reason)
     spots = [
         Spot(
@@ -502,7 +505,7 @@ def _judge_neighbours(launches: Sequence[Launch]) -> Dependence:
     return _make_frequency("neighbours", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
 
 
-def _judge_place(launches: Sequence[Launch]) -> Dependence:
+def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether buffers in place, or off alignment, are added otherwise."""
     spots: list[Spot] = []
     ways: dict[str, None] = {}
@@ -516,7 +519,9 @@ def _judge_place(launches: Sequence[Launch]) -> Dependence:
             spot = None if item.order.like else find_spot([(own, item)], item.way)
             spots += [spot] if spot else []
     if not ways:
-        return Dependence(dimension="place", value="not asked", reason="--place out,in --shift 0,1")
+        is_requested = len(subject.places) * len(subject.shifts) > 1
+        reason = LEFT_OUT if is_requested else "--place out,in --shift 0,1"
+        return Dependence(dimension="place", value="not asked", reason=reason)
     value: Value = "differs" if spots else "same"
     return Dependence(
         dimension="place", value=value, ways=tuple(ways), spots=tuple(spots[:MAX_SPOTS])

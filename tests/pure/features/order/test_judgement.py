@@ -293,7 +293,17 @@ def test_a_place_with_another_order_differs() -> None:
 
 
 def test_one_place_is_no_answer() -> None:
-    assert depend("place", size_order(64)).value == "not asked"
+    subject = order_subject(places=("out",), shifts=(0,))
+    file = order_file(order_record(size_order(64), subject=subject), subjects=[subject])
+    dependence = judge_orders(file).orders[0].depends["place"]
+    assert (dependence.value, dependence.reason) == ("not asked", "--place out,in --shift 0,1")
+
+
+@pytest.mark.parametrize("dimension", ["call", "neighbours", "place"])
+def test_what_was_asked_for_and_not_done_is_no_answer(dimension: Dimension) -> None:
+    size = size_order(64, repeats=Repeats(), neighbours=Neighbours())
+    dependence = depend(dimension, size)
+    assert (dependence.value, dependence.reason) == ("not asked", "asked for, and left out")
 
 
 def test_settings_are_compared_with_each_other() -> None:
