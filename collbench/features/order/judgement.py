@@ -16,7 +16,13 @@ from collbench.core.errors import UsageError
 from collbench.core.sums.names import Names
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order import KIND
-from collbench.features.order.findings import OrderFindings, RankPieces, SizeOrder, read_findings
+from collbench.features.order.findings import (
+    OrderFindings,
+    RankPieces,
+    Repeats,
+    SizeOrder,
+    read_findings,
+)
 from collbench.features.order.naming import name_found
 from collbench.features.order.request import SumOrder
 from collbench.features.order.signature import (
@@ -58,7 +64,8 @@ class SizeChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class CallChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """Repeats at a size whose bits were others: ``changed`` of ``calls``, those of the numbers
-    ``odd`` (the first ones), and the orders that give these bits, as far as known."""
+    ``odd`` (the first ones), and the orders that give these bits, as far as known. ``at_start``:
+    they were the first calls at this size, held against later ones."""
 
     nbytes: int
     calls: int
@@ -68,6 +75,7 @@ class CallChange(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int | None = None
     last: int | None = None
     ranks: tuple[int, ...] = ()
+    at_start: bool = False
 
 
 class Spot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -388,32 +396,33 @@ MAX_SPOTS = 8
 
 
 def _judge_calls(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
-    """Whether calls of the same data gave other bits."""
-    repeated = [
-        item.order for launch in launches for item in launch.placed if item.order.repeats.calls
-    ]
-    if not repeated:
+    """Whether calls of the same data gave other bits, the first ones of a size included."""
+    placed = [item.order for launch in launches for item in launch.placed]
+    repeated = [order for order in placed if order.repeats.calls]
+    changes = [_make_call_change(order, order.repeats) for order in repeated]
+    changes += [_make_call_change(order, order.first_calls, at_start=True) for order in placed]
+    changed = tuple(change for change in changes if change.changed)
+    if not (repeated or changed):
         reason = LEFT_OUT if subject.repeats else "--repeats 200"
         return Dependence(dimension="call", value="not asked", reason=reason)
-    changes = []
-    for order in repeated:
-        repeats = order.repeats
-        if repeats.changed:
-            calls = sorted({call for odd in repeats.odd for call in odd.calls})
-            changes.append(
-                CallChange(
-                    nbytes=order.nbytes,
-                    calls=repeats.calls,
-                    changed=repeats.changed,
-                    odd=tuple(calls[:MAX_CALLS]),
-                    trees=tuple(dict.fromkeys(odd.tree for odd in repeats.odd if odd.tree)),
-                    first=min((odd.first for odd in repeats.odd), default=None),
-                    last=max((odd.last for odd in repeats.odd), default=None),
-                    ranks=tuple(sorted({rank for odd in repeats.odd for rank in odd.ranks})),
-                )
-            )
-    number = min(order.repeats.calls for order in repeated)
-    return _make_frequency("call", number, bool(changes), calls=tuple(changes))
+    number = min((order.repeats.calls for order in repeated), default=0)
+    return _make_frequency("call", number, bool(changed), calls=changed)
+
+
+def _make_call_change(order: SizeOrder, repeats: Repeats, at_start: bool = False) -> CallChange:
+    """What is to be known of the calls of a size that gave other bits."""
+    calls = sorted({call for odd in repeats.odd for call in odd.calls})
+    return CallChange(
+        nbytes=order.nbytes,
+        calls=repeats.calls,
+        changed=repeats.changed,
+        odd=tuple(calls[:MAX_CALLS]),
+        trees=tuple(dict.fromkeys(odd.tree for odd in repeats.odd if odd.tree)),
+        first=min((odd.first for odd in repeats.odd), default=None),
+        last=max((odd.last for odd in repeats.odd), default=None),
+        ranks=tuple(sorted({rank for odd in repeats.odd for rank in odd.ranks})),
+        at_start=at_start,
+    )
 
 
 def bound_rarity(number: int) -> float:

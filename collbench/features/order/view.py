@@ -473,6 +473,7 @@ def _case_values(order: JudgedOrder, launch: Launch, item: Placed) -> dict[str, 
             if repeats.calls and not repeats.changed
             else None,
         },
+        "first_calls": {"calls": size.first_calls.calls, "changed": size.first_calls.changed},
         "neighbours": {"calls": size.neighbours.calls, "changed": size.neighbours.changed},
         "digest": size.digest,
     }

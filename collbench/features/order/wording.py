@@ -217,8 +217,11 @@ def _describe_rarity(dependence: Dependence, what: str) -> str:
 
 
 def _describe_changed(change: CallChange) -> str:
-    text = f"{change.changed:,} of {format_count(change.calls, 'repeat')}"
-    text += f" at {format_bytes(change.nbytes)} gave other bits"
+    calls = format_count(change.calls, "repeat")
+    if change.at_start:
+        calls = f"the first {format_count(change.calls, 'call')}"
+    text = f"{change.changed:,} of {calls} at {format_bytes(change.nbytes)} gave other bits"
+    text += " than later ones" * change.at_start
     if rhythm := describe_rhythm(change.odd):
         text += f": {rhythm}"
     if change.first is not None and change.last is not None:

@@ -213,6 +213,15 @@ def test_odd_calls_are_named_with_their_order() -> None:
     )
 
 
+def test_first_calls_that_differ_from_later_ones_are_told() -> None:
+    odd = OddCalls(calls=[1], ranks=(0,), first=0, last=15, tree=SWAPPED)
+    size = size_order(64, first_calls=Repeats(calls=3, changed=1, odd=[odd]))
+    assert tell("call", size) == (
+        "1 of the first 3 calls at 64 B gave other bits than later ones: call 1, elements 0 to 15,"
+        f" which then add as {SWAPPED}"
+    )
+
+
 @pytest.mark.parametrize(
     ("calls", "text"),
     [

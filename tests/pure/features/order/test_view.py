@@ -274,7 +274,7 @@ class RepeatValues(_Strict):
     rarer_than: float | None
 
 
-class NeighbourValues(_Strict):
+class ChangedValues(_Strict):
     calls: int
     changed: int
 
@@ -296,7 +296,8 @@ class CaseValues(_Strict):
     signature: str
     proof: ProofValues
     repeats: RepeatValues
-    neighbours: NeighbourValues
+    first_calls: ChangedValues
+    neighbours: ChangedValues
     digest: str
 
 
@@ -319,6 +320,7 @@ class CallValues(_Strict):
     first: int | None = None
     last: int | None = None
     ranks: list[int] = []
+    at_start: bool = False
 
 
 class SpotValues(_Strict):
