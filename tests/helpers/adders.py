@@ -75,7 +75,7 @@ def simulate(
         del stack[-step.arity :]
         leaves = frozenset[int]().union(*(below for _, below in children))
         values = [value for value, _ in children]
-        parts = _combine(values, op, adder, inner, is_exact=step.kind == "exact")
+        parts = _combine(values, op, adder, inner, step.kind)
         if leaves in adder.at:
             parts = [own.round(sum(parts))]
         stack.append((parts, leaves))
@@ -88,18 +88,18 @@ def simulate(
 
 
 def _combine(
-    values: Sequence[list[Fraction]], op: str, adder: Adder, inner: Format, is_exact: bool
+    values: Sequence[list[Fraction]], op: str, adder: Adder, inner: Format, node: str
 ) -> list[Fraction]:
     """What a node hands on: a sum, and with it what compensates for its losses."""
     if adder.kind in ("kahan", "neumaier"):
         return _compensate(values, adder.kind, inner)
-    numbers = [value for value, *_ in values]
+    numbers, is_exact = [value for value, *_ in values], node == "exact" or inner.bits < 0
     if op == "prod":
         total = Fraction(1)
         for number in numbers:
             total *= number
         return [total if is_exact else inner.round(total)]
-    if adder.kind == "cut":
+    if adder.kind == "cut" or (node == "together" and not is_exact):
         largest = max(map(abs, numbers))
         exponent = Format(1, -20_000).round(largest, truncates=True)
         spacing = exponent / 2 ** (inner.bits - 1)
