@@ -90,7 +90,7 @@ def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "
     if rounding.adder >= 53 and "together" in kinds:
         return True
     bits = dtype.precision * (len(tree.leaves) if op == "prod" else 1)
-    return bits >= 53 and (rounding.adder == EXACT or rounding.adder > 53 or kinds != {"two"})
+    return bits >= 53 and (rounding.adder == EXACT or rounding.adder > 53 or bool(kinds - {"two"}))
 
 
 def evaluate_tree(
@@ -102,6 +102,9 @@ def evaluate_tree(
     combine = np.multiply if op == "prod" else np.add
     own = (dtype.precision, dtype.emin)
     whole = sum(1 << rank for rank in tree.leaves)
+
+    def take_leaf(rank: int) -> tuple[Any, int]:
+        return _load_leaf(inputs[rank], rank, dtype, op, rounding, n, arithmetic), 1 << rank
 
     def add_node(join: Join, children: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
         values: Sequence[Any] = [value for value, _ in children]
@@ -115,14 +118,7 @@ def evaluate_tree(
             total = arithmetic.round(total, *own)
         return total, mask
 
-    total, _ = fold_tree(
-        tree,
-        lambda rank: (
-            _load_leaf(inputs[rank], rank, dtype, op, rounding, n, arithmetic),
-            1 << rank,
-        ),
-        add_node,
-    )
+    total, _ = fold_tree(tree, take_leaf, add_node)
     if rounding.division == "rounded":
         total = arithmetic.round(total, *own)
     if rounding.division in ("after", "rounded"):

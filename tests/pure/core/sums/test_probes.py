@@ -13,7 +13,6 @@ from adders import TYPES, Format, draw_tree, find_type
 from collbench.core.dtypes import DTYPES, DType, premul_factor
 from collbench.core.errors import UsageError
 from collbench.core.sums.probes import (
-    WIDER,
     Probe,
     Scale,
     choose_scales,
@@ -21,13 +20,20 @@ from collbench.core.sums.probes import (
     is_order_void,
     list_lone_units,
     list_probes,
+    needs_subnormals,
     read_survivors,
     refuse_order,
 )
 from collbench.core.sums.trees import SumTree, fold_tree
 
-RANKS = (2, 3, 5, 8, 13, 33, 64)
-EVERY = list(itertools.product(TYPES, ("sum", "avg", "premul_sum"), (False, True)))
+NEXT = {"f8e5m2": 8, "f8e4m3": 8, "bfloat16": 24, "half": 24, "float": 53, "double": 64}
+
+RANKS = (2, 3, 5, 8, 33, 64)
+EVERY = [
+    (name, op, subnormals)
+    for name, op in itertools.product(TYPES, ("sum", "avg", "premul_sum"))
+    for subnormals in ((False, True) if needs_subnormals(find_type(name)) else (True,))
+]
 
 
 def find_largest(dtype: DType) -> Fraction:
@@ -91,6 +97,9 @@ def test_units_are_swallowed_at_both_scales_and_read_where_they_are_not(
                 for first, second in (gave[:2], gave[1::-1]):
                     swallowed = add([first, *order, second], adder)
                     assert read(swallowed, dtype, op, n, share, scale) == 0
+                    together = adder.round(first + add(order, adder))
+                    swallowed = adder.round(together + second)
+                    assert read(swallowed, dtype, op, n, share, scale) == 0
                     kept = add([first, second, *order], adder)
                     assert read(kept, dtype, op, n, share, scale) == scale.width
 
@@ -103,7 +112,7 @@ def test_the_next_wider_adder_swallows_nothing_at_the_low_scale(
     dtype = find_type(name)
     _, scale = choose_scales(dtype, n, op, subnormals)
     probe = Probe((0, 1), tuple(range(2, 2 + scale.width)))
-    wider = Format(WIDER[dtype.precision], -2000)
+    wider = Format(NEXT[name], -2000)
     for share in list_shares(dtype, op, n, wider.bits):
         gave = [
             give(dtype, op, n, share, probe.value(rank, scale, op), rank)
@@ -133,6 +142,18 @@ def test_sets_are_as_large_and_adders_as_wide_as_the_specification_says(
 ) -> None:
     high, _ = choose_scales(find_type(name), 8, "sum", subnormals)
     assert (high.width, high.visible) == (width, visible)
+
+
+@pytest.mark.parametrize(("name", "op", "subnormals"), EVERY)
+def test_ranks_give_normal_numbers_where_others_are_flushed(
+    name: str, op: str, subnormals: bool
+) -> None:
+    dtype = find_type(name)
+    high, low = choose_scales(dtype, 8, op, subnormals)
+    for scale in (low,) if subnormals else (high, low):
+        probe = Probe((0, 1), tuple(range(2, 2 + scale.width)))
+        given = [abs(probe.value(rank, scale, op)) for rank in range(2 + scale.width)]
+        assert min(given) >= 2.0**dtype.emin
 
 
 def test_signs_are_exchanged_at_the_low_scale() -> None:
