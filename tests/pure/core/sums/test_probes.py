@@ -28,7 +28,7 @@ from collbench.core.sums.trees import SumTree, fold_tree
 
 NEXT = {"f8e5m2": 8, "f8e4m3": 8, "bfloat16": 24, "half": 24, "float": 53, "double": 64}
 
-RANKS = (2, 3, 5, 8, 33, 64)
+RANKS = (3, 8, 33, 64)
 EVERY = [
     (name, op, subnormals)
     for name, op in itertools.product(TYPES, ("sum", "avg", "premul_sum"))
@@ -151,8 +151,8 @@ def test_ranks_give_normal_numbers_where_others_are_flushed(
     dtype = find_type(name)
     high, low = choose_scales(dtype, 8, op, subnormals)
     for scale in (low,) if subnormals else (high, low):
-        probe = Probe((0, 1), tuple(range(2, 2 + scale.width)))
-        given = [abs(probe.value(rank, scale, op)) for rank in range(2 + scale.width)]
+        probe = Probe((0, 1), tuple(range(3, 3 + scale.width)))
+        given = [abs(probe.value(rank, scale, op)) for rank in (*probe.pair, *probe.units)]
         assert min(given) >= 2.0**dtype.emin
 
 
