@@ -25,9 +25,17 @@ from collbench.core.sums.rounding import (
 from collbench.core.sums.trees import SumTree, list_nodes, parse_tree
 
 WIDE = [
-    ("bfloat16", 24), ("half", 24), ("f8e5m2", 24), ("float", 53), ("f8e4m3", 11), ("double", 64),
-    ("float", 64), ("half", 53), ("double", 113), ("float", 113),
-]  # fmt: skip
+    ("bfloat16", 24),
+    ("half", 24),
+    ("f8e5m2", 24),
+    ("float", 53),
+    ("f8e4m3", 11),
+    ("double", 64),
+    ("float", 64),
+    ("half", 53),
+    ("double", 113),
+    ("float", 113),
+]
 
 
 def predict(

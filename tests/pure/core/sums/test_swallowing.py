@@ -160,9 +160,13 @@ def test_an_exact_node_takes_as_few_questions_as_one_that_swallows() -> None:
 
 def test_sets_of_two_orders_make_no_tree() -> None:
     sets = {
-        (0, 1): 0b0011, (2, 3): 0b1111, (0, 2): 0b0101, (1, 3): 0b1010, (0, 3): 0b1111,
+        (0, 1): 0b0011,
+        (2, 3): 0b1111,
+        (0, 2): 0b0101,
+        (1, 3): 0b1010,
+        (0, 3): 0b1111,
         (1, 2): 0b1111,
-    }  # fmt: skip
+    }
     with pytest.raises(NoTree):
         ask(ask_all_pairs(range(4)), sets)
 
