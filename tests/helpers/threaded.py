@@ -1,4 +1,4 @@
-"""Orders found by ranks that are threads of this process, whose reduction is one of adders.py."""
+"""Orders found by ranks that are threads of this process, whose reduction is one of planted_adders.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import torch
-from adders import About, reduce_as
+from planted_adders import About, reduce_as
 
 from collbench.features.order.findings import OrderFindings
 from collbench.features.order.request import SumOrder

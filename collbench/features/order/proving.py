@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from collbench.core.dtypes import OPS, DType, premul_factor
 from collbench.core.sums.rounding import (
+    EXACT,
     PERIOD,
     SHORT_PERIOD,
     Floats,
@@ -27,7 +28,7 @@ from collbench.core.sums.rounding import (
     list_divisions,
     needs_fractions,
 )
-from collbench.core.sums.trees import SumTree
+from collbench.core.sums.trees import SumTree, add_trees, make_leaf
 from collbench.features.order.buffers import Views, decode_values, encode_values
 from collbench.features.order.findings import Mismatch, Neighbours, OddCalls, Proof, Repeats
 from collbench.features.order.probing import VOTED, vote_calls
@@ -334,43 +335,67 @@ class Prover:
     ) -> tuple[Repeats, Wrong]:
         """So many calls of the same data, compared with the reference; and what is no sum at all in
         those that differ."""
-        first, wrong = self._refer(), Tally()
-        (everything,) = self._group_pieces([Predicted(0, len(first) - 1, None, rounding)])
-        began, done, odd = time.monotonic(), 0, _OddResults()
-        cut = ""
+        began, done, cut, odd = time.monotonic(), 0, "", _OddResults(self._refer())
         while done < number:
             self.fill(0)
             self._issue()
             done += 1
-            result = self._views.recv_bits
-            differs = self._offset is not None and not torch.equal(result, first)
-            if differs and odd.add(done, result, first):
-                wrong = _add_tallies([wrong, self._tally(result, everything, 0)])
+            self._note_odd(odd, done, self._views.recv_bits)
             if done % LOOKS == 0 or done == number:
                 late = time.monotonic() - began > REPEAT_SECONDS and done < number
                 if self._control.decide([int(late)])[0]:
                     cut = f"{done:,} calls took {REPEAT_SECONDS:.0f} s"
                     break
-        by_rank = self._control.collect([odd.digests, odd.spans, wrong])
-        wrongs = [Tally(*tally) for _, _, tally in by_rank]
-        firsts = [tally.first_wrong for tally in wrongs]
-        repeats = self._sum_up(done, cut, by_rank, odd, candidates, rounding)
-        return repeats, Wrong(_add_tallies(wrongs).wrong, _find_first(firsts))
+        repeats = self._sum_up(done, cut, odd, candidates, rounding)
+        return repeats, self._sum_up_wrong(odd)
+
+    def make_first_calls(self, number: int) -> list[torch.Tensor]:
+        """The results of so many calls of the same data, as they come."""
+        return [self.call(0).clone() for _ in range(number)]
+
+    def compare_first_calls(
+        self,
+        results: Sequence[torch.Tensor],
+        candidates: Callable[[], Sequence[SumTree]],
+        rounding: Rounding,
+    ) -> tuple[Repeats, Wrong]:
+        """Results of calls that were made before all others, compared with what calls of the same
+        data give by now; and what is no sum at all in them."""
+        odd = _OddResults(self._refer())
+        for number, bits in enumerate(results, 1):
+            self._note_odd(odd, number, bits)
+        repeats = self._sum_up(len(results), "", odd, candidates, rounding)
+        return repeats, self._sum_up_wrong(odd)
+
+    def _note_odd(self, odd: _OddResults, call: int, bits: torch.Tensor) -> None:
+        """Note the result of a call where it is not the first one's."""
+        if self._offset is None or torch.equal(bits, odd.first) or not odd.add(call, bits):
+            return
+        everything = [Predicted(0, len(bits) - 1, None, Rounding(EXACT))]
+        for group in self._group_pieces(everything):
+            odd.tallies.append(self._tally(bits, group, 0))
+
+    def _sum_up_wrong(self, odd: _OddResults) -> Wrong:
+        """What is no sum in the odd results of all ranks."""
+        everyone = self._control.collect(_add_tallies(odd.tallies))
+        tallies = [Tally(*tally) for tally in everyone]
+        first = _find_first([tally.first_wrong for tally in tallies])
+        return Wrong(_add_tallies(tallies).wrong, first)
 
     def _sum_up(
         self,
         done: int,
         cut: str,
-        by_rank: Sequence[Any],
         odd: _OddResults,
         candidates: Callable[[], Sequence[SumTree]],
         rounding: Rounding,
     ) -> Repeats:
         """The odd calls of all ranks by their bits, with the order that gives these."""
-        calls = sorted({int(call) for digests, _, _ in by_rank for call in digests})
+        by_rank = self._control.collect([odd.digests, odd.spans])
+        calls = sorted({int(call) for digests, _ in by_rank for call in digests})
         groups: dict[tuple[str, ...], list[int]] = {}
         for call in calls:
-            key = tuple(digests.get(str(call), "") for digests, _, _ in by_rank)
+            key = tuple(digests.get(str(call), "") for digests, _ in by_rank)
             groups.setdefault(key, []).append(call)
         frequent = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))[:8]
         found = []
@@ -464,12 +489,14 @@ class _OddResults:
     """This rank's results that were not the first one's: their digests by call, and of each digest
     where it differs and a sample of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: torch.Tensor) -> None:
+        self.first = first
+        self.tallies: list[Tally] = []  # of each digest
         self.digests: dict[str, str] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         self.samples: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def add(self, call: int, bits: torch.Tensor, first: torch.Tensor) -> bool:
+    def add(self, call: int, bits: torch.Tensor) -> bool:
         """Note the result of a call; whether there was none like it."""
         if len(self.digests) >= MOST_ODD:
             self.digests[str(call)] = "many"
@@ -481,7 +508,7 @@ class _OddResults:
             return False
         differing, last = [], 0
         for number, (part, wanted) in enumerate(
-            zip(*(torch.split(both, VOTED) for both in (bits, first)), strict=True)
+            zip(*(torch.split(both, VOTED) for both in (bits, self.first)), strict=True)
         ):
             at = (part != wanted).nonzero().ravel() + number * VOTED
             last = int(at[-1]) if len(at) else last
@@ -533,18 +560,17 @@ def _measure_ulp(value: float, numbers: Sequence[float], case: Case) -> float:
     return math.ldexp(distance, case.type.precision - 1 - exponent)
 
 
-def is_slow(pieces: Sequence[Predicted], dtype: DType) -> bool:
-    """Whether some piece's sums are worked out in fractions."""
+def is_slow(pieces: Sequence[Predicted], dtype: DType, op: str) -> bool:
+    """Whether some piece's sums are worked out in fractions, however avg divides."""
     return any(
-        piece.tree is not None and needs_fractions(dtype, piece.rounding, piece.tree)
+        piece.tree is not None and needs_fractions(dtype, rounding, piece.tree, op)
         for piece in pieces
+        for rounding in list_divisions(op, piece.rounding)
     )
 
 
 def list_small_trees(ranks: Sequence[int]) -> list[SumTree]:
     """Every order in which few numbers can be added two at a time."""
-    from collbench.core.sums.trees import add_trees, make_leaf
-
     if len(ranks) == 1:
         return [make_leaf(ranks[0])]
     first, *rest = ranks
