@@ -171,22 +171,27 @@ def list_nodes(tree: SumTree) -> list[tuple[Join, int]]:
 
 
 class Shape(NamedTuple):
-    """The outline of a tree: its depth in additions, and whether it is a chain, to which each
-    addition brings one leaf; ``chain`` are then the leaves, the two that are added first in
-    front."""
+    """The outline of a tree: its depth in additions, the most children of a node, and whether it is
+    a chain, to which each addition brings one leaf; ``chain`` are then the leaves, the two that are
+    added first in front."""
 
     depth: int
+    widest: int
     chain: tuple[int, ...]
 
 
 def measure_shape(tree: SumTree) -> Shape:
-    """The outline of a tree."""
-    depths = fold_tree(
-        tree,
-        lambda rank: {rank: 0},
-        lambda join, children: {rank: d + 1 for child in children for rank, d in child.items()},
-    )
+    """The outline of a tree, in time proportional to its leaves."""
+    depths: dict[int, int] = {}
+    waiting = [0]  # depths of the steps to come, parents before children
+    for step in reversed(tree.postfix):
+        depth = waiting.pop()
+        if isinstance(step, Join):
+            waiting += [depth + 1] * step.arity
+        else:
+            depths[step] = depth
+    joins = tree.joins
     deepest = max(depths.values())
-    is_chain = deepest == len(tree.joins) == len(depths) - 1
+    is_chain = deepest == len(joins) == len(depths) - 1
     chain = sorted(depths, key=lambda rank: (-depths[rank], rank)) if is_chain else ()
-    return Shape(deepest, tuple(chain))
+    return Shape(deepest, max((join.arity for join in joins), default=1), tuple(chain))
