@@ -38,6 +38,11 @@ def describe_choice(choice: Choice | None) -> str:
     return " ".join(filter(None, (what, channels, choice.transport)))
 
 
+def describe_heard(choice: Choice | None) -> str:
+    """What the library itself said it ran, as describe_choice has it."""
+    return describe_choice(choice and msgspec.structs.replace(choice, adds_as=()))
+
+
 def describe_adding(choice: Choice | None) -> str:
     """The first algorithm that adds as the sums do, and how many others do: recursive_doubling
     +4; empty where none is known."""
