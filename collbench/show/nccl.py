@@ -336,6 +336,9 @@ class Text(Reporter):
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
                 self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
+            if record.findings:
+                self._has_findings = True
+                self._remark(f"found: {record.case.subject}: collbench report shows it")
 
     def _complete(
         self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
@@ -370,6 +373,7 @@ class Text(Reporter):
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._block_outcomes: list[Outcome] = []
+        self._has_findings = False  # of cases that find something else than times
         self._repeated: Counter[str] = Counter()
         matching_worlds = [
             w
@@ -406,6 +410,8 @@ class Text(Reporter):
     def _conclude(self) -> None:
         """Write the closing lines of the open table, if there is one."""
         if self._table and not any(map(has_line, self._block_outcomes)):
+            if self._has_findings:
+                return
             self._print("# nothing of this table ran: there is no result", "#")
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0

@@ -12,9 +12,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from collbench.core.sums.trees import Join, SumTree, add_trees, join_trees, make_leaf, measure_shape
+from collbench.core.sums.trees import Join, SumTree, join_trees, make_leaf, measure_shape
 
 Children = Callable[[int, int], Iterable[int]]  # of a rank, among n
+
+PLUS = Join("two", 2)
 
 
 class Rule(NamedTuple):
@@ -32,13 +34,14 @@ class Rule(NamedTuple):
 
     def build_tree(self, n: int, root: int = 0) -> SumTree:
         """The tree of n ranks to a root."""
-        sums: dict[int, SumTree] = {}
+        sums: dict[int, list[int | Join]] = {}  # in postfix order, the least leaf in front
         for rank in reversed(range(n)):
-            tree = make_leaf((rank + root) % n)
+            total: list[int | Join] = [(rank + root) % n]
             for child in self.children(rank, n):
-                tree = add_trees(tree, sums.pop(child))
-            sums[rank] = tree
-        return sums[0]
+                parts = sorted((total, sums.pop(child)), key=_first_leaf)
+                total = [*parts[0], *parts[1], PLUS]
+            sums[rank] = total
+        return SumTree(tuple(sums[0]))
 
     def reverse_children(self) -> Rule:
         """The rule by which each rank adds its farthest child first."""
@@ -46,6 +49,12 @@ class Rule(NamedTuple):
             f"{self.name}, farthest first",
             lambda rank, n: reversed(list(self.children(rank, n))),
         )
+
+
+def _first_leaf(steps: Sequence[int | Join]) -> int:
+    leaf = steps[0]
+    assert isinstance(leaf, int)
+    return leaf
 
 
 class Family(NamedTuple):
@@ -204,7 +213,7 @@ def build_chain(ranks: Sequence[int]) -> SumTree:
             least = rank
         else:
             after.append(rank)
-        after.append(Join("two", 2))
+        after.append(PLUS)
     return SumTree((*reversed(before), *after))
 
 

@@ -64,7 +64,7 @@ class Names(NamedTuple):
 
     references: tuple[str, ...]  # algorithms that give the outputs, the closest first
     families: tuple[str, ...]  # rules that give all outputs
-    pieces: tuple[PieceNames, ...]  # each tree once, as they come in the outputs
+    pieces: tuple[PieceNames, ...]  # each tree once, as they come; of a large scan the last one
     phrase: str
     sentence: str
     note: str  # what limits the names, "" where nothing does
@@ -103,7 +103,10 @@ def name_orders(collective: str, n: int, root: int, outputs: Outputs) -> Names:
     families = [
         name for name in _name_families(collective, n, root, joined) if name not in references
     ]
-    pieces = [_name_piece(collective, n, root, tree) for tree in _list_trees(joined)]
+    trees = _list_trees(joined)
+    if collective == "scan" and n > MAX_REFERENCE_RANKS:
+        trees = trees[-1:]  # each prefix has its own families, which take n^3
+    pieces = [_name_piece(collective, n, root, tree) for tree in trees]
     return Names(
         tuple(references),
         tuple(families),

@@ -123,7 +123,8 @@ class SizeOrder(_Found, frozen=True):
     pairs or "adaptive". ``varied``: buffers were placed otherwise than in the first way of this
     size. ``like``: the order of that way predicts every bit in this one, so it was not asked for
     again, and ``ranks`` is empty. ``bisected``: a size that was not asked for, between two that
-    differ. ``digest`` is of the bits of a random result."""
+    differ. ``digest`` is of the bits of a random result. ``first_calls``: those made at this
+    size before all others, compared with what such calls give at the end."""
 
     nbytes: Positive
     count: Positive
@@ -140,6 +141,7 @@ class SizeOrder(_Found, frozen=True):
     repeats: Repeats = Repeats()
     neighbours: Neighbours = Neighbours()
     digest: str = ""
+    first_calls: Repeats = Repeats()
 
     @property
     def is_base(self) -> bool:
@@ -148,7 +150,7 @@ class SizeOrder(_Found, frozen=True):
 
 
 class OrderFindings(_Found, frozen=True):
-    """All sizes of a case; ``dropped`` says what was left out for want of time, in words."""
+    """All sizes of a case; ``dropped`` says what was left out, and why."""
 
     sizes: list[SizeOrder] = []
     dropped: list[str] = []

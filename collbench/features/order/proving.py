@@ -244,7 +244,7 @@ class Prover:
         ]
 
     def repeat(
-        self, number: int, candidates: Callable[[], Sequence[SumTree]], roundings: Rounding
+        self, number: int, candidates: Callable[[], Sequence[SumTree]], rounding: Rounding
     ) -> Repeats:
         """So many calls of the same data, compared with what two of the first three give."""
         first = self.call(0, thrice=True)
@@ -262,7 +262,26 @@ class Prover:
                     cut = f"{done:,} calls took {REPEAT_SECONDS:.0f} s"
                     break
         by_rank = self._control.collect([odd.digests, odd.spans])
-        return self._sum_up(done, cut, by_rank, odd, candidates, roundings)
+        return self._sum_up(done, cut, by_rank, odd, candidates, rounding)
+
+    def make_first_calls(self, number: int) -> list[torch.Tensor]:
+        """The results of so many calls of the same data, as they come."""
+        return [self.call(0).clone() for _ in range(number)]
+
+    def compare_first_calls(
+        self,
+        results: Sequence[torch.Tensor],
+        candidates: Callable[[], Sequence[SumTree]],
+        rounding: Rounding,
+    ) -> Repeats:
+        """Results of calls that were made before all others, compared with what calls of the same
+        data give by now."""
+        now, odd = self.call(0, thrice=True), _OddResults()
+        for number, bits in enumerate(results, 1):
+            if self._offset is not None and not torch.equal(bits, now):
+                odd.add(number, bits, now)
+        by_rank = self._control.collect([odd.digests, odd.spans])
+        return self._sum_up(len(results), "", by_rank, odd, candidates, rounding)
 
     def _sum_up(
         self,

@@ -9,11 +9,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 
+from collbench.core.dtypes import DTYPES
+from collbench.core.errors import first_line
 from collbench.core.sums.rounding import Rounding, find_rounding
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
 from collbench.core.sums.swallowing import list_ranks, make_mask
 from collbench.core.sums.trees import SumTree
+from collbench.core.text import format_count
 from collbench.features.order.buffers import Buffers
 from collbench.features.order.findings import OrderFindings, Piece, Proof, RankPieces, SizeOrder
 from collbench.features.order.probing import FoundPiece, Prober
@@ -36,6 +40,8 @@ from collbench.suite.case import Case
 
 POOLED = 4  # times as many random buffers where an order was not asked for but is tried
 
+FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # that are made before all others, of so many bytes
+
 NEIGHBOURS = 4  # calls in which other elements change
 
 MAX_LISTED = 6  # ranks up to which every order is tried on results that changed
@@ -46,6 +52,7 @@ class _Call(NamedTuple):
     Prober's."""
 
     case: Case
+    issue: Callable[[], object]
     prober: Prober
     make_prover: Callable[[RandomData], Prover]
     offset: int | None
@@ -68,6 +75,7 @@ class OrderTrial:
         self._sizes: list[SizeOrder] = []
         self._varied: list[SizeOrder] = []
         self._dropped: list[str] = []
+        self._refused: dict[tuple[bool, int], str] = {}  # by whether in place, and shift
         self._wrong = Wrong(0, None)
         self._subnormals = True
         self._data: dict[tuple[int, bool], RandomData] = {}
@@ -75,6 +83,7 @@ class OrderTrial:
     def run(self) -> Generator[None, None, Sequence[CaseOutcome]]:
         """What was found, at rank 0; with a pause before each size."""
         self._bench.board.enter(self._bench.rank, Phase.MEASURING)
+        first_results = self._make_first_calls()
         self._subnormals = self._find_subnormals()
         for nbytes in self._subject.sizes:
             yield
@@ -85,6 +94,7 @@ class OrderTrial:
         yield from self._bisect_sizes()
         yield from self._try_ways()
         yield from self._repeat_calls()
+        self._compare_first_calls(first_results)
         self._bench.board.enter(self._bench.rank, Phase.REPORTING)
         return self._make_outcomes()
 
@@ -96,7 +106,13 @@ class OrderTrial:
         """What was found so far."""
         sizes = sorted(self._sizes + self._varied, key=lambda s: (s.nbytes, s.varied, s.in_place))
         seconds = time.monotonic() - self._began
-        found = OrderFindings(sizes=sizes, dropped=self._dropped, seconds=seconds)
+        refused = [
+            f"{'in' if in_place else 'out of'} place"
+            + (f", {format_count(shift, 'element')} off alignment" if shift else "")
+            + f": {reason}"
+            for (in_place, shift), reason in self._refused.items()
+        ]
+        found = OrderFindings(sizes=sizes, dropped=self._dropped + refused, seconds=seconds)
         verified = sum(size.proof.of for size in sizes)
         return FoundCase(msgspec.to_builtins(found), verified)
 
@@ -149,7 +165,40 @@ class OrderTrial:
             offset = None
         prober = Prober(views, issue, bench.control, offset, case.op)
         make_prover = partial(_make_prover, case, views, issue, bench, offset)
-        return _Call(case, prober, make_prover, offset)
+        return _Call(case, issue, prober, make_prover, offset)
+
+    def _choose_first(self) -> int:
+        """The size at which first calls are made: the largest of which many results can be kept."""
+        return (
+            max([size for size in self._subject.sizes if size <= FIRST_BYTES], default=0)
+            or (self._subject.sizes[0])
+        )
+
+    def _make_first_calls(self) -> list[torch.Tensor]:
+        """The results of calls that are made before all others: libraries may change how they add
+        once they have been called a few times."""
+        if not self._subject.repeats:
+            return []
+        call = self._open(self._choose_first(), *self._ways[0])
+        return call.make_prover(self._find_data(call.case, False)).make_first_calls(FIRST_CALLS)
+
+    def _compare_first_calls(self, results: Sequence[torch.Tensor]) -> None:
+        nbytes = self._choose_first()
+        index = next((i for i, size in enumerate(self._sizes) if size.nbytes == nbytes), None)
+        if index is None or not results:
+            return
+        size = self._sizes[index]
+        call = self._open(nbytes, *self._ways[0])
+        predicted = self._recall(size, call)
+        prover = call.make_prover(self._find_data(call.case, False))
+        known = partial(self._list_candidates, call.case, predicted)
+        compared = prover.compare_first_calls(results, known, self._choose_rounding(predicted))
+        self._sizes[index] = msgspec.structs.replace(size, first_calls=compared)
+
+    def _choose_rounding(self, predicted: Sequence[Predicted]) -> Rounding:
+        """How odd results are rounded: as what was found."""
+        dtype = DTYPES[self._subject.dtype]
+        return predicted[0].rounding if predicted else Rounding(dtype.precision)
 
     def _find_subnormals(self) -> bool:
         """Whether numbers below the normal ones are kept on all ranks."""
@@ -270,11 +319,29 @@ class OrderTrial:
                 yield
                 if self._is_late(f"other places of buffers from {base.nbytes:,} B on"):
                     return
-                self._varied.append(self._try_way(base, in_place, shift))
+                call = self._open(base.nbytes, in_place, shift)
+                if refused := self._find_refusal(call):
+                    self._refused.setdefault((in_place, shift), refused)
+                else:
+                    self._varied.append(self._try_way(base, call, shift))
             self._emit_so_far()
 
-    def _try_way(self, base: SizeOrder, in_place: bool, shift: int) -> SizeOrder:
-        call = self._open(base.nbytes, in_place, shift)
+    def _find_refusal(self, call: _Call) -> str:
+        """The library's reason for refusing a way to place buffers, else ""; one call is made."""
+        reason = self._bench.backend.refuse(call.case)
+        if not reason:
+            try:
+                call.issue()
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
+                reason = first_line(e)
+        reasons = self._bench.control.collect(reason)
+        if any(reasons) and not all(reasons):
+            rank = next(rank for rank, text in enumerate(reasons) if text)
+            raise RuntimeError(f"only some ranks refuse: rank {rank}: {reasons[rank]}")
+        return str(reasons[0])
+
+    def _try_way(self, base: SizeOrder, call: _Call, shift: int) -> SizeOrder:
+        in_place = call.case.in_place
         predicted = self._recall(base, call)
         proof, _, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
         if not proof.is_complete:
@@ -308,7 +375,7 @@ class OrderTrial:
             call = self._open(size.nbytes, size.in_place, size.shift)
             predicted = self._recall(size, call)
             prover = call.make_prover(self._find_data(call.case, False))
-            rounding = predicted[0].rounding if predicted else Rounding(call.case.type.precision)
+            rounding = self._choose_rounding(predicted)
             known = partial(self._list_candidates, call.case, predicted)
             digest = prover.digest()
             repeats = prover.repeat(subject.repeats, known, rounding)

@@ -43,7 +43,7 @@ def name_reduce(n: int, root: int, *texts: str) -> Names:
     )
 
 
-def name_by_rank(collective: str, *texts: str) -> Names:
+def name_by_rank(collective: str, *texts: str | SumTree) -> Names:
     """The names of one tree a rank."""
     return name_orders(collective, len(texts), -1, [make_runs([text]) for text in texts])
 
@@ -242,6 +242,33 @@ def test_ranks_that_add_otherwise_are_one_shot() -> None:
     assert name_reference("one_shot", 6).phrase == "one_shot"
 
 
+def test_blocks_in_another_order_are_the_same_blocks() -> None:
+    first, second, *others = list_rings(4)["ring"]
+    assert name_by_rank("reduce_scatter", second, first, *others).references == (
+        "ring, blocks in another order",
+    )
+
+
+def test_blocks_that_repeat_are_pieces() -> None:
+    outputs = [make_runs(list_rings(4)["ring"])] * 4
+    assert name_orders("reduce_scatter", 4, -1, outputs).references == ("ring, 16 pieces",)
+
+
+def test_one_block_alone_is_no_reference_some_blocks_on() -> None:
+    outputs = [make_runs(["0+((1+2)+3)"]) if rank == 2 else None for rank in range(4)]
+    assert name_orders("reduce_scatter", 4, -1, outputs).references == ()
+
+
+def test_blocks_that_are_missing_take_no_name_away() -> None:
+    outputs = [make_runs([tree]) for tree in list_rings(4)["ring"][:2]] + [None] * 2
+    assert "ring" in name_orders("reduce_scatter", 4, -1, outputs).references
+
+
+def test_an_output_that_a_reference_leaves_undefined_takes_its_name_away() -> None:
+    outputs = [make_runs(["((0+3)+2)+1"])] * 4
+    assert name_orders("reduce", 4, 0, outputs).references == ()
+
+
 def test_one_rank_that_adds_otherwise_takes_the_name_away() -> None:
     outputs = [make_runs(list_rings(4)["ring"]) for _ in range(4)]
     outputs[2] = outputs[2][1:] + outputs[2][:1]
@@ -414,6 +441,27 @@ def test_many_ranks_are_told_that_references_are_left_out(monkeypatch: pytest.Mo
     )
 
 
+def test_a_large_scan_names_its_last_tree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_REFERENCE_RANKS", 3)
+    names_ = name_by_rank("scan", "0", "0+1", "(0+1)+2", "((0+1)+2)+3")
+    assert [str(piece.tree) for piece in names_.pieces] == ["((0+1)+2)+3"]
+
+
+def test_pieces_are_each_tree_once_with_its_families() -> None:
+    pieces = name_all_reduce(4, *GLOO * 2).pieces
+    assert [(piece.order, piece.phrase) for piece in pieces] == [
+        ("0+(1+(2+3))", "chain to the root"),
+        ("((0+3)+2)+1", "linear down or 5 more"),
+        ("((0+1)+3)+2", "chain from 1 down"),
+        ("(0+(1+2))+3", "chain from 2 down"),
+    ]
+
+
+def test_a_piece_of_two_ranks_has_one_order() -> None:
+    names_ = name_by_rank("scan", "0", "0+1", "(0+1)+2", "((0+1)+2)+3")
+    assert [piece.phrase for piece in names_.pieces[:2]] == ["one order", "one order"]
+
+
 def test_a_name_is_found_with_the_words_on_its_chunks() -> None:
     assert name_all_reduce(4, *GLOO).has("ring:down")
 
@@ -441,6 +489,7 @@ def test_an_algorithm_of_a_file_that_is_wrong_has_no_name(
                 yield Moves(n - 1, rank, 0)
         """)
     )
+    assert name_all_reduce(5, "(((0+1)+2)+3)+4").references == ()
     try:
         algorithms.add_file(f"{path}:lost,{path}:line", "all_reduce")
         assert name_all_reduce(5, "(((0+1)+2)+3)+4").references == ("wrong.py:line",)
