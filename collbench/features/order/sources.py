@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from collbench.core.dtypes import find_dtype
+from collbench.core.dtypes import DTYPES, DType
 from collbench.core.errors import UsageError
 from collbench.core.sums.recorded import RecordedOrder, RecordedOutput, RecordedPiece
 from collbench.core.sums.rounding import Rounding
 from collbench.core.sums.swallowing import make_mask
 from collbench.core.text import format_size, plain_line
-from collbench.core.dtypes import DTYPES, DType
 from collbench.features.order import KIND
 from collbench.features.order.findings import Piece, SizeOrder, read_findings
 from collbench.features.order.request import SumOrder
@@ -62,9 +59,7 @@ def _list_sizes(record: Record) -> list[SizeOrder]:
     return [size for size in findings.sizes if size.is_base and size.ranks] if findings else []
 
 
-def _make_order(
-    file: RunFile, subject: SumOrder, record: Record, size: SizeOrder
-) -> RecordedOrder:
+def _make_order(file: RunFile, subject: SumOrder, record: Record, size: SizeOrder) -> RecordedOrder:
     dtype = DTYPES[subject.dtype]
     library = next((world.library for world in file.worlds if world.index == record.world), "")
     root = f"root {subject.root}" if subject.root >= 0 else ""
