@@ -19,6 +19,17 @@ import numpy as np
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.features.health.night import Timing
+from collbench.features.order.findings import (
+    Neighbours,
+    OrderFindings,
+    Piece,
+    Proof,
+    RankPieces,
+    Repeats,
+    SizeOrder,
+)
+from collbench.features.order.request import SumOrder
+from collbench.features.order.rows import name_row
 from collbench.features.traces.types import Call, RankTrace, Trace
 from collbench.records import run_file
 from collbench.records.derive import Derived
@@ -195,6 +206,76 @@ def stored(
     ]
     last = None if end is None else End(exit=end, ended="")
     return make_file(records, end=last, name=name, **fields)
+
+
+# orders of additions
+
+LINEAR, DOUBLING, CHAIN = "((0+1)+2)+3", "(0+1)+(2+3)", "0+(1+(2+3))"
+RING = (CHAIN, "((0+3)+2)+1", "((0+1)+3)+2", "(0+(1+2))+3")  # of its pieces, as Gloo has them
+PROVED = Proof(right=320, of=320, buffers=8, worst_ulp=0.9, mean_ulp=0.3)
+
+
+def order_pieces(count: int, *trees: str, **fields: Any) -> list[Piece]:
+    """Pieces of a buffer of ``count`` elements, as long as each other, with an order each."""
+    step = -(-count // len(trees))
+    ends = [min(count, step * (place + 1)) - 1 for place in range(len(trees))]
+    return [
+        Piece(first=place * step, last=end, **{"tree": tree, "adder": 24, **fields})
+        for place, (tree, end) in enumerate(zip(trees, ends, strict=True))
+    ]
+
+
+def size_order(nbytes: int, *trees: str, n: int = 4, **fields: Any) -> SizeOrder:
+    """The proved order of floats at one size, alike on n ranks, repeated 200 times without a
+    change; its pieces have these trees, by default one piece that adds in order of ranks."""
+    count = nbytes // 4
+    pieces = order_pieces(count, *(trees or (LINEAR,)))
+    given = {
+        "count": count,
+        "calls": 12,
+        "ranks": [RankPieces(ranks=tuple(range(n)), pieces=pieces)],
+        "proof": PROVED,
+        "repeats": Repeats(calls=200),
+        "neighbours": Neighbours(calls=4),
+        "digest": "d",
+        **fields,
+    }
+    return SizeOrder(nbytes=nbytes, **given)
+
+
+def way_of(nbytes: int, in_place: bool = True, shift: int = 0) -> SizeOrder:
+    """The order of a size in another way to place buffers, which is the usual one's."""
+    unasked = {"repeats": Repeats(), "neighbours": Neighbours(), "digest": "", "calls": 0}
+    how = {"in_place": in_place, "shift": shift, "varied": True, "like": True}
+    return size_order(nbytes, ranks=[], **unasked, **how)
+
+
+def order_record(
+    *sizes: SizeOrder, subject: SumOrder | None = None, dropped: Sequence[str] = (), **fields: Any
+) -> Record:
+    """A record of what was found; ``fields`` are those of Case, and ``status`` and ``note``."""
+    about = subject or order_subject()
+    found = OrderFindings(sizes=[*sizes], dropped=[*dropped])
+    own = {name: fields.pop(name) for name in ("status", "note", "world") if name in fields}
+    what = case(
+        1024,
+        name_row(about.collective),
+        **{"subject": about.title, "dtype": "uint8", "n": about.world, **fields},
+    )
+    findings = msgspec.to_builtins(found) if sizes else {}
+    return Record(case=what, **{"status": "ok", "world": 0, "findings": findings, **own})
+
+
+def order_subject(collective: str = "all_reduce", **fields: Any) -> SumOrder:
+    given = {"sizes": (64, 1024), "world": 4, **fields}
+    return SumOrder(collective=collective, **given)
+
+
+def order_file(*records: Record, subjects: Sequence[SumOrder] = (), **fields: Any) -> RunFile:
+    """A run of orders; ``subjects`` are those of its records, by default order_subject()."""
+    about = msgspec.structs.replace(SUITE, subjects=tuple(subjects or [order_subject()]))
+    worlds = [world(library="Gloo 1.0", ranks=hosted(4, per_host=4))]
+    return make_file(records, worlds, suite=about, **fields)
 
 
 # both sides of `collbench ab`

@@ -1,0 +1,561 @@
+"""Orders of a run, judged: on what the order of an element's additions depends, as far as that was
+asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES
+from collbench.core.errors import UsageError
+from collbench.core.sums.names import Names
+from collbench.core.sums.trees import parse_tree
+from collbench.features.order import KIND
+from collbench.features.order.findings import OrderFindings, RankPieces, SizeOrder, read_findings
+from collbench.features.order.naming import name_found
+from collbench.features.order.request import SumOrder
+from collbench.features.order.signature import (
+    Difference,
+    find_difference,
+    is_moved,
+    order_of,
+    sign_order,
+)
+from collbench.records.types import Record, RunFile
+from collbench.suite.case import Case
+
+Dimension = Literal["size", "position", "rank", "call", "launch", "neighbours", "place", "setting"]
+DIMENSIONS: tuple[Dimension, ...] = (
+    *("size", "position", "rank", "call", "launch", "neighbours", "place", "setting"),
+)
+
+Value = Literal["same", "differs", "not asked"]
+
+CONFIDENCE = 0.95
+
+MAX_CALLS = 1000  # numbers of calls that differed which are kept of a size
+
+
+class SizeChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A size from which on the order is another than ``after`` bytes have. It is known to the
+    element where the sizes between them hold no whole element (``exact``), by bisection between
+    ``low`` and ``high``, which assumes one change there. ``moved``: only boundaries of pieces are
+    elsewhere."""
+
+    nbytes: int
+    count: int
+    after: int
+    low: int
+    high: int
+    exact: bool = False
+    moved: bool = False
+
+
+class CallChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Repeats at a size whose bits were others: ``changed`` of ``calls``, those of the numbers
+    ``odd`` (the first ones), and the orders that give these bits, as far as known."""
+
+    nbytes: int
+    calls: int
+    changed: int
+    odd: tuple[int, ...]
+    trees: tuple[str, ...] = ()
+    first: int | None = None
+    last: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+class Spot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where two orders differ first: at what size, in which way to place buffers or in which launch
+    or setting (``what``), and the element; the orders there are empty where only bits differ."""
+
+    what: str
+    nbytes: int
+    rank: int = -1
+    element: int = -1
+    was: str = ""
+    now: str = ""
+
+
+class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether the order depends on a ``dimension``, and what shows it. ``number``: how many calls
+    or launches were alike, or ways and settings compared; ``rarer_than``: a change that was not
+    seen in them happens in a smaller share, at 95 %; 0 where that is not bounded. ``reason``: why
+    it was not asked."""
+
+    dimension: Dimension
+    value: Value
+    number: int = 0
+    rarer_than: float = 0.0
+    sizes: tuple[SizeChange, ...] = ()
+    calls: tuple[CallChange, ...] = ()
+    spots: tuple[Spot, ...] = ()
+    ways: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Placed(NamedTuple):
+    """The order at one size, in one way to place buffers, with the pieces of the aligned one out of
+    place where they are the same."""
+
+    order: SizeOrder
+    ranks: Sequence[RankPieces]
+
+    @property
+    def key(self) -> tuple[int, bool, int]:
+        """The size and how buffers were placed."""
+        return self.order.nbytes, self.order.in_place, self.order.shift
+
+    @property
+    def way(self) -> str:
+        """How buffers were placed, in words; "" for out of place and aligned."""
+        return describe_way(self.order.in_place, self.order.shift)
+
+    @property
+    def signature(self) -> str:
+        """The digest by which it is compared."""
+        return sign_order(self.ranks, self.order.proof)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether every piece has a tree."""
+        return bool(self.ranks) and all(p.tree for group in self.ranks for p in group.pieces)
+
+
+class Launch(NamedTuple):
+    """What one launch found: in all ways, by size; ``base`` are those of each size that others are
+    held against. ``wrong``: what was no sum of the inputs, in words; "" if nothing was."""
+
+    number: int
+    findings: OrderFindings
+    placed: list[Placed]
+    base: list[Placed]
+    library: str
+    wrong: str = ""
+
+
+class JudgedOrder(NamedTuple):
+    """The order of a collective on a backend in one setting of the environment, over its launches;
+    ``names`` by size."""
+
+    case: Case
+    subject: SumOrder
+    launches: list[Launch]
+    depends: dict[Dimension, Dependence]
+    names: dict[int, Names | None]
+
+    @property
+    def first(self) -> Launch:
+        """The launch whose orders are shown."""
+        return self.launches[0]
+
+    @property
+    def placed(self) -> list[Placed]:
+        """Everything that any launch found."""
+        return [placed for launch in self.launches for placed in launch.placed]
+
+    @property
+    def wrong(self) -> str:
+        """What was no sum of the inputs, in words; "" if nothing was."""
+        return next((launch.wrong for launch in self.launches if launch.wrong), "")
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a tree for every element."""
+        return bool(self.placed) and all(placed.is_found for placed in self.placed)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether all bits of all random buffers were predicted."""
+        return self.is_found and all(placed.order.proof.is_complete for placed in self.placed)
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether some sum has an order that shows in its bits."""
+        return any(
+            p.tree and not is_exact(p.tree)
+            for placed in self.placed
+            for group in placed.ranks
+            for p in group.pieces
+        )
+
+
+class UnmeasuredOrder(NamedTuple):
+    """An order that was asked for, of which nothing was found, and why."""
+
+    case: Case
+    subject: SumOrder | None
+    status: str
+    reason: str
+
+
+class Judgement(NamedTuple):
+    """All orders of a run, and those of which nothing is known."""
+
+    orders: list[JudgedOrder]
+    unmeasured: list[UnmeasuredOrder]
+
+
+def judge_orders(file: RunFile) -> Judgement:
+    """The orders of a run, in the order of its cases, each setting of the environment by itself."""
+    find_subject = file.run.suite.subject_finder
+    libraries = {world.index: world.library for world in file.worlds}
+    launches: dict[Case, list[Launch]] = {}
+    subjects: dict[Case, SumOrder] = {}
+    unmeasured: list[UnmeasuredOrder] = []
+    records = {record.case: record for record in file.records if record.case.kind == KIND}
+    for case, record in sorted(records.items(), key=lambda item: item[0].cycle):
+        subject = find_subject(case)
+        subject = subject if isinstance(subject, SumOrder) else None
+        findings = read_findings(record)
+        if subject is None or findings is None or not _is_readable(findings, subject.world):
+            unmeasured.append(_explain_nothing(record, subject))
+            continue
+        if record.status not in ("ok", "wrong"):
+            unmeasured.append(_explain_nothing(record, subject))
+        key = replace(case, cycle=0)
+        subjects[key] = subject
+        launches.setdefault(key, []).append(
+            _gather_launch(record, findings, libraries.get(record.world, ""))
+        )
+    orders = []
+    for key, own in launches.items():
+        settings = [
+            (other, found[0])
+            for other, found in launches.items()
+            if replace(other, env=key.env) == key
+        ]
+        orders.append(_judge_order(key, subjects[key], own, settings))
+    return Judgement(orders, unmeasured)
+
+
+def _is_readable(findings: OrderFindings, n: int) -> bool:
+    """Whether there is something, and a file of another's making has pieces of n ranks, one after
+    the other, and trees that can be read."""
+    groups = [group for order in findings.sizes for group in order.ranks]
+    pieces = [piece for group in groups for piece in group.pieces]
+    trees = {piece.tree for piece in pieces} | {piece.low for piece in pieces}
+    try:
+        leaves = {leaf for text in trees if text for leaf in parse_tree(text).leaves}
+    except UsageError:
+        return False
+    ranks = {rank for group in groups for rank in group.ranks}
+    in_order = all(
+        group.ranks
+        and group.pieces
+        and all(piece.first <= piece.last for piece in group.pieces)
+        and all(a.last < b.first for a, b in pairwise(group.pieces))
+        for group in groups
+    )
+    is_asked = any(not order.like for order in findings.sizes)
+    return is_asked and in_order and leaves | ranks <= {*range(n)}
+
+
+def _explain_nothing(record: Record, subject: SumOrder | None) -> UnmeasuredOrder:
+    """A record without findings, and the reason that it gives."""
+    reason = record.note or ("nothing was found" if subject else "what it asked for is not known")
+    return UnmeasuredOrder(record.case, subject, record.status, reason)
+
+
+def _gather_launch(record: Record, findings: OrderFindings, library: str) -> Launch:
+    base: dict[int, SizeOrder] = {}
+    for order in sorted(findings.sizes, key=lambda order: (order.nbytes, order.varied)):
+        if not order.like:
+            base.setdefault(order.nbytes, order)
+    placed = [
+        Placed(order, base[order.nbytes].ranks if order.like else order.ranks)
+        for order in findings.sizes
+        if not order.like or order.nbytes in base
+    ]
+    placed.sort(key=lambda item: item.key)
+    own = [Placed(order, order.ranks) for _, order in sorted(base.items())]
+    wrong = (record.note or "wrong data") if record.status == "wrong" else ""
+    return Launch(record.case.cycle, findings, placed, own, library, wrong)
+
+
+def _judge_order(
+    case: Case, subject: SumOrder, launches: list[Launch], settings: list[tuple[Case, Launch]]
+) -> JudgedOrder:
+    first = launches[0]
+    depends = (
+        _judge_size(subject, first),
+        _judge_position(subject, first),
+        _judge_rank(subject, launches),
+        _judge_calls(subject, launches),
+        _judge_launches(launches),
+        _judge_neighbours(subject, launches),
+        _judge_place(subject, launches),
+        _judge_settings(case, first, settings),
+    )
+    names = {item.order.nbytes: name_found(subject, item.ranks) for item in first.base}
+    by_dimension = {dependence.dimension: dependence for dependence in depends}
+    return JudgedOrder(case, subject, launches, by_dimension, names)
+
+
+NO_ORDER = "no order was found"
+
+LEFT_OUT = "asked for, and left out"
+
+
+def _judge_size(subject: SumOrder, launch: Launch) -> Dependence:
+    """Sizes from which on an element that both have is added otherwise."""
+    found = [item for item in launch.base if item.is_found]
+    if len(found) < 2:
+        reason = NO_ORDER if len(launch.base) > 1 else "-b and -e give one size"
+        return Dependence(dimension="size", value="not asked", reason=reason)
+    asked = [item.order.nbytes for item in found if not item.order.bisected]
+    divided = COLLECTIVES[subject.collective].total
+    unit = DTYPES[subject.dtype].size * (subject.world if divided else 1)
+    changes = []
+    for before, after in pairwise(found):
+        if find_difference(before.ranks, after.ranks) is None:
+            continue
+        nbytes, former = after.order.nbytes, before.order.nbytes
+        changes.append(
+            SizeChange(
+                nbytes=nbytes,
+                count=after.order.count,
+                after=former,
+                low=max((size for size in asked if size <= former), default=former),
+                high=min((size for size in asked if size >= nbytes), default=nbytes),
+                exact=nbytes - former <= unit,
+                moved=is_moved(before.ranks, after.ranks),
+            )
+        )
+    value: Value = "differs" if changes else "same"
+    return Dependence(dimension="size", value=value, number=len(found), sizes=tuple(changes))
+
+
+def _judge_position(subject: SumOrder, launch: Launch) -> Dependence:
+    """Whether a buffer has more than one order, at the largest size where it has; of collectives
+    that divide the buffer, over all ranks' blocks."""
+    found = [item for item in launch.base if item.is_found]
+    if not found:
+        return Dependence(dimension="position", value="not asked", reason=NO_ORDER)
+    if found[-1].order.count < 2:
+        reason = "buffers have one element"
+        return Dependence(dimension="position", value="not asked", reason=reason)
+    divided = COLLECTIVES[subject.collective].total
+    for item in reversed(found):
+        blocks = {tuple(map(order_of, group.pieces)) for group in item.ranks}
+        if any(len(block) > 1 for block in blocks):
+            spot = Spot("", item.order.nbytes)
+            return Dependence(dimension="position", value="differs", spots=(spot,))
+        if divided and len(blocks) > 1:
+            spot = Spot("blocks", item.order.nbytes)
+            return Dependence(dimension="position", value="differs", spots=(spot,))
+    return Dependence(dimension="position", value="same", number=len(found))
+
+
+UNLIKE = {  # collectives whose ranks get different sums
+    "reduce_scatter": "each rank has another block",
+    "scan": "each rank adds another number of ranks",
+    "reduce": "only the root has the result",
+}
+
+
+def _judge_rank(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
+    """Whether ranks with the same sums add them in different orders."""
+    if reason := UNLIKE.get(subject.collective, ""):
+        return Dependence(dimension="rank", value="not asked", reason=reason)
+    found = [item for launch in launches for item in launch.placed if item.is_found]
+    if not found:
+        return Dependence(dimension="rank", value="not asked", reason=NO_ORDER)
+    spots = []
+    for item in found:
+        first, *others = sorted(item.ranks, key=lambda group: group.ranks)
+        pairs = [
+            (other.ranks[0], pair)
+            for other in others
+            if (pair := find_difference([first], [replace(other, ranks=first.ranks)]))
+        ]
+        spots += [
+            _make_spot(f"rank {rank}", item.order.nbytes, pair._replace(rank=rank))
+            for rank, pair in pairs
+        ]
+    value: Value = "differs" if spots else "same"
+    return Dependence(
+        dimension="rank", value=value, number=subject.world, spots=tuple(spots[:MAX_SPOTS])
+    )
+
+
+MAX_SPOTS = 8
+
+
+def _judge_calls(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
+    """Whether calls of the same data gave other bits."""
+    repeated = [
+        item.order for launch in launches for item in launch.placed if item.order.repeats.calls
+    ]
+    if not repeated:
+        reason = LEFT_OUT if subject.repeats else "--repeats 200"
+        return Dependence(dimension="call", value="not asked", reason=reason)
+    changes = []
+    for order in repeated:
+        repeats = order.repeats
+        if repeats.changed:
+            calls = sorted({call for odd in repeats.odd for call in odd.calls})
+            changes.append(
+                CallChange(
+                    nbytes=order.nbytes,
+                    calls=repeats.calls,
+                    changed=repeats.changed,
+                    odd=tuple(calls[:MAX_CALLS]),
+                    trees=tuple(dict.fromkeys(odd.tree for odd in repeats.odd if odd.tree)),
+                    first=min((odd.first for odd in repeats.odd), default=None),
+                    last=max((odd.last for odd in repeats.odd), default=None),
+                    ranks=tuple(sorted({rank for odd in repeats.odd for rank in odd.ranks})),
+                )
+            )
+    number = min(order.repeats.calls for order in repeated)
+    return _make_frequency("call", number, bool(changes), calls=tuple(changes))
+
+
+def bound_rarity(number: int) -> float:
+    """The share of calls or launches below which a change stays unseen in so many, at 95 %."""
+    return float(1 - (1 - CONFIDENCE) ** (1 / number))
+
+
+def _make_frequency(
+    dimension: Dimension,
+    number: int,
+    differs: bool,
+    calls: tuple[CallChange, ...] = (),
+    spots: tuple[Spot, ...] = (),
+) -> Dependence:
+    """What so many calls or launches show, and how rare a change must be that they do not."""
+    return Dependence(
+        dimension=dimension,
+        value="differs" if differs else "same",
+        number=number,
+        rarer_than=0.0 if differs else bound_rarity(number),
+        calls=calls,
+        spots=spots,
+    )
+
+
+def _judge_launches(launches: Sequence[Launch]) -> Dependence:
+    """Whether another launch found another order, or other bits of the same data."""
+    first, *others = launches
+    compared = [
+        (launch, pairs) for launch in others if (pairs := pair_placed(first.placed, launch.placed))
+    ]
+    if not compared:
+        return Dependence(dimension="launch", value="not asked", reason="--launches 3")
+    spots = [
+        spot
+        for launch, pairs in compared
+        if (spot := find_spot(pairs, f"launch {launch.number + 1}", with_bits=True))
+    ]
+    number = len(compared) + 1
+    return _make_frequency("launch", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
+
+
+def pair_placed(base: Iterable[Placed], head: Iterable[Placed]) -> list[tuple[Placed, Placed]]:
+    """What two launches, settings or runs have of the same size and way, where both have an
+    order or bits."""
+    by_key = {item.key: item for item in base}
+    return [(by_key[item.key], item) for item in head if item.key in by_key]
+
+
+def find_spot(
+    pairs: Iterable[tuple[Placed, Placed]], what: str, with_bits: bool = False
+) -> Spot | None:
+    """The first of the pairs whose signatures, or whose bits of the same data, differ."""
+    for base, head in pairs:
+        nbytes = base.order.nbytes
+        if base.signature != head.signature:
+            pair = find_difference(base.ranks, head.ranks)
+            return _make_spot(what, nbytes, pair) if pair else Spot(what, nbytes)
+        digests = (base.order.digest, head.order.digest)
+        if with_bits and all(digests) and digests[0] != digests[1]:
+            return Spot(what, nbytes)
+    return None
+
+
+def _make_spot(what: str, nbytes: int, pair: Difference) -> Spot:
+    was, now = (piece.tree or "no order" for piece in (pair.base, pair.head))
+    return Spot(what, nbytes, pair.rank, pair.element, was, now)
+
+
+def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
+    """Whether an element's bits changed with what other elements hold."""
+    orders = [
+        item.order for launch in launches for item in launch.placed if item.order.neighbours.calls
+    ]
+    if not orders:
+        reason = LEFT_OUT if subject.repeats else "--repeats 200"
+        return Dependence(dimension="neighbours", value="not asked", reason=reason)
+    spots = [
+        Spot(
+            f"{order.neighbours.changed} of {order.neighbours.calls}",
+            order.nbytes,
+            -1 if order.neighbours.rank is None else order.neighbours.rank,
+            -1 if order.neighbours.first is None else order.neighbours.first,
+        )
+        for order in orders
+        if order.neighbours.changed
+    ]
+    number = min(order.neighbours.calls for order in orders)
+    return _make_frequency("neighbours", number, bool(spots), spots=tuple(spots[:MAX_SPOTS]))
+
+
+def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
+    """Whether buffers in place, or off alignment, are added otherwise."""
+    spots: list[Spot] = []
+    ways: dict[str, None] = {}
+    for launch in launches:
+        base = {item.order.nbytes: item for item in launch.base}
+        for item in launch.placed:
+            own = base[item.order.nbytes]
+            if item.key == own.key:
+                continue
+            ways[describe_way(item.order.in_place, item.order.shift) or "out of place"] = None
+            spot = None if item.order.like else find_spot([(own, item)], item.way)
+            spots += [spot] if spot else []
+    if not ways:
+        is_requested = len(subject.places) * len(subject.shifts) > 1
+        reason = LEFT_OUT if is_requested else "--place out,in --shift 0,1"
+        return Dependence(dimension="place", value="not asked", reason=reason)
+    value: Value = "differs" if spots else "same"
+    return Dependence(
+        dimension="place", value=value, ways=tuple(ways), spots=tuple(spots[:MAX_SPOTS])
+    )
+
+
+def describe_way(in_place: bool, shift: int) -> str:
+    """How buffers are placed, in words; "" for out of place and aligned."""
+    off = f"{shift} element{'s' * (shift != 1)} off" if shift else ""
+    return " and ".join(filter(None, ["in place" * in_place, off]))
+
+
+def _judge_settings(
+    case: Case, first: Launch, settings: Sequence[tuple[Case, Launch]]
+) -> Dependence:
+    """Whether another setting of the environment has another order than this one."""
+    others = [
+        (other, pairs)
+        for other, launch in settings
+        if other != case and (pairs := pair_placed(first.base, launch.base))
+    ]
+    if not others:
+        return Dependence(dimension="setting", value="not asked", reason="--env NAME=V1,V2")
+    spots = [
+        spot
+        for other, pairs in others
+        if (spot := find_spot(pairs, " ".join(f"{k}={v}" for k, v in other.env)))
+    ]
+    value: Value = "differs" if spots else "same"
+    return Dependence(
+        dimension="setting", value=value, number=len(others) + 1, spots=tuple(spots[:MAX_SPOTS])
+    )
+
+
+def is_exact(tree: str) -> bool:
+    """Whether a tree is one node that adds all without loss, so that no order shows."""
+    return tree.startswith("exact{") and not any(mark in tree[6:] for mark in "+{")

@@ -1,0 +1,83 @@
+"""Orders of two runs: the first place where one adds otherwise than a recorded one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.core.text import format_count, plain_line
+from collbench.features.order.judgement import (
+    JudgedOrder,
+    Judgement,
+    Placed,
+    Spot,
+    find_spot,
+    pair_placed,
+)
+from collbench.features.order.wording import describe_spot, describe_subject
+
+
+class Likeness(NamedTuple):
+    """An order held against the one of another run. ``compared`` counts sizes and ways that both
+    have; ``spot`` is the first that differs, with the order there recorded first."""
+
+    order: JudgedOrder
+    other: JudgedOrder | None
+    compared: int
+    spot: Spot | None
+
+    @property
+    def is_alike(self) -> bool | None:
+        """Whether all that both have is alike; None where they have nothing in common."""
+        return None if self.compared == 0 else self.spot is None
+
+
+def compare_orders(judgement: Judgement, recorded: Judgement) -> list[Likeness]:
+    """Each order of a run with the recorded one of the same case; where there is none, with the
+    only one of the same collective, ranks, type, reduction and root, as another library's is."""
+    return [_compare_order(order, recorded.orders) for order in judgement.orders]
+
+
+def _compare_order(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> Likeness:
+    other = _find_counterpart(order, recorded)
+    if other is None:
+        return Likeness(order, None, 0, None)
+    pairs = pair_placed(_list_found(other), _list_found(order))
+    return Likeness(order, other, len(pairs), find_spot(pairs, ""))
+
+
+def _list_found(order: JudgedOrder) -> list[Placed]:
+    return [item for item in order.first.placed if item.ranks]
+
+
+def _find_counterpart(order: JudgedOrder, recorded: Sequence[JudgedOrder]) -> JudgedOrder | None:
+    like = [other for other in recorded if _describe_what(other) == _describe_what(order)]
+    exact = [other for other in like if _describe_who(other) == _describe_who(order)]
+    if exact or len(like) == 1:
+        return (exact or like)[0]
+    return None
+
+
+def _describe_what(order: JudgedOrder) -> tuple[object, ...]:
+    subject = order.subject
+    return subject.collective, subject.world, subject.dtype, subject.op, subject.root
+
+
+def _describe_who(order: JudgedOrder) -> tuple[object, ...]:
+    return order.case.backend, order.case.algorithm, order.case.env
+
+
+def describe_likeness(likeness: Likeness, run: str) -> str:
+    """What came of the comparison, in a sentence."""
+    subject = describe_subject(likeness.order)
+    if likeness.other is None:
+        return plain_line(f"{subject}: {run} has no such order")
+    if likeness.compared == 0:
+        return plain_line(f"{subject}: {run} has none of these sizes")
+    who = likeness.other.case
+    other = "" if who.label == likeness.order.case.label else f" ({who.label})"
+    if likeness.spot is None:
+        count = format_count(likeness.compared, "comparison")
+        return plain_line(f"{subject}: as in {run}{other}, in {count} by size and place of buffers")
+    text = describe_spot(likeness.spot).removeprefix(": ")
+    return plain_line(f"{subject}: another order than in {run}{other}: {text}")

@@ -1,0 +1,64 @@
+"""All that a command says of a run of orders, and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.core.errors import Exit
+from collbench.features.order.judgement import Judgement, judge_orders
+from collbench.features.order.likeness import Likeness, compare_orders
+from collbench.features.order.requirements import (
+    Requirement,
+    RequirementResult,
+    judge_requirements,
+)
+from collbench.records.origins import is_fake
+from collbench.records.types import RunFile
+
+
+class OrderReport(NamedTuple):
+    """A run's orders, judged; what was required of them, and what another run has."""
+
+    file: RunFile
+    judgement: Judgement
+    requirements: list[RequirementResult]
+    likenesses: list[Likeness]
+    like: str = ""  # the run that they are held against
+    is_fake: bool = False
+
+    @property
+    def exit(self) -> Exit:
+        """WRONG_DATA where a result is no sum; BAD where a requirement is broken or an order is
+        another than recorded; NO_VERDICT where that is not known, an order is not proved, or none
+        is visible and nothing was required."""
+        answers = [result.kept for result in self.requirements]
+        answers += [likeness.is_alike for likeness in self.likenesses]
+        orders = self.judgement.orders
+        statuses = {case.status for case in self.judgement.unmeasured}
+        if "wrong" in statuses or any(order.wrong for order in orders):
+            return Exit.WRONG_DATA
+        if False in answers:
+            return Exit.BAD
+        is_known = bool(orders) and all(order.is_proved for order in orders) and not self.is_fake
+        is_visible = bool(answers) or any(order.is_visible for order in orders)
+        if None in answers or "failed" in statuses or not (is_known and is_visible):
+            return Exit.NO_VERDICT
+        return Exit.OK
+
+
+def make_order_report(
+    file: RunFile,
+    requirements: Sequence[Requirement] = (),
+    recorded: RunFile | None = None,
+) -> OrderReport:
+    """What came of a run: its orders, judged, by requirements and a recorded run."""
+    judgement = judge_orders(file)
+    return OrderReport(
+        file,
+        judgement,
+        judge_requirements(requirements, judgement),
+        compare_orders(judgement, judge_orders(recorded)) if recorded else [],
+        recorded.run.tag or recorded.run.id if recorded else "",
+        is_fake(file),
+    )

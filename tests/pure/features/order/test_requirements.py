@@ -1,0 +1,243 @@
+"""What --require takes, what keeps it, and orders held against a recorded run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import (
+    DOUBLING,
+    LINEAR,
+    RING,
+    order_file,
+    order_pieces,
+    order_record,
+    order_subject,
+    size_order,
+)
+from msgspec.structs import replace
+
+from collbench.core.errors import Exit, UsageError
+from collbench.features.order.findings import Proof, RankPieces, Repeats, SizeOrder
+from collbench.features.order.judgement import judge_orders
+from collbench.features.order.likeness import Likeness, compare_orders, describe_likeness
+from collbench.features.order.report import OrderReport, make_order_report
+from collbench.features.order.requirements import Requirement, parse_requirements
+from collbench.features.order.wording import describe_answer
+from collbench.records.types import RunFile
+
+
+def report(*sizes: SizeOrder, require: str = "", like: RunFile | None = None) -> OrderReport:
+    file = order_file(order_record(*sizes))
+    return make_order_report(file, parse_requirements([require] if require else []), like)
+
+
+def result(require: str, *sizes: SizeOrder) -> tuple[bool | None, str]:
+    (one,) = report(*sizes, require=require).requirements
+    return one.kept, one.reason
+
+
+def parse(text: str) -> list[str]:
+    return [str(one) for one in parse_requirements([text])]
+
+
+# what is taken
+
+
+def test_words_after_same_are_dimensions() -> None:
+    assert parse("same=size,call,proved,order=ring") == [
+        "same=size",
+        "same=call",
+        "proved",
+        "order=ring",
+    ]
+
+
+def test_same_goes_on_after_proved() -> None:
+    assert parse("same=size,proved,call") == ["same=size", "proved", "same=call"]
+
+
+def test_several_options_add_up() -> None:
+    assert parse_requirements(["proved", "adds=own,proved"]) == [
+        Requirement("proved"),
+        Requirement("adds", "own"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["same=speed", "same=", "adds=int", "order=", "fast", "colour=red", "proved=yes"]
+)
+def test_what_is_no_requirement_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_requirements([text])
+    assert error.value.hint
+
+
+# what keeps it
+
+
+@pytest.mark.parametrize(
+    ("require", "kept"),
+    [
+        ("same=size", True),
+        ("same=call", True),
+        ("same=rank", True),
+        ("same=launch", None),
+        ("proved", True),
+        ("adds=own", True),
+        ("adds=float", True),
+        ("adds=double", False),
+        ("order=linear up", True),
+        ("order=ring", False),
+    ],
+)
+def test_an_order_keeps_a_requirement(require: str, kept: bool | None) -> None:
+    assert result(require, size_order(64), size_order(1024))[0] is kept
+
+
+def test_a_ring_is_one_in_any_direction() -> None:
+    sizes = (size_order(64, *RING), size_order(1024, *RING))
+    assert result("order=ring", *sizes)[0]
+    assert result("order=ring:down", *sizes)[0]
+
+
+def test_a_broken_order_tells_where_and_what_it_is() -> None:
+    kept, reason = result("order=ring", size_order(64))
+    assert not kept
+    assert reason.startswith("64 B: adds as ") and reason.endswith(", not as ring")
+
+
+def test_a_broken_size_tells_where() -> None:
+    _, reason = result("same=size", size_order(64), size_order(68, DOUBLING))
+    assert reason == "size: changes at 68 B (17 elements)"
+
+
+def test_what_was_not_asked_says_how_to_ask() -> None:
+    assert result("same=launch", size_order(64))[1] == "launch: not asked (--launches 3)"
+
+
+def test_an_order_of_a_case_that_was_skipped_is_not_known() -> None:
+    records = [
+        order_record(size_order(64)),
+        order_record(status="skipped", note="refused", backend="mpi"),
+    ]
+    judged = make_order_report(order_file(*records), parse_requirements(["same=call"]))
+    assert judged.requirements[0].kept is None
+    assert "refused" in judged.requirements[0].reason
+
+
+# exit codes
+
+
+UNPROVED = size_order(64, proof=Proof(right=1, of=2, buffers=8))
+EXACT = size_order(
+    64,
+    ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, "exact{0, 1, 2, 3}", adder=0))],
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "require", "code"),
+    [
+        (size_order(64), "", Exit.OK),
+        (size_order(64), "same=call,proved", Exit.OK),
+        (size_order(64), "order=ring", Exit.BAD),
+        (size_order(64), "same=launch", Exit.NO_VERDICT),
+        (size_order(64), "same=launch,order=ring", Exit.BAD),
+        (UNPROVED, "", Exit.NO_VERDICT),
+        (UNPROVED, "proved", Exit.BAD),
+        (EXACT, "", Exit.NO_VERDICT),
+        (EXACT, "adds=exact", Exit.OK),
+    ],
+)
+def test_exit_codes(size: SizeOrder, require: str, code: Exit) -> None:
+    assert report(size, require=require).exit == code
+
+
+def test_nothing_recorded_is_no_verdict() -> None:
+    assert make_order_report(order_file(order_record(status="failed"))).exit == Exit.NO_VERDICT
+
+
+def test_results_that_are_no_sums_are_wrong_data() -> None:
+    record = order_record(size_order(64), status="wrong", note="5 elements are no sum")
+    judged = make_order_report(order_file(record), parse_requirements(["order=ring"]))
+    assert judged.exit == Exit.WRONG_DATA
+    assert describe_answer(judged.judgement.orders[0]).sentence == (
+        "Results are no sums of the inputs: 5 elements are no sum."
+    )
+
+
+def test_a_skipped_case_without_a_requirement_changes_nothing() -> None:
+    records = [order_record(size_order(64)), order_record(status="skipped", backend="mpi")]
+    assert make_order_report(order_file(*records)).exit == Exit.OK
+
+
+def test_fake_gpus_are_no_verdict() -> None:
+    file = order_file(order_record(size_order(64)))
+    worlds = [replace(world, fake=True) for world in file.worlds]
+    assert make_order_report(replace(file, worlds=worlds)).exit == Exit.NO_VERDICT
+
+
+# a recorded run
+
+
+def recorded(*sizes: SizeOrder, **fields: Any) -> RunFile:
+    return order_file(order_record(*sizes, **fields), name="before")
+
+
+def compare(*sizes: SizeOrder, like: RunFile) -> Likeness:
+    (one,) = compare_orders(judge_orders(order_file(order_record(*sizes))), judge_orders(like))
+    return one
+
+
+def test_a_run_is_like_itself() -> None:
+    assert compare(size_order(64), like=recorded(size_order(64))).is_alike
+    assert report(size_order(64), like=recorded(size_order(64))).exit == Exit.OK
+
+
+def test_another_order_is_told_with_both() -> None:
+    likeness = compare(size_order(64), like=recorded(size_order(64, DOUBLING)))
+    assert describe_likeness(likeness, "before").endswith(
+        f"another order than in before: 64 B, element 0: {LINEAR}, not {DOUBLING}"
+    )
+
+
+def test_another_order_is_judged_bad() -> None:
+    assert report(size_order(64), like=recorded(size_order(64, DOUBLING))).exit == Exit.BAD
+
+
+def test_the_first_element_that_differs_is_told() -> None:
+    likeness = compare(size_order(64, *RING), like=recorded(size_order(64, *RING[:2], *RING[:2])))
+    assert likeness.spot is not None and likeness.spot.element == 8
+
+
+def test_sizes_that_are_not_recorded_are_no_verdict() -> None:
+    assert compare(size_order(64), like=recorded(size_order(128))).is_alike is None
+    assert report(size_order(64), like=recorded(size_order(128))).exit == Exit.NO_VERDICT
+
+
+def test_another_algorithm_is_compared_where_it_is_the_only_one() -> None:
+    like = recorded(size_order(64, DOUBLING), algorithm="ring", backend="shm")
+    likeness = compare(size_order(64), like=like)
+    assert likeness.is_alike is False
+    assert "before (ring@shm)" in describe_likeness(likeness, "before")
+
+
+def test_another_collective_is_never_compared() -> None:
+    subject = order_subject("reduce", root=0)
+    record = order_record(size_order(64), subject=subject)
+    like = order_file(record, subjects=[subject])
+    assert compare(size_order(64), like=like).other is None
+
+
+def test_another_adder_is_another_order() -> None:
+    wide = size_order(64, ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=order_pieces(16, LINEAR))])
+    other = [replace(piece, adder=53) for piece in wide.ranks[0].pieces]
+    like = recorded(replace(wide, ranks=[RankPieces(ranks=(0, 1, 2, 3), pieces=other)]))
+    likeness = compare(wide, like=like)
+    assert "rounded otherwise" in describe_likeness(likeness, "before")
+
+
+def test_more_repeats_are_no_other_order() -> None:
+    like = recorded(size_order(64, repeats=Repeats(calls=10)))
+    assert compare(size_order(64), like=like).is_alike
