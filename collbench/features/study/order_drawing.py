@@ -227,7 +227,7 @@ def describe_rounding(rounding: Rounding, dtype: DType) -> str:
 def make_document(
     orders: Sequence[RecordedOrder], rank: int | None = None, values: str = ""
 ) -> Document:
-    """The trees of recorded orders, of all ranks or one, piece by piece; with the numbers of --values
+    """The trees of recorded orders, of all ranks or one, piece by piece, with numbers of ``values``
     added along each."""
     brief: list[Block] = []
     for order in orders:
