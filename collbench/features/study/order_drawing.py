@@ -237,7 +237,7 @@ def make_document(
         numbers = parse_numbers(values, order) if values else None
         outputs = [o for o in order.outputs if rank is None or rank in o.ranks]
         for output in outputs[:MAX_PIECES]:
-            label = f"rank{'s' * (len(output.ranks) > 1)} {_format_ranks(output.ranks)}"
+            label = f"rank{'s' * (len(output.ranks) > 1)} {format_ranks(output.ranks)}"
             brief += ["", f"{label}: {format_count(len(output.pieces), 'piece')}"]
             for piece in output.pieces[:MAX_PIECES]:
                 brief += _draw_piece(piece, order, numbers)
@@ -275,7 +275,7 @@ def _list_signs(order: RecordedOrder, outputs: Sequence[Any]) -> list[Block]:
     return [tone_text(text, "quiet") for text in dict.fromkeys(signs)]
 
 
-def _format_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks as 0-3 or 0, 2, 5."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
