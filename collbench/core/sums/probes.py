@@ -81,7 +81,7 @@ def choose_scales(dtype: DType, n: int, op: str, subnormals: bool) -> tuple[Scal
     room = big - _find_least(dtype, n, op, subnormals)
     adders = [bits for bits in (p, *ADDERS) if bits >= p and room > bits + 1]
     normal = _find_least(dtype, n, op, False)
-    width = min(_most_units(op, p, WIDER[p]), big - normal - p - 1)
+    width = min(_most_units(op, p, WIDER[p]), big - normal - p - 1, max(1, n - 2))
     if width < 1 or not adders:
         raise UsageError(f"{op} of {n} ranks needs a wider range than {dtype.name} has", "-d half")
     visible, ratio = adders[-1], width + p + 1

@@ -7,6 +7,7 @@ same as rounded once. What float64 cannot hold is worked out in fractions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -71,21 +72,25 @@ def round_fraction(value: Fraction, bits: int, emin: int = -1022) -> Fraction:
     """A fraction, rounded as round_values does."""
     if not value:
         return value
-    power = value.numerator.bit_length() - value.denominator.bit_length()
-    if abs(value) < Fraction(2) ** power:
-        power -= 1
-    spacing = Fraction(2) ** (max(power, emin) - bits + 1)
+    spacing = Fraction(2) ** (max(_find_exponent(value), emin) - bits + 1)
     return round(value / spacing) * spacing
+
+
+def _find_exponent(value: Fraction) -> int:
+    """The exponent of the largest power of two that is no larger than the value, which is not 0."""
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    return exponent - (abs(value) < Fraction(2) ** exponent)
 
 
 def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "sum") -> bool:
     """Whether a reduction is worked out in fractions, of which only few are."""
-    is_exact = rounding.adder == EXACT or any(join.kind != "two" for join in tree.joins)
-    is_wide = rounding.adder > 53
-    if rounding.division == "within" and is_wide:
+    kinds = {join.kind for join in tree.joins}
+    if rounding.adder > 53 and rounding.division == "within":
+        return True
+    if rounding.adder >= 53 and "together" in kinds:
         return True
     bits = dtype.precision * (len(tree.leaves) if op == "prod" else 1)
-    return bits >= 53 and (is_exact or is_wide)
+    return bits >= 53 and (rounding.adder == EXACT or rounding.adder > 53 or bool(kinds - {"two"}))
 
 
 def evaluate_tree(
@@ -106,10 +111,15 @@ def evaluate_tree(
     own = (dtype.precision, dtype.emin)
     whole = sum(1 << rank for rank in tree.leaves)
 
+    def take_leaf(rank: int) -> tuple[Any, int]:
+        return _load_leaf(inputs[rank], rank, dtype, op, rounding, n, arithmetic), 1 << rank
+
     def add_node(join: Join, children: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
-        total, mask = children[0]
-        for value, leaves in children[1:]:
-            total, mask = combine(total, value), mask | leaves
+        values: Sequence[Any] = [value for value, _ in children]
+        mask = sum(leaves for _, leaves in children)
+        if join.kind == "together" and op != "prod" and rounding.adder != EXACT:
+            values = arithmetic.cut(values, rounding.adder)
+        total = functools.reduce(combine, values)
         if join.kind != "exact":
             total = _round_in_adder(total, rounding, dtype, arithmetic)
         if mask != whole and (rounding.at is None or mask in rounding.at):
@@ -117,14 +127,7 @@ def evaluate_tree(
         watch(mask, total)
         return total, mask
 
-    total, _ = fold_tree(
-        tree,
-        lambda rank: (
-            _load_leaf(inputs[rank], rank, dtype, op, rounding, n, arithmetic),
-            1 << rank,
-        ),
-        add_node,
-    )
+    total, _ = fold_tree(tree, take_leaf, add_node)
     if rounding.division == "rounded":
         total = arithmetic.round(total, *own)
     if rounding.division in ("after", "rounded"):
@@ -175,6 +178,11 @@ class _Doubles:
     def round(self, values: Floats, bits: int, emin: int) -> Floats:
         return values if bits > 53 else round_values(values, bits, emin)
 
+    def cut(self, values: Sequence[Floats], bits: int) -> Sequence[Floats]:
+        """The values without what is below so many bits of the largest of them."""
+        exponent = np.frexp(np.max(np.abs(values), axis=0))[1] - bits
+        return [np.ldexp(np.trunc(np.ldexp(value, -exponent)), exponent) for value in values]
+
     def divide(self, values: Floats, n: int) -> Floats:
         return values / n
 
@@ -190,6 +198,13 @@ class _Fractions:
 
     def round(self, values: Any, bits: int, emin: int) -> Any:
         return np.array([round_fraction(value, bits, emin) for value in values], object)
+
+    def cut(self, values: Sequence[Any], bits: int) -> Sequence[Any]:
+        largest = np.max(np.abs(np.stack(values)), axis=0)
+        exponents = [_find_exponent(size) if size else 0 for size in largest]
+        spacing = np.array([Fraction(2) ** (e - bits + 1) for e in exponents], object)
+        whole = [np.array([int(x) for x in value / spacing], object) for value in values]
+        return [value * spacing for value in whole]
 
     def divide(self, values: Any, n: int) -> Any:
         return values / n

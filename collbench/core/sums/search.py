@@ -46,7 +46,7 @@ NO_ORDER = "no order of additions gives these results"
 
 NOT_NEAREST = "rounds otherwise than to nearest"
 
-OTHER_CALL = "another order at another call"
+OTHER_CALL = "another order at another call, or adders of a width that is not looked for"
 
 
 class Question(NamedTuple):

@@ -8,12 +8,14 @@ Below a node that adds without loss it is only the two children that hold them.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from collbench.core.sums.trees import Join, Kind, SumTree, fold_tree, join_trees, make_leaf
+from collbench.core.sums.trees import Join, SumTree, fold_tree, join_trees, make_leaf
 
 Pair = tuple[int, int]  # the lesser rank first
 
@@ -64,23 +66,15 @@ def ask_all_pairs(ranks: Sequence[int]) -> Questions:
 
 def ask_adaptively(ranks: Sequence[int], seed: int = 1) -> Questions:
     """Asks for about n log n pairs: of a rank drawn by lot with all others, which tells the path
-    from it to the root and what hangs off it, and so on within that. All pairs are asked below a
-    node that adds without loss. Raises NoTree."""
+    from it to the root and what hangs off it, and so on within that. Raises NoTree."""
     rng = np.random.default_rng(seed)
     sets: dict[Pair, int] = {}
-    trees = yield from _ask_forest(make_mask(ranks), make_mask(ranks), sets, rng)
-    tree = trees[0] if len(trees) == 1 else _join_checked("together", trees)
+    mask = make_mask(ranks)
+    [tree] = yield from _ask_forest(mask, mask, sets, rng)
     expected = find_sets(tree)
     if any(expected[pair] != swallowed for pair, swallowed in sets.items()):
         raise NoTree("the sets contradict each other")
     return tree
-
-
-def _ask(pair: Pair, sets: dict[Pair, int]) -> Generator[Pair, int, int]:
-    """The set of a pair, asked once."""
-    if pair not in sets:
-        sets[pair] = yield pair
-    return sets[pair]
 
 
 def _ask_forest(
@@ -95,46 +89,40 @@ def _ask_forest(
         for other in ranks:
             if other != pivot:
                 pair = min(pivot, other), max(pivot, other)
-                answers[other] = yield from _ask(pair, sets)
+                answers[other] = sets[pair] = yield pair
         inside = {other: s for other, s in answers.items() if s | group == group}
         if above == group and len(inside) < len(answers):
             raise NoTree("ranks outside of a tree were swallowed in it")
         child = 1 << pivot | make_mask(inside)
-        tree = yield from _ask_path(pivot, child, inside, sets, rng)
-        trees.append(tree)
+        trees.append((yield from _ask_path(pivot, inside, sets, rng)))
         group &= ~child
     return trees
 
 
 def _ask_path(
-    pivot: int, child: int, inside: dict[int, int], sets: dict[Pair, int], rng: np.random.Generator
+    pivot: int, inside: Mapping[int, int], sets: dict[Pair, int], rng: np.random.Generator
 ) -> Generator[Pair, int, SumTree]:
-    """The tree of a ``child``'s ranks, by the sets of its ``pivot`` with each of them."""
+    """The tree of a ``pivot`` and the ranks ``inside``, by its sets with them, from the pivot up: a
+    node that swallows has one set, within all those above it; of one that adds without loss, each
+    other child makes its own."""
     tree, covered = make_leaf(pivot), 1 << pivot
-    by_set: dict[int, int] = {}
+    groups: dict[int, int] = {}
     for other, swallowed in inside.items():
-        by_set[swallowed] = by_set.get(swallowed, 0) | 1 << other
-    for swallowed, group in sorted(by_set.items(), key=lambda item: item[0].bit_count()):
-        if swallowed != covered | group:
-            return (yield from _ask_the_rest(child, sets))
-        trees = yield from _ask_forest(group, swallowed, sets, rng)
-        tree = _join_checked("together", [tree, *trees])
-        covered = swallowed
+        groups[swallowed] = groups.get(swallowed, 0) | 1 << other
+    above = sorted(groups, key=lambda swallowed: swallowed.bit_count())
+    while above:
+        node = [above[0], *(swallowed for swallowed in above if above[0] & ~swallowed)]
+        above = [swallowed for swallowed in above if swallowed not in node]
+        children = [tree]
+        for swallowed in node:
+            group = groups[swallowed]
+            if swallowed != covered | group:
+                raise NoTree("ranks are swallowed that are elsewhere in the tree")
+            outside = swallowed if len(node) == 1 else group
+            children += yield from _ask_forest(group, outside, sets, rng)
+        tree = join_trees("together" if len(node) == 1 else "exact", children)
+        covered |= functools.reduce(operator.or_, node)
     return tree
-
-
-def _ask_the_rest(mask: int, sets: dict[Pair, int]) -> Generator[Pair, int, SumTree]:
-    """The tree of some ranks, by all their pairs."""
-    for pair in itertools.combinations(list_ranks(mask), 2):
-        yield from _ask(pair, sets)
-    return grow_tree(sets, mask)
-
-
-def _join_checked(kind: Kind, trees: Sequence[SumTree]) -> SumTree:
-    leaves = [leaf for tree in trees for leaf in tree.leaves]
-    if len(set(leaves)) != len(leaves):
-        raise NoTree("a rank would be added twice")
-    return join_trees(kind, trees)
 
 
 def grow_tree(sets: Sets, mask: int) -> SumTree:

@@ -55,10 +55,9 @@ def make_leaf(rank: int) -> SumTree:
 
 
 def join_trees(kind: Kind, children: Iterable[SumTree]) -> SumTree:
-    """The tree whose root joins two or more ``children``; two added ``together`` are added as any
-    two."""
+    """The tree whose root joins two or more ``children``; two are ``two`` whatever the kind."""
     ordered = sorted(children, key=lambda child: child.least)
-    if kind == "together" and len(ordered) == 2:
+    if len(ordered) == 2:
         kind = "two"
     steps = [step for child in ordered for step in child.postfix]
     return SumTree((*steps, Join(kind, len(ordered))))
@@ -103,58 +102,78 @@ def format_tree(tree: SumTree) -> str:
     return fold_tree(tree, lambda rank: (str(rank), False), format_node)[0]
 
 
-TOKEN = re.compile(r"\s*(\d{1,7}|together|exact|[-+(){},])")
-
-MAX_NESTING = 300
+TOKEN = re.compile(r"\s*([0-9]{1,7}|together\{|exact\{|[+()},])\s*")
 
 
 def parse_tree(text: str) -> SumTree:
     """The tree that a text describes. Raises UsageError where it is none, or a rank is in it
     twice."""
-    tokens = TOKEN.findall(text)
-    parser = _Parser(tokens)
-    tree = parser.read_sum(0) if "".join(tokens) == re.sub(r"\s", "", text) else None
-    if tree is None or parser.remaining or len(set(tree.leaves)) != len(tree.leaves):
+    text = re.sub(r"\s*\{", "{", text)
+    tree = _read_tree(TOKEN.findall(text)) if re.fullmatch(f"({TOKEN.pattern})+", text) else None
+    if tree is None or len(set(tree.leaves)) != len(tree.leaves):
         raise UsageError(f"'{text[:60]}' is no order of additions", "0+(1+(2+3)), for example")
     return tree
 
 
-class _Parser:
-    """A reader of tokens; every method returns None at what it cannot read."""
+def _read_tree(tokens: Iterable[str]) -> SumTree | None:
+    """The tree that tokens describe; None where they describe none."""
+    nested = [_Bracket("")]
+    for token in tokens:
+        inner = nested[-1]
+        if token[0].isdecimal():
+            fits = inner.take(make_leaf(int(token)))
+        elif token[-1] in "({":
+            fits = inner.awaits
+            nested.append(_Bracket(token))
+        elif token in "+,":
+            fits = inner.skip(token)
+        else:
+            closed = nested.pop().close(token)
+            fits = bool(nested) and closed is not None and nested[-1].take(closed)
+        if not fits:
+            return None
+    return nested[0].close("") if len(nested) == 1 else None
 
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.remaining = list(tokens)[::-1]
 
-    def read_sum(self, depth: int) -> SumTree | None:
-        """One operand, or two with a + between them."""
-        first = self._read_operand(depth)
-        if first is None or not self._skip("+"):
-            return first
-        second = self._read_operand(depth)
-        return add_trees(first, second) if second else None
+class _Bracket:
+    """What has been read since ``opener``: children, and of the last one a sum of at most two.
+    ``awaits`` an operand next."""
 
-    def _read_operand(self, depth: int) -> SumTree | None:
-        token = self.remaining.pop() if self.remaining and depth < MAX_NESTING else ""
-        if token.isdecimal():
-            return make_leaf(int(token))
-        if token == "(":
-            tree = self.read_sum(depth + 1)
-            return tree if self._skip(")") else None
-        if token in ("together", "exact") and self._skip("{"):
-            children = [self.read_sum(depth + 1)]
-            while self._skip(","):
-                children.append(self.read_sum(depth + 1))
-            whole = [child for child in children if child]
-            closed = self._skip("}") and len(whole) == len(children) > 1
-            return join_trees(token, whole) if closed else None  # type: ignore[arg-type]
-        return None
+    def __init__(self, opener: str) -> None:
+        self.opener, self.awaits = opener, True
+        self._children: list[SumTree] = []
+        self._operands: list[SumTree] = []
 
-    def _skip(self, token: str) -> bool:
-        """Whether the next token is this one, which is then read."""
-        if self.remaining and self.remaining[-1] == token:
-            self.remaining.pop()
-            return True
-        return False
+    def take(self, operand: SumTree) -> bool:
+        """Whether an operand fits here, which is then taken."""
+        fits, self.awaits = self.awaits, False
+        self._operands.append(operand)
+        return fits
+
+    def skip(self, token: str) -> bool:
+        """Whether a + or a comma fits here, after which an operand is awaited."""
+        fits = not self.awaits and (self.opener[-1:] == "{" or token == "+")
+        self.awaits = True
+        if token == "+":
+            return fits and len(self._operands) == 1
+        return fits and self._end_child()
+
+    def _end_child(self) -> bool:
+        if self._operands:
+            pair = len(self._operands) == 2
+            self._children.append(add_trees(*self._operands) if pair else self._operands[0])
+        self._operands = []
+        return True
+
+    def close(self, token: str) -> SumTree | None:
+        """The tree between the brackets, where this one closes it."""
+        if self.awaits or {"": "", "(": ")"}.get(self.opener, "}") != token:
+            return None
+        self._end_child()
+        if token != "}":
+            return self._children[0]
+        kind: Kind = "exact" if self.opener == "exact{" else "together"
+        return join_trees(kind, self._children) if len(self._children) > 1 else None
 
 
 def list_nodes(tree: SumTree) -> list[tuple[Join, int]]:

@@ -16,7 +16,13 @@ from collbench.core.errors import UsageError
 from collbench.core.sums.names import Names
 from collbench.core.sums.trees import parse_tree
 from collbench.features.order import KIND
-from collbench.features.order.findings import OrderFindings, RankPieces, SizeOrder, read_findings
+from collbench.features.order.findings import (
+    OrderFindings,
+    RankPieces,
+    Repeats,
+    SizeOrder,
+    read_findings,
+)
 from collbench.features.order.naming import name_found
 from collbench.features.order.request import SumOrder
 from collbench.features.order.signature import (
@@ -58,7 +64,8 @@ class SizeChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class CallChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """Repeats at a size whose bits were others: ``changed`` of ``calls``, those of the numbers
-    ``odd`` (the first ones), and the orders that give these bits, as far as known."""
+    ``odd`` (the first ones), and the orders that give these bits, as far as known. ``at_start``:
+    they were the first calls at this size, held against later ones."""
 
     nbytes: int
     calls: int
@@ -68,6 +75,7 @@ class CallChange(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int | None = None
     last: int | None = None
     ranks: tuple[int, ...] = ()
+    at_start: bool = False
 
 
 class Spot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,6 +107,9 @@ class Dependence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
+Key = tuple[int, bool, int]  # bytes, in place, elements off alignment
+
+
 class Placed(NamedTuple):
     """The order at one size, in one way to place buffers, with the pieces of the aligned one out of
     place where they are the same."""
@@ -107,7 +118,7 @@ class Placed(NamedTuple):
     ranks: Sequence[RankPieces]
 
     @property
-    def key(self) -> tuple[int, bool, int]:
+    def key(self) -> Key:
         """The size and how buffers were placed."""
         return self.order.nbytes, self.order.in_place, self.order.shift
 
@@ -141,18 +152,26 @@ class Launch(NamedTuple):
 
 class JudgedOrder(NamedTuple):
     """The order of a collective on a backend in one setting of the environment, over its launches;
-    ``names`` by size."""
+    ``names`` of the first one's, by size and way."""
 
     case: Case
     subject: SumOrder
     launches: list[Launch]
     depends: dict[Dimension, Dependence]
-    names: dict[int, Names | None]
+    names: dict[Key, Names | None]
 
     @property
     def first(self) -> Launch:
         """The launch whose orders are shown."""
         return self.launches[0]
+
+    def look_up_names(self, item: Placed) -> Names | None:
+        """The names of an order of the first launch, or of one like it."""
+        own = self.names.get(item.key)
+        if own is None and item.order.like:
+            base = next((b for b in self.first.base if b.order.nbytes == item.order.nbytes), item)
+            return self.names.get(base.key)
+        return own
 
     @property
     def placed(self) -> list[Placed]:
@@ -292,7 +311,8 @@ def _judge_order(
         _judge_place(subject, launches),
         _judge_settings(case, first, settings),
     )
-    names = {item.order.nbytes: name_found(subject, item.ranks) for item in first.base}
+    own = [item for item in first.placed if not item.order.like]
+    names = {item.key: name_found(subject, item.ranks) for item in own}
     by_dimension = {dependence.dimension: dependence for dependence in depends}
     return JudgedOrder(case, subject, launches, by_dimension, names)
 
@@ -388,32 +408,33 @@ MAX_SPOTS = 8
 
 
 def _judge_calls(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
-    """Whether calls of the same data gave other bits."""
-    repeated = [
-        item.order for launch in launches for item in launch.placed if item.order.repeats.calls
-    ]
-    if not repeated:
+    """Whether calls of the same data gave other bits, the first ones of a size included."""
+    placed = [item.order for launch in launches for item in launch.placed]
+    repeated = [order for order in placed if order.repeats.calls]
+    changes = [_make_call_change(order, order.repeats) for order in repeated]
+    changes += [_make_call_change(order, order.first_calls, at_start=True) for order in placed]
+    changed = tuple(change for change in changes if change.changed)
+    if not (repeated or changed):
         reason = LEFT_OUT if subject.repeats else "--repeats 200"
         return Dependence(dimension="call", value="not asked", reason=reason)
-    changes = []
-    for order in repeated:
-        repeats = order.repeats
-        if repeats.changed:
-            calls = sorted({call for odd in repeats.odd for call in odd.calls})
-            changes.append(
-                CallChange(
-                    nbytes=order.nbytes,
-                    calls=repeats.calls,
-                    changed=repeats.changed,
-                    odd=tuple(calls[:MAX_CALLS]),
-                    trees=tuple(dict.fromkeys(odd.tree for odd in repeats.odd if odd.tree)),
-                    first=min((odd.first for odd in repeats.odd), default=None),
-                    last=max((odd.last for odd in repeats.odd), default=None),
-                    ranks=tuple(sorted({rank for odd in repeats.odd for rank in odd.ranks})),
-                )
-            )
-    number = min(order.repeats.calls for order in repeated)
-    return _make_frequency("call", number, bool(changes), calls=tuple(changes))
+    number = min((order.repeats.calls for order in repeated), default=0)
+    return _make_frequency("call", number, bool(changed), calls=changed)
+
+
+def _make_call_change(order: SizeOrder, repeats: Repeats, at_start: bool = False) -> CallChange:
+    """What is to be known of the calls of a size that gave other bits."""
+    calls = sorted({call for odd in repeats.odd for call in odd.calls})
+    return CallChange(
+        nbytes=order.nbytes,
+        calls=repeats.calls,
+        changed=repeats.changed,
+        odd=tuple(calls[:MAX_CALLS]),
+        trees=tuple(dict.fromkeys(odd.tree for odd in repeats.odd if odd.tree)),
+        first=min((odd.first for odd in repeats.odd), default=None),
+        last=max((odd.last for odd in repeats.odd), default=None),
+        ranks=tuple(sorted({rank for odd in repeats.odd for rank in odd.ranks})),
+        at_start=at_start,
+    )
 
 
 def bound_rarity(number: int) -> float:
@@ -507,7 +528,7 @@ def _judge_neighbours(subject: SumOrder, launches: Sequence[Launch]) -> Dependen
 
 def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
     """Whether buffers in place, or off alignment, are added otherwise."""
-    spots: list[Spot] = []
+    spots: dict[str, Spot] = {}
     ways: dict[str, None] = {}
     for launch in launches:
         base = {item.order.nbytes: item for item in launch.base}
@@ -515,23 +536,23 @@ def _judge_place(subject: SumOrder, launches: Sequence[Launch]) -> Dependence:
             own = base[item.order.nbytes]
             if item.key == own.key:
                 continue
-            ways[describe_way(item.order.in_place, item.order.shift) or "out of place"] = None
-            spot = None if item.order.like else find_spot([(own, item)], item.way)
-            spots += [spot] if spot else []
+            way = describe_way(item.order.in_place, item.order.shift) or "out of place"
+            ways[way] = None
+            if not item.order.like and (spot := find_spot([(own, item)], way)):
+                spots.setdefault(way, spot)
     if not ways:
         is_requested = len(subject.places) * len(subject.shifts) > 1
         reason = LEFT_OUT if is_requested else "--place out,in --shift 0,1"
         return Dependence(dimension="place", value="not asked", reason=reason)
     value: Value = "differs" if spots else "same"
-    return Dependence(
-        dimension="place", value=value, ways=tuple(ways), spots=tuple(spots[:MAX_SPOTS])
-    )
+    return Dependence(dimension="place", value=value, ways=tuple(ways), spots=tuple(spots.values()))
 
 
 def describe_way(in_place: bool, shift: int) -> str:
-    """How buffers are placed, in words; "" for out of place and aligned."""
-    off = f"{shift} element{'s' * (shift != 1)} off" if shift else ""
-    return " and ".join(filter(None, ["in place" * in_place, off]))
+    """How buffers are placed, in words, with elements off alignment; "" for out of place and
+    aligned."""
+    off = f"{shift} off" if shift else ""
+    return " ".join(filter(None, ["in place" * in_place, off]))
 
 
 def _judge_settings(

@@ -176,8 +176,8 @@ def vote_bits(results: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decode_asked(asked: Sequence[Any]) -> Asked:
-    first, last, (((i, j), units), scale) = asked
-    return Asked(first, last, Question(Probe((i, j), tuple(units)), Scale(*scale)))
+    first, last, ((pair, units), scale) = asked
+    return Asked(first, last, Question(Probe(tuple(pair), tuple(units)), Scale(*scale)))
 
 
 def _overlay(by_rank: Sequence[Sequence[Asked]]) -> list[Asked]:

@@ -25,7 +25,7 @@ from collbench.core.sums.rounding import (
     list_divisions,
     needs_fractions,
 )
-from collbench.core.sums.trees import SumTree
+from collbench.core.sums.trees import SumTree, add_trees, make_leaf
 from collbench.features.order.buffers import Views, decode_values, encode_values
 from collbench.features.order.findings import Mismatch, Neighbours, OddCalls, Proof, Repeats
 from collbench.features.order.probing import vote_bits
@@ -433,18 +433,17 @@ def _measure_ulp(value: float, numbers: Sequence[float], case: Case) -> float:
     )
 
 
-def is_slow(pieces: Sequence[Predicted], dtype: DType) -> bool:
-    """Whether some piece's sums are worked out in fractions."""
+def is_slow(pieces: Sequence[Predicted], dtype: DType, op: str) -> bool:
+    """Whether some piece's sums are worked out in fractions, however avg divides."""
     return any(
-        piece.tree is not None and needs_fractions(dtype, piece.rounding, piece.tree)
+        piece.tree is not None and needs_fractions(dtype, rounding, piece.tree, op)
         for piece in pieces
+        for rounding in list_divisions(op, piece.rounding)
     )
 
 
 def list_small_trees(ranks: Sequence[int]) -> list[SumTree]:
     """Every order in which few numbers can be added two at a time."""
-    from collbench.core.sums.trees import add_trees, make_leaf
-
     if len(ranks) == 1:
         return [make_leaf(ranks[0])]
     first, *rest = ranks

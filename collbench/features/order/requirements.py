@@ -153,7 +153,7 @@ def _judge_names(requirement: Requirement, order: JudgedOrder) -> tuple[bool | N
     for item in order.first.base:
         size = format_bytes(item.order.nbytes)
         if requirement.kind == "order":
-            names = order.names[item.order.nbytes]
+            names = order.look_up_names(item)
             if not has_name(names, requirement.value):
                 what = names.phrase if names else _first_tree(item)
                 return False, f"{size}: adds as {what}, not as {requirement.value}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
@@ -95,16 +96,34 @@ def are_even(pieces: Sequence[Piece]) -> bool:
 
 MAX_STARTS = 4
 
+MAX_DENOMINATOR = 16  # of the share of a buffer at which a piece begins
+
 
 def describe_starts(pieces: Sequence[Piece]) -> str:
-    """Where pieces begin, n being the elements of the buffer: n/4 apart, or by element; empty for a
-    single piece."""
+    """Where pieces begin, n being the elements of the buffer: n/4 apart, by share of it, or by
+    element; empty for a single piece."""
     if len(pieces) < 2:
         return ""
     if are_even(pieces):
         return f"n/{len(pieces)} apart"
-    starts = ", ".join(str(piece.first) for piece in pieces[:MAX_STARTS])
-    return f"starts {starts}" + (", …" if len(pieces) > MAX_STARTS else "")
+    words = list_starts(pieces)
+    more = ", …" if len(words) > MAX_STARTS else ""
+    return f"starts {', '.join(words[:MAX_STARTS])}{more}"
+
+
+def list_starts(pieces: Sequence[Piece]) -> list[str]:
+    """Where each piece begins, by share of the buffer if all are simple ones, or by element."""
+    shares = [Fraction(piece.first, pieces[-1].last + 1) for piece in pieces]
+    if all(share.denominator <= MAX_DENOMINATOR for share in shares):
+        return [format_share_of_n(share) for share in shares]
+    return [f"{piece.first:,}" for piece in pieces]
+
+
+def format_share_of_n(share: Fraction) -> str:
+    """A share of a buffer's n elements: 0, n/2, 3n/4."""
+    if not share:
+        return "0"
+    return f"{share.numerator if share.numerator > 1 else ''}n/{share.denominator}"
 
 
 Shape = tuple[tuple[tuple[int, ...], str, tuple[ElementOrder, ...]], ...]

@@ -252,7 +252,7 @@ class OrderTrial:
         self, call: _Call, predicted: Sequence[Predicted], buffers: int, thrice: bool
     ) -> tuple[Proof, Wrong, list[Predicted]]:
         """How far the orders predict random bits; with the way in which each divides."""
-        slow = any(self._bench.control.collect(is_slow(predicted, call.case.type)))
+        slow = any(self._bench.control.collect(is_slow(predicted, call.case.type, call.case.op)))
         prover = call.make_prover(self._find_data(call.case, slow))
         chosen = prover.choose_divisions(predicted, thrice)
         return *prover.prove(chosen, buffers, thrice), chosen

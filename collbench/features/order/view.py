@@ -28,7 +28,7 @@ from collbench.features.order.likeness import Likeness, describe_likeness
 from collbench.features.order.naming import describe_piece, list_names
 from collbench.features.order.report import OrderReport
 from collbench.features.order.requirements import RequirementResult
-from collbench.features.order.signature import are_even, describe_starts, outline_order
+from collbench.features.order.signature import are_even, describe_starts, list_starts, outline_order
 from collbench.features.order.wording import (
     Answer,
     count_predicted,
@@ -81,7 +81,7 @@ MAX_TREE = 60  # characters of an order in a table
 
 NOTE = (
     "n: elements of a buffer; error: of a sum, in units of its last place (ulp), the largest and"
-    " the mean"
+    " (the mean)"
 )
 
 TONES: dict[str, Tone] = {"same": "good", "differs": "notice", "not asked": "quiet"}
@@ -216,23 +216,27 @@ def _list_size_blocks(order: JudgedOrder) -> Iterator[SizeBlock]:
     """Sizes of one order together; then other ways to place buffers that have another order."""
 
     def outline(item: Placed) -> tuple[object, ...]:
-        names = order.names.get(item.order.nbytes)
+        names = order.look_up_names(item)
         return outline_order(item.ranks), item.order.proof.is_complete, names and names.phrase
 
     for _, items in groupby(order.first.base, outline):
         yield SizeBlock(list(items))
-    base = {item.order.nbytes: item for item in order.first.base}
-    for item in order.first.placed:
-        own = base[item.order.nbytes]
-        if item.order.varied and not item.order.like and item.signature != own.signature:
-            yield SizeBlock([item])
+    base = {item.order.nbytes: item.signature for item in order.first.base}
+    others = [
+        item
+        for item in order.first.placed
+        if item.order.varied and not item.order.like and item.signature != base[item.order.nbytes]
+    ]
+    others.sort(key=lambda item: item.key[1:])
+    for _, items in groupby(others, lambda item: (item.way, *outline(item))):
+        yield SizeBlock(list(items))
 
 
 def _make_lines(order: JudgedOrder, block: SizeBlock) -> Iterator[Line]:
     """The line of a block, and one for each rank's piece where there are several."""
     item, dtype = block.first, DTYPES[order.subject.dtype]
     pieces = [(group, piece) for group in item.ranks for piece in group.pieces]
-    names = order.names.get(item.order.nbytes) if not item.order.varied else None
+    names = order.look_up_names(item)
     brackets = not item.order.proof.is_complete
     adders = list(dict.fromkeys(name_adder(piece, dtype) for _, piece in pieces))
     several = len(pieces) > 1
@@ -280,7 +284,7 @@ def _label_piece(ranks: Sequence[RankPieces], group: RankPieces, piece: Piece) -
     number, count = group.pieces.index(piece), len(group.pieces)
     where = ""
     if count > 1:
-        where = f"from {piece.first:,}"
+        where = f"from {list_starts(group.pieces)[number]}"
         if are_even(group.pieces):
             where = f"piece {number + 1} of {count}"
     return ", ".join(filter(None, [who, where]))
@@ -312,7 +316,7 @@ def _format_error(items: Iterable[Placed]) -> str:
     if not worst:
         return "-"
     text = _format_ulp(max(worst))
-    return f"{text}, mean {_format_ulp(sum(mean) / len(mean))}" if mean else text
+    return f"{text} ({_format_ulp(sum(mean) / len(mean))})" if mean else text
 
 
 def _format_ulp(value: float) -> str:
@@ -432,9 +436,7 @@ def _order_values(order: JudgedOrder) -> dict[str, Any]:
 
 
 def _case_values(order: JudgedOrder, launch: Launch, item: Placed) -> dict[str, Any]:
-    size, names = item.order, order.names.get(item.order.nbytes)
-    if size.varied and not size.like:
-        names = None
+    size, names = item.order, order.look_up_names(item)
     repeats, proof = size.repeats, size.proof
     return {
         "size": size.nbytes,
@@ -473,6 +475,7 @@ def _case_values(order: JudgedOrder, launch: Launch, item: Placed) -> dict[str, 
             if repeats.calls and not repeats.changed
             else None,
         },
+        "first_calls": {"calls": size.first_calls.calls, "changed": size.first_calls.changed},
         "neighbours": {"calls": size.neighbours.calls, "changed": size.neighbours.changed},
         "digest": size.digest,
     }
@@ -524,7 +527,7 @@ def _list_rows(orders: Iterable[JudgedOrder]) -> Iterator[dict[str, Any]]:
 def _flatten_piece(
     order: JudgedOrder, launch: Launch, item: Placed, group: RankPieces, piece: Piece
 ) -> dict[str, Any]:
-    subject, size, names = order.subject, item.order, order.names.get(item.order.nbytes)
+    subject, size, names = order.subject, item.order, order.look_up_names(item)
     return {
         "collective": subject.collective,
         "implementation": order.case.label,
@@ -543,7 +546,7 @@ def _flatten_piece(
         "last": piece.last,
         "tree": piece.tree,
         "adds_bits": piece.adder,
-        "adds_as": names.phrase if names and not (size.varied and not size.like) else "",
+        "adds_as": names.phrase if names else "",
         "predicted": size.proof.right,
         "predicted_of": size.proof.of,
         "signature": item.signature,

@@ -172,13 +172,10 @@ def _cut(words: Sequence[str]) -> list[str]:
 
 def find_common_name(order: JudgedOrder) -> str:
     """A name that an order has at all sizes with several pieces; "" where there is none."""
-    pieced = {
-        item.order.nbytes for item in order.first.base for g in item.ranks if len(g.pieces) > 1
-    }
+    base = order.first.base
+    pieced = [item for item in base if any(len(group.pieces) > 1 for group in item.ranks)]
     heads = [
-        [head_of(name) for name in list_names(names)]
-        for nbytes, names in order.names.items()
-        if nbytes in pieced or not pieced
+        [head_of(name) for name in list_names(order.look_up_names(item))] for item in pieced or base
     ]
     common = set.intersection(*map(set, heads)) if heads else set()
     return next((head for head in heads[0] if head in common), "") if common else ""
@@ -217,8 +214,11 @@ def _describe_rarity(dependence: Dependence, what: str) -> str:
 
 
 def _describe_changed(change: CallChange) -> str:
-    text = f"{change.changed:,} of {format_count(change.calls, 'repeat')}"
-    text += f" at {format_bytes(change.nbytes)} gave other bits"
+    calls = format_count(change.calls, "repeat")
+    if change.at_start:
+        calls = f"the first {format_count(change.calls, 'call')}"
+    text = f"{change.changed:,} of {calls} at {format_bytes(change.nbytes)} gave other bits"
+    text += " than later ones" * change.at_start
     if rhythm := describe_rhythm(change.odd):
         text += f": {rhythm}"
     if change.first is not None and change.last is not None:
@@ -294,7 +294,7 @@ def describe_answer(order: JudgedOrder) -> Answer:
         "rank": "Ranks get different sums of the same numbers, so that copies drift apart",
         "neighbours": "An element's sum changes with what other elements hold",
         "launch": "Another launch can give other bits of the same data",
-        "place": "An element's sum can be rounded otherwise where its buffers lie elsewhere",
+        "place": "An element's sum is rounded otherwise with buffers " + _list_ways(order),
         "setting": "Another setting can give other bits of the same data",
     }
     causes = [dimension for dimension in sentences if dimension in differing]
@@ -307,6 +307,10 @@ def describe_answer(order: JudgedOrder) -> Answer:
         weight: Weight = "bad" if causes[0] in ("call", "rank", "neighbours") else "notice"
         return Answer(plain_line(f"{text}."), weight)
     return Answer(plain_line(f"{_describe_sameness(order)}."), "good")
+
+
+def _list_ways(order: JudgedOrder) -> str:
+    return join_words(_cut([spot.what for spot in order.depends["place"].spots][:1]))
 
 
 def _describe_trouble(order: JudgedOrder) -> str:

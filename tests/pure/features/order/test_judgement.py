@@ -153,7 +153,13 @@ def test_even_pieces_are_told_as_shares(count: int, number: int, text: str) -> N
 def test_uneven_pieces_are_told_by_their_starts() -> None:
     pieces = order_pieces(64, *RING)
     odd = [replace(pieces[0], last=3), replace(pieces[1], first=4), *pieces[2:]]
-    assert describe_starts(odd) == "starts 0, 4, 32, 48"
+    assert describe_starts(odd) == "starts 0, n/16, n/2, 3n/4"
+
+
+def test_uneven_pieces_are_told_by_element_where_shares_are_odd() -> None:
+    pieces = order_pieces(64, *RING)
+    odd = [replace(pieces[0], last=2), replace(pieces[1], first=3), *pieces[2:]]
+    assert describe_starts(odd) == "starts 0, 3, 32, 48"
 
 
 def test_blocks_of_reduce_scatter_are_positions() -> None:
@@ -210,6 +216,15 @@ def test_odd_calls_are_named_with_their_order() -> None:
     assert text == (
         "4 of 200 repeats at 64 B gave other bits: every 50th, element 3, which then add as"
         f" {SWAPPED}"
+    )
+
+
+def test_first_calls_that_differ_from_later_ones_are_told() -> None:
+    odd = OddCalls(calls=[1], ranks=(0,), first=0, last=15, tree=SWAPPED)
+    size = size_order(64, first_calls=Repeats(calls=3, changed=1, odd=[odd]))
+    assert tell("call", size) == (
+        "1 of the first 3 calls at 64 B gave other bits than later ones: call 1, elements 0 to 15,"
+        f" which then add as {SWAPPED}"
     )
 
 
@@ -282,7 +297,7 @@ def test_neighbours_that_matter_are_told() -> None:
 def test_places_that_are_predicted_are_the_same() -> None:
     sizes = (size_order(64), way_of(64), way_of(64, in_place=False, shift=1), way_of(64, shift=1))
     assert depend("place", *sizes).value == "same"
-    assert tell("place", *sizes) == "1 element off, in place, in place and 1 element off"
+    assert tell("place", *sizes) == "1 off, in place, in place 1 off"
 
 
 def test_a_place_with_another_order_differs() -> None:

@@ -113,8 +113,15 @@ def test_a_place_with_another_order_has_a_line() -> None:
     assert line.startswith("64 B, in place") and DOUBLING in line
 
 
+def test_a_place_with_another_order_has_a_line_for_all_sizes() -> None:
+    others = [size_order(64 << k, DOUBLING, in_place=True, varied=True) for k in range(3)]
+    lines = table(size_order(64), size_order(128), size_order(256), *others)
+    assert len(lines) == 4
+    assert lines[-1].startswith("64 to 256 B, in place") and "doubling" in lines[-1]
+
+
 def test_errors_are_the_largest_and_the_mean() -> None:
-    assert "0.9, mean 0.3" in table(size_order(64))[-1]
+    assert "0.9 (0.3)" in table(size_order(64))[-1]
 
 
 def test_a_wider_adder_is_told_with_where_it_rounds() -> None:
@@ -274,7 +281,7 @@ class RepeatValues(_Strict):
     rarer_than: float | None
 
 
-class NeighbourValues(_Strict):
+class ChangedValues(_Strict):
     calls: int
     changed: int
 
@@ -296,7 +303,8 @@ class CaseValues(_Strict):
     signature: str
     proof: ProofValues
     repeats: RepeatValues
-    neighbours: NeighbourValues
+    first_calls: ChangedValues
+    neighbours: ChangedValues
     digest: str
 
 
@@ -319,6 +327,7 @@ class CallValues(_Strict):
     first: int | None = None
     last: int | None = None
     ranks: list[int] = []
+    at_start: bool = False
 
 
 class SpotValues(_Strict):
