@@ -16,13 +16,21 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DType
 from collbench.core.sums.families import RULES, list_families, list_rings
 from collbench.core.sums.names import list_references, name_orders
-from collbench.core.sums.rounding import Floats, Rounding, evaluate_tree, list_divisions
+from collbench.core.sums.rounding import (
+    Floats,
+    Rounding,
+    draw_inputs,
+    evaluate_tree,
+    list_divisions,
+)
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.trees import SumTree
 
 MAX_REFERENCE_RANKS = 64  # 290 trees of all_reduce there take 1 s; above, only families are tried
 
 FLOAT_BITS = 24  # of the adder that narrower types may be added in
+
+MAX_RATIO = 22  # a large number's power of two, and its distance to small ones, as float shows both
 
 Flags = NDArray[np.bool_]
 
@@ -41,6 +49,25 @@ class Sums(NamedTuple):
 
     inputs: Floats
     results: Floats
+
+
+def draw_numbers(dtype: DType, n: int, op: str, length: int, seed: int) -> Floats:
+    """Random numbers of n ranks, (n, length), whose sums show in which order they were added: in
+    narrow types also where they were added in float, as every other element or so has small
+    numbers, but for a large one and its opposite on two ranks. Other orders of draw_inputs' numbers
+    give the same bits there, but for one in thousands."""
+    numbers = draw_inputs(dtype, n, op, length, seed)
+    if dtype.precision >= FLOAT_BITS or op not in ("sum", "avg") or n < 3:
+        return numbers
+    rng = np.random.default_rng([seed, n, length])
+    large = min(dtype.emax - 1, MAX_RATIO)
+    small = max(dtype.emin + 6, large - MAX_RATIO)
+    pairs = rng.permuted(np.arange(n)[:, None].repeat(length, axis=1), axis=0)[:2]
+    sizes = np.ldexp(numbers[0], large - 1)
+    at = np.arange(length)
+    cancelling = np.ldexp(numbers, small)
+    cancelling[pairs[0], at], cancelling[pairs[1], at] = sizes, -sizes
+    return np.where(rng.random(length) < 0.5, cancelling, numbers)
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,9 +113,8 @@ def find_runs(
     inputs = dict(enumerate(sums.inputs.reshape(n, -1)))
     matches = np.empty((len(candidates), elements), bool)
     for index, tree in enumerate(candidates):
-        if dtype.precision != FLOAT_BITS and any(join.kind != "two" for join in tree.joins):
-            # of a narrow type, the bits of any order in float; of double, slow
-            matches[index] = False
+        if dtype.precision > FLOAT_BITS and any(join.kind != "two" for join in tree.joins):
+            matches[index] = False  # worked out in fractions, which is slow
             continue
         expected = evaluate_tree(tree, inputs, dtype, op, rounding, n).reshape(calls, elements)
         same = (expected == sums.results) & (np.signbit(expected) == np.signbit(sums.results))

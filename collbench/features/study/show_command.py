@@ -81,15 +81,6 @@ def show(options: ShowOptions) -> None:
         return _show_order(options)
     _refuse_incomplete(options)
     if options.on:
-        for option, given_too in (
-            ("--step", options.step is not None),
-            ("--html", options.html is not None),
-        ):
-            if given_too:
-                raise UsageError(
-                    f"{option}: with --on a library runs, which shows no steps",
-                    f"leave out --on or {option}",
-                )
         return _show_buffers(options)
     if options.algorithm == "native":
         raise UsageError(
@@ -190,6 +181,15 @@ def _show_buffers(options: ShowOptions) -> None:
     from collbench.show import terminal
     from collbench.show.views import buffers
 
+    for option, given_too in (
+        ("--step", options.step is not None),
+        ("--html", options.html is not None),
+    ):
+        if given_too:
+            raise UsageError(
+                f"{option}: with --on a library runs, which shows no steps",
+                f"leave out --on or {option}",
+            )
     row = find_collective(options.name)
     given = drawing.parse_values(options.values) if options.values else None
     n = options.n or (len(given) if given else 4)

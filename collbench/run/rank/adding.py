@@ -11,12 +11,13 @@ import torch
 from collbench.core.sums.recognition import (
     Run,
     Sums,
+    draw_numbers,
     find_runs,
     list_candidates,
     list_roundings,
     name_runs,
 )
-from collbench.core.sums.rounding import PERIOD, Floats, Rounding, draw_inputs
+from collbench.core.sums.rounding import PERIOD, Floats, Rounding
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Slot
 from collbench.run.rank.check import is_rounded
@@ -105,7 +106,9 @@ def _make_sums(
     inputs: list[list[Floats]] = [[] for _ in slot]
     results: list[list[Floats]] = [[] for _ in slot]
     for number in range(count_calls(len(elements))):
-        numbers = draw_inputs(case.type, case.n, case.op, period, 1000 * bench.policy.seed + number)
+        numbers = draw_numbers(
+            case.type, case.n, case.op, period, 1000 * bench.policy.seed + number
+        )
         for rank, buffers in zip(bench.ranks, slot, strict=True):
             _repeat(buffers.send[: case.counts[0]], numbers[rank])
         bench.backend.finish()

@@ -14,12 +14,13 @@ from collbench.core.sums.recognition import (
     Run,
     Sums,
     cut_runs,
+    draw_numbers,
     find_runs,
     list_candidates,
     list_roundings,
     name_runs,
 )
-from collbench.core.sums.rounding import Rounding, draw_inputs, evaluate_tree
+from collbench.core.sums.rounding import Rounding, evaluate_tree, round_values
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.trees import SumTree, parse_tree
 
@@ -34,7 +35,7 @@ def make_sums(
     """What a library makes of random numbers, that adds as ``runs`` say, lengths in shares."""
     kind = DTYPES[dtype]
     used = rounding if isinstance(rounding, Rounding) else Rounding(kind.precision)
-    inputs = draw_inputs(kind, n, op, ELEMENTS, 7)
+    inputs = draw_numbers(kind, n, op, ELEMENTS, 7)
     total = sum(run.length for run in runs)
     trees = [run.tree for run in runs for _ in range(run.length * ELEMENTS // total)]
     trees += [runs[-1].tree] * (ELEMENTS - len(trees))
@@ -117,17 +118,33 @@ def test_types_are_rounded_at_every_node(dtype: str) -> None:
     assert "linear up" in found and "linear down" not in found
 
 
-def test_half_that_is_rounded_once_has_its_order_by_the_few_bits_that_show() -> None:
+@pytest.mark.parametrize("dtype", ["half", "bfloat16", "f8e5m2"])
+@pytest.mark.parametrize("tree", ["0+(1+(2+3))", "(0+1)+(2+3)"])
+def test_narrow_types_that_are_rounded_once_show_the_order_in_float(dtype: str, tree: str) -> None:
     once = Rounding(24, frozenset())
-    tree = parse_tree("0+(1+(2+3))")
-    found = name_outputs("all_reduce", 4, spread(tree, 4), "half", rounding=once)
-    assert found in ((), name_outputs("all_reduce", 4, spread(tree, 4)))
+    outputs = spread(parse_tree(tree), 4)
+    found = name_outputs("all_reduce", 4, outputs, dtype, rounding=once)
+    assert found == name_outputs("all_reduce", 4, outputs)
 
 
-def test_bfloat16_that_is_rounded_once_has_no_name_as_any_order_gives_its_bits() -> None:
+def test_what_any_order_gives_has_no_name() -> None:
     once = Rounding(24, frozenset())
-    tree = parse_tree("0+(1+(2+3))")
-    assert name_outputs("all_reduce", 4, spread(tree, 4), "bfloat16", rounding=once) == ()
+    outputs = spread(parse_tree("0+(1+(2+3))"), 4)
+    assert name_outputs("all_reduce", 4, outputs, "f8e4m3", rounding=once) == ()
+
+
+@pytest.mark.parametrize("dtype", ["half", "bfloat16", "f8e4m3", "f8e5m2"])
+def test_no_sum_of_narrow_numbers_leaves_the_type(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    numbers = draw_numbers(kind, 8, "sum", 4096, 3)
+    assert (numbers == round_values(numbers, kind.precision, kind.emin)).all()
+    assert abs(numbers).sum(axis=0).max() < 2.0 ** (kind.emax + 1)
+
+
+def test_ranks_added_all_at_once_are_named() -> None:
+    outputs = spread(parse_tree("together{0, 1, 2, 3}"), 4)
+    assert name_outputs("all_reduce", 4, outputs) == ("all at once",)
+    assert name_outputs("all_reduce", 4, outputs, "bfloat16") == ("all at once",)
 
 
 @pytest.mark.parametrize("division", ["after", "before"])

@@ -53,7 +53,7 @@ def test_a_star_stands_where_the_sum_is_rounded_to_the_element_type() -> None:
     within = Rounding(24, frozenset({0b0011}))
     assert drawn("(0+1)+2", once) == "+*\n├─ +\n│  ├─ 0\n│  └─ 1\n└─ 2"
     assert drawn("(0+1)+2", within).startswith("+*\n├─ +*\n")
-    assert drawn("exact{0, 1+2}", Rounding(EXACT)) == "exact*\n├─ 0\n└─ +\n   ├─ 1\n   └─ 2"
+    assert drawn("exact{0, 1, 2+3}", Rounding(EXACT)).startswith("exact*\n├─ 0\n├─ 1\n└─ +\n")
 
 
 def test_a_long_chain_has_a_line_for_each_addition() -> None:
