@@ -132,6 +132,13 @@ RUNS = (
         never=(TRACEBACK, FAILED),
     ),
     Scenario(
+        "order of additions",
+        "collbench order all_reduce -b 4 -e 4K -f 32 -g 4 -d float,bfloat16 --repeats 20",
+        (r"\(\(0\+1\)\+2\)\+3 .*100 % of", "call +same", FAKE),
+        exit=3,  # fake GPUs decide nothing
+        gpus=4,
+    ),
+    Scenario(
         "NCCL's own all_to_all",
         f"collbench all_to_all --sizes 64 -g 2 {COUNTED}",
         (r"fake NCCL\] AlltoAll", "Out of bounds values : 0 OK"),

@@ -567,14 +567,18 @@ def _judge_settings(
     if not others:
         return Dependence(dimension="setting", value="not asked", reason="--env NAME=V1,V2")
     spots = [
-        spot
-        for other, pairs in others
-        if (spot := find_spot(pairs, " ".join(f"{k}={v}" for k, v in other.env)))
+        spot for other, pairs in others if (spot := find_spot(pairs, describe_setting(other, case)))
     ]
     value: Value = "differs" if spots else "same"
     return Dependence(
         dimension="setting", value=value, number=len(others) + 1, spots=tuple(spots[:MAX_SPOTS])
     )
+
+
+def describe_setting(case: Case, other: Case) -> str:
+    """What a case sets, less what another sets, too."""
+    own = [f"{name}={value}" for name, value in case.env if (name, value) not in other.env]
+    return " ".join(own) or "without settings"
 
 
 def is_exact(tree: str) -> bool:

@@ -230,14 +230,17 @@ def _describe_changed(change: CallChange) -> str:
 
 
 def describe_rhythm(calls: Sequence[int]) -> str:
-    """Numbers of calls in words: "every 50th" where gaps are equal, from the first on."""
+    """Numbers of calls in words: "calls 1 to 3", "every 50th" where gaps are equal, from the first
+    on."""
+    if len(calls) > 1 and calls[-1] - calls[0] == len(calls) - 1:
+        return f"calls {calls[0]:,} to {calls[-1]:,}"
     gaps = {after - before for before, after in pairwise(calls)}
     if len(calls) > 2 and len(gaps) == 1:
         (gap,) = gaps
         ending = {1: "st", 2: "nd", 3: "rd"}.get(gap % 10, "th")
         ending = "th" if gap % 100 in (11, 12, 13) else ending
         since = "" if calls[0] == gap else f", from call {calls[0]} on"
-        return "every call" + since if gap == 1 else f"every {gap}{ending}{since}"
+        return f"every {gap}{ending}{since}"
     if not calls:
         return ""
     return f"call{'s' * (len(calls) > 1)} {join_words(_cut([str(call) for call in calls]))}"
@@ -290,7 +293,7 @@ def describe_answer(order: JudgedOrder) -> Answer:
         return Answer(plain_line(trouble), "bad")
     differing = {d.dimension: d for d in order.depends.values() if d.value == "differs"}
     sentences = {
-        "call": "Calls of the same data give other bits",
+        "call": _describe_change(order),
         "rank": "Ranks get different sums of the same numbers, so that copies drift apart",
         "neighbours": "An element's sum changes with what other elements hold",
         "launch": "Another launch can give other bits of the same data",
@@ -307,6 +310,19 @@ def describe_answer(order: JudgedOrder) -> Answer:
         weight: Weight = "bad" if causes[0] in ("call", "rank", "neighbours") else "notice"
         return Answer(plain_line(f"{text}."), weight)
     return Answer(plain_line(f"{_describe_sameness(order)}."), "good")
+
+
+def _describe_change(order: JudgedOrder) -> str:
+    """That calls of the same data differ, and which do."""
+    changes = order.depends["call"].calls
+    if changes and all(change.at_start for change in changes):
+        first, found = changes[0], [item for item in order.first.base if item.order.ranks]
+        now = {piece.tree for item in found for group in item.ranks for piece in group.pieces}
+        orders = f": as {first.trees[0]}, not {now.pop()}" if first.trees and len(now) == 1 else ""
+        return (
+            f"The first calls add otherwise than later ones, {describe_rhythm(first.odd)}{orders}"
+        )
+    return "Calls of the same data give other bits"
 
 
 def _list_ways(order: JudgedOrder) -> str:
@@ -494,7 +510,6 @@ def describe_subject(order: JudgedOrder) -> str:
     """The order's case in words, as a title: collective, ranks, backend, type, reduction."""
     subject, case = order.subject, order.case
     root = f"root {subject.root}" if COLLECTIVES[subject.collective].rooted else ""
-    env = " ".join(f"{name}={value}" for name, value in case.env)
     parts = [
         f"order of {subject.collective}",
         format_count(subject.world, "rank"),
@@ -502,6 +517,6 @@ def describe_subject(order: JudgedOrder) -> str:
         subject.dtype,
         subject.op,
         root,
-        env,
+        *(f"{name}={value}" for name, value in case.env),
     ]
     return plain_line(", ".join(filter(None, parts)))

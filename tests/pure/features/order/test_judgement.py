@@ -235,7 +235,7 @@ def test_first_calls_that_differ_from_later_ones_are_told() -> None:
         ((2, 4, 6, 8), "every 2nd"),
         ((13, 26, 39), "every 13th"),
         ((10, 60, 110), "every 50th, from call 10 on"),
-        ((1, 2, 3), "every call"),
+        ((1, 2, 3), "calls 1 to 3"),
         ((7,), "call 7"),
         ((7, 50), "calls 7 and 50"),
         ((1, 5, 6, 70, 90), "calls 1, 5, 6 and 2 more"),
