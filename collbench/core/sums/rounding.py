@@ -8,7 +8,7 @@ same as rounded once. What float64 cannot hold is worked out in fractions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
@@ -94,9 +94,17 @@ def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "
 
 
 def evaluate_tree(
-    tree: SumTree, inputs: Mapping[int, Floats], dtype: DType, op: str, rounding: Rounding, n: int
+    tree: SumTree,
+    inputs: Mapping[int, Floats],
+    dtype: DType,
+    op: str,
+    rounding: Rounding,
+    n: int,
+    watch: Callable[[int, Any], object] = lambda mask, partial: None,
 ) -> Floats:
-    """What a reduction of n ranks makes of their ``inputs``, by the tree."""
+    """What a reduction of n ranks makes of their ``inputs``, by the tree. ``watch`` is told of each
+    node's sum, by the mask of its leaves, as it goes on, in the order of postfix; of the root's
+    before avg divides it and it is rounded to the element type."""
     in_fractions = needs_fractions(dtype, rounding, tree, op)
     arithmetic = _Fractions() if in_fractions else _Doubles()
     combine = np.multiply if op == "prod" else np.add
@@ -116,6 +124,7 @@ def evaluate_tree(
             total = _round_in_adder(total, rounding, dtype, arithmetic)
         if mask != whole and (rounding.at is None or mask in rounding.at):
             total = arithmetic.round(total, *own)
+        watch(mask, total)
         return total, mask
 
     total, _ = fold_tree(tree, take_leaf, add_node)
