@@ -1,4 +1,4 @@
-"""Orders found by ranks that are threads of this process, whose reduction is one of planted_adders.py."""
+"""Orders found by ranks that are threads, whose reduction is one of planted_adders.py."""
 
 from __future__ import annotations
 
@@ -65,6 +65,9 @@ class Adding(Base):
 
     def __init__(self, rank: int, meeting: Meeting, word: str) -> None:
         self._rank, self._meeting, self._word, self.calls = rank, meeting, word, 0
+
+    def refuse(self, case: Case) -> str:
+        return ""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)

@@ -14,9 +14,9 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.sums.names import name_orders
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.symbolic import find_orders as trace_orders
+from collbench.features.order.calls import count_calls
 from collbench.features.order.findings import OrderFindings, SizeOrder
 from collbench.features.order.request import SumOrder
-from collbench.features.order.runner import count_calls
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
