@@ -348,8 +348,10 @@ class _Session:
             for case in current.jobs[error.job].case.siblings:
                 failed = Record(case=case, status="failed", note=error.message, world=current.index)
                 interim = self._interim.get(case)
-                if interim and len(interim.times_ns) >= FEWEST_SAMPLES:
-                    failed = msgspec.structs.replace(interim, status="failed", note=error.message)
+                if interim and (interim.findings or len(interim.times_ns) >= FEWEST_SAMPLES):
+                    cut = "cut short: " if interim.findings else ""
+                    note = cut + error.message
+                    failed = msgspec.structs.replace(interim, status="failed", note=note)
                 self._accept(failed)
 
     def _hung(self, error: RunBroken) -> None:

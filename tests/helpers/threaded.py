@@ -66,6 +66,9 @@ class Adding(Base):
     def __init__(self, rank: int, meeting: Meeting, word: str) -> None:
         self._rank, self._meeting, self._word, self.calls = rank, meeting, word, 0
 
+    def refuse(self, case: Case) -> str:
+        return ""
+
     def allocate(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
 

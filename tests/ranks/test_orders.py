@@ -4,6 +4,7 @@ and planted changes of them, which are seen."""
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,9 +15,9 @@ from collbench.core.dtypes import DTYPES
 from collbench.core.sums.names import name_orders
 from collbench.core.sums.symbolic import TreeRun
 from collbench.core.sums.symbolic import find_orders as trace_orders
+from collbench.features.order.calls import count_calls
 from collbench.features.order.findings import OrderFindings, SizeOrder
 from collbench.features.order.request import SumOrder
-from collbench.features.order.runner import count_calls
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan")
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
@@ -216,7 +217,7 @@ def test_gloos_ring_goes_down_from_the_last_rank(find_orders) -> None:
 
 def test_gloos_ring_has_its_name(find_orders) -> None:
     (size,) = find_gloo(find_orders, "all_reduce", 4, 256)
-    assert name_size(size) == ["ring:down, 3 chunks on"]
+    assert name_size(size) == ["ring:down, 2 chunks on"]
 
 
 def test_gloos_chunks_on_three_ranks(find_orders) -> None:
@@ -318,3 +319,52 @@ def test_open_mpi_scans_in_rank_order(find_orders) -> None:
 def test_open_mpi_adds_doubles_in_their_own_type(find_orders) -> None:
     (size,) = find_open_mpi(find_orders, "all_reduce", 4096, dtype="double")
     assert {piece.adder for group in size.ranks for piece in group.pieces} == {53}
+
+
+# planted changes; more of them among threads, in tests/pure/features/order/test_planted.py
+
+
+def find_planted(find_orders: FindOrders, word: str, *sizes: int, **values: object):
+    asked = order("all_reduce", 3, *(sizes or (256,)), **(ONCE | values))
+    (found,) = find_orders((asked, "native"), backend="adding", sabotage=word)
+    return found.sizes
+
+
+UP, DOWN = "(0+1)+2", "0+(1+2)"
+
+
+@pytest.mark.slow
+def test_every_fiftieth_call_of_real_ranks_is_seen_and_named(find_orders) -> None:
+    (size,) = find_planted(find_orders, "every:50", repeats=200)
+    assert list_trees(size)[0] == [UP]
+    (odd,) = size.repeats.odd
+    assert {after - call for call, after in itertools.pairwise(odd.calls)} == {50}
+    assert odd.tree == DOWN
+
+
+def test_an_odd_element_of_real_ranks_is_a_piece(find_orders) -> None:
+    (size,) = find_planted(find_orders, "element:17")
+    assert (list_starts(size), list_trees(size)[2]) == ([0, 17, 18], [UP, DOWN, UP])
+
+
+def test_an_odd_real_rank_is_told_apart(find_orders) -> None:
+    (size,) = find_planted(find_orders, "rank:1")
+    assert list_trees(size) == {0: [UP], 1: [DOWN], 2: [UP]}
+
+
+def test_real_ranks_bisect_sizes(find_orders) -> None:
+    sizes = find_planted(find_orders, "from:404", 64, 1024, bisect=True)
+    assert [size.nbytes for size in sizes] == [64, 400, 404, 1024]
+
+
+def test_real_ranks_have_another_order_in_place(find_orders) -> None:
+    base, inside = find_planted(find_orders, "in_place", places=("out", "in"))
+    assert (list_trees(base)[0], list_trees(inside)[0]) == ([UP], [DOWN])
+
+
+def test_wrong_data_of_a_real_rank_are_wrong(ask) -> None:
+    asked = order("all_reduce", 3, 256, **ONCE)
+    (record,) = ask((asked, "native"), backend="adding", sabotage="wrong:2")
+    assert (record.status, record.wrong > 0) == ("wrong", True)
+    assert record.first_wrong is not None
+    assert (record.first_wrong.rank, record.first_wrong.index) == (2, 63)

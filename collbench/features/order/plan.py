@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import format_count, format_size, plain_line
+from collbench.features.order.calls import choose_strategy, count_all_calls, count_calls
 from collbench.features.order.request import SumOrder
-from collbench.features.order.runner import choose_strategy, count_all_calls, count_calls
 from collbench.show.document import Block, Line, Table, make_columns
 
 HEADS = ("order", "pairs", "calls a size", "at most", "in all", "bytes a rank")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info
-from collbench.core.dtypes import DTYPES
-from collbench.core.sums.search import Strategy
-from collbench.core.sums.swallowing import MAX_ALL_PAIRS
 from collbench.core.text import format_count, format_size
+from collbench.features.order.calls import count_all_calls
 from collbench.features.order.request import SumOrder
 from collbench.records.types import Record
 from collbench.run import collectives
@@ -28,34 +25,6 @@ COPIES = (
 )
 
 TABLES = 64 << 20  # bytes of random numbers and what trees make of them
-
-WIDTHS = 8  # calls, at most, that tell the adder's bits
-
-
-def count_calls(subject: SumOrder) -> tuple[int, int]:
-    """Calls to ask at one size, expected and at most, without proof and repeats."""
-    n = subject.world
-    pairs = n * (n - 1) // 2
-    most = 2 * pairs * math.ceil(max(0, n - 2) / 2) + WIDTHS
-    blocks = math.ceil(max(1, n - 2) / min(DTYPES[subject.dtype].precision, max(1, n - 2)))
-    if choose_strategy(subject) == "all":
-        return 2 * pairs * blocks + WIDTHS, most
-    return round(2 * n * math.log2(n)) * blocks, most
-
-
-def choose_strategy(subject: SumOrder) -> Strategy:
-    """All pairs where they are few; else about n log n of them."""
-    if subject.strategy != "auto":
-        return subject.strategy
-    return "all" if subject.world <= MAX_ALL_PAIRS else "adaptive"
-
-
-def count_all_calls(subject: SumOrder) -> int:
-    """Calls of a case by a rough guess: each size once as it is asked for, and in each other way
-    to place buffers by its proof alone."""
-    ways = len(subject.places) * max(1, len(subject.shifts))
-    size_calls = count_calls(subject)[0] + ways * 4 * subject.proof + subject.repeats
-    return len(subject.sizes) * size_calls
 
 
 def _make_largest(job: Job) -> Case:

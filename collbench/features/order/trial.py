@@ -20,6 +20,13 @@ from collbench.core.sums.swallowing import list_ranks, make_mask
 from collbench.core.sums.trees import SumTree
 from collbench.core.text import format_count
 from collbench.features.order.buffers import Buffers
+from collbench.features.order.calls import (
+    FIRST_BYTES,
+    FIRST_CALLS,
+    NEIGHBOURS,
+    POOLED,
+    choose_strategy,
+)
 from collbench.features.order.findings import OrderFindings, Piece, Proof, RankPieces, SizeOrder
 from collbench.features.order.probing import FoundPiece, Prober
 from collbench.features.order.proving import (
@@ -31,7 +38,6 @@ from collbench.features.order.proving import (
     list_small_trees,
 )
 from collbench.features.order.request import SumOrder
-from collbench.features.order.runner import choose_strategy
 from collbench.records.types import FirstWrong
 from collbench.run.backends import Call
 from collbench.run.jobs import Job
@@ -39,12 +45,6 @@ from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.outcome import CaseOutcome, FoundCase, WrongData
 from collbench.suite.case import Case
-
-POOLED = 4  # times as many random buffers where an order was not asked for but is tried
-
-FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # made before all others, of at most so many bytes
-
-NEIGHBOURS = 4  # calls in which other elements change
 
 MAX_LISTED = 6  # ranks up to which every order is tried on results that changed
 
