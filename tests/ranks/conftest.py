@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from paths import before
 
+from collbench.features.order.findings import OrderFindings, read_findings
+from collbench.features.order.request import SumOrder
 from collbench.features.training.step import Step
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
@@ -21,6 +23,8 @@ from collbench.suite.sweep import Axes, Suite
 PLUGINS = Path(__file__).parent / "plugins"
 Measure = Callable[..., list[Record]]
 Play = Callable[..., list[Record]]
+Ask = Callable[..., list[Record]]
+FindOrders = Callable[..., list[OrderFindings]]
 
 
 @pytest.fixture(scope="session")
@@ -93,5 +97,52 @@ def play(launcher: Launcher, fault: Path) -> Play:
         lines: list[World | Record] = []
         launcher.run([plan], Listener(lines.append))
         return [line for line in lines if isinstance(line, Record)]
+
+    return run
+
+
+@pytest.fixture
+def ask(launcher: Launcher, fault: Path) -> Ask:
+    """``ask((subject, algorithm), ...)``: the records of orders in one world."""
+
+    def run(
+        *asked: tuple[SumOrder, str],
+        backend: str = "shm",
+        env: tuple[tuple[str, str], ...] = (),
+        sabotage: str = "x:9:9",
+        **policy: object,
+    ) -> list[Record]:
+        fault.write_text(sabotage)
+        settings = Policy(**{"timeout": 60.0, **policy})  # type: ignore[arg-type]
+        world = asked[0][0].world
+        jobs = []
+        for subject, algorithm in asked:
+            axes = Axes(
+                collectives=(),
+                sizes=(),
+                ranks=(world,),
+                backends=(backend,),
+                algorithms=(algorithm,),
+                envs=(env,),
+            )
+            cases, _ = Suite(name="", axes=axes, subjects=(subject,)).expand()
+            jobs += [Job(case, 1, "hot", subject=subject) for case in cases]
+        plan = Plan(0, backend, world, env, settings, jobs, settings.timeout or 60.0)
+        lines: list[World | Record] = []
+        launcher.run([plan], Listener(lines.append))
+        return [line for line in lines if isinstance(line, Record)]
+
+    return run
+
+
+@pytest.fixture
+def find_orders(ask: Ask) -> FindOrders:
+    """``find_orders((subject, algorithm), ...)``: what was found, once all have an order."""
+
+    def run(*asked: tuple[SumOrder, str], **options: object) -> list[OrderFindings]:
+        records = ask(*asked, **options)
+        assert [(r.status, r.note) for r in records] == [("ok", "")] * len(asked)
+        found = [read_findings(record) for record in records]
+        return [findings for findings in found if findings]
 
     return run

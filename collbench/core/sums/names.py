@@ -158,7 +158,8 @@ def join_names(names: Sequence[str], limit: int) -> str:
 
 
 def list_references(collective: str, n: int, root: int = 0) -> list[Reference]:
-    """The algorithms that run on n ranks, and their outputs, but a user's that are wrong."""
+    """The algorithms that run on n ranks, and their outputs, as listed and by rank where that
+    differs; a user's that are wrong are left out."""
     labels = tuple(algorithm.name for algorithm in list_algorithms(collective))
     return _list_references(collective, n, root, labels)
 
@@ -167,7 +168,7 @@ def list_references(collective: str, n: int, root: int = 0) -> list[Reference]:
 def _list_references(
     collective: str, n: int, root: int, labels: tuple[str, ...]
 ) -> list[Reference]:
-    """list_references'. ``labels`` are the algorithms' names, of which a process may get more."""
+    """As list_references; ``labels`` are the algorithms' names, of which a process may get more."""
     user_labels = {algorithm.label for algorithm in list_user_algorithms()}
     references = []
     for algorithm in list_algorithms(collective):
@@ -176,7 +177,9 @@ def _list_references(
             continue
         schedule = variant.schedule(n, root)
         if not (algorithm.name in user_labels and prove_schedule(schedule)):
-            references.append(Reference(algorithm.name, find_orders(schedule)))
+            for by_rank in (False, True):
+                reference = Reference(algorithm.name, find_orders(schedule, by_rank))
+                references += [reference] if reference not in references else []
     return references
 
 
@@ -196,7 +199,7 @@ def match_references(
         for fit in [compare_outputs(collective, outputs, reference.outputs)]
         if fit
     ]
-    return [name for _, name in sorted(fits, key=lambda pair: pair[0])]
+    return list(dict.fromkeys(name for _, name in sorted(fits, key=lambda pair: pair[0])))
 
 
 def compare_outputs(collective: str, outputs: Outputs, reference: Outputs) -> Fit | None:

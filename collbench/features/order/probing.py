@@ -3,8 +3,9 @@ far ask the same question in one call."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,9 +17,18 @@ from collbench.features.order.buffers import Views, decode_values, encode_values
 from collbench.run.rank.control import Control
 
 MAX_PIECES = 4096
+
+MOST_CUTS = 2 * MAX_PIECES  # places at which the results of one call may change
+
+VOTED = 1 << 20  # elements that are voted on at once, for want of memory
+
 SCATTERED = f"elements are added in more than {MAX_PIECES:,} different pieces"
 
-MakeSearch = Callable[[], Generator[Question, float, Any]]
+NOWHERE = Finding(None, None, None, 0, "all", reason=SCATTERED)
+
+Search = Generator[Question, float, Any]
+
+MakeSearch = Callable[[], Search]
 
 
 class Asked(NamedTuple):
@@ -37,34 +47,57 @@ class FoundPiece(NamedTuple):
     finding: Any
 
 
-class _Piece:
-    """Elements of this rank's output that have answered alike so far, and what they ask next."""
+class _State:
+    """How far the search has come of elements that have answered alike: what they ask next, or what
+    was found. All pieces of such elements share it."""
 
-    def __init__(self, first: int, last: int, make_search: MakeSearch) -> None:
-        self.first, self.last = first, last
-        self._make_search, self._search = make_search, make_search()
-        self._answers: list[float] = []
+    def __init__(
+        self,
+        make_search: MakeSearch,
+        parent: _State | None = None,
+        answer: float = 0.0,
+        search: Search | None = None,
+    ) -> None:
+        self._make_search, self._parent, self._answer = make_search, parent, answer
+        self._next: dict[float, _State] = {}
         self.question: Question | None = None
-        self.finding: Finding | None = None
-        self._go_on(None)
-
-    def answer(self, value: float) -> None:
-        """Go on with the answer to the question."""
-        self._answers.append(value)
-        self._go_on(value)
-
-    def split(self, first: int, last: int) -> _Piece:
-        """A part of it, which has given the same answers."""
-        part = _Piece(first, last, self._make_search)
-        for value in self._answers:
-            part.answer(value)
-        return part
-
-    def _go_on(self, value: float | None) -> None:
+        self.finding: Any = None
+        self._search: Search | None = None
         try:
-            self.question = next(self._search) if value is None else self._search.send(value)
+            if search is None:
+                search = make_search()
+                self.question = next(search)
+                for value in self._list_answers():
+                    self.question = search.send(value)
+            else:
+                self.question = search.send(answer)
+            self._search = search
         except StopIteration as end:
             self.question, self.finding = None, end.value
+
+    def go_on(self, answer: float) -> _State:
+        """The state after an answer, the same one each time."""
+        key = math.nan if math.isnan(answer) else answer  # which a dict finds by its identity
+        if key not in self._next:
+            search, self._search = self._search, None  # it goes with the first, others begin anew
+            self._next[key] = _State(self._make_search, self, answer, search)
+        return self._next[key]
+
+    def _list_answers(self) -> list[float]:
+        """All answers so far."""
+        answers, state = [], self
+        while state._parent is not None:
+            answers.append(state._answer)
+            state = state._parent
+        return answers[::-1]
+
+
+class _Piece(NamedTuple):
+    """Elements of this rank's output that have answered alike so far."""
+
+    first: int
+    last: int
+    state: _State
 
 
 class Prober:
@@ -88,27 +121,25 @@ class Prober:
         """The pieces of this rank's output, neighbours of one order joined. ``thrice``: each
         question is asked three times, and answered as two of the calls have it."""
         length = len(self._views.recv)
-        pieces = [] if self._offset is None else [_Piece(0, length - 1, make_search)]
+        pieces = [] if self._offset is None else [_Piece(0, length - 1, _State(make_search))]
         scattered: list[FoundPiece] = []
         while covering := self._agree(pieces):
             result = self._ask(covering, thrice)
-            pieces = list(self._read(pieces, covering, result)) if pieces else []
-            if len(pieces) > MAX_PIECES:
-                pieces = []
-                scattered = [
-                    FoundPiece(0, length - 1, Finding(None, None, None, 0, "all", reason=SCATTERED))
-                ]
-        return scattered or _join_pieces(pieces)
+            if pieces:
+                pieces = self._read(pieces, covering, result)
+                if not 0 < len(pieces) <= MAX_PIECES:
+                    pieces, scattered = [], [FoundPiece(0, length - 1, NOWHERE)]
+        return scattered or _list_found(pieces)
 
     def _agree(self, pieces: Sequence[_Piece]) -> list[Asked]:
         """What is asked of which elements in the next call: where ranks ask differently, the first
         rank's question; the others wait."""
         offset = self._offset or 0
-        own = [
-            (piece.first + offset, piece.last + offset, piece.question)
+        own = _join_asked(
+            Asked(piece.first + offset, piece.last + offset, piece.state.question)
             for piece in pieces
-            if piece.question
-        ]
+            if piece.state.question
+        )
         everyone = self._control.collect(own)
         if all(asked == everyone[0] for asked in everyone):
             everyone = everyone[:1]
@@ -117,13 +148,14 @@ class Prober:
 
     def _ask(self, covering: Sequence[Asked], thrice: bool) -> torch.Tensor:
         """The bits of this rank's output; of three calls where asked for, those that two have."""
-        results = []
-        for _ in range(3 if thrice else 1):
+
+        def call() -> torch.Tensor:
             self._fill(covering)
             self._issue()
             self.calls += 1
-            results.append(self._views.recv_bits.clone() if thrice else self._views.recv_bits)
-        return vote_bits(results) if thrice else results[0]
+            return self._views.recv_bits
+
+        return vote_calls(call) if thrice else call()
 
     def _fill(self, covering: Sequence[Asked]) -> None:
         send = self._views.send_bits
@@ -138,41 +170,47 @@ class Prober:
 
     def _read(
         self, pieces: Sequence[_Piece], covering: Sequence[Asked], result: torch.Tensor
-    ) -> Iterator[_Piece]:
-        """The pieces, answered where their question was asked, and cut where answers differ."""
+    ) -> list[_Piece]:
+        """The pieces, answered where their question was asked, and cut where answers differ; none
+        where results change too often."""
         offset = self._offset or 0
-        cuts = ((result[1:] != result[:-1]).nonzero().ravel() + 1).tolist()
-        cuts = sorted({*cuts, *(asked.first - offset for asked in covering)})
-        parts: list[tuple[_Piece, int, int, bool]] = []
         starts = [asked.first - offset for asked in covering]
+        differ = (result[1:] != result[:-1]).nonzero().ravel() + 1
+        if len(differ) > MOST_CUTS:
+            return []
+        cuts = sorted({*differ.tolist(), *starts})
+        parts: list[tuple[_Piece, bool]] = []
         for piece in pieces:
             inner = cuts[bisect_left(cuts, piece.first + 1) : bisect_left(cuts, piece.last + 1)]
             for first, after in zip([piece.first, *inner], [*inner, piece.last + 1], strict=True):
                 index = bisect_left(starts, first + 1) - 1
                 asked = covering[index] if index >= 0 else None
-                is_covered = asked is not None and first <= asked.last - offset
                 is_answered = bool(
-                    piece.question and is_covered and asked and asked.question == piece.question
+                    asked
+                    and piece.state.question
+                    and first <= asked.last - offset
+                    and asked.question == piece.state.question
                 )
-                parts.append((piece, first, after - 1, is_answered))
-            if len(parts) > 4 * MAX_PIECES:
-                break
-        at = torch.tensor([first for _, first, _, _ in parts], device=result.device)
+                parts.append((_Piece(first, after - 1, piece.state), is_answered))
+        at = torch.tensor([part.first for part, _ in parts], device=result.device)
         values = decode_values(result[at], self._views.recv).tolist()
-        for (piece, first, last, is_answered), value in zip(parts, values, strict=True):
-            is_whole = (first, last) == (piece.first, piece.last)
-            part = piece if is_whole else piece.split(first, last)
-            if is_answered:
-                part.answer(value)
-            yield part
+        return _join_pieces(
+            part._replace(state=part.state.go_on(value)) if is_answered else part
+            for (part, is_answered), value in zip(parts, values, strict=True)
+        )
+
+
+def vote_calls(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A copy of the bits that two of three calls give, element by element."""
+    return vote_bits([call().clone(), call().clone(), call()])
 
 
 def vote_bits(results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The bits that two of three results have, element by element; all ones, which is no number,
+    """The bits that two of three results have, element by element, in place of the first; its own
     where no two agree."""
-    a, b, c = results
-    lone = torch.full_like(a, -1)
-    return torch.where(a == b, a, torch.where((c == a) | (c == b), c, lone))
+    for a, b, c in zip(*(torch.split(result, VOTED) for result in results), strict=True):
+        a.copy_(torch.where(b == c, b, a))
+    return results[0]
 
 
 def _decode_asked(asked: Sequence[Any]) -> Asked:
@@ -191,6 +229,11 @@ def _overlay(by_rank: Sequence[Sequence[Asked]]) -> list[Asked]:
             if index >= 0 and first <= rank[index].last:
                 covering.append(Asked(first, after - 1, rank[index].question))
                 break
+    return _join_asked(covering)
+
+
+def _join_asked(covering: Iterable[Asked]) -> list[Asked]:
+    """The same questions, those to neighbours that are asked the same as one."""
     joined: list[Asked] = []
     for asked in covering:
         if joined and joined[-1].last + 1 == asked.first and joined[-1][2] == asked.question:
@@ -200,12 +243,23 @@ def _overlay(by_rank: Sequence[Sequence[Asked]]) -> list[Asked]:
     return joined
 
 
-def _join_pieces(pieces: Sequence[_Piece]) -> list[FoundPiece]:
-    joined: list[FoundPiece] = []
+def _join_pieces(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """The same pieces, neighbours that have answered alike as one."""
+    joined: list[_Piece] = []
     for piece in pieces:
-        assert piece.finding is not None
-        if joined and joined[-1].finding == piece.finding:
+        if joined and joined[-1].state is piece.state:
             joined[-1] = joined[-1]._replace(last=piece.last)
         else:
-            joined.append(FoundPiece(piece.first, piece.last, piece.finding))
+            joined.append(piece)
+    return joined
+
+
+def _list_found(pieces: Sequence[_Piece]) -> list[FoundPiece]:
+    """What was found, neighbours of one order joined."""
+    joined: list[FoundPiece] = []
+    for first, last, state in pieces:
+        if joined and joined[-1].finding == state.finding:
+            joined[-1] = joined[-1]._replace(last=last)
+        else:
+            joined.append(FoundPiece(first, last, state.finding))
     return joined

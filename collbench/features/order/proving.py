@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from collbench.core.dtypes import OPS, DType, premul_factor
 from collbench.core.sums.rounding import (
+    EXACT,
     PERIOD,
     SHORT_PERIOD,
     Floats,
@@ -28,17 +31,19 @@ from collbench.core.sums.rounding import (
 from collbench.core.sums.trees import SumTree, add_trees, make_leaf
 from collbench.features.order.buffers import Views, decode_values, encode_values
 from collbench.features.order.findings import Mismatch, Neighbours, OddCalls, Proof, Repeats
-from collbench.features.order.probing import vote_bits
+from collbench.features.order.probing import VOTED, vote_calls
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 MAX_NUMBERS = 1 << 17  # of a buffer's random data, of all ranks together
 
-MAX_KEPT = 32  # buffers of random numbers, and of what trees make of them
+MAX_KEPT = 32  # buffers of random numbers
 
 SAMPLED = 512  # elements by which an odd result is named, or its distance to the exact sum taken
 
 MOST_ODD = 1000  # calls whose bits are kept apart
+
+LOOKS = 10  # calls between two looks at the clock, of all ranks
 
 REPEAT_SECONDS = 10.0  # that repeats of one size take at most
 
@@ -62,26 +67,48 @@ class Wrong(NamedTuple):
     first: Mismatch | None
 
 
+class Span(NamedTuple):
+    """What a result of this rank may be, element by element of a period: nearer than ``bound`` to
+    what is ``exact``."""
+
+    exact: Floats
+    bound: Floats
+
+
+class _Group(NamedTuple):
+    """Pieces of one order, and which numbers of a period they add: each piece's in turn; or all,
+    where the pieces are as long together."""
+
+    tree: SumTree | None
+    rounding: Rounding
+    pieces: list[Predicted]
+    places: NDArray[np.int64] | None
+
+
+class Tally(NamedTuple):
+    """Elements of a result that were ``right``, of all, and those that are no sum, with the first
+    of either kind that was not right, and the first that is none."""
+
+    right: int = 0
+    of: int = 0
+    wrong: int = 0
+    first: tuple[int, str, str] | None = None  # element, what it got, what was expected
+    first_wrong: tuple[int, str, str] | None = None
+
+
 class RandomData:
-    """Random numbers of all ranks by buffer, and what trees make of them. They repeat every
-    ``period`` elements."""
+    """Random numbers of all ranks by buffer. They repeat every ``period`` elements."""
 
     def __init__(self, case: Case, seed: int, is_slow: bool) -> None:
         elements = max(case.counts)
         most = SHORT_PERIOD if is_slow else PERIOD
-        self.period = min(elements, most, MAX_NUMBERS // case.n)
+        self.period = max(1, min(elements, most, MAX_NUMBERS // case.n))
         self._case, self._seed = case, seed
         self.inputs = lru_cache(maxsize=MAX_KEPT)(self._draw)
-        self.expected = lru_cache(maxsize=MAX_KEPT)(self._evaluate)
 
     def _draw(self, buffer: int) -> Floats:
         case = self._case
         return draw_inputs(case.type, case.n, case.op, self.period, 1000 * self._seed + buffer)
-
-    def _evaluate(self, buffer: int, tree: SumTree, rounding: Rounding) -> Floats:
-        inputs = dict(enumerate(self.inputs(buffer)))
-        case = self._case
-        return evaluate_tree(tree, inputs, case.type, case.op, rounding, case.n)
 
 
 class Prover:
@@ -98,145 +125,205 @@ class Prover:
     ) -> None:
         self._case, self._views, self._issue = case, views, issue
         self._control, self._offset, self._data = control, offset, data
+        self._spans: dict[int, Span] = {}  # by buffer, of the last one
+        self._reference: torch.Tensor | None = None
 
     def fill(self, buffer: int) -> None:
         """Write this rank's random numbers."""
-        self._tile(self._views.send_bits, self._data.inputs(buffer)[self._control.rank], 0)
+        self._write(self._data.inputs(buffer)[self._control.rank])
 
-    def _tile(self, out: torch.Tensor, numbers: Floats, start: int) -> None:
-        """Put numbers that repeat into ``out``, which lies at element ``start`` of the input."""
+    def _write(self, numbers: Floats) -> None:
+        """Put a period's numbers into the input."""
         codes = encode_values(torch.from_numpy(numbers), self._views.send)
-        period, at = len(codes), 0
-        while at < len(out):
-            low = (start + at) % period
-            part = out[at : at + period - low]
-            part.copy_(codes[low : low + len(part)])
-            at += len(part)
+        for part in torch.split(self._views.send_bits, len(codes)):
+            part.copy_(codes[: len(part)])
 
     def call(self, buffer: int, thrice: bool = False) -> torch.Tensor:
         """The bits of the result on random numbers; ``thrice`` as Prober's."""
-        results = []
-        for _ in range(3 if thrice else 1):
-            self.fill(buffer)
+        return self._call(self._data.inputs(buffer)[self._control.rank], thrice)
+
+    def _call(self, numbers: Floats, thrice: bool) -> torch.Tensor:
+        def call() -> torch.Tensor:
+            self._write(numbers)
             self._issue()
-            results.append(self._views.recv_bits.clone() if thrice else self._views.recv_bits)
-        return vote_bits(results) if thrice else results[0]
+            return self._views.recv_bits
+
+        return vote_calls(call) if thrice else call()
+
+    def _refer(self) -> torch.Tensor:
+        """The bits that two of three calls give of the first random numbers, made once."""
+        if self._reference is None:
+            self._reference = self.call(0, thrice=True)
+        return self._reference
 
     def choose_divisions(self, pieces: Sequence[Predicted], thrice: bool) -> list[Predicted]:
         """The pieces, of avg each with the way to divide that predicts the most bits."""
         if not OPS[self._case.op].divides:
             return list(pieces)
         result = self.call(0, thrice)
-        chosen = []
-        for piece in pieces:
-            ways = [
-                piece._replace(rounding=rounding)
-                for rounding in list_divisions(self._case.op, piece.rounding)
-            ]
-            chosen.append(min(ways, key=lambda way: len(self._find_mismatches(result, way, 0))))
-        return chosen
+        chosen = {}
+        for group in self._group_pieces(pieces):
+            ways = list_divisions(self._case.op, group.rounding)
+            tallies = [self._tally(result, group._replace(rounding=way), 0) for way in ways]
+            best = max(range(len(ways)), key=lambda way: tallies[way].right)
+            chosen[group.tree, group.rounding] = ways[best]
+        return [p._replace(rounding=chosen[p.tree, p.rounding]) for p in pieces]
 
     def prove(self, pieces: Sequence[Predicted], buffers: int, thrice: bool) -> tuple[Proof, Wrong]:
         """How many bits of random buffers the orders predict, and what is no sum at all, over all
         ranks."""
-        right = of = wrong = 0
-        first: list[Any] | None = None
-        first_wrong: list[Any] | None = None
-        errors: list[float] = []
+        groups, tallies, errors = self._group_pieces(pieces), [], []
         for buffer in range(buffers):
             result = self.call(buffer, thrice)
-            for piece in pieces:
-                bad = self._find_mismatches(result, piece, buffer)
-                of += piece.last - piece.first + 1
-                right += piece.last - piece.first + 1 - len(bad)
-                if len(bad):
-                    first = first or self._describe(result, piece, buffer, int(bad[0]))
-                    beyond = self._find_wrong(result, bad, buffer)
-                    wrong += len(beyond)
-                    if len(beyond):
-                        first_wrong = first_wrong or self._describe(
-                            result, piece, buffer, int(beyond[0])
-                        )
+            tallies += [self._tally(result, group, buffer) for group in groups]
             if buffer == 0 and self._offset is not None:
                 errors = self._measure_errors(result)
-        everyone = self._control.collect([right, of, wrong, first, first_wrong, errors])
-        total = [sum(column) for column in list(zip(*everyone, strict=True))[:3]]
-        firsts, firsts_wrong, all_errors = list(zip(*everyone, strict=True))[3:]
-        ulps = [error for rank in all_errors for error in rank]
+        own = _add_tallies(tallies)
+        everyone = self._control.collect([own, errors])
+        by_rank = [Tally(*tally) for tally, _ in everyone]
+        ulps = [error for _, of_rank in everyone for error in of_rank]
+        total = _add_tallies(by_rank)
         proof = Proof(
-            right=total[0],
-            of=total[1],
+            right=total.right,
+            of=total.of,
             buffers=buffers,
-            first_wrong=_first_mismatch(firsts),
+            first_wrong=_find_first([tally.first for tally in by_rank]),
             worst_ulp=max(ulps) if ulps else None,
             mean_ulp=sum(ulps) / len(ulps) if ulps else None,
         )
-        return proof, Wrong(total[2], _first_mismatch(firsts_wrong))
+        return proof, Wrong(total.wrong, _find_first([tally.first_wrong for tally in by_rank]))
 
-    def _find_mismatches(self, result: torch.Tensor, piece: Predicted, buffer: int) -> torch.Tensor:
-        """The elements of a piece whose bits are not those predicted; all where nothing is."""
-        if piece.tree is None:
-            return torch.arange(piece.first, piece.last + 1)
-        expected = self._data.expected(buffer, piece.tree, piece.rounding)
-        codes = encode_values(torch.from_numpy(expected), self._views.recv)
+    def _group_pieces(self, pieces: Sequence[Predicted]) -> list[_Group]:
+        groups: dict[tuple[SumTree | None, Rounding], list[Predicted]] = {}
+        for piece in pieces:
+            groups.setdefault((piece.tree, piece.rounding), []).append(piece)
         offset, period = self._offset or 0, self._data.period
-        found, at = [], piece.first
-        while at <= piece.last:
-            low = (offset + at) % period
-            after = min(piece.last + 1, at + period - low)
-            differ = result[at:after] != codes[low : low + after - at]
-            if bool(differ.any()):
-                found.append(differ.nonzero().ravel().cpu() + at)
-            at = after
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        found = []
+        for (tree, rounding), members in groups.items():
+            places = None
+            if sum(piece.last + 1 - piece.first for piece in members) < period:
+                spans = [np.arange(piece.first, piece.last + 1) for piece in members]
+                places = (offset + np.concatenate(spans)) % period
+            found.append(_Group(tree, rounding, members, places))
+        return found
 
-    def _describe(
-        self, result: torch.Tensor, piece: Predicted, buffer: int, element: int
-    ) -> list[Any]:
-        """A Mismatch's values: rank, element, what it got, what was expected."""
-        got = float(decode_values(result[element : element + 1], self._views.recv)[0])
-        expected = "nothing"
-        if piece.tree is not None:
-            at = ((self._offset or 0) + element) % self._data.period
-            expected = repr(float(self._data.expected(buffer, piece.tree, piece.rounding)[at]))
-        return [self._control.rank, element, repr(got), expected]
+    def _predict(self, group: _Group, buffer: int) -> Floats:
+        """What a group's order makes of random numbers."""
+        assert group.tree is not None
+        numbers = self._data.inputs(buffer)
+        if group.places is not None:
+            numbers = numbers[:, group.places]
+        case = self._case
+        inputs = dict(enumerate(numbers))
+        return evaluate_tree(group.tree, inputs, case.type, case.op, group.rounding, case.n)
+
+    def _tally(self, result: torch.Tensor, group: _Group, buffer: int) -> Tally:
+        """The elements of a group of pieces, compared with what its order predicts, if it has
+        one."""
+        numbers = None if group.tree is None else self._predict(group, buffer)
+        codes = (
+            None if numbers is None else encode_values(torch.from_numpy(numbers), self._views.recv)
+        )
+        tallies = []
+        for first, after, low in self._list_stretches(group):
+            bits, differ = result[first:after], None
+            if codes is not None:
+                differ = bits != codes[low : low + after - first]
+                if not bool(differ.any()):
+                    tallies.append(Tally(after - first, after - first))
+                    continue
+            expected = None if numbers is None else numbers[low : low + after - first]
+            tallies.append(self._tell_bad(bits, differ, expected, first, buffer))
+        return _add_tallies(tallies)
+
+    def _list_stretches(self, group: _Group) -> Iterator[tuple[int, int, int]]:
+        """A group's pieces, cut where the random numbers begin anew: the first element, that after
+        the last, and where in the group's numbers they begin."""
+        offset, period, at = self._offset or 0, self._data.period, 0
+        for piece in group.pieces:
+            first = piece.first
+            while first <= piece.last:
+                low = (offset + first) % period if group.places is None else at
+                room = period - low if group.places is None else period
+                after = min(piece.last + 1, first + room)
+                yield first, after, low
+                at += after - first
+                first = after
+
+    def _tell_bad(
+        self,
+        bits: torch.Tensor,
+        differ: torch.Tensor | None,
+        expected: Floats | None,
+        first: int,
+        buffer: int,
+    ) -> Tally:
+        """Neighbouring elements from ``first`` on, of which some or all were not predicted."""
+        bad = np.ones(len(bits), bool) if differ is None else differ.cpu().numpy()
+        got = decode_values(bits, self._views.recv).numpy()
+        beyond, exact = self._find_wrong(got, first, buffer)
+        beyond &= bad
+
+        def describe(
+            chosen: NDArray[np.bool_], wanted: Floats | None
+        ) -> tuple[int, str, str] | None:
+            if not chosen.any():
+                return None
+            at = int(chosen.argmax())
+            said = "nothing" if wanted is None else repr(float(wanted[at]))
+            return first + at, repr(float(got[at])), said
+
+        count = int(bad.sum())
+        return Tally(
+            len(bad) - count,
+            len(bad),
+            int(beyond.sum()),
+            describe(bad, expected),
+            describe(beyond, exact),
+        )
 
     def _list_contributing(self) -> list[int]:
         """The ranks whose numbers are in this rank's output."""
         is_prefix = self._case.collective == "scan"
         return list(range(self._control.rank + 1 if is_prefix else self._case.n))
 
-    def _take_inputs(self, elements: np.ndarray, buffer: int) -> Floats:
-        """What the contributing ranks give of some elements of the output, (ranks, elements),
-        multiplied as the reduction has it."""
-        at = ((self._offset or 0) + elements) % self._data.period
+    def _take_inputs(self, at: NDArray[np.int64], buffer: int) -> Floats:
+        """What the contributing ranks give at some places of a period, (ranks, elements), as the
+        reduction multiplies it."""
         ranks = self._list_contributing()
         numbers = self._data.inputs(buffer)[ranks][:, at]
         if self._case.op == "premul_sum":
             numbers = numbers * np.array([[premul_factor(rank)] for rank in ranks])
         return np.asarray(numbers)
 
-    def _find_wrong(self, result: torch.Tensor, bad: torch.Tensor, buffer: int) -> torch.Tensor:
-        """Of elements that were not predicted, those further from the exact result than any order
-        of additions or multiplications can be."""
-        sample = bad[:: max(1, len(bad) // (1 << 16))]
-        numbers = self._take_inputs(sample.numpy(), buffer)
-        got = decode_values(result[sample.to(result.device)], self._views.recv).numpy()
-        n, dtype = self._case.n, self._case.type
-        step = WRONG_SLACK * n * 2.0**-dtype.precision
-        if self._case.op == "prod":
-            exact = numbers.prod(axis=0)
-            bound = step * np.abs(exact)
-        else:
-            share = n if OPS[self._case.op].divides else 1
-            exact, bound = numbers.sum(axis=0) / share, step * np.abs(numbers).sum(axis=0) / share
-        floor = WRONG_SLACK * n * 2.0 ** (dtype.emin - dtype.precision)
-        return sample[torch.from_numpy(~(np.abs(got - exact) <= bound + floor))]
+    def _find_wrong(self, got: Floats, first: int, buffer: int) -> tuple[NDArray[np.bool_], Floats]:
+        """Which of neighbouring elements, from ``first`` on and at most a period, are further from
+        the exact results than any order of additions or multiplications can be; and these."""
+        at = ((self._offset or 0) + first + np.arange(len(got))) % self._data.period
+        exact, bound = (values[at] for values in self._bound_results(buffer))
+        return ~(np.abs(got - exact) <= bound), exact
+
+    def _bound_results(self, buffer: int) -> Span:
+        """What results of random numbers may be."""
+        if buffer not in self._spans:
+            numbers = self._take_inputs(np.arange(self._data.period), buffer)
+            n, dtype = self._case.n, self._case.type
+            step = WRONG_SLACK * n * 2.0**-dtype.precision
+            if self._case.op == "prod":
+                exact = numbers.prod(axis=0)
+                bound = step * np.abs(exact)
+            else:
+                share = n if OPS[self._case.op].divides else 1
+                exact = numbers.sum(axis=0) / share
+                bound = step * np.abs(numbers).sum(axis=0) / share
+            floor = WRONG_SLACK * n * 2.0 ** (dtype.emin - dtype.precision)
+            self._spans = {buffer: Span(exact, bound + floor)}
+        return self._spans[buffer]
 
     def _measure_errors(self, result: torch.Tensor) -> list[float]:
         """Distances of the first results to the exact ones, in units of their last place."""
         elements = np.arange(min(len(result), SAMPLED))
-        numbers = self._take_inputs(elements, 0)
+        numbers = self._take_inputs(((self._offset or 0) + elements) % self._data.period, 0)
         got = decode_values(result[: len(elements)], self._views.recv).tolist()
         return [
             _measure_ulp(value, column, self._case)
@@ -245,24 +332,22 @@ class Prover:
 
     def repeat(
         self, number: int, candidates: Callable[[], Sequence[SumTree]], rounding: Rounding
-    ) -> Repeats:
-        """So many calls of the same data, compared with what two of the first three give."""
-        first = self.call(0, thrice=True)
-        began, done, odd = time.monotonic(), 0, _OddResults()
-        cut = ""
+    ) -> tuple[Repeats, Wrong]:
+        """So many calls of the same data, compared with the reference; and what is no sum at all in
+        those that differ."""
+        began, done, cut, odd = time.monotonic(), 0, "", _OddResults(self._refer())
         while done < number:
             self.fill(0)
             self._issue()
             done += 1
-            if self._offset is not None and not torch.equal(self._views.recv_bits, first):
-                odd.add(done, self._views.recv_bits, first)
-            if done % 10 == 0 or done == number:
+            self._note_odd(odd, done, self._views.recv_bits)
+            if done % LOOKS == 0 or done == number:
                 late = time.monotonic() - began > REPEAT_SECONDS and done < number
                 if self._control.decide([int(late)])[0]:
                     cut = f"{done:,} calls took {REPEAT_SECONDS:.0f} s"
                     break
-        by_rank = self._control.collect([odd.digests, odd.spans])
-        return self._sum_up(done, cut, by_rank, odd, candidates, rounding)
+        repeats = self._sum_up(done, cut, odd, candidates, rounding)
+        return repeats, self._sum_up_wrong(odd)
 
     def make_first_calls(self, number: int) -> list[torch.Tensor]:
         """The results of so many calls of the same data, as they come."""
@@ -273,26 +358,40 @@ class Prover:
         results: Sequence[torch.Tensor],
         candidates: Callable[[], Sequence[SumTree]],
         rounding: Rounding,
-    ) -> Repeats:
+    ) -> tuple[Repeats, Wrong]:
         """Results of calls that were made before all others, compared with what calls of the same
-        data give by now."""
-        now, odd = self.call(0, thrice=True), _OddResults()
+        data give by now; and what is no sum at all in them."""
+        odd = _OddResults(self._refer())
         for number, bits in enumerate(results, 1):
-            if self._offset is not None and not torch.equal(bits, now):
-                odd.add(number, bits, now)
-        by_rank = self._control.collect([odd.digests, odd.spans])
-        return self._sum_up(len(results), "", by_rank, odd, candidates, rounding)
+            self._note_odd(odd, number, bits)
+        repeats = self._sum_up(len(results), "", odd, candidates, rounding)
+        return repeats, self._sum_up_wrong(odd)
+
+    def _note_odd(self, odd: _OddResults, call: int, bits: torch.Tensor) -> None:
+        """Note the result of a call where it is not the first one's."""
+        if self._offset is None or torch.equal(bits, odd.first) or not odd.add(call, bits):
+            return
+        everything = [Predicted(0, len(bits) - 1, None, Rounding(EXACT))]
+        for group in self._group_pieces(everything):
+            odd.tallies.append(self._tally(bits, group, 0))
+
+    def _sum_up_wrong(self, odd: _OddResults) -> Wrong:
+        """What is no sum in the odd results of all ranks."""
+        everyone = self._control.collect(_add_tallies(odd.tallies))
+        tallies = [Tally(*tally) for tally in everyone]
+        first = _find_first([tally.first_wrong for tally in tallies])
+        return Wrong(_add_tallies(tallies).wrong, first)
 
     def _sum_up(
         self,
         done: int,
         cut: str,
-        by_rank: Sequence[Any],
         odd: _OddResults,
         candidates: Callable[[], Sequence[SumTree]],
         rounding: Rounding,
     ) -> Repeats:
         """The odd calls of all ranks by their bits, with the order that gives these."""
+        by_rank = self._control.collect([odd.digests, odd.spans])
         calls = sorted({int(call) for digests, _ in by_rank for call in digests})
         groups: dict[tuple[str, ...], list[int]] = {}
         for call in calls:
@@ -340,67 +439,84 @@ class Prover:
         ]
         return str(fitting[0]) if len(fitting) == 1 else ""
 
-    def vary_neighbours(self, number: int) -> Neighbours:
+    def vary_neighbours(self, number: int, thrice: bool) -> Neighbours:
         """So many calls in which a random half of the elements keep their data and the others have
-        new ones, over all ranks."""
-        kept_result = self.call(0, thrice=True).clone()
-        changed = 0
-        first: int | None = None
-        offset, length = self._offset or 0, len(self._views.recv)
+        new ones, over all ranks; ``thrice`` as Prober's."""
+        reference, changed, first = self._refer(), 0, None
+        period, offset = self._data.period, self._offset or 0
         for trial in range(1, number + 1):
-            rng = torch.Generator().manual_seed(trial)
-            kept = torch.rand(len(self._views.send), generator=rng) < 0.5
-            kept = kept.to(self._views.send.device)
-            self.fill(0)
-            old = self._views.send_bits.clone()
-            self.fill(trial)
-            self._views.send_bits.copy_(torch.where(kept, old, self._views.send_bits))
-            self._issue()
+            kept = np.random.default_rng(trial).random(period) < 0.5
+            rank = self._control.rank
+            old, new = (self._data.inputs(buffer)[rank] for buffer in (0, trial))
+            result = self._call(np.where(kept, old, new), thrice)
             if self._offset is None:
                 continue
-            differ = (self._views.recv_bits != kept_result) & kept[offset : offset + length]
-            if bool(differ.any()):
+            mask = torch.from_numpy(np.roll(kept, -offset % period)).to(result.device)
+            at = _find_difference(result, reference, mask)
+            if at is not None:
                 changed += 1
-                first = first if first is not None else int(differ.nonzero()[0])
+                first = at if first is None else first
         everyone = self._control.collect([changed, first])
-        rank = next((rank for rank, (_, at) in enumerate(everyone) if at is not None), None)
+        where = next((rank for rank, (_, at) in enumerate(everyone) if at is not None), None)
         return Neighbours(
             calls=number,
             changed=max(count for count, _ in everyone),
-            first=None if rank is None else everyone[rank][1],
-            rank=rank,
+            first=None if where is None else everyone[where][1],
+            rank=where,
         )
 
     def digest(self) -> str:
         """A digest of the bits that all ranks get of random numbers."""
-        result = self.call(0, thrice=True)
-        own = _digest_bits(result) if self._offset is not None else ""
+        result = self._refer()
+        own = "" if self._offset is None else _digest_bits(result)
         joined = " ".join(self._control.collect(own))
         return hashlib.blake2b(joined.encode(), digest_size=8).hexdigest()
+
+
+def _find_difference(
+    result: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
+) -> int | None:
+    """The first element that differs where a mask is set, which repeats."""
+    parts = zip(*(torch.split(bits, len(mask)) for bits in (result, reference)), strict=True)
+    for number, (part, wanted) in enumerate(parts):
+        differ = (part != wanted) & mask[: len(part)]
+        if bool(differ.any()):
+            return number * len(mask) + int(differ.nonzero()[0])
+    return None
 
 
 class _OddResults:
     """This rank's results that were not the first one's: their digests by call, and of each digest
     where it differs and a sample of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: torch.Tensor) -> None:
+        self.first = first
+        self.tallies: list[Tally] = []  # of each digest
         self.digests: dict[str, str] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         self.samples: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def add(self, call: int, bits: torch.Tensor, first: torch.Tensor) -> None:
-        """Note the result of a call."""
+    def add(self, call: int, bits: torch.Tensor) -> bool:
+        """Note the result of a call; whether there was none like it."""
         if len(self.digests) >= MOST_ODD:
             self.digests[str(call)] = "many"
             self.spans.setdefault("many", (0, len(bits) - 1))
-            return
+            return False
         digest = _digest_bits(bits)
         self.digests[str(call)] = digest
-        if digest not in self.spans:
-            at = (bits != first).nonzero().ravel()
-            self.spans[digest] = int(at[0]), int(at[-1])
-            at = at[:SAMPLED]
-            self.samples[digest] = at.cpu(), bits[at].cpu()
+        if digest in self.spans:
+            return False
+        differing, last = [], 0
+        for number, (part, wanted) in enumerate(
+            zip(*(torch.split(both, VOTED) for both in (bits, self.first)), strict=True)
+        ):
+            at = (part != wanted).nonzero().ravel() + number * VOTED
+            last = int(at[-1]) if len(at) else last
+            differing.append(at[:SAMPLED])
+        at = torch.cat(differing)[:SAMPLED]
+        self.spans[digest] = int(at[0]), last
+        self.samples[digest] = at.cpu(), bits[at].cpu()
+        return True
 
 
 def _digest_bits(bits: torch.Tensor) -> str:
@@ -408,29 +524,40 @@ def _digest_bits(bits: torch.Tensor) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _first_mismatch(by_rank: Sequence[Any]) -> Mismatch | None:
-    values = next(filter(None, by_rank), None)
-    if values is None:
-        return None
-    rank, element, got, expected = values
-    return Mismatch(rank=rank, element=element, got=got, expected=expected)
+def _add_tallies(tallies: Sequence[Tally]) -> Tally:
+    """All of them as one, with the first that have a first."""
+    firsts = [tally.first for tally in tallies if tally.first]
+    wrongs = [tally.first_wrong for tally in tallies if tally.first_wrong]
+    return Tally(
+        sum(tally.right for tally in tallies),
+        sum(tally.of for tally in tallies),
+        sum(tally.wrong for tally in tallies),
+        firsts[0] if firsts else None,
+        wrongs[0] if wrongs else None,
+    )
+
+
+def _find_first(by_rank: Sequence[tuple[int, str, str] | None]) -> Mismatch | None:
+    """The mismatch of the first rank that has one."""
+    for rank, found in enumerate(by_rank):
+        if found:
+            return Mismatch(rank=rank, element=found[0], got=found[1], expected=found[2])
+    return None
 
 
 def _measure_ulp(value: float, numbers: Sequence[float], case: Case) -> float:
     """The distance of a result to the exact one, in units of the last place there."""
+    if not math.isfinite(value):
+        return math.inf
     if case.op == "prod":
-        exact = Fraction(1)
-        for number in numbers:
-            exact *= Fraction(number)
+        product = math.prod(map(Fraction, numbers))
+        exact, distance = float(product), float(abs(product - Fraction(value)))
     else:
-        exact = sum(map(Fraction, numbers), Fraction())
-        exact /= case.n if OPS[case.op].divides else 1
-    if not np.isfinite(value):
-        return float("inf")
-    exponent = max(np.frexp(float(exact))[1] - 1, case.type.emin) if exact else case.type.emin
-    return float(
-        abs(Fraction(value) - exact) / Fraction(2) ** int(exponent - case.type.precision + 1)
-    )
+        share = case.n if OPS[case.op].divides else 1
+        exact = math.fsum(numbers) / share
+        distance = abs(math.fsum([*numbers, *[-value] * share])) / share
+    exponent = max(math.frexp(exact)[1] - 1, case.type.emin) if exact else case.type.emin
+    return math.ldexp(distance, case.type.precision - 1 - exponent)
 
 
 def is_slow(pieces: Sequence[Predicted], dtype: DType, op: str) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from collbench.core.dtypes import DTYPES
 from collbench.core.errors import first_line
+from collbench.core.sums.families import list_families, list_rings
 from collbench.core.sums.rounding import Rounding, find_rounding
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
 from collbench.core.sums.swallowing import list_ranks, make_mask
@@ -32,6 +33,7 @@ from collbench.features.order.proving import (
 from collbench.features.order.request import SumOrder
 from collbench.features.order.runner import choose_strategy
 from collbench.records.types import FirstWrong
+from collbench.run.backends import Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
@@ -40,7 +42,7 @@ from collbench.suite.case import Case
 
 POOLED = 4  # times as many random buffers where an order was not asked for but is tried
 
-FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # that are made before all others, of so many bytes
+FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # made before all others, of at most so many bytes
 
 NEIGHBOURS = 4  # calls in which other elements change
 
@@ -145,17 +147,17 @@ class OrderTrial:
 
     def _open(self, nbytes: int, in_place: bool, shift: int, probes: bool = False) -> _Call:
         """The call at one size, prepared; to be probed, a product as the sum, as products of powers
-        of two lose nothing."""
+        of two lose nothing. Faults that are planted are in the calls that are to be predicted."""
         bench = self._bench
         case = self._subject.make_case(self._case, nbytes, in_place)
         if probes and case.op == "prod":
             case = msgspec.structs.replace(case, op="sum")
         views = self._buffers.cut(case, bench.rank, shift)
         call = bench.backend.prepare(case, views.send, views.recv)
-        if planted := bench.planted():
-            call = planted.within(call, views.recv)
+        planted = bench.planted()
+        proved_call = planted.within(call, views.recv) if planted else call
 
-        def issue() -> None:
+        def issue(call: Call) -> None:
             bench.board.beat(bench.rank)
             call.run()
             bench.backend.finish()
@@ -163,23 +165,22 @@ class OrderTrial:
         offset: int | None = bench.rank * case.count if case.row.total else 0
         if case.row.rooted and bench.rank != case.root:
             offset = None
-        prober = Prober(views, issue, bench.control, offset, case.op)
-        make_prover = partial(_make_prover, case, views, issue, bench, offset)
-        return _Call(case, issue, prober, make_prover, offset)
+        prober = Prober(views, partial(issue, call), bench.control, offset, case.op)
+        make_prover = partial(_make_prover, case, views, partial(issue, proved_call), bench, offset)
+        return _Call(case, partial(issue, call), prober, make_prover, offset)
 
     def _choose_first(self) -> int:
-        """The size at which first calls are made: the largest of which many results can be kept."""
-        return (
-            max([size for size in self._subject.sizes if size <= FIRST_BYTES], default=0)
-            or (self._subject.sizes[0])
-        )
+        """The size at which first calls are made: the largest of which many results can be kept; 0
+        where none is."""
+        return max((size for size in self._subject.sizes if size <= FIRST_BYTES), default=0)
 
     def _make_first_calls(self) -> list[torch.Tensor]:
         """The results of calls that are made before all others: libraries may change how they add
         once they have been called a few times."""
-        if not self._subject.repeats:
+        nbytes = self._choose_first()
+        if not self._subject.repeats or not nbytes:
             return []
-        call = self._open(self._choose_first(), *self._ways[0])
+        call = self._open(nbytes, *self._ways[0])
         return call.make_prover(self._find_data(call.case, False)).make_first_calls(FIRST_CALLS)
 
     def _compare_first_calls(self, results: Sequence[torch.Tensor]) -> None:
@@ -192,7 +193,9 @@ class OrderTrial:
         predicted = self._recall(size, call)
         prover = call.make_prover(self._find_data(call.case, False))
         known = partial(self._list_candidates, call.case, predicted)
-        compared = prover.compare_first_calls(results, known, self._choose_rounding(predicted))
+        rounding = self._choose_rounding(predicted)
+        compared, wrong = prover.compare_first_calls(results, known, rounding)
+        self._note_wrong(wrong)
         self._sizes[index] = msgspec.structs.replace(size, first_calls=compared)
 
     def _choose_rounding(self, predicted: Sequence[Predicted]) -> Rounding:
@@ -227,11 +230,9 @@ class OrderTrial:
             found = probed.prober.find(lambda: self._make_search(probed.case), thrice)
             calls = probed.prober.calls
             predicted = [_predict(piece, call.case) for piece in found]
-            proof, wrong, predicted = self._prove(call, predicted, self._subject.proof, thrice)
+            proof, predicted = self._prove(call, predicted, self._subject.proof, thrice)
             if proof.is_complete:
                 break
-        if wrong.elements and not self._wrong.elements:
-            self._wrong = wrong
         pieces = [
             _describe_piece(piece, order.rounding)
             for piece, order in zip(found, predicted, strict=True)
@@ -250,12 +251,19 @@ class OrderTrial:
 
     def _prove(
         self, call: _Call, predicted: Sequence[Predicted], buffers: int, thrice: bool
-    ) -> tuple[Proof, Wrong, list[Predicted]]:
+    ) -> tuple[Proof, list[Predicted]]:
         """How far the orders predict random bits; with the way in which each divides."""
         slow = any(self._bench.control.collect(is_slow(predicted, call.case.type, call.case.op)))
         prover = call.make_prover(self._find_data(call.case, slow))
         chosen = prover.choose_divisions(predicted, thrice)
-        return *prover.prove(chosen, buffers, thrice), chosen
+        proof, wrong = prover.prove(chosen, buffers, thrice)
+        self._note_wrong(wrong)
+        return proof, chosen
+
+    def _note_wrong(self, wrong: Wrong) -> None:
+        """Keep the first wrong data."""
+        if wrong.elements and not self._wrong.elements:
+            self._wrong = wrong
 
     def _find_data(self, case: Case, slow: bool) -> RandomData:
         """Random numbers for a size, the same in all its ways; those of the size before are let
@@ -343,7 +351,7 @@ class OrderTrial:
     def _try_way(self, base: SizeOrder, call: _Call, shift: int) -> SizeOrder:
         in_place = call.case.in_place
         predicted = self._recall(base, call)
-        proof, _, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
+        proof, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
         if not proof.is_complete:
             found = self._find(base.nbytes, in_place, shift)
             return msgspec.structs.replace(found, varied=True)
@@ -378,19 +386,26 @@ class OrderTrial:
             rounding = self._choose_rounding(predicted)
             known = partial(self._list_candidates, call.case, predicted)
             digest = prover.digest()
-            repeats = prover.repeat(subject.repeats, known, rounding)
-            neighbours = prover.vary_neighbours(NEIGHBOURS if subject.repeats else 0)
+            repeats, wrong = prover.repeat(subject.repeats, known, rounding)
+            self._note_wrong(wrong)
+            varied = NEIGHBOURS if subject.repeats else 0
+            neighbours = prover.vary_neighbours(varied, thrice=repeats.changed > 0)
             self._sizes[index] = msgspec.structs.replace(
                 size, digest=digest, repeats=repeats, neighbours=neighbours
             )
             self._emit_so_far()
 
     def _list_candidates(self, case: Case, predicted: Sequence[Predicted]) -> list[SumTree]:
-        """Orders that an odd result may have: those found, and of few ranks all."""
-        ranks = range(self._bench.rank + 1 if case.collective == "scan" else case.n)
+        """Orders that an odd result may have: those found, and of few ranks all, else those that
+        have a name."""
+        n = self._bench.rank + 1 if case.collective == "scan" else case.n
         known = [piece.tree for piece in predicted if piece.tree]
-        listed = list_small_trees(ranks) if len(ranks) <= MAX_LISTED else []
-        return list(dict.fromkeys([*known, *listed]))
+        if n <= MAX_LISTED:
+            known += list_small_trees(range(n))
+        else:
+            known += [family.tree for family in list_families(n, max(case.root, 0))]
+            known += [tree for trees in list_rings(n).values() for tree in trees]
+        return list(dict.fromkeys(known))
 
 
 def _make_prover(
