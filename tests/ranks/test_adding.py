@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
+
+from collbench.core.errors import CollbenchError
 from collbench.records.derive import derive_row
+from collbench.run.launch import mpirun
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand_axes
 
@@ -88,3 +94,19 @@ def test_one_call_that_adds_otherwise_leaves_no_name(measure) -> None:
     ]
     assert names[0][0].startswith("ring:down")
     assert names[1] == ()
+
+
+def has_mpi() -> bool:
+    try:
+        mpirun.find_mpirun()
+    except CollbenchError:
+        return False
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+@pytest.mark.skipif(not has_mpi(), reason="no mpi4py, or no mpirun")
+def test_mpi_adds_as_recursive_doubling_and_what_adds_alike(measure) -> None:
+    (case,) = cases(collectives=("all_reduce",), sizes=(4096,), backends=("mpi",))
+    (record,) = measure([case], **SETTINGS)
+    assert {"recursive_doubling", "torus2d", "binomial by low bits"} <= {*adds_as(record)}
+    assert derive_row(record).chose.startswith("recursive_doubling +")

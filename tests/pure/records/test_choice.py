@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import factories
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +16,8 @@ from collbench.records.choice import (
     wire_factor,
     without_effect,
 )
+from collbench.records.derive import derive_row
+from collbench.records.flags import list_doubts
 from collbench.records.types import Choice
 
 RING = Choice(algorithm="Ring", protocol="LL128", channels=24, transport="P2P")
@@ -180,3 +183,14 @@ def test_sums_alone_do_not_change_the_bytes_over_the_wires() -> None:
     assert wire_factor("all_reduce", 8, Choice(adds_as=("ring",))) is None
     sums = replace(NVLS, adds_as=("ring",))
     assert wire_factor("all_reduce", 8, sums) == wire_factor("all_reduce", 8, NVLS)
+
+
+def test_a_row_whose_sums_are_unlike_what_the_library_named_is_in_doubt() -> None:
+    rows = [
+        derive_row(factories.record(factories.case(), chose=add_names(RING, names)))
+        for names in (("ring",), ("recursive_doubling",))
+    ]
+    alike, unlike = (row.flags if row else () for row in rows)
+    assert "order-unlike-log" not in alike
+    assert "order-unlike-log" in unlike
+    assert rows[1] and "order-unlike-log" in list_doubts(rows[1])
