@@ -28,6 +28,7 @@ SECTIONS = {
         "align",
         "unalign",
         "check",
+        "adds_as",
         "seed",
     ),
     "How long it is measured": (

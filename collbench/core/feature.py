@@ -26,6 +26,7 @@ Registry = Literal[
     "writers",
     "link_sources",
     "step_sources",
+    "order_sources",
 ]
 
 
@@ -66,6 +67,7 @@ class Feature(NamedTuple):
     writers: tuple[Entry, ...] = ()  # core.export.Writer: schedules and steps in others' formats
     link_sources: tuple[Entry, ...] = ()  # (name) -> (Link, note): what a link does, by a run
     step_sources: tuple[Entry, ...] = ()  # (keys, where, path) -> Step: a step by a suite's keys
+    order_sources: tuple[Entry, ...] = ()  # (run, collective, size) -> [RecordedOrder]
 
 
 @cache

@@ -1,10 +1,12 @@
-"""What a library said it ran: in words, beside what was asked of it, and what that moves over the
-wires."""
+"""What a library said it ran, or shows by its sums: in words, beside what was asked of it, and what
+that moves over the wires."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.records.types import Choice
@@ -26,13 +28,50 @@ RULES = "OMPI_MCA_coll_tuned_use_dynamic_rules"
 
 
 def describe_choice(choice: Choice | None) -> str:
-    """Algorithm, protocol, channels and transport, as in Ring/LL128 x24 P2P; empty where nothing is
-    known."""
+    """Algorithm, protocol, channels and transport, as in Ring/LL128 x24 P2P; where the library said
+    no algorithm, what its sums show: ring (by its sums). Empty where nothing is known."""
     if choice is None:
         return ""
-    what = "/".join(filter(None, (choice.algorithm, choice.protocol)))
+    by_sums = f"{name} (by its sums)" if (name := describe_adding(choice)) else ""
+    what = "/".join(filter(None, (choice.algorithm or by_sums, choice.protocol)))
     channels = f"x{choice.channels}" if choice.channels else ""
     return " ".join(filter(None, (what, channels, choice.transport)))
+
+
+def describe_heard(choice: Choice | None) -> str:
+    """What the library itself said it ran, as describe_choice has it."""
+    return describe_choice(choice and msgspec.structs.replace(choice, adds_as=()))
+
+
+def describe_adding(choice: Choice | None) -> str:
+    """The first algorithm that adds as the sums do, and how many others do: recursive_doubling
+    +4; empty where none is known."""
+    names = choice.adds_as if choice else ()
+    if not names:
+        return ""
+    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
+def add_names(choice: Choice | None, names: Sequence[str]) -> Choice | None:
+    """The choice with the algorithms that add as the sums do."""
+    if not names:
+        return choice
+    return msgspec.structs.replace(choice or Choice(), adds_as=tuple(names))
+
+
+IN_TURN = ("ring", "chain", "linear")  # how names begin of what adds one rank after the other
+
+
+def is_unlike_sums(choice: Choice | None) -> bool:
+    """Whether a library said Ring and no algorithm that adds as the sums do goes round, or it said
+    Tree and only rings add so. False where it cannot be told: NCCL's Tree is a chain within a
+    host."""
+    if choice is None or not choice.adds_as:
+        return False
+    algorithm = choice.algorithm.lower()
+    if "ring" in algorithm:
+        return not any(name.startswith(IN_TURN) for name in choice.adds_as)
+    return "tree" in algorithm and all(name.startswith("ring") for name in choice.adds_as)
 
 
 def without_effect(env: Iterable[tuple[str, str]], collective: str, choice: Choice | None) -> str:
@@ -41,6 +80,7 @@ def without_effect(env: Iterable[tuple[str, str]], collective: str, choice: Choi
     channels than asked are told too, although NCCL gives few to small messages anyway.
     """
     remarks = []
+    choice = choice if choice and choice.is_heard else None
     for name, value in env:
         ran = SETTINGS[name](value, collective, choice) if choice and name in SETTINGS else ""
         remarks += [f"{name}={value} asked, NCCL ran {ran}"] if ran else []

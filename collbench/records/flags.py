@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-from collbench.records.choice import without_effect
+from collbench.records.choice import is_unlike_sums, without_effect
 from collbench.records.origins import ORIGINS
 from collbench.records.types import Record, World
 
@@ -241,6 +241,14 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "the library did not follow a setting that was asked for; the record's note says which",
         "leave the setting out, or ask for one that the library has here",
         letter="E",
+    ),
+    Flag(
+        "order-unlike-log",
+        lambda inputs: is_unlike_sums(inputs.record.chose),
+        is_always,
+        "sums have bits that the algorithm which the library named does not give (--adds-as)",
+        "collbench order finds in which order it adds",
+        letter="A",
     ),
     Flag(
         "oversubscribed",

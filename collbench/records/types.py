@@ -154,12 +154,20 @@ class GpuState(
 class Choice(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """What a library said it ran, in its own names; empty or 0 where it did not say."""
+    """What a library said it ran, in its own names; empty or 0 where it did not say. ``adds_as``:
+    algorithms that add in the order that its sums have, references first; empty where none fits,
+    and where that was not asked for."""
 
     algorithm: str = ""
     protocol: str = ""
     channels: Whole = 0
     transport: str = ""
+    adds_as: tuple[str, ...] = ()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the library itself said something."""
+        return bool(self.algorithm or self.protocol or self.channels or self.transport)
 
 
 class Sent(

@@ -336,6 +336,13 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "seed", "whole", default=1, least=0).option(
         "--seed", "Seed of the data and of the order."
     ),
+    Field("policy", "adds_as", "flag", default=False).option(
+        "--adds-as",
+        (
+            "Tell by the bits of random sums, untimed, which algorithms add as the library does:"
+            " from 3 ranks on, where results are rounded."
+        ),
+    ),
     Field("policy", "virtual", "flag", default=False).option(
         "--virtual-ranks",
         (

@@ -46,6 +46,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     register: Literal[0, 1, 2] = 0  # buffers with the library, -R
     fresh: bool = False  # each cycle is a launch
     bitwise: bool = False  # keep digests of rounded floats
+    adds_as: bool = False  # name algorithms that add as the sums of floats do
     blame: bool = False  # measure steps without their costliest operations, too
     inject: str = ""  # faults to plant
 

@@ -1,4 +1,4 @@
-"""Orders found by ranks that are threads, whose reduction is one of planted_adders.py."""
+"""Orders found by ranks that are threads of this process, adding as planted_adders.py has it."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import pytest
 from marks import long
 
 from collbench.cli import options
+from collbench.features.order.measurable import OrderRequest
 from collbench.records import run_file
 from collbench.records.types import Record, World
 from collbench.run import plan
@@ -48,7 +49,15 @@ def shrunk(suite: Suite) -> Suite:
         return msgspec.structs.replace(axes, sizes=(256, 4096)[: len(axes.sizes)], cycles=1)
 
     includes = tuple(map(short, suite.includes))
-    return msgspec.structs.replace(suite, axes=short(suite.axes), includes=includes, policy=BRIEF)
+    requests = tuple(
+        msgspec.structs.replace(request, sizes=request.sizes[:2], repeats=5, proof=1)
+        if isinstance(request, OrderRequest)
+        else request
+        for request in suite.requests
+    )
+    return msgspec.structs.replace(
+        suite, axes=short(suite.axes), includes=includes, policy=BRIEF, requests=requests
+    )
 
 
 @pytest.mark.parametrize("name", sorted(toml.built_in()))

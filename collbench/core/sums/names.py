@@ -99,10 +99,7 @@ def name_orders(collective: str, n: int, root: int, outputs: Outputs) -> Names:
     joined = [join_runs(list(runs)) if runs else None for runs in outputs]
     references: list[str] = []
     if n <= MAX_REFERENCE_RANKS:
-        labels = tuple(algorithm.name for algorithm in list_algorithms(collective))
-        references = match_references(
-            collective, joined, _list_references(collective, n, root, labels)
-        )
+        references = match_references(collective, joined, list_references(collective, n, root))
     families = [
         name for name in _name_families(collective, n, root, joined) if name not in references
     ]
@@ -160,13 +157,18 @@ def join_names(names: Sequence[str], limit: int) -> str:
     return " or ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
+def list_references(collective: str, n: int, root: int = 0) -> list[Reference]:
+    """The algorithms that run on n ranks, and their outputs, as listed and by rank where that
+    differs; a user's that are wrong are left out."""
+    labels = tuple(algorithm.name for algorithm in list_algorithms(collective))
+    return _list_references(collective, n, root, labels)
+
+
 @functools.lru_cache(maxsize=8)
 def _list_references(
     collective: str, n: int, root: int, labels: tuple[str, ...]
 ) -> list[Reference]:
-    """The references that run on n ranks, and their outputs, as listed and by rank where that
-    differs, but a user's that are wrong.
-    ``labels`` are the algorithms' names, of which a process may get more."""
+    """As list_references; ``labels`` are the algorithms' names, of which a process may get more."""
     user_labels = {algorithm.label for algorithm in list_user_algorithms()}
     references = []
     for algorithm in list_algorithms(collective):

@@ -8,7 +8,7 @@ same as rounded once. What float64 cannot hold is worked out in fractions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
@@ -105,9 +105,17 @@ def needs_fractions(dtype: DType, rounding: Rounding, tree: SumTree, op: str = "
 
 
 def evaluate_tree(
-    tree: SumTree, inputs: Mapping[int, Floats], dtype: DType, op: str, rounding: Rounding, n: int
+    tree: SumTree,
+    inputs: Mapping[int, Floats],
+    dtype: DType,
+    op: str,
+    rounding: Rounding,
+    n: int,
+    watch: Callable[[int, Any], object] = lambda mask, partial: None,
 ) -> Floats:
-    """What a reduction of n ranks makes of their ``inputs``, by the tree."""
+    """What a reduction of n ranks makes of their ``inputs``, by the tree. ``watch`` is told of each
+    node's sum, by the mask of its leaves, as it goes on, in the order of postfix; of the root's
+    before avg divides it and it is rounded to the element type."""
     in_fractions = needs_fractions(dtype, rounding, tree, op)
     arithmetic = _Fractions() if in_fractions else _Doubles()
     combine = np.multiply if op == "prod" else np.add
@@ -128,6 +136,7 @@ def evaluate_tree(
         is_rounded = rounding.adder == dtype.precision and join.kind != "exact"
         if mask != whole and not is_rounded and (rounding.at is None or mask in rounding.at):
             total = arithmetic.round(total, *own)
+        watch(mask, total)
         return total, mask
 
     total, _ = fold_tree(tree, take_leaf, add_node)

@@ -311,6 +311,7 @@ def _judge_pair(terms: _Terms, pair: Pair) -> Judged:
     if lacking or not (pair.base and pair.head):
         row = msgspec.structs.replace(row, spared=why_apart if terms.gating else "")
         return _rule_row(row, lacking or Ruling("INVALID"), weighs_doubts)
+    row = msgspec.structs.replace(row, note=sides.describe_orders(pair.base, pair.head))
     by = rule_by_pairs if terms.in_pairs else rule_by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
     if why := why_apart or sides.describe_disagreement(pair.base, pair.head):

@@ -8,9 +8,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from collbench.core.text import plain_line
 from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records.case_rows import CaseRows, Place
+from collbench.records.choice import describe_adding
+from collbench.records.rows import Row
 from collbench.records.types import ONE_SIDED, Run, RunFile
 from collbench.suite.case import Case
 
@@ -228,6 +231,23 @@ def log_changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float
 def common_places(base: CaseRows, head: CaseRows) -> list[Place]:
     """Rounds and launches that both sides have."""
     return sorted(base.launches.keys() & head.launches.keys())
+
+
+def describe_orders(base: CaseRows, head: CaseRows) -> str:
+    """A note that the sides add in different orders, with the algorithms that add as each does;
+    empty where they add alike, or a side does not tell."""
+    known = [
+        {describe_adding(row.record.chose): None for row in side.timed if _has_order(row)}
+        for side in (base, head)
+    ]
+    if not all(known) or known[0].keys() == known[1].keys():
+        return ""
+    was, now = (" or ".join(map(plain_line, orders)) for orders in known)
+    return f"adds in another order: {was} → {now}"
+
+
+def _has_order(row: Row) -> bool:
+    return bool(describe_adding(row.record.chose))
 
 
 def describe_disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:

@@ -321,7 +321,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     come from (0: not paired); ``lacking``, how many more a verdict takes, should they scatter
     alike. ``why`` explains the verdict where the figures do not; ``gates`` says whether this row
     may fail a comparison, and ``spared`` why it may not though rows of this comparison do;
-    ``operations`` are those of a whole step that changed."""
+    ``operations`` are those of a whole step that changed; ``note`` is what else differs between the
+    sides, on which no verdict rests."""
 
     key: str
     case: Case
@@ -343,6 +344,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     gates: bool = False
     spared: str = ""
     operations: list[Compared] = []
+    note: str = ""
 
     @property
     def decided(self) -> bool:

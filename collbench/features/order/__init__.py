@@ -17,4 +17,5 @@ FEATURE = Feature(
     row_tables=(Entry(KIND, "rows:TABLE"),),
     measurables=(Entry(KIND, "measurable:ORDERS"),),
     runners=(Entry(KIND, "runner:RUNNER"),),
+    order_sources=(Entry("run", "sources:load_orders"),),
 )

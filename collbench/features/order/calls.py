@@ -40,13 +40,14 @@ def choose_strategy(subject: SumOrder) -> Strategy:
 
 
 def count_all_calls(subject: SumOrder) -> int:
-    """Calls of a case where nothing differs: those that ask at each size, that prove, that prove
-    again in each other way to place buffers, that are repeated, and the first ones."""
+    """Calls of a case where nothing differs: those that ask at each size, that prove and show the
+    error, that do so again in each other way to place buffers, that are repeated, and the first
+    ones."""
     others = len(subject.places) * max(1, len(subject.shifts)) - 1
     kept = [size for size in subject.sizes if size <= FIRST_BYTES]
     repeats = VOTES + subject.repeats + (NEIGHBOURS if subject.repeats else 0)
-    each = count_calls(subject)[0] + subject.proof + repeats
-    ways = sum(others * (1 + count_pooled(subject, size)) for size in subject.sizes)
+    each = count_calls(subject)[0] + subject.proof + 1 + repeats
+    ways = sum(others * (2 + count_pooled(subject, size)) for size in subject.sizes)
     first = FIRST_CALLS + VOTES if kept and subject.repeats else 0
     return len(subject.sizes) * each + ways + first
 

@@ -68,8 +68,9 @@ class Mismatch(_Found, frozen=True):
 
 class Proof(_Found, frozen=True):
     """Elements of random ``buffers`` whose bits the trees predicted: ``right`` of ``of``, over all
-    ranks that have an output. ``worst_ulp`` is the largest distance to the exact result, in units
-    of the element type's last place there, ``mean_ulp`` the mean; None where not looked at."""
+    ranks that have an output. ``worst_ulp`` is the largest distance to the exact result of
+    numbers of one sign, in units of the element type's last place there, ``mean_ulp`` the mean;
+    None where not looked at."""
 
     right: Count = 0
     of: Count = 0

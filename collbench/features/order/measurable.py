@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from collbench.core.collectives import COLLECTIVES, find_collective
-from collbench.core.dtypes import find_dtype, find_reduction
+from collbench.core.dtypes import DTYPES, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.sums.probes import refuse_order
 from collbench.core.text import suggest_name
@@ -120,6 +120,7 @@ class _Orders:
                 f"root {request.root} does not exist among {ranks} ranks",
                 f"choose one of 0 to {ranks - 1}",
             )
+        values["sizes"] = _fit_sizes(request, ranks)
         try:
             return msgspec.convert(values | {"world": ranks, "kind": "order"}, SumOrder)
         except msgspec.ValidationError as e:
@@ -127,6 +128,20 @@ class _Orders:
 
     def measure(self, subject: SumOrder) -> tuple[str, int]:
         return name_row(subject.collective), subject.sizes[-1]
+
+
+def _fit_sizes(request: OrderRequest, ranks: int) -> list[int]:
+    """The sizes at which each rank has an element of its own, where the result is divided among
+    ranks. Raises UsageError where none is left."""
+    least = DTYPES[request.dtype].size
+    least *= ranks if COLLECTIVES[request.collective].total else 1
+    sizes = [size for size in request.sizes if size >= least]
+    if not sizes:
+        raise UsageError(
+            f"the sizes hold no element of {request.dtype} for each of {ranks} ranks",
+            f"{request.collective} takes {least} B or more",
+        )
+    return sizes
 
 
 ORDERS = _Orders()

@@ -172,14 +172,12 @@ class Prover:
     def prove(self, pieces: Sequence[Predicted], buffers: int, thrice: bool) -> tuple[Proof, Wrong]:
         """How many bits of random buffers the orders predict, and what is no sum at all, over all
         ranks."""
-        groups, tallies, errors = self._group_pieces(pieces), [], []
+        groups, tallies = self._group_pieces(pieces), []
         for buffer in range(buffers):
             result = self.call(buffer, thrice)
             tallies += [self._tally(result, group, buffer) for group in groups]
-            if buffer == 0 and self._offset is not None:
-                errors = self._measure_errors(result)
         own = _add_tallies(tallies)
-        everyone = self._control.collect([own, errors])
+        everyone = self._control.collect([own, self._measure_errors(thrice)])
         by_rank = [Tally(*tally) for tally, _ in everyone]
         ulps = [error for _, of_rank in everyone for error in of_rank]
         total = _add_tallies(by_rank)
@@ -320,14 +318,21 @@ class Prover:
             self._spans = {buffer: Span(exact, bound + floor)}
         return self._spans[buffer]
 
-    def _measure_errors(self, result: torch.Tensor) -> list[float]:
-        """Distances of the first results to the exact ones, in units of their last place."""
-        elements = np.arange(min(len(result), SAMPLED))
-        numbers = self._take_inputs(((self._offset or 0) + elements) % self._data.period, 0)
-        got = decode_values(result[: len(elements)], self._views.recv).tolist()
+    def _measure_errors(self, thrice: bool) -> list[float]:
+        """Distances of results to the exact ones, in units of their last place, at elements all
+        over this rank's output. The numbers are of one sign: where a sum is much smaller than what
+        it is made of, any order is many units off."""
+        numbers = np.abs(self._data.inputs(0))
+        result = self._call(numbers[self._control.rank], thrice)
+        if self._offset is None:
+            return []
+        elements = np.linspace(0, len(result) - 1, min(len(result), SAMPLED)).astype(np.int64)
+        at = (self._offset + elements) % self._data.period
+        taken = np.abs(self._take_inputs(at, 0))
+        got = decode_values(result[torch.from_numpy(elements).to(result.device)], self._views.recv)
         return [
             _measure_ulp(value, column, self._case)
-            for value, column in zip(got, numbers.T.tolist(), strict=True)
+            for value, column in zip(got.tolist(), taken.T.tolist(), strict=True)
         ]
 
     def repeat(

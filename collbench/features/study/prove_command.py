@@ -29,12 +29,23 @@ class ProveOptions:
     algorithm: Annotated[
         str | None, Argument(metavar="[ALGORITHM]", help="Default: all of them.")
     ] = None
-    n: Annotated[str, Option("-n", "--ranks", help="Numbers of ranks: 1..33, or 2,4,8.")] = "1..33"
+    n: Annotated[
+        str,
+        Option(
+            "-n",
+            "--ranks",
+            help="Numbers of ranks: 1..33, or 2,4,8. Default: 1..33, with --orders 4.",
+        ),
+    ] = ""
     root: Annotated[
         str, Option("-r", "--root", help="Root rank, or all. Default: 0 and the middle one.")
     ] = ""
     hazards: Annotated[
         bool, Option("--hazards", help="List cells that a step both reads and writes.")
+    ] = False
+    orders: Annotated[
+        bool,
+        Option("--orders", help="Show instead in which order each adds, chunk by chunk."),
     ] = False
     debug: Debug = False
 
@@ -45,9 +56,11 @@ def prove(options: ProveOptions) -> None:
     from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.show import terminal
 
-    numbers = _parse_ranks(options.n)
+    numbers = _parse_ranks(options.n or ("4" if options.orders else "1..33"))
     if options.root not in ("", "all") and not options.root.isdecimal():
         raise UsageError(f"--root: '{options.root}' is not a rank", "give a whole number, or all")
+    if options.orders:
+        return _show_orders(options, numbers)
     wrong = right = 0
     for owner in [find_collective(options.name).name] if options.name else COLLECTIVES:
         chosen = (
@@ -73,6 +86,37 @@ def prove(options: ProveOptions) -> None:
         right += sum(len(proof.right) for proof in proofs)
     if wrong or not right:
         raise typer.Exit(Exit.WRONG_DATA if wrong else Exit.NO_VERDICT)
+
+
+def _show_orders(options: ProveOptions, numbers: Sequence[int]) -> None:
+    """Print the trees along which algorithms add."""
+    from collbench.core import algorithms
+    from collbench.core.collectives import COLLECTIVES, find_collective
+    from collbench.features.study import orders
+    from collbench.show import terminal
+
+    if options.hazards:
+        raise UsageError("--hazards: with --orders nothing is proved", "leave one of them out")
+    if options.root == "all":
+        raise UsageError("--root all: with --orders one root is shown", "-r 2, for example")
+    orders.refuse_too_many(numbers)
+    reducing = [name for name, row in COLLECTIVES.items() if row.reduces]
+    owner = find_collective(options.name).name if options.name else ""
+    if owner and owner not in reducing:
+        raise UsageError(f"{owner} adds nothing", f"one of {', '.join(reducing)}")
+    total = 0
+    for name in [owner] if owner else reducing:
+        variants = (
+            [algorithms.find_variant(name, options.algorithm)]
+            if options.algorithm
+            else map(algorithms.Variant, algorithms.list_algorithms(name))
+        )
+        root = int(options.root or 0)
+        rows = [row for variant in variants for row in orders.list_rows(variant, numbers, root)]
+        terminal.print_blocks(terminal.make_listing(name, orders.HEADS, rows), "")
+        total += len(rows)
+    if not total:
+        raise typer.Exit(Exit.NO_VERDICT)
 
 
 class _Proof(NamedTuple):

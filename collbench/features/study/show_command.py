@@ -24,7 +24,7 @@ class ShowOptions:
             metavar="ALGORITHM",
             help="ring, or with parameters: chain:segments=4; native with --on.",
         ),
-    ]
+    ] = ""
     n: Annotated[
         int | None, Option("-n", "--ranks", min=1, help="Ranks. Default 4, or those of --values.")
     ] = None
@@ -36,7 +36,11 @@ class ShowOptions:
         int | None, Option("--step", min=0, help="Only this step, and the state before it.")
     ] = None
     values: Annotated[
-        str, Option("--values", help="What ranks start with: 2,4,6;1,2,3;4,8,12.")
+        str,
+        Option(
+            "--values",
+            help="What ranks start with: 2,4,6;1,2,3;4,8,12; with --from-order a number a rank.",
+        ),
     ] = ""
     on: Annotated[
         str,
@@ -45,6 +49,17 @@ class ShowOptions:
             help="Run it once on this backend instead, and show every rank's buffers; ALGORITHM"
             " native is the library's own.",
         ),
+    ] = ""
+    from_order: Annotated[
+        str,
+        Option(
+            "--from-order",
+            metavar="RUN",
+            help="Draw the trees of additions that a run of `collbench order` found instead.",
+        ),
+    ] = ""
+    size: Annotated[
+        str, Option("--size", help="With --from-order: at this size. Default: the largest.")
     ] = ""
     html: Annotated[
         Path | None, Option("--html", help="Write a page with a slider over the steps instead.")
@@ -55,22 +70,17 @@ class ShowOptions:
 def show(options: ShowOptions) -> None:
     """Draw an algorithm's steps, or write a page with a slider.
 
-    With --on, run it once on real ranks instead, and show every rank's buffers.
+    With --on, run it once on real ranks instead, and show every rank's buffers; with --from-order,
+    draw the order of additions of a library that a recorded run found.
     """
     from collbench.core import algorithms, files
     from collbench.features.study import cost, drawing
     from collbench.show import terminal
 
+    if options.from_order:
+        return _show_order(options)
+    _refuse_incomplete(options)
     if options.on:
-        for option, given_too in (
-            ("--step", options.step is not None),
-            ("--html", options.html is not None),
-        ):
-            if given_too:
-                raise UsageError(
-                    f"{option}: with --on a library runs, which shows no steps",
-                    f"leave out --on or {option}",
-                )
         return _show_buffers(options)
     if options.algorithm == "native":
         raise UsageError(
@@ -117,6 +127,52 @@ def show(options: ShowOptions) -> None:
     terminal.print_blocks(*drawn.brief)
 
 
+def _refuse_incomplete(options: ShowOptions) -> None:
+    """Raise UsageError where there is no algorithm to draw, or an option is of --from-order."""
+    if options.size:
+        raise UsageError("--size: an algorithm has none", "it goes with --from-order")
+    if not options.algorithm:
+        raise UsageError("ALGORITHM is missing", "collbench show COLLECTIVE ALGORITHM")
+
+
+def _show_order(options: ShowOptions) -> None:
+    """Draw the trees of additions that a run found."""
+    from collbench.core.collectives import find_collective
+    from collbench.core.feature import load_entries
+    from collbench.features.study import order_drawing
+    from collbench.show import terminal
+    from collbench.suite.grammar import parse_size
+
+    for what, is_given in (
+        ("ALGORITHM", bool(options.algorithm)),
+        ("--ranks", options.n is not None),
+        ("--root", options.root != 0),
+        ("--step", options.step is not None),
+        ("--on", bool(options.on)),
+        ("--html", options.html is not None),
+    ):
+        if is_given:
+            raise UsageError(
+                f"{what}: with --from-order what a run found is drawn",
+                f"leave out --from-order or {what}",
+            )
+    collective = find_collective(options.name).name
+    load = load_entries("order_sources").get("run")
+    if load is None:
+        raise UsageError(
+            "this installation cannot read orders of additions", "leave out --from-order"
+        )
+    size = parse_size(options.size, "--size") if options.size else None
+    orders = load(options.from_order, collective, size)
+    if options.rank is not None and options.rank >= orders[0].n:
+        raise UsageError(
+            f"--rank: there is no rank {options.rank} among {orders[0].n}",
+            f"choose one of 0 to {orders[0].n - 1}",
+        )
+    drawn = order_drawing.make_document(orders, options.rank, options.values)
+    terminal.print_blocks(*drawn.brief)
+
+
 def _show_buffers(options: ShowOptions) -> None:
     """Run the collective once on a backend, and show every rank's buffers before and after."""
     from collbench.core.collectives import find_collective
@@ -125,6 +181,15 @@ def _show_buffers(options: ShowOptions) -> None:
     from collbench.show import terminal
     from collbench.show.views import buffers
 
+    for option, given_too in (
+        ("--step", options.step is not None),
+        ("--html", options.html is not None),
+    ):
+        if given_too:
+            raise UsageError(
+                f"{option}: with --on a library runs, which shows no steps",
+                f"leave out --on or {option}",
+            )
     row = find_collective(options.name)
     given = drawing.parse_values(options.values) if options.values else None
     n = options.n or (len(given) if given else 4)

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.records.choice import without_effect
+from collbench.records.choice import add_names, without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank import counted
+from collbench.run.rank.adding import find_adding_names
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
@@ -53,8 +54,9 @@ UNFUSED = (
 
 class Seen(NamedTuple):
     """What rank 0 knows of a case once it is measured: ``states`` of all ranks' GPUs, None where
-    there are none; how long their ``firsts`` took, and to submit calls; ``bits`` by group, and what
-    the library ``chose`` in rank 0's; by rank, how the background fared."""
+    there are none; how long their ``firsts`` took, and to submit calls; ``bits`` by group, what the
+    library ``chose`` in rank 0's, and by group what its sums ``adds_as``; by rank, how the
+    background fared."""
 
     measured: Measured
     remedy: str
@@ -64,6 +66,7 @@ class Seen(NamedTuple):
     bits: list[list[str]]
     control: Aside | None
     chose: Choice | None
+    adds_as: Sequence[tuple[str, ...]]
     sent: list[Sent]
     notes: list[str]
     backgrounds: list[Background | None]
@@ -144,6 +147,7 @@ class Trial:
             return wrong
         control = self._in_other_cadence(sampler, measured, protocol.iters)
         summed = self._data.digest_results(self._finished)
+        adds_as = self._find_adding_names()
         sent: list[Sent] = []
         if self._takes_control:
             sent = counted.count_sent(self._control, self._bench.watch, self._case, self._again)
@@ -157,7 +161,7 @@ class Trial:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
         remedy = sampler.remedy
-        more = control, chose, sent, notes, background
+        more = control, chose, adds_as, sent, notes, background
         data = Seen(measured, remedy, states, firsts, submits, summed, *more)
         return [self._outcome(*group, data) for group in enumerate(self._group.groups)]
 
@@ -203,7 +207,7 @@ class Trial:
         }
         if not measured.samples.durations.size:
             return fail_without_samples(measured.invalid, data.remedy, measured.hopeless, gpus)
-        chose = None if number else data.chose
+        chose = add_names(None if number else data.chose, data.adds_as[number])
         backgrounds = [
             data.backgrounds[rank] for rank in ranks if data.backgrounds
         ] + data.backgrounds
@@ -302,6 +306,14 @@ class Trial:
                 call.run()
 
         return together if submits else in_turn
+
+    def _find_adding_names(self) -> Sequence[tuple[str, ...]]:
+        """By group, the algorithms that add as these calls do, where that is asked for."""
+        if not self._policy.adds_as:
+            return [()] * len(self._group.groups)
+        return find_adding_names(
+            self._bench, self._case, self._slots[0], self._finished, self._beat
+        )
 
     def _enter(self, phase: Phase) -> None:
         self._bench.board.enter(self._rank, phase)

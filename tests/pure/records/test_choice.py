@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import factories
 import pytest
+from msgspec.structs import replace
 
-from collbench.records.choice import IN_SWITCH, describe_choice, wire_factor, without_effect
+from collbench.records.choice import (
+    IN_SWITCH,
+    add_names,
+    describe_choice,
+    is_unlike_sums,
+    wire_factor,
+    without_effect,
+)
+from collbench.records.derive import derive_row
+from collbench.records.flags import list_doubts
 from collbench.records.types import Choice
 
 RING = Choice(algorithm="Ring", protocol="LL128", channels=24, transport="P2P")
@@ -24,6 +35,10 @@ COPIES = Choice(algorithm="CopyEngine", transport="P2P")
         (SYMMETRIC, "Symmetric/AGxLL_R x8 P2P"),
         (COPIES, "CopyEngine P2P"),
         (Choice(transport="NET/IB/GDRDMA+P2P"), "NET/IB/GDRDMA+P2P"),
+        (Choice(adds_as=("ring",)), "ring (by its sums)"),
+        (Choice(adds_as=("recursive_doubling", *"abcd")), "recursive_doubling +4 (by its sums)"),
+        (Choice(adds_as=("ring",), transport="P2P"), "ring (by its sums) P2P"),
+        (replace(RING, adds_as=("ring:down",)), "Ring/LL128 x24 P2P"),
         (Choice(), ""),
         (None, ""),
     ],
@@ -61,6 +76,13 @@ def test_in_words(choice: Choice | None, text: str) -> None:
             " OMPI_MCA_coll_tuned_use_dynamic_rules=1, and one host",
         ),
         ({"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}, Choice(algorithm="ring"), ""),
+        (
+            {"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"},
+            Choice(adds_as=("ring",)),
+            "OMPI_MCA_coll_tuned_allreduce_algorithm is not known to have effect: it takes"
+            " OMPI_MCA_coll_tuned_use_dynamic_rules=1, and one host",
+        ),
+        ({"NCCL_ALGO": "Tree", "NCCL_MAX_CTAS": "8"}, Choice(adds_as=("ring",)), ""),
         ({"OMPI_MCA_coll_tuned_priority": "40"}, None, ""),
         ({"NCCL_PROTO": "LL"}, RING, "NCCL_PROTO=LL asked, NCCL ran LL128"),
         ({"NCCL_PROTO": "^LL"}, RING, ""),
@@ -127,3 +149,48 @@ def test_wires_carry_what_the_messages_add_up_to(n: int, way: tuple[str, str]) -
 )
 def test_wires_are_known_of_nothing_else(choice: Choice | None) -> None:
     assert wire_factor("all_reduce", 8, choice) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "is_unlike"),
+    [
+        (RING, ("ring",), False),
+        (RING, ("double_tree", "chain to the root"), False),
+        (RING, ("linear up",), False),
+        (RING, ("recursive_doubling", "binomial by low bits"), True),
+        (RING, (), False),
+        (TREE, ("ring", "ring:down"), True),
+        (TREE, ("double_tree", "ring"), False),
+        (TREE, ("chain to the root",), False),  # NCCL's tree within a host
+        (NVLS, ("ring",), False),
+        (Choice(algorithm="ring"), ("recursive_doubling",), True),
+        (None, ("ring",), False),
+    ],
+)
+def test_sums_are_unlike_what_the_library_named(
+    choice: Choice | None, names: tuple[str, ...], is_unlike: bool
+) -> None:
+    assert is_unlike_sums(add_names(choice, names)) is is_unlike
+
+
+def test_names_are_added_to_what_the_library_said() -> None:
+    assert add_names(RING, ("ring",)) == replace(RING, adds_as=("ring",))
+    assert add_names(RING, ()) is RING
+    assert add_names(None, ()) is None
+
+
+def test_sums_alone_do_not_change_the_bytes_over_the_wires() -> None:
+    assert wire_factor("all_reduce", 8, Choice(adds_as=("ring",))) is None
+    sums = replace(NVLS, adds_as=("ring",))
+    assert wire_factor("all_reduce", 8, sums) == wire_factor("all_reduce", 8, NVLS)
+
+
+def test_a_row_whose_sums_are_unlike_what_the_library_named_is_in_doubt() -> None:
+    rows = [
+        derive_row(factories.record(factories.case(), chose=add_names(RING, names)))
+        for names in (("ring",), ("recursive_doubling",))
+    ]
+    alike, unlike = (row.flags if row else () for row in rows)
+    assert "order-unlike-log" not in alike
+    assert "order-unlike-log" in unlike
+    assert rows[1] and "order-unlike-log" in list_doubts(rows[1])

@@ -553,7 +553,8 @@ def _format_side(side: Side | None) -> str:
 
 
 def _explain_verdict(row: Judged, reason: str) -> str:
-    """Evidence of a verdict, its reason where the figures do not say it, and the flags."""
+    """Evidence of a verdict, its reason where the figures do not say it, what else differs, and the
+    flags."""
     sides = [side for side in (row.base, row.head) if side]
     launches = (
         str(row.pairs)
@@ -569,6 +570,7 @@ def _explain_verdict(row: Judged, reason: str) -> str:
             ]
         ),
         reason,
+        row.note,
         " ".join(flags),
     ]
     return shorten_text("; ".join(filter(None, parts)), 300)

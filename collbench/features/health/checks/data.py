@@ -11,6 +11,13 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import format_count, plain_line
 from collbench.features.health.checks.hosts import RANK, SHOWN, Looked
+from collbench.features.health.checks.orders import (
+    describe_change,
+    has_order,
+    is_changed,
+    list_launches,
+    make_order_evidence,
+)
 from collbench.features.health.findings import Finding, Subject
 from collbench.features.health.night import (
     Night,
@@ -19,7 +26,7 @@ from collbench.features.health.night import (
     locate_rank,
     make_evidence,
 )
-from collbench.records.choice import describe_choice
+from collbench.records.choice import describe_heard
 from collbench.records.derive import NO_SAMPLE
 from collbench.suite.case_words import describe_case
 
@@ -71,49 +78,68 @@ def _find_wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
 
 
 def check_repeatability(night: Night) -> Looked:
-    """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
-    launches."""
+    """Whether the same floats are added up to the same result, to the bit, by two calls and by all
+    launches; and whether all launches add in one order."""
     by_case: dict[str, list[NightRecord]] = defaultdict(list)
     for entry in night.records:
-        if entry.record.bits:
+        if entry.record.bits or has_order(entry):
             by_case[entry.record.case.key].append(entry)
     if not by_case:
         return Looked(
             missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"
+            " or their order (adds_as = true)"
         )
-    launches = max(map(len, by_case.values()))
     by_label: dict[str, list[NightRecord]] = defaultdict(list)
     for members in by_case.values():
-        if len({digest for entry in members for digest in entry.record.bits}) > 1:
+        if _has_other_bits(members) or is_changed(members):
             by_label[members[0].record.case.label] += members
+    launches = max(map(len, by_case.values()))
+    has_digests = any(entry.record.bits for members in by_case.values() for entry in members)
     note = (
-        f"sums of {format_count(len(by_case), 'case')} by two calls in each of"
-        f" {format_count(launches, 'launch')}"
+        f"sums of {format_count(len(by_case), 'case')}"
+        f"{' by two calls' * has_digests} in each of {format_count(launches, 'launch')}"
     )
     return Looked(note, [_find_unlike(label, members) for label, members in by_label.items()])
 
 
+def _has_other_bits(entries: Iterable[NightRecord]) -> bool:
+    """Whether the results that are kept of a case differ."""
+    return len({digest for entry in entries for digest in entry.record.bits}) > 1
+
+
 def _find_unlike(label: str, every: Sequence[NightRecord]) -> Finding:
-    """The finding for a collective that adds the same floats up to different bits."""
+    """The finding for a collective that adds the same floats up to different bits, or in different
+    orders."""
+    by_case: dict[str, list[NightRecord]] = defaultdict(list)
+    for entry in every:
+        by_case[entry.record.case.key].append(entry)
     cases = dict.fromkeys(msgspec.structs.replace(entry.record.case, cycle=0) for entry in every)
     calls = any(len(entry.record.bits) > 1 for entry in every)
-    chosen = {describe_choice(entry.record.chose) for entry in every} - {""}
+    orders = [list_launches(members) for members in by_case.values()]
+    changes = list_several(dict.fromkeys(filter(None, map(describe_change, orders))))
+    chosen = {describe_heard(entry.record.chose) for entry in every} - {""}
     why = f"; the library chose {list_several(sorted(chosen))}" if len(chosen) > 1 else ""
+    has_other_bits = any(map(_has_other_bits, by_case.values()))
+    what = "adds the same floats up to other bits" if has_other_bits else "adds in another order"
     return Finding(
         check="repeatability",
         severity="hint",
         subject=Subject("collective", label),
         what=(
-            "adds the same floats up to other bits"
-            f" {'call by call' if calls else 'launch by launch'}, in"
-            f" {list_several(map(describe_case, cases))}{why}"
+            f"{what} {'call by call' if calls else 'launch by launch'}, in"
+            f" {list_several(map(describe_case, cases))}{why}{changes and f'; {changes}'}"
         ),
         advice=(
             "its order of adding changes: fix algorithm and ranks' places for results that can be"
             " repeated. If nothing changes there, suspect memory or links"
         ),
         evidence=[
-            make_evidence(entry, "digest", ", ".join(entry.record.bits)) for entry in every[:SHOWN]
+            *[item for launches in orders for item in make_order_evidence(launches)][:SHOWN],
+            *[
+                make_evidence(entry, "digest", ", ".join(entry.record.bits))
+                for entry in every
+                if entry.record.bits
+            ][:SHOWN],
         ],
     )
 

@@ -109,13 +109,13 @@ def test_leaves_are_renamed_and_children_sorted_anew() -> None:
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        ("0", Shape(0, (0,))),
-        ("0+1", Shape(1, (0, 1))),
-        ("0+(1+(2+3))", Shape(3, (2, 3, 1, 0))),
-        ("((0+3)+2)+1", Shape(3, (0, 3, 2, 1))),
-        ("(0+1)+(2+3)", Shape(2, ())),
-        ("together{0, 1, 2}", Shape(1, ())),
-        ("together{0, 1, 2}+3", Shape(2, ())),
+        ("0", Shape(0, 1, (0,))),
+        ("0+1", Shape(1, 2, (0, 1))),
+        ("0+(1+(2+3))", Shape(3, 2, (2, 3, 1, 0))),
+        ("((0+3)+2)+1", Shape(3, 2, (0, 3, 2, 1))),
+        ("(0+1)+(2+3)", Shape(2, 2, ())),
+        ("together{0, 1, 2}", Shape(1, 3, ())),
+        ("together{0, 1, 2}+3", Shape(2, 3, ())),
     ],
 )
 def test_the_outline_tells_chains_from_other_trees(text: str, shape: Shape) -> None:

@@ -35,6 +35,7 @@ from collbench.features.compare.comparison import Comparison, Rules
 from collbench.features.compare.verdict import Judged
 from collbench.features.training.parts import PARTS
 from collbench.records.case_rows import gather_case_rows, smallest_change
+from collbench.records.choice import add_names
 from collbench.records.types import (
     Calibration,
     RankInfo,
@@ -100,6 +101,30 @@ def lost(
 
 
 BOTH = {ROW: spread(0), OTHER: spread(0)}
+
+
+def adding(base: str, head: str) -> SideChange:
+    """What each side's sums show, a name or several."""
+    names = {"base": tuple(base.split()), "head": tuple(head.split())}
+    return lambda name, world, record: msgspec.structs.replace(
+        record, chose=add_names(record.chose, names[name])
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "note"),
+    [
+        ("ring", "doubling swing", "adds in another order: ring → doubling +1"),
+        ("ring", "ring", ""),
+        ("ring", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_sides_that_add_in_other_orders_are_noted(base: str, head: str, note: str) -> None:
+    row = judged(*experiment({ROW: spread(0)}, change=adding(base, head)))
+    assert row.note == note
+    plain = judged(*experiment({ROW: spread(0)}))
+    assert (row.verdict, row.why, row.gates) == (plain.verdict, plain.why, plain.gates)
 
 
 # verdicts

@@ -91,6 +91,12 @@ def comparison(rows: list[Judged], **more: Any) -> Comparison:
     return Comparison(**fields)
 
 
+def test_what_else_differs_stands_beside_the_reason() -> None:
+    rows = [judged("SAME", 0.001, note="adds in another order: ring → doubling")]
+    (row,) = verdicts.list_shown(comparison(rows))
+    assert row.why == "p=0.00049 n=12; adds in another order: ring → doubling"
+
+
 def example() -> Comparison:
     """A row of every verdict."""
     rows = [
