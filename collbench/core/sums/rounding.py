@@ -64,8 +64,19 @@ def round_values(values: Floats, bits: int, emin: int = -1022) -> Floats:
     the spacing there."""
     if bits == 53 and emin == -1022:
         return values
+    sizes = np.abs(values)
+    if 1 < bits < 53 and not np.any((sizes < 2.0**emin) & (sizes > 0)):
+        return _round_codes(values, 53 - bits)
     exponent = np.maximum(np.frexp(values)[1] - 1, emin) - (bits - 1)
     return np.asarray(np.ldexp(np.rint(np.ldexp(values, -exponent)), exponent))
+
+
+def _round_codes(values: Floats, cut: int) -> Floats:
+    """Normal numbers without the last places of their significands, so many, rounded as
+    round_values does: an integer's carry goes into the exponent, as it must."""
+    codes = np.ascontiguousarray(values).view(np.int64)
+    rounded = codes + ((1 << cut - 1) - 1) + (codes >> cut & 1)
+    return (rounded >> cut << cut).view(np.float64)
 
 
 def round_fraction(value: Fraction, bits: int, emin: int = -1022) -> Fraction:
@@ -122,7 +133,8 @@ def evaluate_tree(
         total = functools.reduce(combine, values)
         if join.kind != "exact":
             total = _round_in_adder(total, rounding, dtype, arithmetic)
-        if mask != whole and (rounding.at is None or mask in rounding.at):
+        is_rounded = rounding.adder == dtype.precision and join.kind != "exact"
+        if mask != whole and not is_rounded and (rounding.at is None or mask in rounding.at):
             total = arithmetic.round(total, *own)
         watch(mask, total)
         return total, mask

@@ -9,7 +9,8 @@ from collbench.core.sums.search import Strategy
 from collbench.core.sums.swallowing import MAX_ALL_PAIRS
 from collbench.features.order.request import SumOrder
 
-POOLED = 4  # times as many random buffers where an order was not asked for but is tried
+POOLED = 4  # times as many random buffers where an order was not asked for but is tried, of at
+POOLED_BYTES = 1 << 20  # most so many bytes
 
 FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # made before all others, of at most so many bytes
 
@@ -45,7 +46,12 @@ def count_all_calls(subject: SumOrder) -> int:
     others = len(subject.places) * max(1, len(subject.shifts)) - 1
     kept = [size for size in subject.sizes if size <= FIRST_BYTES]
     repeats = VOTES + subject.repeats + (NEIGHBOURS if subject.repeats else 0)
-    ways = others * (2 + POOLED * subject.proof)
-    each = count_calls(subject)[0] + subject.proof + 1 + ways + repeats
+    each = count_calls(subject)[0] + subject.proof + 1 + repeats
+    ways = sum(others * (2 + count_pooled(subject, size)) for size in subject.sizes)
     first = FIRST_CALLS + VOTES if kept and subject.repeats else 0
-    return len(subject.sizes) * each + first
+    return len(subject.sizes) * each + ways + first
+
+
+def count_pooled(subject: SumOrder, nbytes: int) -> int:
+    """Random buffers in which an order of a size is tried in another way to place buffers."""
+    return subject.proof * (POOLED if nbytes <= POOLED_BYTES else 1)

@@ -24,8 +24,8 @@ from collbench.features.order.calls import (
     FIRST_BYTES,
     FIRST_CALLS,
     NEIGHBOURS,
-    POOLED,
     choose_strategy,
+    count_pooled,
 )
 from collbench.features.order.findings import OrderFindings, Piece, Proof, RankPieces, SizeOrder
 from collbench.features.order.probing import FoundPiece, Prober
@@ -351,7 +351,7 @@ class OrderTrial:
     def _try_way(self, base: SizeOrder, call: _Call, shift: int) -> SizeOrder:
         in_place = call.case.in_place
         predicted = self._recall(base, call)
-        proof, _ = self._prove(call, predicted, POOLED * self._subject.proof, False)
+        proof, _ = self._prove(call, predicted, count_pooled(self._subject, base.nbytes), False)
         if not proof.is_complete:
             found = self._find(base.nbytes, in_place, shift)
             return msgspec.structs.replace(found, varied=True)
