@@ -114,7 +114,7 @@ fake-gpu-report:  ## all that runs and breaks there, written to reports/
 	COLLBENCH_FAKE_GPU=$(FAKE) $(PYTHON) tests/fakegpu/report.py --output reports/fake-gpu.md
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
-	for name in algorithms ring-or-one-shot training-step; do \
+	for name in algorithms ring-or-one-shot training-step orders; do \
 	  runs="reports/runs/$$name/*.jsonl"; \
 	  $(BIN)/collbench report $$runs --plotlyjs directory -o reports/$$name.html && \
 	  $(BIN)/collbench report $$runs -o reports/$$name.md || exit 1; \
