@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_wrong_data(run) -> None:
 def test_sizes_of_which_a_rank_would_get_nothing_are_left_out(run) -> None:
     code, _, record = run(collective="reduce_scatter", sizes='["4", "12", "64"]')
     assert code == Exit.OK
-    assert [(size.nbytes, size.count) for size in read(record).sizes] == [(8, 1), (64, 8)]
+    assert [(size.nbytes, size.count) for size in read(record).sizes] == [(12, 1), (64, 8)]
 
 
 def test_no_size_of_which_each_rank_gets_something_is_refused(tmp_path: Path, cli) -> None:
@@ -120,7 +120,7 @@ def test_no_size_of_which_each_rank_gets_something_is_refused(tmp_path: Path, cl
     (tmp_path / "order.toml").write_text(suite)
     done = cli("run", str(tmp_path / "order.toml"), "--no-save")
     assert done.returncode == Exit.USAGE
-    assert "-b 12 is the smallest" in done.stderr
+    assert "reduce_scatter takes 12 B or more" in done.stderr
 
 
 PEAK = """

@@ -58,20 +58,6 @@ def make_request(collective: str, sizes: Sequence[int], **values: Any) -> OrderR
     return OrderRequest(collective=row.name, sizes=tuple(wanted), dtype=dtype.name, op=op, **values)
 
 
-def _divide_sizes(request: OrderRequest, ranks: int) -> list[int]:
-    """The sizes of which each rank has some elements, where ranks share them, each once. Raises
-    UsageError where none is left."""
-    row, dtype = COLLECTIVES[request.collective], find_dtype(request.dtype)
-    unit = dtype.size * (ranks if row.total else 1)
-    sizes = sorted({size // unit * unit for size in request.sizes} - {0})
-    if not sizes:
-        raise UsageError(
-            f"the sizes hold no element of {dtype.name} for each of {ranks} ranks",
-            f"-b {unit} is the smallest",
-        )
-    return sizes
-
-
 class _Orders:
     """A suite.measurable.Measurable."""
 
@@ -113,7 +99,7 @@ class _Orders:
                 f"{ranks} ranks: an order is found among at most {MAX_ORDER_RANKS}",
                 f"-g {MAX_ORDER_RANKS} or fewer",
             )
-        values = msgspec.to_builtins(request) | {"sizes": _divide_sizes(request, ranks)}
+        values = msgspec.to_builtins(request)
         values["root"] = request.root if COLLECTIVES[request.collective].rooted else -1
         if values["root"] >= ranks:
             raise UsageError(
