@@ -120,7 +120,8 @@ def make_bandwidths(view: View) -> Section:
         hollow = any(list_doubts(point) for series in view.series for point in series.points)
         closing = [*origins, BUSBW, *[HOLLOW] * hollow, *closing]
     else:
-        sentences = origins or ["Nothing was measured."]
+        nothing = "No case has a time." if summing.count_findings(view) else "Nothing was measured."
+        sentences = origins or [nothing]
     points = [(series, point) for series in view.series for point in series.points]
     return Section(
         name="bandwidth",

@@ -206,7 +206,7 @@ def make_document(files: Sequence[RunFile], conclusion: Conclusion | None = None
     """A report on ``files``, which may be none; with ``conclusion``, on that first of all."""
     view = rows.make_view(files, conclusion)
     verdict, tone = _conclude_verdict(view)
-    if load_text := busy.of_files(files):
+    if (load_text := busy.of_files(files)) and not summing.count_findings(view):
         verdict = f"{verdict} {load_text[0].upper()}{load_text[1:]}."
         tone = "notice" if tone == "good" and not conclusion else tone
     makers = load_ordered("sections", SECTIONS).values()
@@ -240,15 +240,20 @@ def _conclude_verdict(view: View) -> tuple[str, Weight]:
             "notice",
         )
     if not view.points:
-        return (
-            "No case was measured: all were skipped."
-            if total
-            else "There is nothing to report: no case was run."
-        ), "notice"
+        return _explain_no_times(view, total), "notice"
     if any(map(_is_cut_short, view.files)):
         which = "the run was" if len(view.files) == 1 else "a run was"
         return f"{_describe_points(view)} before {which} cut short.", "notice"
     return _fit_for_claims(view, counts)
+
+
+def _explain_no_times(view: View, total: int) -> str:
+    """The verdict on runs of so many cases, none of which has a time."""
+    if found := summing.count_findings(view):
+        return f"No case has a time: what {format_count(found, 'case')} found is below."
+    if total:
+        return "No case was measured: all were skipped."
+    return "There is nothing to report: no case was run."
 
 
 def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:

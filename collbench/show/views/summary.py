@@ -69,6 +69,13 @@ def list_floors(view: View) -> list[Line]:
     return lines
 
 
+def count_findings(view: View) -> int:
+    """Cases that found something other than times, in runs without any that has a time."""
+    if view.points:
+        return 0
+    return sum(bool(record.findings) for file in view.files for record in file.records)
+
+
 def answer_table(view: View) -> Table | None:
     """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
     one mode."""
