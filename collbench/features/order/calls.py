@@ -9,12 +9,13 @@ from collbench.core.sums.search import Strategy
 from collbench.core.sums.swallowing import MAX_ALL_PAIRS
 from collbench.features.order.request import SumOrder
 
-POOLED = 4  # times as many random buffers where an order was not asked for but is tried, of at
-POOLED_BYTES = 1 << 20  # most so many bytes
+SMALL = 1 << 20  # bytes of a size up to which more calls are made for the same certainty
+
+POOLED = 4  # times as many random buffers of a small size where an order is tried, not asked for
 
 FIRST_CALLS, FIRST_BYTES = 20, 1 << 16  # made before all others, of at most so many bytes
 
-NEIGHBOURS = 4  # calls in which other elements change
+NEIGHBOURS = (20, 4)  # calls in which other elements change, of a small size and of others
 
 VOTES = 3  # calls of which two decide
 
@@ -45,13 +46,20 @@ def count_all_calls(subject: SumOrder) -> int:
     ones."""
     others = len(subject.places) * max(1, len(subject.shifts)) - 1
     kept = [size for size in subject.sizes if size <= FIRST_BYTES]
-    repeats = VOTES + subject.repeats + (NEIGHBOURS if subject.repeats else 0)
-    each = count_calls(subject)[0] + subject.proof + 1 + repeats
-    ways = sum(others * (2 + count_pooled(subject, size)) for size in subject.sizes)
+    each = count_calls(subject)[0] + subject.proof + 1 + VOTES + subject.repeats
+    more = sum(
+        others * (2 + count_pooled(subject, size)) + count_varied(subject, size)
+        for size in subject.sizes
+    )
     first = FIRST_CALLS + VOTES if kept and subject.repeats else 0
-    return len(subject.sizes) * each + ways + first
+    return len(subject.sizes) * each + more + first
 
 
 def count_pooled(subject: SumOrder, nbytes: int) -> int:
     """Random buffers in which an order of a size is tried in another way to place buffers."""
-    return subject.proof * (POOLED if nbytes <= POOLED_BYTES else 1)
+    return subject.proof * (POOLED if nbytes <= SMALL else 1)
+
+
+def count_varied(subject: SumOrder, nbytes: int) -> int:
+    """Calls of a size in which other elements change; none without repeats."""
+    return NEIGHBOURS[nbytes > SMALL] if subject.repeats else 0

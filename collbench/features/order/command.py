@@ -152,15 +152,16 @@ def _find_subject(what: str) -> str | Path:
     """The collective of that name, or where the run of that name lies. Raises UsageError."""
     from collbench.core.collectives import COLLECTIVES, find_collective
     from collbench.core.text import suggest_name
+    from collbench.features.order.rows import REDUCING
     from collbench.records import store
 
     try:
         return find_collective(what).name
-    except UsageError as unknown:
+    except UsageError:
         try:
             return store.find_run(what)
         except UsageError as e:
-            hint = suggest_name(what, COLLECTIVES) or unknown.hint
+            hint = suggest_name(what, COLLECTIVES) or f"one of {', '.join(REDUCING)}"
             raise UsageError(f"'{what}' is no collective and no run", hint) from e
 
 

@@ -89,7 +89,7 @@ def _parse_value(kind: str, value: str) -> Requirement:
     if kind == "same":
         if value not in DIMENSIONS:
             raise UsageError(
-                f"--require same={value[:40]}: an order depends on {', '.join(DIMENSIONS)}",
+                f"--require same={value[:40]}: none of {', '.join(DIMENSIONS)}",
                 suggest_name(value, DIMENSIONS) or HINT,
             )
         return Requirement("same", value)

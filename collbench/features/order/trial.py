@@ -23,9 +23,9 @@ from collbench.features.order.buffers import Buffers
 from collbench.features.order.calls import (
     FIRST_BYTES,
     FIRST_CALLS,
-    NEIGHBOURS,
     choose_strategy,
     count_pooled,
+    count_varied,
 )
 from collbench.features.order.findings import OrderFindings, Piece, Proof, RankPieces, SizeOrder
 from collbench.features.order.probing import FoundPiece, Prober
@@ -388,7 +388,7 @@ class OrderTrial:
             digest = prover.digest()
             repeats, wrong = prover.repeat(subject.repeats, known, rounding)
             self._note_wrong(wrong)
-            varied = NEIGHBOURS if subject.repeats else 0
+            varied = count_varied(subject, size.nbytes)
             neighbours = prover.vary_neighbours(varied, thrice=repeats.changed > 0)
             self._sizes[index] = msgspec.structs.replace(
                 size, digest=digest, repeats=repeats, neighbours=neighbours

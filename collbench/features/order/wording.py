@@ -130,7 +130,7 @@ def _describe_size(order: JudgedOrder, dependence: Dependence, same: bool) -> st
     if not changes:
         name = find_common_name(order)
         return "boundaries of pieces move with the size" + (
-            f"; by name: {name} at all" * bool(name)
+            f"; by name: {name} wherever there are several pieces" * bool(name)
         )
     text = _list_changes(changes)
     assumed = [change for change in changes if (change.low, change.high) != _ends(change)]
@@ -318,10 +318,10 @@ def _describe_change(order: JudgedOrder) -> str:
     if changes and all(change.at_start for change in changes):
         first, found = changes[0], [item for item in order.first.base if item.order.ranks]
         now = {piece.tree for item in found for group in item.ranks for piece in group.pieces}
-        orders = f": as {first.trees[0]}, not {now.pop()}" if first.trees and len(now) == 1 else ""
-        return (
-            f"The first calls add otherwise than later ones, {describe_rhythm(first.odd)}{orders}"
-        )
+        calls = describe_rhythm(first.odd).capitalize()
+        if first.trees and len(now) == 1:
+            return f"{calls} add as {first.trees[0]}, later ones as {now.pop()}"
+        return f"{calls} add otherwise than later ones"
     return "Calls of the same data give other bits"
 
 
@@ -366,19 +366,17 @@ def _describe_growth(order: JudgedOrder, dependence: Dependence) -> str:
     changes = [change for change in dependence.sizes if not change.moved]
     if not changes:
         name = find_common_name(order)
-        by_name = f", though all add as {name}" if name else ""
+        by_name = f"; where it has several pieces, all add as {name}" if name else ""
         return (
             "An element's order depends on its place in the buffer and on the buffer's"
             f" size{by_name}"
         )
     exact = [format_bytes(change.nbytes) for change in changes if change.exact]
-    past = exact[0] if exact else format_bytes(changes[0].after)
+    where = f"at {exact[0]}" if exact else f"above {format_bytes(changes[0].after)}"
     more = f", and at {format_count(len(changes) - 1, 'more size')}" * (len(changes) > 1)
-    remedy = "fix the algorithm (--env) or the size"
-    reaches = "reaches" if exact else "grows past"
     return (
-        f"An element's sum can be rounded otherwise when its buffer {reaches} {past}{more}:"
-        f" {remedy}"
+        f"The order changes {where}{more}, so that the same numbers can give other bits: fix the"
+        " algorithm (--env) or the size"
     )
 
 

@@ -114,7 +114,8 @@ def test_an_element_of_a_ring_moves_to_another_piece() -> None:
     sizes = (size_order(64, *RING), size_order(1024, *RING))
     assert [change.moved for change in depend("size", *sizes).sizes] == [True]
     assert tell("size", *sizes) == (
-        "boundaries of pieces move with the size; by name: ring:down at all"
+        "boundaries of pieces move with the size; by name: ring:down wherever there are several"
+        " pieces"
     )
 
 
@@ -347,7 +348,7 @@ def test_all_the_same_is_the_answer() -> None:
 
 def test_a_larger_buffer_is_the_answer() -> None:
     assert answer(*BISECTED) == (
-        "An element's sum can be rounded otherwise when its buffer reaches 368 B: fix the"
+        "The order changes at 368 B, so that the same numbers can give other bits: fix the"
         " algorithm (--env) or the size."
     )
 

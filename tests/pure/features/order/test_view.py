@@ -57,9 +57,7 @@ def table(*sizes: SizeOrder, columns: int = 120) -> list[str]:
 
 def test_the_answer_is_the_first_line() -> None:
     text = terminal.render_text(document(*BISECTED), 120)
-    assert text.startswith(
-        "An element's sum can be rounded otherwise when its buffer reaches 368 B"
-    )
+    assert text.startswith("The order changes at 368 B, so that the same numbers can give")
 
 
 def test_sizes_of_one_order_are_one_line() -> None:
