@@ -123,7 +123,7 @@ def test_references_of_more_ranks_over_mpis_messages(find_orders, n: int) -> Non
     check_references(find_orders, list_references(n), "mpi")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_references_of_sixteen_ranks(find_orders) -> None:
     names = ("ring", "swing", "hierarchical", "linear", "recursive_halving")
     asked = {name: (subject, name) for subject, name in list_references(16, names)}
