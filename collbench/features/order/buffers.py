@@ -11,9 +11,8 @@ import torch
 from collbench.run.backends import Backend
 from collbench.run.memory import PAGE
 from collbench.run.rank import payload
+from collbench.run.rank.check import BITS
 from collbench.suite.case import Case
-
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Views(NamedTuple):
@@ -57,15 +56,3 @@ class Buffers:
         placement = payload.in_place_offsets(case, rank)
         at_send, at_recv = placement[:2]
         return Views(first[at_send : at_send + sends], first[at_recv : at_recv + receives])
-
-
-def encode_values(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The bits of float64 ``values`` in the type of a buffer, which has each of them, as its
-    integers on its device."""
-    typed = values.to(like.dtype)
-    return typed.view(BITS[like.element_size()]).to(like.device)
-
-
-def decode_values(bits: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Bits of a buffer's type as float64 on the host."""
-    return bits.cpu().view(like.dtype).to(torch.float64)

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from collbench.core.sums.rounding import Division
+from collbench.core.sums.rounding import Division, Rounding
+from collbench.core.sums.swallowing import make_mask
 from collbench.core.sums.trees import SumTree, parse_tree
 from collbench.records.types import Record
 from collbench.suite.case import Positive, Whole
@@ -48,6 +49,11 @@ class Piece(_Found, frozen=True):
     def parsed(self) -> SumTree | None:
         """Its tree; None where none was found."""
         return parse_tree(self.tree) if self.tree else None
+
+    @property
+    def rounding(self) -> Rounding:
+        """How its sums are rounded."""
+        return Rounding(self.adder, frozenset(map(make_mask, self.at)) or None, self.division)
 
 
 class RankPieces(_Found, frozen=True):

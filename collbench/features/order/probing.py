@@ -13,7 +13,8 @@ import torch
 
 from collbench.core.sums.probes import Probe, Scale
 from collbench.core.sums.search import Finding, Question
-from collbench.features.order.buffers import Views, decode_values, encode_values
+from collbench.features.order.buffers import Views
+from collbench.run.rank.check import decode_values, encode_values
 from collbench.run.rank.control import Control
 
 MAX_PIECES = 4096

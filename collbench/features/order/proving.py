@@ -29,9 +29,10 @@ from collbench.core.sums.rounding import (
     needs_fractions,
 )
 from collbench.core.sums.trees import SumTree, add_trees, make_leaf
-from collbench.features.order.buffers import Views, decode_values, encode_values
+from collbench.features.order.buffers import Views
 from collbench.features.order.findings import Mismatch, Neighbours, OddCalls, Proof, Repeats
 from collbench.features.order.probing import VOTED, vote_calls
+from collbench.run.rank.check import decode_values, encode_values
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collbench.core.dtypes import DTYPES, DType
+from collbench.core.dtypes import DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.sums.recorded import RecordedOrder, RecordedOutput, RecordedPiece
-from collbench.core.sums.rounding import Rounding
-from collbench.core.sums.swallowing import make_mask
 from collbench.core.text import format_size, plain_line
 from collbench.features.order import KIND
 from collbench.features.order.findings import Piece, SizeOrder, read_findings
 from collbench.features.order.request import SumOrder
+from collbench.features.order.rows import SUFFIX
 from collbench.records import run_file, store
 from collbench.records.types import Record, RunFile
 
@@ -50,7 +49,7 @@ def load_orders(run: str, collective: str, nbytes: int | None) -> list[RecordedO
 
 def _name_collective(record: Record) -> str:
     """The collective whose order a record is of; empty for others."""
-    return record.case.collective.removesuffix("_order") if record.case.kind == KIND else ""
+    return record.case.collective.removesuffix(SUFFIX) if record.case.kind == KIND else ""
 
 
 def _list_sizes(record: Record) -> list[SizeOrder]:
@@ -67,7 +66,7 @@ def _make_order(file: RunFile, subject: SumOrder, record: Record, size: SizeOrde
     words = (subject.collective, format_size(size.nbytes), f"{subject.world} ranks", dtype.name)
     where = (subject.op, root, record.case.label, library, env, f"run {file.run.id}")
     outputs = [
-        RecordedOutput(group.ranks, [_make_piece(piece, dtype) for piece in group.pieces])
+        RecordedOutput(group.ranks, [_make_piece(piece) for piece in group.pieces])
         for group in size.ranks
     ]
     return RecordedOrder(
@@ -83,7 +82,5 @@ def _make_order(file: RunFile, subject: SumOrder, record: Record, size: SizeOrde
     )
 
 
-def _make_piece(piece: Piece, dtype: DType) -> RecordedPiece:
-    at = frozenset(map(make_mask, piece.at)) if piece.at else None
-    rounding = Rounding(piece.adder, at, piece.division)
-    return RecordedPiece(piece.first, piece.last, piece.parsed, rounding, piece.reason)
+def _make_piece(piece: Piece) -> RecordedPiece:
+    return RecordedPiece(piece.first, piece.last, piece.parsed, piece.rounding, piece.reason)

@@ -16,7 +16,7 @@ from collbench.core.errors import first_line
 from collbench.core.sums.families import list_families, list_rings
 from collbench.core.sums.rounding import Rounding, find_rounding
 from collbench.core.sums.search import Finding, Search, ask_subnormals, find_order
-from collbench.core.sums.swallowing import list_ranks, make_mask
+from collbench.core.sums.swallowing import list_ranks
 from collbench.core.sums.trees import SumTree
 from collbench.core.text import format_count
 from collbench.features.order.buffers import Buffers
@@ -42,6 +42,7 @@ from collbench.records.types import FirstWrong
 from collbench.run.backends import Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
+from collbench.run.rank.adding import find_output_offset
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.outcome import CaseOutcome, FoundCase, WrongData
 from collbench.suite.case import Case
@@ -162,11 +163,11 @@ class OrderTrial:
             call.run()
             bench.backend.finish()
 
-        offset: int | None = bench.rank * case.count if case.row.total else 0
-        if case.row.rooted and bench.rank != case.root:
-            offset = None
+        offset = find_output_offset(case, bench.rank)
         prober = Prober(views, partial(issue, call), bench.control, offset, case.op)
-        make_prover = partial(_make_prover, case, views, partial(issue, proved_call), bench, offset)
+        make_prover = partial(
+            Prover, case, views, partial(issue, proved_call), bench.control, offset
+        )
         return _Call(case, partial(issue, call), prober, make_prover, offset)
 
     def _choose_first(self) -> int:
@@ -369,7 +370,7 @@ class OrderTrial:
     def _recall(self, size: SizeOrder, call: _Call) -> list[Predicted]:
         """The orders of this rank's output, as they were found."""
         pieces = next((r.pieces for r in size.ranks if self._bench.rank in r.ranks), [])
-        return [] if call.offset is None else [_recall_piece(piece, call.case) for piece in pieces]
+        return [] if call.offset is None else [_recall_piece(piece) for piece in pieces]
 
     def _repeat_calls(self) -> Generator[None, None, None]:
         """Repeat a call of each size, and change what other elements hold."""
@@ -408,17 +409,6 @@ class OrderTrial:
         return list(dict.fromkeys(known))
 
 
-def _make_prover(
-    case: Case,
-    views: Any,
-    issue: Callable[[], object],
-    bench: Bench,
-    offset: int | None,
-    data: RandomData,
-) -> Prover:
-    return Prover(case, views, issue, bench.control, offset, data)
-
-
 def _predict(piece: FoundPiece, case: Case) -> Predicted:
     """What a found piece says of random numbers."""
     finding = piece.finding
@@ -447,11 +437,9 @@ def _describe_piece(piece: FoundPiece, rounding: Rounding) -> Piece:
     )
 
 
-def _recall_piece(piece: Piece, case: Case) -> Predicted:
+def _recall_piece(piece: Piece) -> Predicted:
     """What a piece that was found before says of random numbers."""
-    at = frozenset(make_mask(ranks) for ranks in piece.at) or None
-    rounding = Rounding(piece.adder, at, piece.division)
-    return Predicted(piece.first, piece.last, piece.parsed, rounding)
+    return Predicted(piece.first, piece.last, piece.parsed, piece.rounding)
 
 
 def _list_trees(size: SizeOrder) -> list[Any]:

@@ -20,7 +20,7 @@ from collbench.core.sums.recognition import (
 from collbench.core.sums.rounding import PERIOD, Floats, Rounding
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Slot
-from collbench.run.rank.check import is_rounded
+from collbench.run.rank.check import BITS, decode_values, encode_values, is_rounded
 from collbench.suite.case import Case
 
 MAX_ELEMENTS = 4096  # of an output that are looked at
@@ -30,8 +30,6 @@ MAX_NUMBERS = 1 << 17  # random ones of all ranks together
 
 ENOUGH = 2048  # sums of a rank, for which a short buffer is filled anew
 MAX_CALLS = 64
-
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def choose_elements(count: int, n: int) -> list[int]:
@@ -102,7 +100,7 @@ def _make_sums(
     """What calls make of random numbers, by rank of this process; None of one without an output."""
     elements = choose_elements(case.counts[1], case.n)
     period = min(case.counts[0], PERIOD, MAX_NUMBERS // case.n)
-    offsets = [_find_offset(case, rank) for rank in bench.ranks]
+    offsets = [find_output_offset(case, rank) for rank in bench.ranks]
     inputs: list[list[Floats]] = [[] for _ in slot]
     results: list[list[Floats]] = [[] for _ in slot]
     for number in range(count_calls(len(elements))):
@@ -124,7 +122,7 @@ def _make_sums(
     ]
 
 
-def _find_offset(case: Case, rank: int) -> int | None:
+def find_output_offset(case: Case, rank: int) -> int | None:
     """Where a rank's output begins in the input; None where it has none."""
     if case.row.rooted and rank != case.root:
         return None
@@ -133,20 +131,13 @@ def _find_offset(case: Case, rank: int) -> int | None:
 
 def _repeat(out: torch.Tensor, numbers: Floats) -> None:
     """Fill a buffer with numbers that its type has, again and again."""
-    values = torch.from_numpy(np.ascontiguousarray(numbers)).to(out.dtype).view(_bits(out))
-    values, bits = values.to(out.device), out.view(_bits(out))
-    for at in range(0, len(bits), len(values)):
-        part = bits[at : at + len(values)]
-        part.copy_(values[: len(part)])
+    codes = encode_values(torch.from_numpy(np.ascontiguousarray(numbers)), out)
+    for part in torch.split(out.view(BITS[out.element_size()]), len(codes)):
+        part.copy_(codes[: len(part)])
 
 
 def _read(buffer: torch.Tensor, elements: Sequence[int]) -> Floats:
-    """Some elements of a buffer."""
+    """Some elements of a buffer, whose type torch may not be able to index."""
     at = torch.tensor(elements, device=buffer.device)
-    values = buffer.view(_bits(buffer))[at].cpu().view(buffer.dtype).to(torch.float64)
-    return np.asarray(values.numpy())
-
-
-def _bits(buffer: torch.Tensor) -> torch.dtype:
-    """The integer type of a buffer's elements, for what torch has not for all floats."""
-    return BITS[buffer.element_size()]
+    bits = buffer.view(BITS[buffer.element_size()])[at]
+    return np.asarray(decode_values(bits, buffer).numpy())

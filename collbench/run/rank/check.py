@@ -24,7 +24,7 @@ from collbench.run.rank.calls import flip_bit
 from collbench.run.rank.payload import WINDOW, Piece
 from collbench.suite.case import Case
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Difference(NamedTuple):
@@ -85,7 +85,7 @@ class Checker:
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._beat = beat
-        self.case, self.seed, self.bits = case, seed, _BITS[case.type.size]
+        self.case, self.seed, self.bits = case, seed, BITS[case.type.size]
         self.sends = payload.send_layout(case, rank)
         self.receives = payload.recv_layout(case, rank)
         self.tolerance = (
@@ -222,6 +222,18 @@ def is_rounded(case: Case) -> bool:
         and not OPS[case.op].idempotent
         and case.size > 0
     )
+
+
+def encode_values(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The bits of float64 ``values`` in the type of a buffer, which has each of them, as its
+    integers on its device."""
+    typed = values.to(like.dtype)
+    return typed.view(BITS[like.element_size()]).to(like.device)
+
+
+def decode_values(bits: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Bits of a buffer's type as float64 on the host."""
+    return bits.cpu().view(like.dtype).to(torch.float64)
 
 
 def fill_floats(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: int) -> None:
