@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collbench.core.backend_info import backend_info, backend_names
+from collbench.core.backend_info import list_files, list_infos
 from collbench.core.text import plain_line
 from collbench.core.version import __version__
 from collbench.machine import amd, topology
@@ -112,7 +112,7 @@ def gather_software(environ: Mapping[str, str]) -> dict[str, Any]:
     """The software of a run: an interpreter (its version, and those of installed packages by their
     metadata) and settings contribute."""
     packages = dict.fromkeys(
-        (*LIBRARIES, *(name for b in backend_names() for name in backend_info(b).packages))
+        (*LIBRARIES, *(name for info in list_infos().values() for name in info.packages))
     )
     wheels = {
         name: next(iter(importlib.metadata.distributions(name=name)), None) for name in packages
@@ -120,6 +120,7 @@ def gather_software(environ: Mapping[str, str]) -> dict[str, Any]:
     libraries = {
         "collbench": __version__,
         **{name: wheel.version for name, wheel in wheels.items() if wheel},
+        **{file.label: file.version for file in list_files().values()},
     }
     return {
         "python": platform.python_version(),
@@ -132,7 +133,8 @@ def fact_decides(fact: str, backends: Collection[str] | None) -> bool:
     """Whether what stands at a key path may change times of one of ``backends``: all but versions
     of libraries that none of them uses. None stands for all backends."""
     package = fact.removeprefix("libraries.")
-    users = {name for name in backend_names() if package in backend_info(name).packages}
+    users = {name for name, info in list_infos().items() if package in info.packages}
+    users |= {name for name, file in list_files().items() if package == file.label}
     return backends is None or not users or not users.isdisjoint(backends)
 
 

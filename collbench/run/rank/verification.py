@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collbench.core.dtypes import OPS
+from collbench.run.backends import Call
 from collbench.run.rank import check
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Slot, copy_slots
@@ -31,10 +32,13 @@ class Verification:
         case: Case,
         policy: Policy,
         slots: Sequence[Slot],
+        calls: Sequence[Call],
         beat: Callable[[], object],
     ) -> None:
         self._bench, self._case, self._policy = bench, case, policy
-        self._control, self._slots, self._beat = bench.control, slots, beat
+        self._control, self._beat = bench.control, beat
+        self._slots, self._calls = slots, calls
+        self._fills = [0] * len(slots)  # how often each slot was filled anew
         self._groups = (bench.backend.control or bench.control).groups
         # no two cases share data
         self._seed = policy.seed + zlib.crc32(case.key.encode())
@@ -50,10 +54,21 @@ class Verification:
         self._copies: list[list[torch.Tensor]] = []
 
     def fill(self, slot: int) -> None:
-        """Fills what a slot's calls read, and poisons what they write."""
+        """Fills what a slot's calls read with other data than before, and poisons what they
+        write."""
+        self._fills[slot] += 1
+        self._refill(slot)
+
+    def _refill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.written)
-            checker.fill_send(buffers.send, slot)
+            checker.fill_send(buffers.send, self._key(slot))
+        self._calls[slot].load()
+
+    def _key(self, slot: int) -> int:
+        """What the data of a slot are drawn by: another number for each of its fillings, as memory
+        that a library hands out again may hold an old result."""
+        return slot + (self._fills[slot] - 1) * len(self._slots)
 
     def keep_copies(self) -> None:
         """Copies the slots on their GPU where ``put_back`` will be asked for and there is room."""
@@ -65,9 +80,10 @@ class Verification:
         """A slot as it was filled before, by a launch for each rank's buffer where there are
         copies: filling a large one anew takes thousands."""
         if not self._copies:
-            return self.fill(slot)
+            return self._refill(slot)
         for buffers, copy in zip(self._slots[slot], self._copies[slot], strict=True):
             buffers.written.copy_(copy)
+        self._calls[slot].load()
 
     def check_slots(self, slots: Sequence[int], when: str) -> Sequence[CaseOutcome]:
         """The outcome of each group if any rank's receive buffer differs anywhere, else nothing."""
@@ -75,10 +91,11 @@ class Verification:
             return []
         wrong, first = 0, None
         for slot in slots:
+            self._calls[slot].store()
             for rank, checker, buffers in zip(
                 self._bench.ranks, self._checkers, self._slots[slot], strict=True
             ):
-                checked, bad, where = checker.check_recv(buffers.recv, slot)
+                checked, bad, where = checker.check_recv(buffers.recv, self._key(slot))
                 self._compared += checked
                 wrong += bad
                 first = first or (where and [self._case.members[rank], *where])
