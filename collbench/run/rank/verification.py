@@ -38,7 +38,9 @@ class Verification:
         self._bench, self._case, self._policy = bench, case, policy
         self._control, self._beat = bench.control, beat
         self._slots, self._calls = slots, calls
-        self._fills = [0] * len(slots)  # how often each slot was filled anew
+        self._fillings = 0  # so far, of all slots
+        self._keys = [0] * len(slots)  # what each slot's data were drawn by
+        self._kept = [0] * len(slots)  # and those that put_back brings back
         self._groups = (bench.backend.control or bench.control).groups
         # no two cases share data
         self._seed = policy.seed + zlib.crc32(case.key.encode())
@@ -54,31 +56,30 @@ class Verification:
         self._copies: list[list[torch.Tensor]] = []
 
     def fill(self, slot: int) -> None:
-        """Fills what a slot's calls read with other data than before, and poisons what they
-        write."""
-        self._fills[slot] += 1
+        """Fills what a slot's calls read with other data than ever before, as memory that a library
+        hands out again may hold an old result, and poisons what they write."""
+        self._keys[slot] = self._fillings
+        self._fillings += 1
         self._refill(slot)
 
     def _refill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.written)
-            checker.fill_send(buffers.send, self._key(slot))
+            checker.fill_send(buffers.send, self._keys[slot])
         self._calls[slot].load()
 
-    def _key(self, slot: int) -> int:
-        """What the data of a slot are drawn by: another number for each of its fillings, as memory
-        that a library hands out again may hold an old result."""
-        return slot + (self._fills[slot] - 1) * len(self._slots)
-
     def keep_copies(self) -> None:
-        """Copies the slots on their GPU where ``put_back`` will be asked for and there is room."""
+        """Has ``put_back`` bring back what the slots hold now: from copies on their GPU where there
+        is room."""
+        self._kept = list(self._keys)
         stream = self._bench.backend.stream
         if self.feeds_on_itself and stream:
             self._copies = copy_slots(self._slots, stream.room())
 
     def put_back(self, slot: int) -> None:
-        """A slot as it was filled before, by a launch for each rank's buffer where there are
+        """A slot as it was when copies were kept, by a launch for each rank's buffer where there are
         copies: filling a large one anew takes thousands."""
+        self._keys[slot] = self._kept[slot]
         if not self._copies:
             return self._refill(slot)
         for buffers, copy in zip(self._slots[slot], self._copies[slot], strict=True):
@@ -95,7 +96,7 @@ class Verification:
             for rank, checker, buffers in zip(
                 self._bench.ranks, self._checkers, self._slots[slot], strict=True
             ):
-                checked, bad, where = checker.check_recv(buffers.recv, self._key(slot))
+                checked, bad, where = checker.check_recv(buffers.recv, self._keys[slot])
                 self._compared += checked
                 wrong += bad
                 first = first or (where and [self._case.members[rank], *where])

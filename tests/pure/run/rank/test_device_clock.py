@@ -527,6 +527,7 @@ def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
     without_pause(trial.run())
     for slot in (0, 1):
         trial._data.fill(slot)
+    trial._data.keep_copies()
     wanted = [slot[0].written.clone() for slot in trial._slots]
     for number, slot in enumerate(trial._slots):
         slot[0].written.zero_()
