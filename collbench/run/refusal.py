@@ -54,7 +54,7 @@ def refuse_anywhere(case: Case) -> str:
     info = backend_info(case.backend)
     if case.algorithm == "native" and (not info.native or case.collective in info.lacks):
         return _ask_for_algorithm(case, info)
-    if reason := info.refuse(case):
+    if reason := "" if case.subject else info.refuse(case):  # else its calls are asked about
         return reason
     if case.background and info.background == "none":
         others = list_capable(lambda other: other.background != "none")
