@@ -29,6 +29,11 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     quick: bool = False
 
     @property
+    def largest(self) -> int:
+        """Bytes of the largest call."""
+        return (1 if self.quick else 16) << 20
+
+    @property
     def title(self) -> str:
         """What it is, in words."""
         return "contract of the backend" + ", quickly" * self.quick

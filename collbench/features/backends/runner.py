@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collbench.features.backends.trial import ContractTrial
     from collbench.run.rank.bench import Bench, Sites
 
-LARGEST, QUICK_LARGEST = 16 << 20, 1 << 20  # bytes of a call
 COPIES = 6  # of the largest buffers, that a rank has at once
 
 
@@ -48,7 +47,8 @@ class _ContractRunner:
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes."""
-        return RANK_BYTES + COPIES * (QUICK_LARGEST if job.subject.quick else LARGEST)
+        subject: Contract = job.subject
+        return RANK_BYTES + COPIES * subject.largest
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that a call takes."""

@@ -24,7 +24,6 @@ from collbench.features.backends.rig import (
     read_thread_seconds,
     take_footprint,
 )
-from collbench.features.backends.runner import LARGEST, QUICK_LARGEST
 from collbench.run import refusal
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
@@ -50,7 +49,7 @@ class ContractTrial:
     def __init__(self, bench: Bench, job: Job, sites: Sites, emit: Callable[..., object]) -> None:
         self._bench, self._sites, self._emit, self._case = bench, sites, emit, job.case
         subject: Contract = job.subject
-        self._quick = subject.quick
+        self._quick, self._largest = subject.quick, subject.largest
         self._control = bench.backend.control or bench.control
         self._info = backend_info(job.case.backend)
         self._rows: list[CheckRow] = []
@@ -172,11 +171,10 @@ class ContractTrial:
     def _check_first_calls(self) -> Said:
         """Sizes that the library has not seen, in calls that are its first ones."""
         number, calls = (6, 2) if self._quick else (20, 4)
-        largest = QUICK_LARGEST if self._quick else LARGEST
         wrong: list[str] = []
         for index in range(number):
             case = self._cases[index % len(self._cases)]
-            rig = self._make_rig(self._resize(case, largest - 4096 * (index + 1)))
+            rig = self._make_rig(self._resize(case, self._largest - 4096 * (index + 1)))
             for call in range(calls):
                 rig.fill(call)
                 self._meet()
@@ -184,7 +182,7 @@ class ContractTrial:
                 if bad := rig.count_wrong(call):
                     size = format_size(rig.case.nbytes)
                     wrong.append(f"{case.collective} of {size}, call {call + 1}: {bad:,} wrong")
-        made = f"{number} sizes up to {format_size(largest)}, {calls} calls each"
+        made = f"{number} sizes up to {format_size(self._largest)}, {calls} calls each"
         if not wrong:
             return "ok", made
         return "failed", f"{len(wrong)} calls of {made} are wrong, first {wrong[0]}"
