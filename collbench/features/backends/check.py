@@ -68,22 +68,22 @@ def check_backend(name: str, quick: bool, tell: Callable[[str], object]) -> Iter
     ``quick``."""
     info = backend_info(name)
     tell("import")
-    yield _check_import(name)
+    yield check_import(name)
     if reason := info.here():
         yield CheckRow(check="meaning", state="skipped", text=reason)
         return
     tell("meaning")
-    meaning = _sweep_everything(name, quick)
-    yield _judge_meaning(meaning)
+    meaning = sweep_everything(name, quick)
+    yield judge_meaning(meaning)
     right = _pick_case([record.case for record in meaning.records if record.status == "ok"])
     if right is None:
         return
     tell("contract")
-    yield from _ask_ranks(name, quick)
+    yield from ask_ranks(name, quick)
     tell("groups")
-    yield _check_groups(right)
+    yield check_groups(right)
     tell("planted")
-    yield _check_planted(right, quick)
+    yield check_planted(right, quick)
     tell("again")
     yield _check_again(right)
 
@@ -127,7 +127,7 @@ def _make_axes(name: str, **values: Any) -> Axes:
 # the checks
 
 
-def _check_import(name: str) -> CheckRow:
+def check_import(name: str) -> CheckRow:
     """INFO read in a process of its own, in which libraries cannot be imported."""
     file = find_file(name)
     reader, word = (
@@ -146,7 +146,7 @@ def _check_import(name: str) -> CheckRow:
     return CheckRow(check="import", state=state, text=f"{took:.0f} ms")
 
 
-def _sweep_everything(name: str, quick: bool) -> Finished:
+def sweep_everything(name: str, quick: bool) -> Finished:
     """Every collective with every datatype, reduction, root and place, in few elements; and many
     elements of a sum."""
     sweeps = []
@@ -177,7 +177,7 @@ def _sweep_everything(name: str, quick: bool) -> Finished:
     return _measure(Suite(name="meaning", axes=first, includes=tuple(others), policy=ONCE))
 
 
-def _judge_meaning(done: Finished) -> CheckRow:
+def judge_meaning(done: Finished) -> CheckRow:
     """Rows that were right, refused and wrong."""
     by_status = Counter(record.status for record in done.records)
     wrong = [record for record in done.records if record.status == "wrong"]
@@ -230,7 +230,7 @@ def _pick_case(cases: Sequence[Case]) -> Case | None:
     return min(fit or cases, key=unlike, default=None)
 
 
-def _ask_ranks(name: str, quick: bool) -> Iterator[CheckRow]:
+def ask_ranks(name: str, quick: bool) -> Iterator[CheckRow]:
     """The checks that ranks make."""
     axes = _make_axes(name, collectives=(), sizes=(), ranks=(RANKS,))
     suite = Suite(
@@ -266,7 +266,7 @@ def _like(right: Case, **values: Any) -> Axes:
     )
 
 
-def _check_groups(right: Case) -> CheckRow:
+def check_groups(right: Case) -> CheckRow:
     """Two groups of two ranks, measured at once, each with data of its own."""
     if backend_info(right.backend).groups == "none":
         return CheckRow(check="groups", state="skipped", text="INFO.groups is none")
@@ -280,7 +280,7 @@ def _check_groups(right: Case) -> CheckRow:
     return CheckRow(check="groups", state="ok", text="--split mod:2 on 4 ranks")
 
 
-def _check_planted(right: Case, quick: bool) -> CheckRow:
+def check_planted(right: Case, quick: bool) -> CheckRow:
     """A corrupted result, a rank that ends and one that hangs: found, named, and in time."""
     before = _list_left()
     troubles = []

@@ -360,7 +360,7 @@ def _find_median(call: Callable[[], object], number: int) -> float:
 
 def _list_grown(before: Any, after: Any, what: str) -> list[str]:
     """What a process holds more of than it may, in words."""
-    memory = after.resident - before.resident
+    memory = max(after.resident - before.resident, after.allocated - before.allocated)
     grown = [f"{what} keep {memory / MIB:.1f} MiB"] if memory > MIB else []
     for name, most in (("descriptors", 0), ("threads", 0), ("mappings", 10)):
         more = getattr(after, name) - getattr(before, name)
