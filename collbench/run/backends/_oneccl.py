@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,9 +109,7 @@ class PreparedCall:
         self._functions = shim.functions
         self._pointer = ctypes.c_void_p()
         shim.check(
-            shim.functions.ccl_prepare(
-                ctypes.byref(arguments), group, ctypes.byref(self._pointer)
-            )
+            shim.functions.ccl_prepare(ctypes.byref(arguments), group, ctypes.byref(self._pointer))
         )
         # like all pointers, dearer to make than to pass on
         self.argument = ctypes.c_void_p.from_param(self._pointer.value)
@@ -150,7 +149,9 @@ class OneCcl(Base):
         world, control = make_world_control(), self.control or Control(rank, n)
         with world.refusing_alike():
             library = find_library()
-            settings = choose_settings(library, world, local_rank)
+            local = sorted(self.near(control) or {rank})
+            place = str(local.index(rank)), str(len(local))
+            settings = choose_settings(library, place, *count_local(world))
         with world.refusing_alike():  # one rank of each host builds for the others
             if local_rank == 0:
                 build_shim(library)
@@ -158,13 +159,16 @@ class OneCcl(Base):
             self._shim = Shim(library)
             version = self._shim.read_version()
         with refusing_errors():
-            address, place = self._meet(control)
-            self._group = self._shim.join(n, rank, place or self._shim.come(address))
+            address, kvs = self._meet(control)
+            self._group = self._shim.join(n, rank, kvs or self._shim.come(address))
             self._groups.append(self._group)
-            _, place = self._shim.meet()
-            self._alone = self._shim.join(1, 0, place)
+            _, kvs = self._shim.meet()
+            self._alone = self._shim.join(1, 0, kvs)
             self._groups.append(self._alone)
-        self._rank, self._n = rank, n
+            self._rank, self._n = rank, n
+            self._reach_all()
+        control.barrier()
+        unlink_memory()
         # only these three return what nobody looks at in a call: finish() does
         functions = self._shim.functions
         functions.ccl_run.restype = functions.ccl_start.restype = functions.ccl_wait.restype = None
@@ -183,6 +187,16 @@ class OneCcl(Base):
         if error:
             raise RuntimeError(error)
         return address, place
+
+    def _reach_all(self) -> None:
+        """Have every rank of the group send to every other, so that all have mapped each other's
+        memory."""
+        send, recv = (torch.zeros(self._n, dtype=torch.uint8) for _ in range(2))
+        kind, dtype = COLLECTIVES.index("all_to_all"), DATATYPES["uint8"]
+        to, into = send.data_ptr(), recv.data_ptr()
+        arguments = Arguments(kind=kind, dtype=dtype, count=1, send=to, recv=into)
+        call = PreparedCall(self._shim, arguments, self._group)
+        self._shim.check(self._shim.functions.ccl_run(call.argument))
 
     def allocate(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -247,6 +261,13 @@ def _make_array(numbers: np.ndarray) -> Any:
     return (ctypes.c_size_t * len(numbers))(*numbers.tolist())
 
 
+def unlink_memory() -> None:
+    """Take away the names of the memory that this process shares by libfabric, once its peers have
+    mapped it: a rank that is killed would leave 64 MiB behind."""
+    for path in Path("/dev/shm").glob(f"{os.getpid()}:*"):
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def refusing_errors() -> Iterator[None]:
     """Raise CannotRun for what oneCCL says while it is opened."""
@@ -257,18 +278,19 @@ def refusing_errors() -> Iterator[None]:
         raise CannotRun(f"oneCCL cannot be opened: {e}", hint) from e
 
 
-def choose_settings(library: Library, world: Control, local_rank: int) -> list[str]:
+def choose_settings(library: Library, place: tuple[str, str], ranks: int, cores: int) -> list[str]:
     """Set what oneCCL needs where the environment does not, and return those settings that decide
-    its times. Raises CannotRun for a setting with which it would not run here."""
+    its times. ``place`` is this rank's number among the group's ranks on this host, and how many
+    these are; ``ranks`` of all groups share the ``cores``. Raises CannotRun for a setting with
+    which it would not run here."""
     refuse_settings()
-    ranks, cores = count_local(world)
     paths = {
         "CCL_OFI_LIBRARY_PATH": str(library.fabric),
         "FI_PROVIDER_PATH": str(library.fabric.parent),
         "CCL_LOG_LEVEL": "error",  # else a line for each setting here, on standard output
         "CCL_PROCESS_LAUNCHER": "none",
-        "CCL_LOCAL_RANK": str(local_rank),
-        "CCL_LOCAL_SIZE": str(ranks),
+        "CCL_LOCAL_RANK": place[0],
+        "CCL_LOCAL_SIZE": place[1],
     }
     deciding = {"CCL_ATL_TRANSPORT": "ofi", "CCL_ATL_SHM": "1"}
     if cores < CORES * ranks:  # the thread would take the core that its rank needs

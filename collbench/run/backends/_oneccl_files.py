@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import os
 import re
 import secrets
 import shutil
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -30,19 +30,26 @@ INSTALL = "pip install 'collbench[oneccl]'"
 ABSENT = f"oneccl is not installed: {INSTALL}"
 SPLIT = (2021, 17)  # the version from which on the library is in two parts
 FABRIC = "libfabric.so.1"
-PROVIDERS = re.compile(r".+-fi\.so")
 DOWNLOAD = (
     "pip download --no-deps -d W oneccl==2022.2.0 oneccl-cpu==2022.2.0 oneccl-cpu-devel==2022.2.0"
     " impi-rt==2021.18.1"
 )
 FETCH = f"{DOWNLOAD}, then collbench backends fetch oneccl --wheels W"
 WHEEL = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[\w.]*)-.+\.whl")
-# what is taken of each wheel: the names of files in its lib/, or a folder
+
+
+class Part(NamedTuple):
+    """What is taken of a wheel: a file that must be there, and all that match ``names``."""
+
+    needed: str
+    names: re.Pattern[str]
+
+
 PARTS = {
-    "oneccl_cpu": re.compile(r"lib/libccl\.so\.1"),
-    "oneccl": re.compile(r"lib/(libccl\.so\.2|libccl_legacy_cpu\.so)"),
-    "oneccl_cpu_devel": re.compile(r"include/oneapi/.+"),
-    "impi_rt": re.compile(r"lib/(libfabric\.so\.1|[\w.-]+-fi\.so)"),
+    "oneccl_cpu": Part("lib/libccl.so.1", re.compile(r"lib/libccl\.so\.1")),
+    "oneccl": Part("lib/libccl.so.2", re.compile(r"lib/(libccl\.so\.2|libccl_legacy_cpu\.so)")),
+    "oneccl_cpu_devel": Part("include/oneapi/ccl.hpp", re.compile(r"include/oneapi/.+")),
+    "impi_rt": Part(f"lib/{FABRIC}", re.compile(r"lib/(libfabric\.so\.1|[\w.-]+-fi\.so)")),
 }
 OF_ONE_VERSION = ("oneccl_cpu", "oneccl", "oneccl_cpu_devel")
 
@@ -171,31 +178,31 @@ def _match(path: Path) -> dict[str, str]:
     return match.groupdict() if match else {"name": "", "version": ""}
 
 
-def _extract(path: Path, part: re.Pattern[str], folder: Path) -> None:
-    """Lay out the files of a wheel that ``part`` names, checked against its hashes. Raises
-    UsageError where it has none, or is damaged."""
+def _extract(path: Path, part: Part, folder: Path) -> None:
+    """Lay out the ``part`` of a wheel, checked against its hashes. Raises UsageError where it is
+    not there, or damaged."""
     try:
         with zipfile.ZipFile(path) as wheel:
             hashes = _read_hashes(wheel)
-            entries = list(_select(wheel.namelist(), part))
+            entries = list(_select(wheel.namelist(), part.names))
             for entry, name in entries:
                 data = wheel.read(entry)
                 if hashes.get(entry) != hashlib.sha256(data).digest():
                     raise UsageError(f"{path}: {entry} is not what its RECORD says", DOWNLOAD)
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(data)
-    except (zipfile.BadZipFile, EOFError, KeyError) as e:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as e:
         raise UsageError(f"{path}: not a whole wheel: {first_line(e)}", DOWNLOAD) from e
-    if not entries:
-        raise UsageError(f"{path}: no file in it is called {part.pattern}", DOWNLOAD)
+    if part.needed not in {name for _, name in entries}:
+        raise UsageError(f"{path}: no {part.needed} in it", DOWNLOAD)
 
 
-def _select(entries: Iterable[str], part: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """The entries that ``part`` names, with their paths below the place where pip lays files
-    out. One whose path leads elsewhere is none of them."""
+def _select(entries: Iterable[str], names: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """The entries that have one of the ``names`` below the place where pip lays files out, and
+    these. One whose path leads elsewhere is none of them."""
     for entry in entries:
         _, data, name = entry.partition(".data/data/")
-        if data and part.fullmatch(name) and ".." not in PurePosixPath(name).parts:
+        if data and names.fullmatch(name) and ".." not in PurePosixPath(name).parts:
             yield entry, name
 
 
@@ -215,8 +222,8 @@ def _replace_folder(folder: Path, successor: Path) -> None:
     """Have ``successor`` be the folder, and what was there before no more."""
     former = successor.with_name(f"{successor.name}-former")
     with suppress(FileNotFoundError):
-        os.rename(folder, former)
+        folder.rename(former)
     try:
-        os.rename(successor, folder)
+        successor.rename(folder)
     finally:
         shutil.rmtree(former, ignore_errors=True)

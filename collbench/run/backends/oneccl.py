@@ -58,8 +58,10 @@ def refuse(case: Case) -> str:
         return "oneccl runs on CPUs here and cannot be captured in a CUDA graph"
     if case.algorithm != "native":
         return "oneccl runs its own algorithms alone; gloo and mpi run reference algorithms"
-    if case.subject:
-        return ""
+    return "" if case.subject else _refuse_collective(case)
+
+
+def _refuse_collective(case: Case) -> str:
     if case.collective not in COLLECTIVES:
         return f"oneCCL has no {case.collective}"
     if case.row.reduces and case.op not in REDUCTIONS:
