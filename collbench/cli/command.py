@@ -29,6 +29,7 @@ from collbench.cli.completion import add_completion
 from collbench.core.errors import UsageError
 
 ALGORITHM_OPTIONS = {"algo", "algorithm", "algorithms"}
+BACKEND_OPTIONS = {"backend", "backends"}
 
 MAY_BE_EMPTY = ("--base", "--head", "--title")
 
@@ -48,6 +49,7 @@ def make_command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(ctx: Context, **values: Any) -> None:
         _refuse_empty(ctx)
+        _load_backends(values)
         _load_algorithms(ctx, values)
         context = {"ctx": ctx} if "ctx" in hints else {}
         function(**context, **{name: _fill(family, values) for name, family in families.items()})
@@ -92,6 +94,23 @@ def _fill(family: Any, values: Mapping[str, Any]) -> Any:
             for name, hint in get_type_hints(family).items()
         }
     )
+
+
+def _load_backends(values: dict[str, Any]) -> None:
+    """Have modules imported, here and on ranks, that register backends (--import), and backends in
+    files of the user's own (./my.py) known from here on, by the names that then stand in
+    ``values``."""
+    if modules := values.get("imports"):
+        from collbench.core.backend_sources import import_modules
+
+        import_modules(modules)
+    for key in values.keys() & BACKEND_OPTIONS:
+        spelling = values[key]
+        if spelling and ".py" in str(spelling):
+            from collbench.core.backend_info import resolve_backend
+            from collbench.suite.grammar import split_words
+
+            values[key] = ",".join(map(resolve_backend, split_words(spelling)))
 
 
 def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from collbench.core.backend_sources import BackendFile
 from collbench.records.types import Cache
 from collbench.suite.case import Case
 from collbench.suite.measurable import decode_subject
@@ -44,7 +45,8 @@ class Plan(msgspec.Struct, frozen=True):
     """All a world of ``n`` ranks needs to know; travels as JSON. Where it is divided into
     ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
     rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
-    and each block of samples, while another one has the machine.
+    and each block of samples, while another one has the machine. ``file`` is the one that has the
+    backend, where no package has it.
     """
 
     index: int
@@ -57,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True):
     groups: str = ""
     open: bool = False
     in_turns: bool = False
+    file: BackendFile | None = None
 
     @property
     def processes(self) -> int:

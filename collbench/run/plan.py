@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collbench.core import groups
-from collbench.core.backend_info import backend_info
+from collbench.core.backend_info import backend_info, find_file
 from collbench.core.errors import CannotRun
 from collbench.core.text import format_count
 from collbench.records.derive import NO_TIME_LEFT
@@ -107,7 +107,17 @@ def plan_worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
     for index, ((backend, n, env, divided, _), members) in enumerate(by_needs.items()):
         ordered = order_jobs(members, policy, index)
         plans.append(
-            Plan(index, backend, n, env, policy, ordered, choose_timeout(ordered, policy), divided)
+            Plan(
+                index,
+                backend,
+                n,
+                env,
+                policy,
+                ordered,
+                choose_timeout(ordered, policy),
+                divided,
+                file=find_file(backend),
+            )
         )
     return plans
 

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from collbench.core import algorithms
-from collbench.core.backend_info import BackendInfo, backend_info, backend_names
+from collbench.core.backend_info import (
+    BackendInfo,
+    backend_info,
+    backend_names,
+    list_capable,
+    list_infos,
+)
+from collbench.core.backend_sources import list_imports
 from collbench.core.errors import UsageError
 from collbench.core.groups import count_placed_ranks
 from collbench.core.text import suggest_name
@@ -47,12 +54,14 @@ def refuse_anywhere(case: Case) -> str:
     info = backend_info(case.backend)
     if case.algorithm == "native" and (not info.native or case.collective in info.lacks):
         return _ask_for_algorithm(case, info)
-    if reason := info.refuse(case):
+    if reason := "" if case.subject else info.refuse(case):  # else its calls are asked about
         return reason
     if case.background and info.background == "none":
-        return f"{case.backend} does nothing in the background; gloo, nccl, shm and mpi do"
+        others = list_capable(lambda other: other.background != "none")
+        return f"{case.backend} does nothing in the background; {others} do"
     if background_case(case) and info.background == "computation":
-        return f"{case.backend} has no collective in the background; gloo and nccl have"
+        others = list_capable(lambda other: other.background == "any")
+        return f"{case.backend} has no collective in the background; {others} have"
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""
@@ -80,9 +89,8 @@ def _ask_for_algorithm(case: Case, info: BackendInfo) -> str:
 def _refuse_virtual_ranks(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if not policy.virtual or info.virtual_ranks:
         return ""
-    having = [name for name in backend_names() if backend_info(name).virtual_ranks]
-    having = [name for name in having if not backend_info(name).predicts]
-    return f"{case.backend} has no virtual ranks; --backend {' or '.join(having)} has"
+    having = list_capable(lambda other: other.virtual_ranks)
+    return f"{case.backend} has no virtual ranks; --backend {having} has"
 
 
 def _refuse_registration(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
@@ -96,7 +104,8 @@ def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, machine: Place
     if case.groups and (info.groups == "none" or policy.virtual):
         return f"{case.backend} measures no groups (--split)"
     if pairs and info.groups == "partition":
-        return f"{case.backend} measures no pairs among more ranks; gloo and nccl do"
+        others = list_capable(lambda other: other.groups == "any")
+        return f"{case.backend} measures no pairs among more ranks; {others} do"
     if pairs and case.algorithm == "native" and not case.row.pairwise:
         return (
             f"{case.backend}'s own {case.collective} needs all ranks: "
@@ -169,17 +178,23 @@ def spell_backend(name: str) -> str:
 
 
 def refuse_unknown_backends(names: Iterable[str]) -> None:
-    """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
-    may be a plug-in's loads torch."""
+    """Raises UsageError for a name that neither this package nor an installed one has, no file that
+    was named, and torch does not know either. Only a name that may be a plug-in's loads torch; one
+    that modules are to register on ranks (--import) is theirs to refuse. Entries that do not keep
+    the contract are refused with their reason."""
     backend_list = backend_names()
     for name in names:
-        if name not in backend_list and name.lower() not in torch_plugins():
+        if name in backend_list:
+            backend_info(name)
+        elif not list_imports() and name.lower() not in torch_plugins():
             candidates = [
                 other for other in backend_list if other[:1] == name[:1]
             ]  # hccl is no nccl
             hint = ALIASES.get(name, "") or suggest_name(name, candidates)
+            hint = hint or f"one of {', '.join(backend_list)}"
             raise UsageError(
-                f"unknown backend '{name}'", hint or f"one of {', '.join(backend_list)}"
+                f"unknown backend '{name}'",
+                f"{hint}; or ./FILE.py with one, or --import MODULE that registers it with torch",
             )
 
 
@@ -196,12 +211,12 @@ def torch_plugins() -> set[str]:
 def ineffective_settings(settings: Iterable[str], backends: Iterable[str]) -> list[str]:
     """Names of settings that some backend of this package reads, but none of ``backends``. Empty
     where one of these is a plug-in, whose settings are not known."""
-    swept, names = {*backends}, backend_names()
-    if not swept <= {*names}:
+    swept, infos = {*backends}, list_infos()
+    if not swept <= {*infos}:
         return []
     ineffective = []
     for setting in settings:
-        readers = {name for name in names if setting.startswith(backend_info(name).settings)}
+        readers = {name for name, info in infos.items() if setting.startswith(info.settings)}
         if readers and not readers & swept:
             ineffective.append(setting)
     return ineffective

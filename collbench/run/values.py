@@ -139,8 +139,10 @@ def _call_on_rank(
         sent = tensor(values[rank], dtype=buffers.send.dtype)
         buffers.send.copy_(sent)
         control.barrier()
-        backend.prepare(case, buffers.send, buffers.recv).run()
+        call = backend.prepare(case, buffers.send, buffers.recv)
+        call.load(), call.run()
         backend.finish()
+        call.store()
         control.barrier()
         if buffers.memory is not None:
             return Buffers(buffers.memory.tolist(), None)

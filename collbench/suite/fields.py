@@ -137,9 +137,15 @@ FIELDS: tuple[Field, ...] = (
         (
             "gloo, nccl, mpi, any other torch.distributed backend, shm (memory the ranks share),"
             " symm (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem,"
-            " torch_multimem_one_shot (torch's kernels there), or model (predicts); a list."
-            " Default: nccl with GPUs, else gloo."
+            " torch_multimem_one_shot (torch's kernels there), model (predicts), or your own as"
+            " ./my.py; a list. Default: nccl with GPUs, else gloo."
         ),
+    ),
+    Field("command", "imports", "text", default=(), many=True).option(
+        "--import",
+        "Have ranks import these modules first: plug-ins that register a backend with"
+        " torch.distributed; a list.",
+        metavar="MODULE,…",
     ),
     Field("axes", "algorithms", "name", default=("native",), many=True, case="algorithm").option(
         "--algo",

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from collbench.core import algorithms, files, groups, splits
+from collbench.core.backend_info import resolve_backend
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.dtypes import DTYPES, OPS, find_dtype, find_reduction
 from collbench.core.errors import UsageError, first_line
@@ -103,6 +104,7 @@ def _read_suite(path: Path) -> Suite:
         _, document = files.read_toml(path, MOST_BYTES)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
+    document = _resolve_backends(document, path)
     kinds = {kind.table: kind for kind in find_measurables()}
     values = _parse_values(
         document, TOP | {name: _make_table_reader(name) for name in kinds}, str(path)
@@ -147,6 +149,23 @@ def _read_suite(path: Path) -> Suite:
         )
     except ValueError as e:
         raise UsageError(f"{path}: {e}", HINT) from e
+
+
+def _resolve_backends(value: Any, path: Path, is_backend: bool = False) -> Any:
+    """The document with the name of each backend in place of its file (``./my.py``, relative to the
+    suite's own). Raises UsageError as resolve_backend does."""
+    if isinstance(value, dict):
+        return {
+            key: _resolve_backends(below, path, key == "backends") for key, below in value.items()
+        }
+    if isinstance(value, list):
+        return [_resolve_backends(item, path, is_backend) for item in value]
+    if is_backend and isinstance(value, str):
+        try:
+            return resolve_backend(value, path.parent)
+        except UsageError as e:
+            raise UsageError(f"{path}: backends: {e.message}", e.hint) from e
+    return value
 
 
 def _list_tables(

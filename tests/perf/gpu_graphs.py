@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from collbench.core.errors import CollbenchError, first_line
 from collbench.run import backends
+from collbench.run.backends import do_nothing
 from collbench.run.rank.calls import allocate_slots, prepare_call
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import GraphSampler
-from collbench.run.rank.measure import Sync, do_nothing
+from collbench.run.rank.measure import Sync
 from collbench.run.rank.stream import Cuda
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

@@ -160,8 +160,9 @@ class OrderTrial:
 
         def issue(call: Call) -> None:
             bench.board.beat(bench.rank)
-            call.run()
+            call.load(), call.run()
             bench.backend.finish()
+            call.store()
 
         offset = find_output_offset(case, bench.rank)
         prober = Prober(views, partial(issue, call), bench.control, offset, case.op)

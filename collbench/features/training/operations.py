@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collbench.core import splits
-from collbench.core.backend_info import backend_info
+from collbench.core.backend_info import backend_info, list_capable
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES
 from collbench.core.text import format_size
@@ -132,7 +132,13 @@ def refuse_step_case(
     called for each operation of the step."""
     info = backend_info(case.backend)
     if info.groups == "none":
-        return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
+        return f"{case.backend} runs no steps; {list_capable(lambda o: o.groups != 'none')} do"
+    families = {op.group for op in _list_communicating(step)}
+    if info.worlds == "one" and len(families) > 1:
+        return (
+            f"{case.backend} joins one world in a process, and {step.name} has"
+            f" {len(families)} families of groups"
+        )
     judged_cases: set[Case] = set()
     for op in _list_communicating(step):
         where = f"{step.name}: {op.kind}"

@@ -36,7 +36,7 @@ from collbench.features.training.player import Player
 from collbench.features.training.step import POINT_TO_POINT, Step
 from collbench.records import stats
 from collbench.records.types import FirstWrong, Operation, Scheme, Sent, Stop
-from collbench.run.backends import Backend, Call
+from collbench.run.backends import Backend, Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank import counted
@@ -53,7 +53,6 @@ from collbench.run.rank.measure import (
     Steps,
     Sync,
     clock,
-    do_nothing,
     has_lost,
     overhead_ns,
 )
@@ -205,11 +204,14 @@ class StepTrial:
         return sync
 
     def _action(self, part: str) -> Callable[[], object]:
-        play = self._player.play(part)
+        return self._make_call(part).run
+
+    def _make_call(self, part: str) -> Call:
+        """A part of the step as one call, with the faults that are planted in it."""
+        call = Call(self._player.play(part), None, waits=True)
         if self._planted and self._ops:
-            call = Call(play, None, waits=True)
-            return self._planted.within(call, self._ops[0].buffers.recv).run
-        return play
+            return self._planted.within(call, self._ops[0].buffers.recv)
+        return call
 
     def _sampler(self, run: Callable[[], object]) -> Sampler:
         return Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
@@ -445,12 +447,17 @@ class StepTrial:
         for operation in self._ops:
             operation.checker.poison(operation.buffers.written)
             operation.checker.fill_send(operation.buffers.send, operation.what.turn)
+            operation.call.load()
         self._finish()
         self._control.barrier()
         began = clock()
-        self._action(STEP)()
+        step = self._make_call(STEP)
+        step.run()
         self._finish()
         self._took = clock() - began
+        for operation in self._ops:
+            operation.call.store()
+        step.store()
         wrong, worst = 0, None
         for operation in self._ops:
             if operation.what.op.kind == "send":

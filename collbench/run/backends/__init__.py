@@ -1,6 +1,6 @@
 """Everything that can run a case. A backend is a module in this package that imports nothing heavy:
 its INFO says what is known of it without loading it (core/backend_info.py), ``create(name)`` makes
-it. Modules that begin with ``_`` do the work.
+it. Modules that begin with ``_`` do the work. Files and packages from outside do the same.
 
 A name without a module is taken for a torch.distributed backend, a plug-in's; ``mpi`` is this
 package's, not torch's.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from collbench.core.backend_info import find_module
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collbench.run.rank.stream import Stream
 
 
+def do_nothing() -> None:
+    """What a call has to do where there is nothing."""
+
+
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued
     (see finish); ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to
@@ -29,6 +34,11 @@ class Call(NamedTuple):
     device, too, ``run()`` returns only when it is done. ``bare()`` is the same call with nothing to
     do, by this rank alone: what is left of ``run()`` without its work. ``note`` is for the record:
     what a reader of its times must know of the call.
+
+    ``load`` and ``store`` are for libraries that cannot work in torch's memory, and are never
+    timed. ``load()``: what the call reads has been filled, hand it to the library and forget what
+    the last ``run()`` made. ``store()``: bring what the last ``run()`` since then made to what the
+    call writes; where there was none, leave that as it is.
     """
 
     run: Callable[[], object]
@@ -37,6 +47,8 @@ class Call(NamedTuple):
     waits: bool = False
     bare: Callable[[], object] | None = None
     note: str = ""
+    load: Callable[[], object] = do_nothing
+    store: Callable[[], object] = do_nothing
 
 
 class Backend(Protocol):
@@ -111,13 +123,41 @@ class Backend(Protocol):
 
 
 class Base:
-    """What most backends answer to the questions that few are asked."""
+    """What most backends answer to the questions that few are asked. ``open`` and ``prepare`` are a
+    backend's own, and ``library``, which it sets when it is opened: name and version of what does
+    the work, and each setting that it had to choose."""
 
     policy = Policy()
     control: Control | None = None
     hosts: Sequence[str] = ()
     shared = interpreted = False
     stream: Stream | None = None
+    premultiplies = False
+    library = ""
+
+    @cached_property
+    def device(self) -> Any:
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def refuse(self, case: Case) -> str:
+        return ""
+
+    def copies_first(self, case: Case) -> bool:
+        return False
+
+    def allocate(self, nbytes: int) -> Any:
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def near(self, control: Control) -> set[int]:
         """The ranks of the group that are on this one's host; none where hosts are not known."""

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from collbench.records.types import Background
-from collbench.run.backends import Backend
+from collbench.run.backends import Backend, do_nothing
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate_slots
 from collbench.run.rank.check import Checker
 from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work
-from collbench.run.rank.measure import Action, Steps, clock, do_nothing
+from collbench.run.rank.measure import Action, Steps, clock
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
@@ -116,12 +116,15 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
         for buffers_case, case_buffers in ((case, buffers), (flag, flag_buffers))
     )
 
+    call.load()
+
     def over(stop: bool) -> bool:
         flag_buffers.send.fill_(int(stop))
-        vote.run()
+        vote.load(), vote.run(), vote.store()
         return int(flag_buffers.recv.item()) == case.n
 
     def wrong() -> str:
+        call.store()
         _, bad, where = checker.check_recv(buffers.recv, 0)
         what = f"{case.collective} in the background on rank {bench.rank}"
         return f"{bad} wrong elements of {what}, first at {where[0]}" if bad and where else ""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from collbench.run.backends import Backend, Call
+from collbench.run.backends import Backend, Call, do_nothing
 from collbench.run.memory import PAGE
 from collbench.run.rank import payload
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import clock, do_nothing
+from collbench.run.rank.measure import clock
 from collbench.suite import arrivals
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault
@@ -115,12 +115,19 @@ _SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not mor
 
 class Planted:
     """The faults of one rank in one case. ``finish`` returns when a device has done what was
-    issued."""
+    issued; ``retract`` takes back that a call was about to be."""
 
-    def __init__(self, faults: list[Fault], seed: int, finish: Callable[[], object]) -> None:
-        self._faults, self._finish = faults, finish
+    def __init__(
+        self,
+        faults: list[Fault],
+        seed: int,
+        finish: Callable[[], object],
+        retract: Callable[[], object] = do_nothing,
+    ) -> None:
+        self._faults, self._finish, self._retract = faults, finish, retract
         self._rng = np.random.default_rng([seed, *(fault.rank for fault in faults)])
         self._calls = 0
+        self._flips = False  # whether a result is yet to be corrupted
 
     def within(self, call: Call, recv: torch.Tensor) -> Call:
         """The call with the faults in it, where ``recv`` is what it receives into."""
@@ -134,9 +141,15 @@ class Planted:
             self._finish()
             took = time.perf_counter() - began
             for fault in self._faults:
-                self._after(fault, took, recv)
+                self._after(fault, took)
 
-        return call._replace(run=run, submit=None, waits=True)
+        def store() -> None:
+            call.store()
+            if self._flips:
+                self._flips = False
+                flip_bit(recv)
+
+        return call._replace(run=run, store=store, submit=None, waits=True)
 
     def tarry(self) -> None:
         """Come late to a call, all ranks having been told to start."""
@@ -145,16 +158,18 @@ class Planted:
     def _end(self, fault: Fault) -> None:
         if fault.kind == "drop" and self._calls == FATAL_CALL:
             os._exit(DROPPED)
-        while fault.kind == "hang" and self._calls == FATAL_CALL:
-            time.sleep(1)
+        if fault.kind == "hang" and self._calls == FATAL_CALL:
+            self._retract()
+            while True:
+                time.sleep(1)
 
-    def _after(self, fault: Fault, took: float, recv: torch.Tensor) -> None:
+    def _after(self, fault: Fault, took: float) -> None:
         if fault.kind in ("slow-rank", "jitter"):
             wait_seconds(
                 took * fault.amount * (self._rng.random() if fault.kind == "jitter" else 1.0)
             )
-        elif fault.kind == "corrupt" and self._calls == 1:
-            flip_bit(recv)
+        elif fault.kind == "corrupt":
+            self._flips = self._calls == 1
 
 
 def wait_seconds(seconds: float) -> None:

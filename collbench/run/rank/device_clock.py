@@ -12,16 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from collbench.records import stats
+from collbench.run.backends import do_nothing
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import (
-    Action,
-    Sampler,
-    Samples,
-    Sync,
-    clock,
-    count_preemptions,
-    do_nothing,
-)
+from collbench.run.rank.measure import Action, Sampler, Samples, Sync, clock, count_preemptions
 from collbench.run.rank.stream import Stream
 
 AHEAD = 16  # samples issued while the stream is held

@@ -17,6 +17,7 @@ import numpy as np
 
 from collbench.records import stats
 from collbench.records.types import Calibration, Scheme, Stop
+from collbench.run.backends import do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank.calibration import Blocks, Calibrator
@@ -48,10 +49,6 @@ Action = Callable[[], object]
 STOPS: tuple[Stop, ...] = ("", "converged", "max_n", "budget", "fixed")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # work that pauses where others may have the machine
-
-
-def do_nothing() -> None:
-    """The call that overhead is measured with."""
 
 
 def bare_ns(call: Action, inner: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from collbench.records.choice import add_names, without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
-from collbench.run.backends import Call
+from collbench.run.backends import Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank import counted
@@ -31,7 +31,6 @@ from collbench.run.rank.measure import (
     Sync,
     T,
     clock,
-    do_nothing,
     is_longer_than_case,
 )
 from collbench.run.rank.outcome import (
@@ -98,7 +97,9 @@ class Trial:
         self._slots = allocate_slots(bench.backend, slots, bench.ranks, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
         self._beat = partial(bench.board.beat, bench.rank)
-        self._data = Verification(bench, self._case, self._policy, self._slots, self._beat)
+        self._data = Verification(
+            bench, self._case, self._policy, self._slots, self._calls, self._beat
+        )
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
         self._takes_control = (
             job.control and not bench.backend.interpreted and not job.case.background
@@ -146,7 +147,7 @@ class Trial:
         if wrong := self._data.check_after(sampler, slow) or self._check_behind():
             return wrong
         control = self._in_other_cadence(sampler, measured, protocol.iters)
-        summed = self._data.digest_results(self._finished)
+        summed = self._data.digest_results(self._from_inputs)
         adds_as = self._find_adding_names()
         sent: list[Sent] = []
         if self._takes_control:
@@ -312,7 +313,7 @@ class Trial:
         if not self._policy.adds_as:
             return [()] * len(self._group.groups)
         return find_adding_names(
-            self._bench, self._case, self._slots[0], self._finished, self._beat
+            self._bench, self._case, self._slots[0], self._from_inputs, self._beat
         )
 
     def _enter(self, phase: Phase) -> None:
@@ -416,6 +417,13 @@ class Trial:
         self._beat()
         self._calls[0].run()
         self._bench.backend.finish()
+
+    def _from_inputs(self) -> None:
+        """Make one more call on what the first slot's buffers hold now, and have its result in
+        them."""
+        self._calls[0].load()
+        self._finished()
+        self._calls[0].store()
 
     def _check_behind(self) -> Sequence[CaseOutcome]:
         """The outcome of each group if the background's last call left wrong data, else nothing."""

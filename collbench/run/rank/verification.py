@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from collbench.core.dtypes import OPS
+from collbench.run.backends import Call
 from collbench.run.rank import check
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Slot, copy_slots
@@ -31,10 +32,15 @@ class Verification:
         case: Case,
         policy: Policy,
         slots: Sequence[Slot],
+        calls: Sequence[Call],
         beat: Callable[[], object],
     ) -> None:
         self._bench, self._case, self._policy = bench, case, policy
-        self._control, self._slots, self._beat = bench.control, slots, beat
+        self._control, self._beat = bench.control, beat
+        self._slots, self._calls = slots, calls
+        self._fillings = 0  # so far, of all slots
+        self._keys = [0] * len(slots)  # what each slot's data were drawn by
+        self._kept = [0] * len(slots)  # and those that put_back brings back
         self._groups = (bench.backend.control or bench.control).groups
         # no two cases share data
         self._seed = policy.seed + zlib.crc32(case.key.encode())
@@ -50,24 +56,35 @@ class Verification:
         self._copies: list[list[torch.Tensor]] = []
 
     def fill(self, slot: int) -> None:
-        """Fills what a slot's calls read, and poisons what they write."""
+        """Fills what a slot's calls read with other data than ever before, as memory that a library
+        hands out again may hold an old result, and poisons what they write."""
+        self._keys[slot] = self._fillings
+        self._fillings += 1
+        self._refill(slot)
+
+    def _refill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.written)
-            checker.fill_send(buffers.send, slot)
+            checker.fill_send(buffers.send, self._keys[slot])
+        self._calls[slot].load()
 
     def keep_copies(self) -> None:
-        """Copies the slots on their GPU where ``put_back`` will be asked for and there is room."""
+        """Has ``put_back`` bring back what the slots hold now: from copies on their GPU where there
+        is room."""
+        self._kept = list(self._keys)
         stream = self._bench.backend.stream
         if self.feeds_on_itself and stream:
             self._copies = copy_slots(self._slots, stream.room())
 
     def put_back(self, slot: int) -> None:
-        """A slot as it was filled before, by a launch for each rank's buffer where there are
-        copies: filling a large one anew takes thousands."""
+        """A slot as it was when copies were kept, by a launch for each rank's buffer where there
+        are copies: filling a large one anew takes thousands."""
+        self._keys[slot] = self._kept[slot]
         if not self._copies:
-            return self.fill(slot)
+            return self._refill(slot)
         for buffers, copy in zip(self._slots[slot], self._copies[slot], strict=True):
             buffers.written.copy_(copy)
+        self._calls[slot].load()
 
     def check_slots(self, slots: Sequence[int], when: str) -> Sequence[CaseOutcome]:
         """The outcome of each group if any rank's receive buffer differs anywhere, else nothing."""
@@ -75,10 +92,11 @@ class Verification:
             return []
         wrong, first = 0, None
         for slot in slots:
+            self._calls[slot].store()
             for rank, checker, buffers in zip(
                 self._bench.ranks, self._checkers, self._slots[slot], strict=True
             ):
-                checked, bad, where = checker.check_recv(buffers.recv, slot)
+                checked, bad, where = checker.check_recv(buffers.recv, self._keys[slot])
                 self._compared += checked
                 wrong += bad
                 first = first or (where and [self._case.members[rank], *where])

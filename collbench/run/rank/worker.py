@@ -5,6 +5,7 @@ Every rank runs ``Worker.run`` over the same plan; rank 0 hands finished records
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import socket
@@ -23,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from collbench.core import groups
-from collbench.core.backend_info import backend_info
+from collbench.core.backend_info import backend_info, find_origin, register_file
+from collbench.core.backend_sources import list_imports
 from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import cpus, environment, sysfs, topology
 from collbench.machine.load import Others
@@ -94,6 +96,21 @@ def connect_control(setup: Place, store: Any) -> Control:
     return Control(setup.rank, setup.n)
 
 
+def load_sources(plan: Plan) -> None:
+    """Load what has the plan's backend from outside of this package: modules that register it with
+    torch.distributed, or a file. Raises CannotRun, UsageError."""
+    for module in list_imports():
+        try:
+            importlib.import_module(module)
+        except Exception as e:
+            raise CannotRun(
+                f"--import {module}: {type(e).__name__}: {first_line(e)}",
+                f'python -c "import {module}" shows where',
+            ) from e
+    if plan.file:
+        register_file(plan.file)
+
+
 class Worker:
     """A rank at work: it opens backends, measures its jobs and reports to rank 0."""
 
@@ -114,6 +131,7 @@ class Worker:
         self._control = control
         self._board = board
         self._emit = emit
+        load_sources(plan)
         self._backend: Backend = backends.find_backend(plan.backend)
         self._backend.policy = plan.policy
         self._group = control  # this rank's group
@@ -151,8 +169,8 @@ class Worker:
         began = clock()
         self._others = Others(setup.rank, self._control.collect)
         info = backend_info(plan.backend)
-        threads, on_cpus = info.threads or 1, not info.gpu
-        cores = settle_cores(setup.rank, self._control, threads, self._policy.pin and on_cpus)
+        binds = self._policy.pin and info.binds and not info.gpu
+        cores = settle_cores(setup.rank, self._control, info.threads or 1, binds)
         self._divide()
         opened.callback(self._group.leave)
         opened.callback(self._backend.close)
@@ -309,6 +327,7 @@ class Worker:
         ]
         counters = topology.read_counters(sysfs.ROOT) if setup.local_rank == 0 else {}
         fake = gpu.is_fake(self._backend.device)
+        origin = self._plan.file and find_origin(self._plan.backend)
         everyone = self._control.collect(
             [init_ns, msgspec.to_builtins(rank_info), host, counters, fake]
         )
@@ -324,7 +343,7 @@ class Worker:
             oversubscribed=cores.oversubscribed,
             cramped=cores.cramped and not backend_info(self._plan.backend).gpu,
             same_clock=common is None or common.exact,
-            library=", ".join(filter(None, (self._backend.library, self._clocks))),
+            library=", ".join(filter(None, (self._backend.library, origin, self._clocks))),
             init_ns=max(inits),
             virtual=self._policy.virtual,
             shared_gpu=self._backend.shared,
@@ -479,7 +498,8 @@ class Worker:
                 (slot,) = allocate_slots(self._backend, [tiny], ranks)
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
-                prepare_call(self._backend, tiny, slot, self._policy.virtual).run()
+                call = prepare_call(self._backend, tiny, slot, self._policy.virtual)
+                call.load(), call.run(), call.store()
                 self._backend.finish()  # which raises what a call could not
                 trouble = "" if ranks else None
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:

@@ -128,12 +128,23 @@ def test_a_flipped_bit_is_in_what_the_first_call_received() -> None:
         call = Planted([Fault("corrupt", 0)], 1, lambda: None).within(
             Call(lambda: None, None), received
         )
-        call.run()
+        call.run(), call.store()
         assert received[0] != 1 and (received[1:] == 1).all()
-        call.run()
+        call.store(), call.run(), call.store()
         assert received[0] != 1  # once, not back
     empty = torch.ones(0)
-    Planted([Fault("corrupt", 0)], 1, lambda: None).within(Call(lambda: None, None), empty).run()
+    call = Planted([Fault("corrupt", 0)], 1, lambda: None).within(Call(lambda: None, None), empty)
+    call.run(), call.store()
+
+
+def test_a_library_that_brings_its_result_later_does_not_hide_a_flipped_bit() -> None:
+    received = torch.zeros(4)
+    call = Call(lambda: None, None, store=lambda: received.fill_(1))
+    planted = Planted([Fault("corrupt", 0)], 1, lambda: None).within(call, received)
+    planted.run(), planted.store()
+    assert received[0] != 1 and (received[1:] == 1).all()
+    planted.run(), planted.store()
+    assert (received == 1).all()
 
 
 def test_a_planted_fault_marks_every_row_and_forbids_a_verdict() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from collbench.run.backends import do_nothing
 from collbench.run.jobs import Job
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import allocate_slots
-from collbench.run.rank.measure import Protocol, Sampler, Steps, Sync, clock, do_nothing
+from collbench.run.rank.measure import Protocol, Sampler, Steps, Sync, clock
 from collbench.run.rank.outcome import (
     CaseOutcome,
     MeasuredCase,

@@ -12,10 +12,9 @@ import torch
 
 from collbench.features.training.player import Player
 from collbench.features.training.step import Op, Program
-from collbench.run.backends import Call
+from collbench.run.backends import Call, do_nothing
 from collbench.run.rank import computation as computation_
 from collbench.run.rank.computation import Computation
-from collbench.run.rank.measure import do_nothing
 
 
 class Device:

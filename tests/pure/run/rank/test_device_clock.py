@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collbench.core.errors import CannotRun
 from collbench.records.types import Choice, GpuState, Record
-from collbench.run.backends import Base, Call
+from collbench.run.backends import Base, Call, do_nothing
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
 from collbench.run.rank import device_clock, gpu, measure
@@ -23,7 +23,7 @@ from collbench.run.rank.calls import Buffers, copy_slots
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, do_nothing
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync
 from collbench.run.rank.outcome import AboutCase, record_of
 from collbench.run.rank.stream import HELD_NS, Stream, assert_ordered
 from collbench.run.rank.trial import Bench, Trial
@@ -527,6 +527,7 @@ def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
     without_pause(trial.run())
     for slot in (0, 1):
         trial._data.fill(slot)
+    trial._data.keep_copies()
     wanted = [slot[0].written.clone() for slot in trial._slots]
     for number, slot in enumerate(trial._slots):
         slot[0].written.zero_()

@@ -494,7 +494,7 @@ def test_a_world_on_fake_gpus_says_so(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(gpu, "describe_device", lambda device: f"{device} {name}")
-    plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="")
+    plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="", file=None)
     backend = SimpleNamespace(
         device=torch.device(device), library="NCCL", shared=False, interpreted=False
     )

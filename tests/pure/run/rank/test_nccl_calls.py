@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collbench.run.backends import _torchdist
+from collbench.run.backends import _torchdist, do_nothing
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.measure import Sync, do_nothing
+from collbench.run.rank.measure import Sync
 from collbench.run.rank.stream import SPUN_CYCLES, Cuda
 from collbench.suite.case import Case
 

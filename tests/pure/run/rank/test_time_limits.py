@@ -13,12 +13,13 @@ import pytest
 from collbench.features.training import trial as steps
 from collbench.features.training.parts import PARTS
 from collbench.records.types import GpuState
+from collbench.run.backends import do_nothing
 from collbench.run.jobs import Job
 from collbench.run.rank import device_clock, measure
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Streak
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, do_nothing
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync
 from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
