@@ -142,6 +142,16 @@ def test_an_empty_folder_is_refused_with_the_command_that_fills_it(tmp_path: Pat
     assert refused.value.hint.startswith("pip download --no-deps -d W oneccl==")
 
 
+def test_the_command_lays_out_wheels_and_refuses_a_wrong_folder(
+    cli, wheels: Path, home: Path, tmp_path: Path
+) -> None:
+    refused = cli("backends", "fetch", "oneccl", "--wheels", str(tmp_path))
+    assert refused.returncode == Exit.USAGE and "no wheel of oneccl-cpu, " in refused.stderr
+    done = cli("backends", "fetch", "oneccl", "--wheels", str(wheels))
+    assert done.returncode == Exit.OK, done.stderr
+    assert (home / "oneccl" / VERSION / "lib/libccl.so.2").is_file()
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_wheel_is_named(wheels: Path, name: str) -> None:
     next(wheels.glob(f"{name}-*")).unlink()

@@ -78,6 +78,14 @@ def refuse_here() -> str:
     return _oneccl_files.refuse_here()
 
 
+def find() -> str:
+    """The oneCCL that ranks use here. Raises CannotRun where there is none."""
+    from collbench.run.backends import _oneccl_files
+
+    library = _oneccl_files.find_library()
+    return f"oneCCL {library.version} in {library.ccl.parent}"
+
+
 INFO = BackendInfo(
     about="Intel's oneCCL on CPUs, over shared memory and libfabric",
     packages=("oneccl-cpu", "impi-rt"),
@@ -86,6 +94,8 @@ INFO = BackendInfo(
     messages=False,
     groups="partition",
     background="computation",
+    call_path="a pointer passed to C++ by ctypes, and oneCCL's schedule of a call",
     refuse=refuse,
     here=refuse_here,
+    find=find,
 )
