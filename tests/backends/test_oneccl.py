@@ -23,7 +23,7 @@ from collbench.core.errors import CannotRun, Exit, UsageError
 from collbench.records import run_file
 from collbench.records.types import Record, RunFile
 from collbench.run import refusal
-from collbench.run.backends import _oneccl_build, _oneccl_files, oneccl
+from collbench.run.backends import _oneccl_build, _oneccl_files, _oneccl_names, oneccl
 from collbench.run.backends._oneccl_files import Library
 from collbench.suite.case import Case
 
@@ -355,7 +355,7 @@ def test_every_element_is_right(
     tried = [record for record in kept.records if record.status != "skipped"]
     assert statuses(tried) == {"ok": len(tried)}
     assert all(record.checked for record in tried)
-    names = [*oneccl.DATATYPES] if dtypes == "all" else dtypes.split(",")
+    names = [*_oneccl_names.DATATYPES] if dtypes == "all" else dtypes.split(",")
     assert {record.case.dtype for record in tried} == {*names}
     ops = {*REDUCING[1].split(",")} if row.reduces else {"none"}
     assert {record.case.op for record in tried} == ops
@@ -434,5 +434,5 @@ def test_ranks_without_a_compiler_say_so(run: Run, home: Path) -> None:
 
 
 def test_every_datatype_and_reduction_is_one_of_ours() -> None:
-    assert {*oneccl.DATATYPES} <= {*DTYPES} and {*oneccl.REDUCTIONS} <= {*OPS}
+    assert {*_oneccl_names.DATATYPES} <= {*DTYPES} and {*_oneccl_names.REDUCTIONS} <= {*OPS}
     assert backend_info("oneccl").packages == ("oneccl-cpu", "impi-rt")

@@ -23,7 +23,7 @@ from collbench.machine import cpus, environment
 from collbench.run.backends import Base, Call
 from collbench.run.backends._oneccl_build import build_shim
 from collbench.run.backends._oneccl_files import Library, find_library
-from collbench.run.backends.oneccl import COLLECTIVES, DATATYPES, REDUCTIONS
+from collbench.run.backends._oneccl_names import COLLECTIVES, DATATYPES, REDUCTIONS
 from collbench.run.rank.control import Control, make_world_control
 from collbench.suite.case import Case
 
