@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (  # in the order in which they are asked
 # names of libraries that torch knows under others
 ALIASES = {
     "rccl": "nccl: torch's name of RCCL, too",
-    "oneccl": "xccl, or ccl with Intel's plug-in for torch, where it is installed",
+    "ccl": "oneccl on CPUs; xccl on Intel's GPUs; ccl is torch's name where Intel's plug-in is",
     "openmpi": "mpi",
     "mpich": "mpi",
 }
@@ -189,7 +189,7 @@ def refuse_unknown_backends(names: Iterable[str]) -> None:
         elif not list_imports() and name.lower() not in torch_plugins():
             candidates = [
                 other for other in backend_list if other[:1] == name[:1]
-            ]  # oneccl is no nccl
+            ]  # hccl is no nccl
             hint = ALIASES.get(name, "") or suggest_name(name, candidates)
             hint = hint or f"one of {', '.join(backend_list)}"
             raise UsageError(
