@@ -10,7 +10,7 @@ from collbench.machine.sysfs import hash_identity
 
 # but for Open MPI's own word of where mpirun was called: it decides nothing, and names people
 ALLOWED = re.compile(
-    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA(?!_initial_wdir$)|HIP|HSA|ROCR)_\w+"
+    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|MPIR_CVAR|I_MPI|OMPI_MCA(?!_initial_wdir$)|HIP|HSA|ROCR)_\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
 )

