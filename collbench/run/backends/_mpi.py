@@ -2,10 +2,10 @@
 (``ring@mpi``).
 
 What is timed calls the library's functions themselves, as a C program does, with arguments that
-were made before the clock; all else goes through mpi4py: messages, calls left to themselves, and
-what has more elements than an int counts. MPI is initialised for the main thread only, which makes
-all calls, and works on a communicator of this backend's own; control messages never pass through
-it.
+were made before the clock and, where library_calls can, no Python between calls; all else goes
+through mpi4py: messages, calls left to themselves, and what has more elements than an int counts.
+MPI is initialised for the main thread only, which makes all calls, and works on a communicator of
+this backend's own; control messages never pass through it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def bind_functions(mpi: Any) -> dict[str, Any]:
     arguments; what they return is not looked at, as each communicator has an error handler. Raises
     OSError or AttributeError where they cannot be found.
 
-    Calls let go of the GIL, though they would take 0.1 us less with it: the thread that watches a
-    launcher's ranks must run beside a call that never returns.
+    Calls let go of the GIL: the thread that watches a launcher's ranks must run beside one that
+    never returns.
     """
     library = ctypes.CDLL(mpi.__file__)
     functions = {name: library[f"MPI_{name}"] for name, _ in CALLS.values()}
