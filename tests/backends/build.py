@@ -34,27 +34,29 @@ def read_requirements(name: str) -> list[str]:
 
 
 def build_environment(folder: Path, name: str) -> None:
-    """Make ``folder / name`` anew, unless it has what the extra wants. Raises CalledProcessError
-    where pip cannot install it."""
+    """Make ``folder / name`` anew unless it has what the extra wants, and link the rest. Raises
+    CalledProcessError where pip cannot install it."""
     environment = folder / name
     python, marker = environment / "bin" / "python", environment / "made-of.txt"
     requirements = read_requirements(name)
     source = f"{sys.prefix} {sys.version} {' '.join(requirements)}\n"
-    if marker.is_file() and marker.read_text() == source:
-        return
-    shutil.rmtree(environment, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
-    subprocess.run([*install, *requirements], check=True)
+    if not marker.is_file() or marker.read_text() != source:
+        shutil.rmtree(environment, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, *requirements], check=True)
     link_packages(environment)
     marker.write_text(source)
 
 
 def link_packages(environment: Path) -> None:
-    """Link what this Python's environment has and the other one lacks. No pip is there, as it would
-    change this environment through the links."""
+    """Link what this Python's environment has and the other one lacks, and drop links to what is
+    gone. No pip is there, as it would change this environment through the links."""
     ours = Path(sysconfig.get_path("purelib"))
     theirs = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    for path in theirs.iterdir():
+        if path.is_symlink() and not path.exists():
+            path.unlink()
     for path in ours.iterdir():
         if not OWN.fullmatch(path.name) and not os.path.lexists(theirs / path.name):
             (theirs / path.name).symlink_to(path)
