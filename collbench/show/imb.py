@@ -48,7 +48,7 @@ WIDTH = 13  # of a column
 TIMES = ("t_min[usec]", "t_max[usec]", "t_avg[usec]")
 
 
-def mean_times(record: Record) -> list[float]:
+def average_times(record: Record) -> list[float]:
     """Microseconds that a call takes each rank, on average; empty where its times were not kept."""
     return [statistics.fmean(times) / record.inner / 1e3 for times in record.per_rank if times]
 
@@ -141,7 +141,7 @@ def write_table(name: str, about: str, outcomes: Sequence[Outcome]) -> Iterator[
         size = f"{record.case.size} bytes"
         if record.status in ("failed", "wrong"):
             yield f"# {record.status}: {plain_line(tell_story(record))}"
-        elif means := mean_times(record):
+        elif means := average_times(record):
             yield format_row(record, means)
         else:
             yield f"# {size}: without t_min, t_max and t_avg, as no times by rank were recorded"

@@ -57,7 +57,7 @@ def run_imb(names: Sequence[str], sizes: Sequence[int], calls: int, folder: Path
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": f"{sys.prefix}/lib:{settings['LD_LIBRARY_PATH']}",
-        "PATH": mpirun.search_path(str(BIN / "mpirun"), settings["PATH"]),
+        "PATH": mpirun.put_folder_first(str(BIN / "mpirun"), settings["PATH"]),
     }
     options = ["-sync", "off", "-msglen", str(lengths), "-iter_policy", "off"]
     options += ["-iter", f"{calls},{1 + (calls * max(sizes) >> 20)}"]  # calls, and MiB at most

@@ -84,7 +84,7 @@ def find_mpirun(python: str = sys.executable) -> str:
     return program
 
 
-def search_path(program: str, path: str) -> str:
+def put_folder_first(program: str, path: str) -> str:
     """A PATH on which the folder of ``program`` comes first: Intel's mpirun is a script that looks
     for its mpiexec.hydra there, also in a virtual environment that is not activated."""
     return os.pathsep.join((str(Path(program).parent), path))
@@ -103,7 +103,7 @@ class Mpirun(Parent):
             **SETTINGS,
             **as_root,
             **env,
-            "PATH": search_path(self._mpirun, env.get("PATH", os.defpath)),
+            "PATH": put_folder_first(self._mpirun, env.get("PATH", os.defpath)),
             "TMPDIR": str(folder),
         }  # what mpirun leaves goes with the folder
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

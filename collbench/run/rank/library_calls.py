@@ -52,16 +52,13 @@ class CallLoop:
 
     def __init__(self, calls: Sequence[LibraryCall]) -> None:
         code, self._starts = write_loop(calls)
-        self._memory = mmap.mmap(
-            -1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
-        )
-        self._memory.write(code)
-        self._calls = calls  # their arguments must live as long
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
-        self._run = signature(self._base)
+        memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        memory.write(code)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._run: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(self._base)
+        self._run.keeps = memory, calls  # the code and its arguments live as long as an action
 
-    def batch(self, first: int, count: int) -> Action:
+    def make_batch(self, first: int, count: int) -> Action:
         """One action that makes ``count`` calls, beginning with the ``first`` of the loop's."""
         start = self._base + self._starts[first % len(self._starts)]
         arguments = ctypes.c_void_p.from_param(start), ctypes.c_size_t(count)

@@ -59,7 +59,7 @@ def bare_ns(call: Action, inner: int) -> int:
     """Median ns that a call takes of a sample of ``inner`` such on this rank alone, each sample
     after as long a wait as ranks' for a common start."""
     took, loop = [], compile_loop([call])
-    batch = (loop.batch(0, inner),) if loop else (call,) * inner
+    batch = (loop.make_batch(0, inner),) if loop else (call,) * inner
     for _ in range(51):
         until = clock() + WINDOW_NS
         while clock() < until:
@@ -234,7 +234,7 @@ class Sampler:
             chosen = [calls[(first + k) % len(calls)] for k in range(inner)]
             actions = tuple(call for call, _ in chosen)
             if self._loop:
-                actions = (self._loop.batch(first, inner),)
+                actions = (self._loop.make_batch(first, inner),)
             batches.append((actions, sorted({slot for _, used in chosen for slot in used})))
         return batches
 

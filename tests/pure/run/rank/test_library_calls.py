@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
 from functools import partial
 
@@ -41,7 +42,7 @@ def test_a_function_gets_its_arguments_in_registers_and_on_the_stack(count: int)
     calls, seen = recorded(numbers)
     loop = compile_loop(calls)
     assert loop is not None
-    loop.batch(0, 1)()
+    loop.make_batch(0, 1)()
     assert seen == [numbers]
 
 
@@ -49,8 +50,19 @@ def test_calls_take_turns_from_the_first_that_is_asked_for() -> None:
     calls, seen = recorded((0, 10), (1, 11, 21), (2,))
     loop = compile_loop(calls)
     assert loop is not None
-    loop.batch(4, 5)()
+    loop.make_batch(4, 5)()
     assert [given[0] for given in seen] == [1, 2, 0, 1, 2]
+
+
+def test_an_action_outlives_its_loop() -> None:
+    calls, seen = recorded((5, 6))
+    loop = compile_loop(calls)
+    assert loop is not None
+    action = loop.make_batch(0, 2)
+    del loop, calls
+    gc.collect()
+    action()
+    assert seen == [(5, 6), (5, 6)]
 
 
 def test_the_call_itself_is_the_same() -> None:
