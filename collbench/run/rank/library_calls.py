@@ -55,8 +55,9 @@ class CallLoop:
         memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         memory.write(code)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._run: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(self._base)
-        self._run.keeps = memory, calls  # the code and its arguments live as long as an action
+        run: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(self._base)
+        run.keeps = memory, calls  # the code and its arguments live as long as an action
+        self._run = run
 
     def make_batch(self, first: int, count: int) -> Action:
         """One action that makes ``count`` calls, beginning with the ``first`` of the loop's."""
