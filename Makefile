@@ -23,10 +23,12 @@ MARKS ?= not long and not slow
 FAKE ?= .venv-fake
 FAKE_TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 FAKE_EXTRAS ?= gpu,mpi
+# libraries: where environments with other libraries go, for tests/backends
+LIBRARIES ?= .venv-backends
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all snapshots snapshots-check lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
+.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
 
 $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 	@mkdir -p $(VENV)
@@ -67,6 +69,9 @@ test: $(BIN)/pytest  ## the tests that can run here, but for slow ones; MARKS="n
 test-all: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+libraries: $(BIN)/pytest  ## environments with MPICH and Intel MPI (150 MB), which tests/backends finds
+	$(BIN)/python tests/backends/build.py $(LIBRARIES)
+
 snapshots: $(BIN)/pytest  ## what all commands print and write of recorded runs, kept in $(OUT)/snapshots
 	$(BIN)/python tests/snapshots.py keep $(OUT)/snapshots
 
@@ -86,6 +91,8 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/workload.py --output reports/workload.md
 	$(BIN)/python tests/perf/recording.py --output reports/recording.md
 	$(BIN)/python tests/perf/replay.py --output reports/replay.md
+	$(BIN)/python tests/backends/build.py $(LIBRARIES) impi
+	$(LIBRARIES)/impi/bin/python tests/perf/anchors.py --output reports/anchors.md
 
 faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purpose, written to reports/ (hours)
 	$(BIN)/python tests/perf/faults.py --output reports/faults.md
@@ -125,4 +132,4 @@ gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs 
 	  -o reports/recorded-job.html -o reports/recorded-job.md > /dev/null
 
 clean:
-	rm -rf $(VENV) $(FAKE) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FAKE) $(LIBRARIES) build dist .pytest_cache .mypy_cache .ruff_cache

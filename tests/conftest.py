@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-LONG = ("ranks", "lab", "cli", "browser")  # folders whose files take longest, in this order
-REAL = ("ranks", "lab", "browser")  # whose tests share this machine's cores with whatever runs
+LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
+REAL = ("backends", "ranks", "lab", "browser")  # whose tests share the cores with whatever runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,7 +94,7 @@ def list_predicted() -> Iterator[Snapshot]:
     """What needs no machine: predictions, proofs, drawings, steps that are counted."""
     sweep = ("all_reduce", "-b", "8", "-e", "16M", "-f", "8", "-g", "4", "--backend", "model")
     sweep = (*sweep, "--algo", "ring,double_tree", "--no-save")
-    for form in ("nccl", "nccl-filled", "csv", "json", "table"):
+    for form in ("nccl", "nccl-filled", "imb", "csv", "json", "table"):
         yield Snapshot(f"model-{form}", (*sweep, "--format", form))
     for width in WIDTHS:
         yield Snapshot(f"model-{width}", (*sweep, "--format", "table"), columns=width)

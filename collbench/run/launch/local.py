@@ -3,6 +3,7 @@ of them."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import signal
@@ -414,9 +415,16 @@ class LocalWatch(RankWatch):
         self._selector.modify(self._channels[rank], _BOTH, rank)
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
-        """Ranks that were killed, then those that exited, then those that mpirun terminated; of
-        equals the first that was heard of."""
-        return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
+        """Ranks that were killed, then those that exited, then those that mpirun ended because of
+        another; of equals the first that was heard of."""
+        followed = end.signal == signal.SIGTERM or (end is ORPHANED and self._exited_before(rank))
+        return end.signal in (0, signal.SIGTERM) or followed, int(followed)
+
+    def _exited_before(self, rank: int) -> bool:
+        """Whether another rank had exited before this one ended: MPICH's and Intel's mpirun then
+        kill the wardens of all others."""
+        earlier = itertools.takewhile(lambda other: other != rank, self.deaths)
+        return any(self.deaths[other].signal == 0 for other in earlier)
 
     def choose_error(self) -> CannotRun | RunBroken:
         """The error of a rank that raised one of its own, where there is any, with its traceback

@@ -84,6 +84,12 @@ def find_mpirun(python: str = sys.executable) -> str:
     return program
 
 
+def put_folder_first(program: str, path: str) -> str:
+    """A PATH on which the folder of ``program`` comes first: Intel's mpirun is a script that looks
+    for its mpiexec.hydra there, also in a virtual environment that is not activated."""
+    return os.pathsep.join((str(Path(program).parent), path))
+
+
 class Mpirun(Parent):
     """One world's mpirun: started by ``spawn``, gone after ``close``."""
 
@@ -97,6 +103,7 @@ class Mpirun(Parent):
             **SETTINGS,
             **as_root,
             **env,
+            "PATH": put_folder_first(self._mpirun, env.get("PATH", os.defpath)),
             "TMPDIR": str(folder),
         }  # what mpirun leaves goes with the folder
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -104,7 +111,8 @@ class Mpirun(Parent):
         self._alive = 0
         self._begun_ranks: set[int] = set()  # ranks whose wardens have begun
         self._wardens: dict[int, int] = {}  # descriptors of their processes, and whose they are
-        self.hint = f"{self._mpirun} -n 2 {python} -c 'import torch' tells why"
+        folder_first = f"PATH={Path(self._mpirun).parent}:$PATH"
+        self.hint = f"{folder_first} mpirun -n 2 {python} -c 'import torch' tells why"
 
     def spawn(self, n: int, board: int) -> None:
         """Have n ranks made, around the board of a descriptor that stays open."""

@@ -24,6 +24,7 @@ from collbench.run.rank.calibration import Blocks, Calibrator
 from collbench.run.rank.control import Control
 from collbench.run.rank.global_clock import WINDOW_NS, GlobalClock
 from collbench.run.rank.gpu import Guard
+from collbench.run.rank.library_calls import compile_loop
 from collbench.run.rank.stream import Stream
 from collbench.suite.policy import Policy
 
@@ -54,14 +55,15 @@ Steps = Generator[None, None, T]  # work that pauses where others may have the m
 def bare_ns(call: Action, inner: int) -> int:
     """Median ns that a call takes of a sample of ``inner`` such on this rank alone, each sample
     after as long a wait as ranks' for a common start."""
-    took = []
+    took, loop = [], compile_loop([call])
+    batch = (loop.make_batch(0, inner),) if loop else (call,) * inner
     for _ in range(51):
         until = clock() + WINDOW_NS
         while clock() < until:
             pass
         begin = clock()
-        for repetition in (call,) * inner:
-            repetition()
+        for action in batch:
+            action()
         took.append((clock() - begin) // inner)
     return int(np.median(took))
 
@@ -211,18 +213,27 @@ class Sampler:
         marks: Stream | None = None,
     ) -> None:
         self.inner, self.calls, self.again = inner, calls, calls
-        turns = math.lcm(len(calls), inner) // inner
-        chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
-        self._batches = [
-            (tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used}))
-            for batch in chosen
-        ]
+        self._batches = self._make_batches()
         self._beat = beat
         self._freshen, self._finish, self._marks = freshen, finish, marks
         self._control = control
         self._next = 0
         self._waited: list[float] = []
         self.dirty: Sequence[int] = ()
+
+    def _make_batches(self) -> list[tuple[tuple[Action, ...], list[int]]]:
+        """What samples do by turns, with the slots they use: each call, or one action that makes
+        all of a sample's where these are a library's functions."""
+        calls, inner = self.calls, self.inner
+        self._loop = compile_loop([call for call, _ in calls])
+        batches = []
+        for first in range(0, math.lcm(len(calls), inner), inner):
+            chosen = [calls[(first + k) % len(calls)] for k in range(inner)]
+            actions = tuple(call for call, _ in chosen)
+            if self._loop:
+                actions = (self._loop.make_batch(first, inner),)
+            batches.append((actions, sorted({slot for _, used in chosen for slot in used})))
+        return batches
 
     @property
     def called(self) -> int:
@@ -298,7 +309,7 @@ class Sampler:
         takes."""
         return Sampler(
             [(do_nothing, ())],
-            self.inner,
+            1 if self._loop else self.inner,
             self._control,
             do_nothing,
             None,

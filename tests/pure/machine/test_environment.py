@@ -519,6 +519,7 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
     told = {
         "UCX_SIGNALS": "1",
         "I_MPI_PIN": "off",
+        "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM": "ring",
         "FI_X_BYPASS": "1",
         "OMPI_MCA_x_path": "/lib",
         "FI_OPX_CREDITS": "64",

@@ -183,6 +183,14 @@ def test_a_rank_that_was_never_heard_of_comes_before_one_that_was_ended_for_it()
     assert "rank 1 on " in error.message
 
 
+@pytest.mark.parametrize("first", ["exit", "warden"])
+def test_of_a_rank_that_exits_and_a_warden_that_is_killed_the_first_is_to_blame(first: str) -> None:
+    """MPICH's mpirun kills the wardens of all other ranks where one exits."""
+    notes = [Note(2, status=66 << 8), Note(0, alone=True)]
+    error = verdict(watched(Silent(*(notes if first == "exit" else notes[::-1]))))
+    assert f"rank {2 if first == 'exit' else 0} on " in error.message
+
+
 def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silent, "end", lambda parent: -9)
     notes = [Note(rank, alone=True) for rank in (2, 1)]

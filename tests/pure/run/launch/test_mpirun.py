@@ -32,6 +32,26 @@ def test_one_that_a_signal_kept_from_being_started_is_closed(
         world.fileno()
 
 
+def test_the_folder_of_mpirun_comes_first_on_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intel's mpirun is a script that calls an mpiexec.hydra beside it by its name alone."""
+    for folder in ("other", "environment"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mpiexec.hydra").write_text(f"#!/bin/sh\necho {folder} > $TMPDIR/by\n")
+        (tmp_path / folder / "mpiexec.hydra").chmod(0o755)
+    script = tmp_path / "environment" / "mpirun"
+    script.write_text('#!/bin/sh\nexec mpiexec.hydra "$@"\n')
+    script.chmod(0o755)
+    path = f"{tmp_path / 'other'}:/usr/bin:/bin"
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda python: str(script))
+    world = mpirun.Mpirun({"PATH": path}, sys.executable, tmp_path)
+    world.spawn(1, 0)
+    assert world.end() == 0
+    assert (tmp_path / "by").read_text() == "environment\n"
+    world.close()
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpirun.Mpirun]:
     """A world whose mpirun is a process that waits."""

@@ -1,0 +1,17 @@
+"""What tests need beside this package: where it is missing they are skipped, or fail where
+COLLBENCH_NEED names it."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+
+def stop_without(name: str, reason: str) -> NoReturn:
+    """Skip the test, as ``name`` is missing for this reason; fail it where COLLBENCH_NEED, names
+    with commas between, has this name."""
+    if name in os.environ.get("COLLBENCH_NEED", "").split(","):
+        pytest.fail(f"COLLBENCH_NEED has {name}, but {reason}")
+    pytest.skip(reason)
