@@ -8,7 +8,6 @@ groups are meshes of their ranks' devices.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,8 +17,8 @@ import torch
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.run.backends import Base, Call
+from collbench.run.backends._addresses import find_free_address
 from collbench.run.backends.jax import COLLECTIVES, MISSING
-from collbench.run.rank.clock_links import control_address
 from collbench.run.rank.control import Control, make_world_control
 from collbench.suite.case import Case
 
@@ -68,21 +67,6 @@ def offer_address(control: Control) -> str:
             address = find_free_address()
     told: str = control.broadcast(address)
     return told
-
-
-def find_free_address() -> str:
-    """``address:port``, free just now, on the interface of the control group. Raises CannotRun."""
-    try:
-        address = control_address()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as free:
-            free.bind((address, 0))
-            port = free.getsockname()[1]
-    except OSError as e:
-        raise CannotRun(
-            f"no port to meet at: {first_line(e)}", "set GLOO_SOCKET_IFNAME to an interface"
-        ) from e
-    return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
 
 
 class Jax(Base):

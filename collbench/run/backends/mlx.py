@@ -1,0 +1,82 @@
+"""MLX on CPUs: collectives of its ring, over TCP."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from collbench.core.backend_info import BackendInfo
+from collbench.suite.case import Case
+
+COLLECTIVES = {  # mlx.core.distributed's names; of reductions, by op
+    "all_reduce": {"sum": "all_sum", "min": "all_min", "max": "all_max"},
+    "all_gather": {"none": "all_gather"},
+    "sendrecv": {"none": "send and recv"},
+}
+MISSING = "mlx is not installed: pip install 'collbench[mlx]'"
+CORELESS = "mlx has no library for CPUs here: pip install 'collbench[mlx]', which brings mlx-cpu"
+LACKS = ("f8e4m3", "f8e5m2")
+
+
+def create(name: str) -> Any:
+    """The backend, not opened."""
+    from collbench.run.backends._mlx import Mlx
+
+    return Mlx()
+
+
+def refuse(case: Case) -> str:
+    """Why MLX never runs ``case`` in one call with its meaning; else an empty string."""
+    if case.mode == "graph":
+        return "mlx runs on CPUs here and cannot be captured in a CUDA graph"
+    if case.algorithm != "native":
+        return "mlx runs collectives of its own only: leave --algo out"
+    if case.collective not in COLLECTIVES:
+        return f"MLX's ring has no {case.collective}"
+    if case.in_place:
+        return "MLX's arrays do not change, so it does nothing in place (--place out)"
+    if case.op not in COLLECTIVES[case.collective]:
+        return f"MLX has no {case.collective} by {case.op}"
+    if case.dtype in LACKS:
+        return f"MLX has no datatype {case.dtype}"
+    if case.n == 1:
+        return "a ring of MLX has at least two ranks"
+    return ""
+
+
+def explain_absence() -> str:
+    """Why no rank of this machine can open MLX, as far as that is seen without loading it."""
+    spec = importlib.util.find_spec("mlx")
+    if not spec:
+        return MISSING
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if sys.platform == "linux" and not any((f / "lib" / "libmlx.so").exists() for f in folders):
+        return CORELESS
+    return ""
+
+
+def find_library() -> str:
+    """Name and version of MLX, once it is loaded. Raises CannotRun where it cannot be."""
+    from collbench.run.backends._mlx import load_mlx
+
+    return f"mlx {load_mlx().__version__}, ring"
+
+
+INFO = BackendInfo(
+    about="MLX on CPUs: collectives of its ring, over TCP",
+    packages=("mlx", "mlx-cpu"),
+    settings=("MLX_",),
+    threads=2,
+    binds=False,
+    owns_results=True,
+    messages=False,
+    groups="partition",
+    worlds="one",
+    background="none",
+    call_path="dispatch of an array's evaluation",
+    refuse=refuse,
+    here=explain_absence,
+    find=find_library,
+)
