@@ -50,6 +50,8 @@ class Mlx(Base):
             self._mx = load_mlx()
             address = find_free_address()
         self._rank, self._n = rank, n
+        # a send waits in its stream until all is sent, so that receives need one of their own
+        self._sending = self._mx.new_stream(self._mx.cpu)
         self._ring = self._join(control.collect(address)) if n > 1 else None
         self.library = f"mlx {self._mx.__version__}, ring over TCP"
 
@@ -118,7 +120,7 @@ class Mlx(Base):
         if case.collective == "sendrecv":
             following, previous = (self._rank + 1) % self._n, (self._rank - 1) % self._n
             return lambda given: (
-                distributed.send(given, following, group=ring),
+                distributed.send(given, following, group=ring, stream=self._sending),
                 distributed.recv((count,), given.dtype, previous, group=ring),
             )
         function = getattr(distributed, COLLECTIVES[case.collective][case.op])
