@@ -99,9 +99,7 @@ class Jax(Base):
         self._device, self._devices = devices[world.rank], devices
         import jaxlib
 
-        self.library = (
-            f"jax {self._jax.__version__}, jaxlib {jaxlib.__version__}, x64, Gloo by XLA"
-        )
+        self.library = f"jax {self._jax.__version__}, jaxlib {jaxlib.__version__}, x64, Gloo by XLA"
 
     def _join(self, world: Control) -> None:
         address = offer_address(world)

@@ -27,19 +27,17 @@ def create(name: str) -> Any:
 
 def refuse(case: Case) -> str:
     """Why JAX never runs ``case`` in one call with its meaning; else an empty string."""
-    if case.mode == "graph":
-        return "jax runs on CPUs here and cannot be captured in a CUDA graph"
-    if case.algorithm != "native":
-        return "jax runs collectives of its own only: leave --algo out"
-    if case.collective not in COLLECTIVES:
-        return f"JAX has no {case.collective} among its collectives on CPUs"
-    if case.in_place:
-        return "JAX's arrays do not change, so it does nothing in place (--place out)"
-    if case.op not in COLLECTIVES[case.collective]:
-        return f"JAX has no {case.collective} by {case.op}"
-    if case.op == "avg" and case.type.kind != "float":
-        return "JAX averages integers through floats, which rounds them"
-    return ""
+    ops = COLLECTIVES.get(case.collective, {})
+    averages_integers = case.op == "avg" and case.type.kind != "float"
+    reasons = {
+        "jax runs on CPUs here and cannot be captured in a CUDA graph": case.mode == "graph",
+        "jax runs collectives of its own only: leave --algo out": case.algorithm != "native",
+        f"JAX has no {case.collective} among its collectives on CPUs": not ops,
+        "JAX's arrays do not change, so it does nothing in place (--place out)": case.in_place,
+        f"JAX has no {case.collective} by {case.op}": case.op not in ops,
+        "JAX averages integers through floats, which rounds them": averages_integers,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def explain_absence() -> str:

@@ -29,21 +29,17 @@ def create(name: str) -> Any:
 
 def refuse(case: Case) -> str:
     """Why MLX never runs ``case`` in one call with its meaning; else an empty string."""
-    if case.mode == "graph":
-        return "mlx runs on CPUs here and cannot be captured in a CUDA graph"
-    if case.algorithm != "native":
-        return "mlx runs collectives of its own only: leave --algo out"
-    if case.collective not in COLLECTIVES:
-        return f"MLX's ring has no {case.collective}"
-    if case.in_place:
-        return "MLX's arrays do not change, so it does nothing in place (--place out)"
-    if case.op not in COLLECTIVES[case.collective]:
-        return f"MLX has no {case.collective} by {case.op}"
-    if case.dtype in LACKS:
-        return f"MLX has no datatype {case.dtype}"
-    if case.n == 1:
-        return "a ring of MLX has at least two ranks"
-    return ""
+    ops = COLLECTIVES.get(case.collective, {})
+    reasons = {
+        "mlx runs on CPUs here and cannot be captured in a CUDA graph": case.mode == "graph",
+        "mlx runs collectives of its own only: leave --algo out": case.algorithm != "native",
+        f"MLX's ring has no {case.collective}": not ops,
+        "MLX's arrays do not change, so it does nothing in place (--place out)": case.in_place,
+        f"MLX has no {case.collective} by {case.op}": case.op not in ops,
+        f"MLX has no datatype {case.dtype}": case.dtype in LACKS,
+        "a ring of MLX has at least two ranks": case.n == 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def explain_absence() -> str:
