@@ -9,7 +9,9 @@ import pytest
 from needed import need_backend
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 
-pytestmark = pytest.mark.slow
+from collbench.run.refusal import refuse_case
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv")
 
@@ -19,6 +21,7 @@ def jax() -> None:
     need_backend("jax")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtypes", "ops", "collectives"),
     [
@@ -48,23 +51,27 @@ def test_collectives_have_right_data_or_a_reason(
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("fields", "reason"),
     [
-        (("broadcast",), "JAX has no broadcast"),
-        (("barrier",), "JAX has no barrier"),
-        (("all_reduce", "-o", "prod"), "JAX has no all_reduce by prod"),
-        (("reduce_scatter", "-o", "max"), "JAX has no reduce_scatter by max"),
-        (("all_reduce", "-o", "avg", "-d", "int32"), "JAX averages integers through floats"),
-        (("all_reduce", "--place", "in"), "JAX's arrays do not change"),
-        (("all_reduce", "--algo", "ring"), "leave --algo out"),
+        ({"collective": "broadcast"}, "JAX has no broadcast"),
+        ({"collective": "barrier"}, "JAX has no barrier"),
+        ({"op": "prod"}, "JAX has no all_reduce by prod"),
+        ({"collective": "reduce_scatter", "op": "max"}, "JAX has no reduce_scatter by max"),
+        ({"op": "avg", "dtype": "int32"}, "JAX averages integers through floats"),
+        ({"in_place": True}, "JAX's arrays do not change"),
+        ({"algorithm": "ring"}, "leave --algo out"),
+        ({"background": "compute:1"}, "jax does nothing in the background"),
+        ({"op": "avg"}, ""),
+        ({"groups": "pairs 0/3", "collective": "sendrecv", "op": "none"}, ""),
     ],
 )
-def test_what_it_has_not_is_refused_before_ranks_start(cli, words, reason: str) -> None:
-    given = () if "--place" in words else ("--place", "out")
-    done = cli(*words, *given, "--backend", "jax", "-g", "2", "--sizes", "64", "--dry-run")
-    assert reason in done.stdout + done.stderr
+def test_what_it_has_not_is_refused_before_ranks_start(fields, reason: str) -> None:
+    given = {"collective": "all_reduce", "n": 2, "nbytes": 64, "op": "sum", **fields}
+    refusal = refuse_case(Case(backend="jax", **given), Policy())
+    assert reason in refusal if reason else not refusal
 
 
+@pytest.mark.slow
 def test_groups_of_a_split_are_measured_at_once(cli, jax) -> None:
     sizes = ("--sizes", "4K", "-g", "4", "--split", "mod:2", "--no-save", "--format", "csv")
     done = cli("all_gather", "--backend", "jax", *sizes, *FEW)
@@ -76,18 +83,21 @@ def test_groups_of_a_split_are_measured_at_once(cli, jax) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pairs_of_more_ranks_are_measured(cli, jax) -> None:
     words = ("--sizes", "4K", "-g", "3", "--no-save", "--format", "csv", *FEW)
-    done = cli("sendrecv", "--backend", "jax", "--split", "pair:0-2", *words)
+    done = cli("sendrecv", "--backend", "jax", "--split", "pairs", *words)
     assert done.returncode == 0, done.stderr
     assert {(row["wrong"], row["status"]) for row in read_csv(done.stdout)} == {("0", "ok")}
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_wrong_data(cli, jax) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", "corrupt:1")
     assert done.returncode == 7, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])  # the first one has what the others meet at
 def test_a_rank_that_ends_is_named(cli, jax, rank: int) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", f"drop:{rank}")
@@ -95,17 +105,20 @@ def test_a_rank_that_ends_is_named(cli, jax, rank: int) -> None:
     assert f"rank {rank} on" in done.stderr and "exited with status 70" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run(cli, jax) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", "hang:1", "-T", "5")
     assert done.returncode == 4, done.stderr
     assert "for 5 s" in done.stderr
 
 
+@pytest.mark.slow
 def test_unaligned_buffers_are_refused_with_the_reason(cli, jax) -> None:
     done = cli(*ONE, "--backend", "jax", "-u")
     assert "JAX copies inputs that are not aligned" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
@@ -121,6 +134,7 @@ def test_settings_that_change_what_is_measured_are_refused(
     assert done.returncode == 5 and reason in done.stderr
 
 
+@pytest.mark.slow
 def test_sums_scattered_at_16_mib_are_right_or_told_as_wrong(cli, jax, tmp_path: Path) -> None:
     """JAX 0.10 over Gloo returns wrong data now and then (jax_reduce_scatter.py)."""
     path = tmp_path / "run.jsonl"

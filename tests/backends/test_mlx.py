@@ -12,7 +12,9 @@ from needed import need_backend
 from paths import before
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 
-pytestmark = pytest.mark.slow
+from collbench.run.refusal import refuse_case
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 
 @pytest.fixture
@@ -20,6 +22,7 @@ def mlx() -> None:
     need_backend("mlx")
 
 
+@pytest.mark.slow
 def test_collectives_have_right_data_or_a_reason(cli, mlx, tmp_path: Path) -> None:
     more = 'dtypes = ["float", "double", "bfloat16", "uint8", "f8e5m2"]\nops = ["sum", "max"]'
     collectives = ("all_reduce", "all_gather", "sendrecv")
@@ -42,22 +45,25 @@ def test_collectives_have_right_data_or_a_reason(cli, mlx, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("fields", "reason"),
     [
-        (("broadcast",), "MLX's ring has no broadcast"),
-        (("reduce_scatter",), "MLX's ring has no reduce_scatter"),
-        (("all_reduce", "-o", "prod"), "MLX has no all_reduce by prod"),
-        (("all_reduce", "--place", "in"), "MLX's arrays do not change"),
-        (("all_reduce", "--algo", "ring"), "leave --algo out"),
-        (("sendrecv", "--split", "pair:0-1"), "measures no pairs among more ranks"),
+        ({"collective": "broadcast"}, "MLX's ring has no broadcast"),
+        ({"collective": "reduce_scatter"}, "MLX's ring has no reduce_scatter"),
+        ({"op": "prod"}, "MLX has no all_reduce by prod"),
+        ({"in_place": True}, "MLX's arrays do not change"),
+        ({"algorithm": "ring"}, "leave --algo out"),
+        ({"dtype": "f8e4m3"}, "MLX has no datatype f8e4m3"),
+        ({"n": 1}, "a ring of MLX has at least two ranks"),
+        ({"op": "max"}, ""),
     ],
 )
-def test_what_it_has_not_is_refused_before_ranks_start(cli, words, reason: str) -> None:
-    given = () if "--place" in words else ("--place", "out")
-    done = cli(*words, *given, "--backend", "mlx", "-g", "4", "--sizes", "64", "--dry-run")
-    assert reason in done.stdout + done.stderr
+def test_what_it_has_not_is_refused_before_ranks_start(fields, reason: str) -> None:
+    given = {"collective": "all_reduce", "n": 2, "nbytes": 64, "op": "sum", **fields}
+    refusal = refuse_case(Case(backend="mlx", **given), Policy())
+    assert reason in refusal if reason else not refusal
 
 
+@pytest.mark.slow
 def test_messages_longer_than_sockets_hold_pass_each_other(cli, mlx) -> None:
     words = ("--sizes", "16M", "-g", "2", "--no-save", "--format", "csv", *FEW)
     done = cli("sendrecv", "--backend", "mlx", *words)
@@ -65,6 +71,7 @@ def test_messages_longer_than_sockets_hold_pass_each_other(cli, mlx) -> None:
     assert [row["wrong"] for row in read_csv(done.stdout)] == ["0"]
 
 
+@pytest.mark.slow
 def test_groups_of_a_split_are_measured_at_once(cli, mlx) -> None:
     sizes = ("--sizes", "4K", "-g", "4", "--split", "mod:2", "--no-save", "--format", "csv")
     done = cli("all_gather", "--backend", "mlx", *sizes, *FEW)
@@ -76,17 +83,20 @@ def test_groups_of_a_split_are_measured_at_once(cli, mlx) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_wrong_data(cli, mlx) -> None:
     done = cli(*ONE, "--backend", "mlx", "--inject", "corrupt:1")
     assert done.returncode == 7, done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_named(cli, mlx) -> None:
     done = cli(*ONE, "--backend", "mlx", "--inject", "drop:1")
     assert done.returncode == 4, done.stderr
     assert "rank 1 on" in done.stderr and "exited with status 70" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run(cli, mlx) -> None:
     done = cli(*ONE, "--backend", "mlx", "--inject", "hang:1", "-T", "5")
     assert done.returncode == 4, done.stderr
