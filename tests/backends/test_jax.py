@@ -114,7 +114,7 @@ def test_a_rank_that_hangs_ends_the_run(cli, jax) -> None:
 
 @pytest.mark.slow
 def test_unaligned_buffers_are_refused_with_the_reason(cli, jax) -> None:
-    done = cli(*ONE, "--backend", "jax", "-u")
+    done = cli(*ONE, "--backend", "jax", "-u", "1")
     assert "JAX copies inputs that are not aligned" in done.stdout + done.stderr
 
 
