@@ -45,6 +45,7 @@ HOME = {  # where alone each package of others may be imported
         "features.training.trial",
         "features.training.player",
         "features.traces.recording",
+        "features.backends.rig",
         "features.order.buffers",
         "features.order.probing",
         "features.order.proving",

@@ -17,13 +17,13 @@ import psutil
 import typer
 
 from collbench.cli.doctor_gpus import NO_GPU, Finding, gpu_findings, has_gpus
+from collbench.core.backend_info import list_infos
 from collbench.core.errors import CannotRun, CollbenchError, Exit
 from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
 from collbench.records import stats
 from collbench.records.types import Record, World
 from collbench.run import plan
-from collbench.run.launch import mpirun
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, prepare_order
@@ -90,19 +90,24 @@ def _check_other_load() -> Iterator[Finding]:
 
 def _check_backends() -> Iterator[Finding]:
     import torch
-    import torch.distributed as dist
 
-    from collbench.core.backend_info import backend_info
     from collbench.run.backends import _torchdist
     from collbench.run.refusal import torch_plugins
 
     yield Finding("torch", "yes", torch.__version__)
-    gloo = dist.is_gloo_available()
-    why = "CPU ranks" if gloo else "this torch was built without it"
-    yield Finding("gloo", "yes" if gloo else "no", why)
-    yield _check_mpi()
-    if dist.is_ucc_available():
-        yield Finding("ucc", "yes", "")
+    absent = []
+    for name, info in list_infos().items():
+        if info.gpu:
+            continue
+        if reason := info.here():
+            absent.append(f"{name}: {reason}")
+            continue
+        try:
+            yield Finding(name, "yes", info.find() or info.about)
+        except CollbenchError as e:
+            yield Finding(name, "no", f"{e.message}: {e.hint}")
+    if absent:
+        yield Finding("not here", "note", "; ".join(absent))
     for name in sorted(torch_plugins()):
         try:
             yield Finding(
@@ -110,28 +115,9 @@ def _check_backends() -> Iterator[Finding]:
             )
         except CannotRun as e:
             yield Finding(name, "no", f"a plug-in: {e.message}")
-    missing = backend_info("shm").here()
-    about = missing or "reference algorithms in memory the ranks share"
-    yield Finding("shm", "no" if missing else "yes", about)
-    yield Finding("model", "yes", "predicted times, needs nothing")
     installed = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
     joining = "torchrun, mpirun and srun are joined when found in the environment"
     yield Finding("launchers", "yes", "; ".join([joining, *(f"{n} is there" for n in installed)]))
-
-
-def _check_mpi() -> Finding:
-    from collbench.run.backends import _mpi
-    from collbench.run.mpi_library import load_mpi
-
-    try:
-        return Finding(
-            "mpi",
-            "yes",
-            f"{_mpi.describe_library(load_mpi().Get_library_version())}, ranks by"
-            f" {mpirun.find_mpirun()}",
-        )
-    except CannotRun as e:
-        return Finding("mpi", "no", f"{e.message}: {e.hint}")
 
 
 def _check_interface() -> Finding:
@@ -244,7 +230,11 @@ def doctor() -> None:
 
 def describe_ready(states: Mapping[str, str], cores: int, gpus: int) -> str:
     """Which backends can run, on how many ranks, by the findings' states."""
-    works = [name for name in ("gloo", "shm", "mpi", "ucc") if states.get(name) == "yes"]
+    works = [
+        name
+        for name, info in list_infos().items()
+        if states.get(name) == "yes" and not info.gpu and not info.predicts
+    ]
     works = [name for name in works if name != "gloo" or states.get("gloo ranks") != "no"]
     parts = [f"{', '.join(works)} on {format_count(cores, 'rank')}"] if works else []
     parts += (

@@ -19,7 +19,7 @@ def list_() -> None:
 def list_tables() -> dict[str, list[tuple[str, ...]]]:
     """Tables by title, a header row first."""
     from collbench.core import algorithms
-    from collbench.core.backend_info import backend_info, backend_names
+    from collbench.core.backend_info import find_origin, list_infos
     from collbench.suite import toml
 
     rows: list[tuple[str, ...]] = [("name", "busbw factor", "in place", "meaning")]
@@ -37,8 +37,13 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
         ]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
-    backends = [(name, backend_info(name).about) for name in backend_names()]
+    backends = [
+        (name, " ".join(filter(None, [info.about, origin and f"({origin})"])))
+        for name, info in list_infos().items()
+        for origin in [find_origin(name)]
+    ]
     backends.append(("NAME", "any other backend torch.distributed knows under that name"))
+    backends.append(("./FILE.py", "your own (collbench help backends)"))
     return {
         "Collectives": rows,
         "Reductions": reductions,

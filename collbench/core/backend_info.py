@@ -112,6 +112,7 @@ def _list_packages(name: str) -> list[str]:
     return [point.dist.name] if point and point.dist else []
 
 
+@cache
 def list_infos() -> dict[str, BackendInfo]:
     """The entries of all backends, by name, but for those from outside that cannot be loaded."""
     infos = {}
@@ -142,6 +143,11 @@ def _guard(function: Callable[..., Any], name: str, word: str) -> Callable[..., 
 def backend_names() -> list[str]:
     """The backends of this package, of files that were named and of installed packages, sorted."""
     return sorted({*own_backends(), *_files, *backend_sources.list_entry_points()})
+
+
+def list_settings() -> tuple[str, ...]:
+    """The prefixes of environment variables that some backend reads."""
+    return tuple(sorted({word for info in list_infos().values() for word in info.settings}))
 
 
 def list_capable(able: Callable[[BackendInfo], bool]) -> str:
@@ -206,6 +212,7 @@ def register_file(file: BackendFile) -> str:
         )
     _files[name] = file
     backend_info.cache_clear()
+    list_infos.cache_clear()
     return str(name)
 
 

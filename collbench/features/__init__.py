@@ -8,6 +8,7 @@ NAMES = (
     "traces",
     "overlap",
     "order",
+    "backends",
     "predict",
     "study",
     "interop",

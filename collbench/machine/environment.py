@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collbench.core.backend_info import list_files, list_infos
+from collbench.core.backend_info import list_files, list_infos, list_settings
 from collbench.core.text import plain_line
 from collbench.core.version import __version__
 from collbench.machine import amd, topology
@@ -33,7 +33,7 @@ from collbench.machine.sysfs import (
     read_kib,
     read_text,
 )
-from collbench.machine.variables import select_variables
+from collbench.machine.variables import ALLOWED, select_variables
 
 # key path, value in one environment, value in another; None where absent
 Difference = tuple[str, Any, Any]
@@ -65,6 +65,10 @@ RELEVANT = re.compile(
     r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
     r"((NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA|HIP|HSA|ROCR)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
+
+
+# parts of names of settings that change what is told, not how fast it is
+QUIET = re.compile("DEBUG|_LOG|DUMP|COMM_ID|HOSTID")
 
 
 def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
@@ -236,6 +240,15 @@ def gpu_count(root: Path = ROOT) -> int:
     return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, visible))))
 
 
+def _is_relevant(fact: str) -> bool:
+    """Whether what stands at a key path decides performance."""
+    if RELEVANT.fullmatch(fact):
+        return True
+    setting = fact.removeprefix("variables.")
+    is_known = setting == fact or ALLOWED.fullmatch(setting)  # of which RELEVANT names all
+    return not is_known and setting.startswith(list_settings()) and not QUIET.search(setting)
+
+
 def _select_relevant(
     environment: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -246,7 +259,7 @@ def _select_relevant(
     return {
         k: v
         for k, v in _flatten({**environment, "nics": nics}).items()
-        if v is not None and RELEVANT.fullmatch(k) and fact_decides(k, backends)
+        if v is not None and _is_relevant(k) and fact_decides(k, backends)
     }
 
 

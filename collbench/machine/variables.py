@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from collbench.core.backend_info import list_settings
 from collbench.machine import secrets
 from collbench.machine.sysfs import hash_identity
 
-# but for Open MPI's own word of where mpirun was called: it decides nothing, and names people
+# Open MPI's own word of where mpirun was called: it decides nothing, and names people
+NAMES_PEOPLE = re.compile("OMPI_MCA_initial_wdir")
+
+
 ALLOWED = re.compile(
-    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA(?!_initial_wdir$)|HIP|HSA|ROCR)_\w+"
+    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA|HIP|HSA|ROCR)_\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
 )
@@ -30,19 +34,26 @@ DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 
 
 def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Allow-listed variables whose names do not smell of secrets, values masked."""
+    """Allow-listed variables, and those that backends read, whose names do not smell of secrets;
+    values masked."""
+    read_by_backends = list_settings()
     return {
         k: mask_text(environ[k])
         if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL)
         else "***"
         for k in sorted(environ)
-        if ALLOWED.fullmatch(k) and not secrets.is_name_of_one(k)
+        if (ALLOWED.fullmatch(k) or k.startswith(read_by_backends))
+        and not NAMES_PEOPLE.fullmatch(k)
+        and not secrets.is_name_of_one(k)
     }
 
 
 def list_foreign_variables(names: Iterable[str]) -> list[str]:
     """Those that are no settings of the libraries that are measured: such may run anything."""
-    return sorted({name for name in names if not ALLOWED.fullmatch(name)})
+    read_by_backends = list_settings()
+    return sorted(
+        {n for n in names if not (ALLOWED.fullmatch(n) or n.startswith(read_by_backends))}
+    )
 
 
 def mask_text(text: str) -> str:

@@ -16,7 +16,7 @@ from collbench.core.text import format_count, format_size
 from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, RANK_BYTES, Room
+from collbench.run.memory import PAGE, Room
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -58,7 +58,8 @@ def scratch_bytes(case: Case) -> int:
     torch 2.13 with Gloo.
 
     all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two
-    segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be
+    segments; a library that owns its results has these besides, and perhaps its own copy of the
+    input. Reference algorithms keep up to two rows of scratch, and land what arrives to be
     combined.
     """
     if case.algorithm == "native" and backend_info(case.backend).gpu:
@@ -70,7 +71,8 @@ def scratch_bytes(case: Case) -> int:
     copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(
         case.collective, 0.0
     )
-    return int(copies * case.size) + (8 << 20)
+    owned = sum(case.counts) * case.type.size if backend_info(case.backend).owns_results else 0
+    return int(copies * case.size) + owned + (8 << 20)
 
 
 @functools.lru_cache(maxsize=256)
@@ -171,7 +173,7 @@ class CollectiveRunner:
         other = backgrounds.background_case(job.case)
         more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
         own_bytes = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
-        return RANK_BYTES + own_bytes + more
+        return backend_info(job.case.backend).rank_bytes + own_bytes + more
 
     def guess_call(self, job: Job) -> float:
         """A rough guess of the seconds that a call takes where ranks share cores as here."""

@@ -59,10 +59,11 @@ class Gpu(NamedTuple):
 
 def measure_room(backend: str, n: int, policy: Policy) -> Room:
     """The memory and cache that n ranks share: of the GPUs they use, or of this host."""
-    gpus = list_gpus() if backend_info(backend).gpu else ()
+    info = backend_info(backend)
+    gpus = list_gpus() if info.gpu else ()
     if not gpus:
         available, _ = memory.memory_limit()
-        return Room("on this host", available, cpus.llc_bytes() or 32 << 20, n, RANK_BYTES)
+        return Room("on this host", available, cpus.llc_bytes() or 32 << 20, n, info.rank_bytes)
     used = gpus[: 1 if policy.virtual else n]
     sharers = math.ceil(n / len(used))
     free, l2 = min(gpu.free for gpu in used), max(gpu.l2 for gpu in used)

@@ -69,7 +69,8 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
 
     def find_refusal(case: Case) -> str:
         subject = find_subject(case)
-        refusal_reason = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
+        refuse_call = refusal.refuse_anywhere
+        refusal_reason = runner_of(case).refuse(case, subject, refuse_call) if subject else ""
         return refusal_reason or refusal.refuse_case(case, suite.policy, machine)
 
     never = {case: reason for case in every if (reason := find_refusal(case))}

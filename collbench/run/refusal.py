@@ -54,7 +54,7 @@ def refuse_anywhere(case: Case) -> str:
     info = backend_info(case.backend)
     if case.algorithm == "native" and (not info.native or case.collective in info.lacks):
         return _ask_for_algorithm(case, info)
-    if reason := info.refuse(case):
+    if reason := "" if case.subject else info.refuse(case):  # else its calls are asked about
         return reason
     if case.background and info.background == "none":
         others = list_capable(lambda other: other.background != "none")
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (  # in the order in which they are asked
 # names of libraries that torch knows under others
 ALIASES = {
     "rccl": "nccl: torch's name of RCCL, too",
-    "oneccl": "xccl, or ccl with Intel's plug-in for torch, where it is installed",
+    "ccl": "oneccl on CPUs; xccl on Intel's GPUs; ccl is torch's name where Intel's plug-in is",
     "openmpi": "mpi",
     "mpich": "mpi",
 }
@@ -189,7 +189,7 @@ def refuse_unknown_backends(names: Iterable[str]) -> None:
         elif not list_imports() and name.lower() not in torch_plugins():
             candidates = [
                 other for other in backend_list if other[:1] == name[:1]
-            ]  # oneccl is no nccl
+            ]  # hccl is no nccl
             hint = ALIASES.get(name, "") or suggest_name(name, candidates)
             hint = hint or f"one of {', '.join(backend_list)}"
             raise UsageError(

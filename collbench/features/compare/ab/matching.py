@@ -144,7 +144,7 @@ def _refuse_case(case: Case, subject: Any) -> str:
     """The reason why a case is invalid or its subject cannot be run; else an empty string."""
     if subject is None:
         return sweep.refuse_case(case)
-    return runner_of(case).refuse(case, subject, lambda call: "")
+    return runner_of(case).refuse(case, subject, refusal.refuse_anywhere)
 
 
 def refuse_nothing(rows: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:

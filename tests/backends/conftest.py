@@ -1,0 +1,36 @@
+"""Backends in files, known to this process for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collbench.core import backend_info
+from collbench.run.backends import _skeleton
+
+Register = Callable[..., str]
+SKELETON = Path(_skeleton.__file__).read_text()
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Iterator[Register]:
+    """Has the example backend known by a name of its own, with parts of its text replaced."""
+    named = []
+
+    def make(name: str, *changes: tuple[str, str]) -> str:
+        text = SKELETON
+        for before, after in changes:
+            assert text.count(before) == 1, f"{before!r} is not in the example once"
+            text = text.replace(before, after)
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        named.append(backend_info.resolve_backend(str(path)))
+        return named[-1]
+
+    yield make
+    for name in named:
+        backend_info._files.pop(name, None)
+    backend_info.backend_info.cache_clear()
+    backend_info.list_infos.cache_clear()

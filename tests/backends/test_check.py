@@ -1,0 +1,207 @@
+"""Backends that lie, each of them the example with one thing wrong: the check that finds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from collbench.core.backend_info import backend_info
+from collbench.core.errors import Exit
+from collbench.features.backends import check
+from collbench.features.backends.findings import CheckRow
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, expand_axes
+
+Register = Callable[..., str]
+Change = tuple[str, str]
+OPENED = "(self.control or Control(rank, n)).open_group"
+LOADED = "array, result = send.numpy().copy(), None"
+GATHERED = "dist.all_gather_object(arrays, array, group=self._group)\n"
+SUMMED = "result = getattr(numpy, REDUCE[case.op]).reduce(arrays)\n"
+STORED = "if result is not None:\n"
+MADE = "return Call(run, None, load=load, store=store)"
+
+
+class Lie(NamedTuple):
+    """What is changed in the example, the check that fails, and what it says."""
+
+    changes: tuple[Change, ...]
+    fails: str
+    says: str
+
+
+ON_RANKS = {
+    "a result that load() does not drop": Lie(
+        ((LOADED, "array = send.numpy().copy()"),), "stale", "store() brings a result"
+    ),
+    "a run() that leaves the work to store()": Lie(
+        (
+            ("        def run() -> None:\n", "        def work() -> None:\n"),
+            (STORED, "work()\n            if result is not None:\n"),
+            (MADE, "return Call(lambda: None, None, load=load, store=store)"),
+        ),
+        "stale",
+        "store() brings a result",
+    ),
+    "a run() that a thread goes on with": Lie(
+        (
+            ("        def run() -> None:\n", "        def work() -> None:\n"),
+            (
+                "        def store() -> None:\n",
+                "        def run() -> None:\n"
+                "            nonlocal thread\n"
+                "            thread = threading.Thread(target=work)\n"
+                "            thread.start()\n\n"
+                "        def store() -> None:\n"
+                "            if thread is not None:\n"
+                "                thread.join()\n",
+            ),
+            (
+                LOADED,
+                "nonlocal thread\n            thread = None\n            " + LOADED,
+            ),
+            (
+                "        result: Any = None\n",
+                "        result: Any = None\n        thread: Any = None\n",
+            ),
+            (
+                "        import numpy\n        import torch\n",
+                "        import threading\n\n        import numpy\n        import torch\n",
+            ),
+        ),
+        "honest",
+        "run() took",
+    ),
+    "an input that is overwritten": Lie(
+        ((GATHERED, GATHERED + "            send[-1:] = 0\n"),),
+        "input",
+        "has changed what was sent",
+    ),
+    "a first call that is wrong": Lie(
+        (
+            (
+                GATHERED,
+                GATHERED
+                + "            arrays = arrays if calls else [a[::-1].copy() for a in arrays]\n"
+                + "            calls += 1\n",
+            ),
+            (
+                "            nonlocal result\n            arrays",
+                "            nonlocal result, calls\n            arrays",
+            ),
+            ("        result: Any = None\n", "        result: Any = None\n        calls = 0\n"),
+        ),
+        "first calls",
+        "call 1",
+    ),
+    "a bare() that raises": Lie(
+        ((MADE, "return Call(run, None, bare=lambda: 1 / 0, load=load, store=store)"),),
+        "overhead",
+        "bare() raises ZeroDivisionError",
+    ),
+    "memory that is kept": Lie(
+        (
+            (GATHERED, GATHERED + "            KEPT.append(numpy.ones(1024))\n"),
+            ("def create(", "KEPT: list[Any] = []\n\n\ndef create("),
+        ),
+        "leaks",
+        "500 calls keep",
+    ),
+    "a descriptor that is kept": Lie(
+        ((MADE, "import os\n\n        os.dup(2)\n        " + MADE),),
+        "leaks",
+        "20 prepared calls keep 20 descriptors",
+    ),
+    "words on standard output": Lie(
+        ((GATHERED, GATHERED + "            import os\n\n            os.write(1, b'loaded')\n"),),
+        "output",
+        "bytes, which would stand in a table",
+    ),
+}
+
+
+def state_of(rows: list[CheckRow], name: str) -> CheckRow:
+    found = [row for row in rows if row.check == name]
+    assert found, f"no check {name} among {[row.check for row in rows]}"
+    return next((row for row in found if row.state == "failed"), found[0])
+
+
+def test_ranks_find_nothing_in_the_example(register: Register) -> None:
+    rows = list(check.ask_ranks(register("honest_one"), quick=True))
+    assert {row.state for row in rows} <= {"ok", "note", "skipped"}, rows
+    assert {row.check for row in rows} == {
+        *("first calls", "stale", "honest", "input", "overhead", "threads", "leaks", "worlds"),
+        "output",
+    }
+
+
+@pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in ON_RANKS.items()])
+def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
+    rows = list(check.ask_ranks(register("liar", *lie.changes), quick=True))
+    found = state_of(rows, lie.fails)
+    assert found.state == "failed" and lie.says in found.text, rows
+
+
+def test_wrong_data_of_one_datatype_is_found(register: Register) -> None:
+    wrong = "if array.dtype == numpy.int32:\n                    result[-1] += 1\n"
+    name = register("off_by_one", (SUMMED, SUMMED + "                " + wrong))
+    row = check.judge_meaning(check.sweep_everything(name, quick=True))
+    assert row.state == "failed" and "all_reduce sum of int32" in row.text
+    assert not any(word in row.text.split("right")[0] for word in ("float", "double", "int64"))
+
+
+def make_case(backend: str) -> Case:
+    axes = Axes(
+        collectives=("all_reduce",),
+        sizes=(4096,),
+        ranks=(2,),
+        backends=(backend,),
+        modes=("host",),
+        in_place=(False,),
+    )
+    cases, _ = expand_axes(axes)
+    return cases[0]
+
+
+def test_groups_that_are_none_are_found(register: Register) -> None:
+    """It claims groups and adds up what all ranks have."""
+    lies = (
+        (OPENED, "Control(rank, n).open_group"),
+        (
+            "arrays: list[Any] = [None] * self._n",
+            "arrays: list[Any] = [None] * dist.get_world_size()",
+        ),
+    )
+    row = check.check_groups(make_case(register("no_groups", *lies)))
+    assert row.state == "failed" and "mod:2" in row.text and "wrong" in row.text, row
+    assert check.check_groups(make_case(register("groups"))).state == "ok"
+
+
+def test_a_heavy_import_is_found(register: Register) -> None:
+    name = register(
+        "heavy", ("from typing import Any\n", "from typing import Any\n\nimport torch\n")
+    )
+    row = check.check_import(name)
+    assert row.state == "failed" and "torch" in row.text
+    assert check.check_import(register("light")).state in ("ok", "note")
+
+
+@pytest.mark.slow
+def test_the_command_checks_what_new_wrote(cli: Callable[..., Any], tmp_path: Any) -> None:
+    path = tmp_path / "mine.py"
+    assert cli("backends", "new", str(path)).returncode == 0
+    done = cli("backends", "check", str(path), "--quick", "--format", "json", timeout=280)
+    told = json.loads(done.stdout)
+    assert done.returncode == Exit.OK, done.stdout + done.stderr
+    states = {row["check"]: row["state"] for row in told["checks"]}
+    assert states["meaning"] == states["planted"] == states["groups"] == states["again"] == "ok"
+    assert all(row["meaning"] for row in told["checks"])
+
+
+def test_an_absent_library_is_no_verdict(cli: Callable[..., Any]) -> None:
+    done = cli("backends", "check", "xccl")
+    assert done.returncode == Exit.NO_VERDICT and "nothing is decided" in done.stdout
+    assert backend_info("xccl").here() in " ".join(done.stdout.split())

@@ -1,0 +1,98 @@
+"""The page on backends has all that their contract has."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from collbench.core.backend_info import CONTRACT, BackendInfo
+from collbench.core.errors import Exit
+from collbench.features.backends.check import Finished, _judge_fault
+from collbench.features.backends.findings import MEANINGS, CheckRow, State
+from collbench.features.backends.rig import Footprint
+from collbench.features.backends.trial import _list_grown
+from collbench.features.backends.view import judge_rows
+from collbench.run.backends import Call, _skeleton
+
+PAGE = (resources.files("collbench.cli") / "pages" / "backends.md").read_text()
+
+
+def rows_of(title: str) -> set[str]:
+    """The first cells of the table under a heading or a sentence, without arguments."""
+    part = PAGE.partition(title)[2]
+    table = part[part.index("|---") :].split("\n\n")[0]
+    return {re.split(r"[`(|]", line.strip("| `"))[0].strip() for line in table.splitlines()[1:]}
+
+
+def test_the_page_has_all_fields_and_checks() -> None:
+    assert rows_of("## INFO") == {*BackendInfo._fields}
+    assert rows_of("`prepare` returns a `Call`") == {*Call._fields}
+    assert rows_of("## Checked") == {*MEANINGS}
+    assert f"contract={CONTRACT}" in PAGE and f"contract={CONTRACT}" in _example()
+
+
+def _example() -> str:
+    return Path(_skeleton.__file__).read_text()
+
+
+def test_the_example_is_as_long_as_the_page_says() -> None:
+    lines = len(_example().splitlines())
+    said = re.search(r"writes a file of (\d+) lines", PAGE)
+    assert said and abs(int(said[1]) - lines) <= 10
+
+
+def rows(*states: State) -> list[CheckRow]:
+    return [
+        CheckRow(check=name, state=state, text="")
+        for name, state in zip(MEANINGS, states, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "says"),
+    [
+        (("ok", "ok", "note"), Exit.OK, "by 3 checks"),
+        (("ok", "ok", "skipped"), Exit.OK, "not checked: first calls"),
+        (("ok", "failed", "ok"), Exit.BAD, "1 check failed: meaning"),
+        (("ok", "skipped"), Exit.NO_VERDICT, "nothing is decided"),
+        (("note", "skipped", "ok", "ok"), Exit.NO_VERDICT, "nothing is decided"),
+        ((), Exit.NO_VERDICT, "nothing is decided"),
+    ],
+)
+def test_a_verdict_needs_what_decides_it(states: tuple[State, ...], code: Exit, says: str) -> None:
+    got, verdict = judge_rows(rows(*states))
+    assert got == code and says in verdict
+
+
+@pytest.mark.parametrize(
+    ("fault", "trouble", "seconds", "says"),
+    [
+        ("drop:1", "rank 1 on h (pid 3) exited with 70 while measuring", 3.0, ""),
+        ("drop:1", "rank 0 on h (pid 3) exited with 70 while measuring", 3.0, "not named"),
+        ("hang:1", "rank 1 on h has not moved for 5 s", 8.0, ""),
+        ("hang:1", "rank 1 on h has not moved for 5 s", 80.0, "it took 80 s"),
+        ("hang:1", "", 1.0, "nobody noticed"),
+        ("corrupt:1", "", 1.0, "was not found"),
+    ],
+)
+def test_a_fault_must_be_told_of_the_right_rank_in_time(
+    fault: str, trouble: str, seconds: float, says: str
+) -> None:
+    said = _judge_fault(fault, Finished([], (), [], trouble, seconds))
+    assert says in said and bool(says) == bool(said)
+
+
+def test_what_grows_is_told_with_what_made_it_grow() -> None:
+    before = Footprint(100 << 20, 0, 9, 3, 500)
+    assert _list_grown(before, before._replace(mappings=510), "5 calls") == []
+    assert _list_grown(before, before._replace(resident=101 << 20), "5 calls") == []
+    more = Footprint(100 << 20, 3 << 20, 10, 4, 511)
+    assert _list_grown(before, more, "5 calls") == [
+        "5 calls keep 3.0 MiB",
+        "5 calls keep 1 descriptors",
+        "5 calls keep 1 threads",
+        "5 calls keep 11 mappings",
+    ]
