@@ -151,6 +151,7 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
             algbw=algbw,
             traffic_factor=counted_traffic.carried,
             imported=imported,
+            call_path=(record.call_path_ns or 0) / least,
         )
     )
     return Derived(

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal, NamedTuple, Protocol
 
+from collbench.core.backend_info import backend_info
+from collbench.core.errors import UsageError
 from collbench.records.choice import is_unlike_sums, without_effect
 from collbench.records.origins import ORIGINS
 from collbench.records.types import Record, World
@@ -40,6 +43,7 @@ class FlagInputs(NamedTuple):
     algbw: float
     traffic_factor: float
     imported: bool
+    call_path: float  # of a call that leaves the library no work
 
 
 class FlaggedTime(Protocol):
@@ -127,6 +131,18 @@ def _is_launch_bound(inputs: FlagInputs) -> bool:
     record = inputs.record
     streams = record.case.mode == "streaming" and record.waited is not None
     return streams and record.waited is not None and record.waited < LAUNCH_BOUND
+
+
+def _measure_dispatch(inputs: FlagInputs) -> float:
+    """The share of the way into the library, where a backend says what its calls pay there."""
+    return inputs.call_path if find_call_path(inputs.record.case.backend) else 0.0
+
+
+def find_call_path(backend: str) -> str:
+    """What a call of ``backend`` pays beside the collective; empty where that is not known."""
+    with suppress(UsageError):  # a backend from outside that can no longer be loaded
+        return backend_info(backend).call_path
+    return ""
 
 
 def _make_origin_flag(
@@ -362,6 +378,14 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         of_group=True,
     ),
     Flag(
+        "dispatch",
+        _measure_dispatch,
+        is_never,
+        "more than 5 % of the time is what a program pays on its way into the library: {call_path}",
+        "nothing: a program pays it, too; larger sizes show the collective itself",
+        letter="D",
+    ),
+    Flag(
         "+copy",
         lambda inputs: inputs.record.copies_first,
         is_never,
@@ -429,7 +453,7 @@ EXCLUDED = {name: FLAGS_BY_NAME[name.rstrip("!")].reason for name in _names_of("
 INVALID, FEW, BIMODAL, SENSITIVE = "invalid!", "n<6", "bimodal", "arrival-sensitive"
 UNCONVERGED, OVERSUBSCRIBED, PREEMPTED = "unconverged", "oversubscribed", "preempted"
 INJECTED, WIRE, IMPORTED = "injected", "wire", "imported"
-PREDICTED, COPY = "predicted", "+copy"
+PREDICTED, COPY, DISPATCH = "predicted", "+copy", "dispatch"
 
 
 def find_flags(inputs: FlagInputs) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collbench.core.text import format_count, format_duration
 from collbench.records.derive import Derived
 from collbench.records.flags import (
     BIMODAL,
+    DISPATCH,
     FEW,
     FLAGS,
     INVALID,
@@ -17,6 +18,7 @@ from collbench.records.flags import (
     WIRE,
     Flag,
     FlaggedTime,
+    find_call_path,
     flag_kind,
     list_doubts,
     list_remarks,
@@ -32,6 +34,7 @@ GENERAL = {  # where the run's own figures are not known, or differ between runs
     "enough": "allow more time (--max-time) or ask for more samples (-n 20)",
     "less": "--precision",
     "why": "",
+    "call_path": "its dispatch of a call",
 }
 BUDGET = {
     "ran_out": "ran out of --budget",
@@ -112,13 +115,20 @@ def explain_doubts(
     for flag in besides:
         del doubted[flag]
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    limits = fill_limits(policy, crowded, stops, command)
+    limits = fill_limits(policy, crowded, stops, command) | _name_call_paths(outcomes)
     lines = [(flag, times, explain_flag(flag, limits)) for flag, times in doubted.most_common()]
     sentences = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
     return [*sentences, *explain_remarks(rows, limits, besides)]
 
 
 MARK = "·"  # of a row of which there is a remark
+
+
+def _name_call_paths(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """The text in place of GENERAL's of what calls pay, of the backends whose rows say so."""
+    backends = {record.case.backend for record, row in outcomes if row and DISPATCH in row.flags}
+    paths = [f"{find_call_path(name)} ({name})" for name in sorted(backends)]
+    return {"call_path": ", ".join(paths)} if paths else {}
 
 
 def explain_remarks(
@@ -181,7 +191,7 @@ def common_lines(
 ) -> list[str]:
     """A sentence for each of common_flags; that intervals are wide they show themselves."""
     stops = {r.stop for r, row in outcomes if row and UNCONVERGED in row.flags}
-    limits = fill_limits(policy, crowded, stops)
+    limits = fill_limits(policy, crowded, stops) | _name_call_paths(outcomes)
     return [
         f"{scope}: {name}, {explain_flag(name, limits).meaning}"
         for name, scope in common_flags(outcomes).items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from collbench.run import refusal
 from collbench.run.backends import _oneccl_build, _oneccl_files, _oneccl_names, oneccl
 from collbench.run.backends._oneccl_files import Library
 from collbench.suite.case import Case
+from tests.helpers.needs import stop_without
 
 LACK = oneccl.refuse_here()  # before a test has a home of its own
 KEPT = _oneccl_files.cache_folder()
@@ -43,10 +43,8 @@ Run = Callable[..., tuple[subprocess.CompletedProcess[str], RunFile]]
 @pytest.fixture
 def installed() -> None:
     """Skip where there is no oneCCL, or fail where this run needs it."""
-    if LACK and "oneccl" in os.environ.get("COLLBENCH_NEED", "").split(","):
-        pytest.fail(LACK)
     if LACK:
-        pytest.skip(LACK)
+        stop_without("oneccl", LACK)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from collbench.core.backend_info import backend_info
+
 
 def stop_without(name: str, reason: str) -> NoReturn:
     """Skip the test, as ``name`` is missing for this reason; fail it where COLLBENCH_NEED, names
@@ -15,3 +17,9 @@ def stop_without(name: str, reason: str) -> NoReturn:
     if name in os.environ.get("COLLBENCH_NEED", "").split(","):
         pytest.fail(f"COLLBENCH_NEED has {name}, but {reason}")
     pytest.skip(reason)
+
+
+def need_backend(name: str) -> None:
+    """Go on where the backend ``name`` can be opened on this machine, as far as it can tell."""
+    if reason := backend_info(name).here():
+        stop_without(name, reason)

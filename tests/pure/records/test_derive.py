@@ -19,8 +19,9 @@ from collbench.machine.load import Load
 from collbench.records import derive, flags, run_file, store
 from collbench.records.flags import FLAGS
 from collbench.records.types import End, GpuState, Record, Run
-from collbench.show.flags import explain_flag
+from collbench.show.flags import explain_doubts, explain_flag
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 CASE = Case(collective="all_reduce", backend="gloo", n=4, nbytes=1 << 20, op="sum")
@@ -231,6 +232,35 @@ def test_a_stream_for_which_no_host_waited_is_the_hosts_time(
     record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, mode=mode))
     row = derive.derive_row(record, world())
     assert row is not None and row.flags == flags
+
+
+@pytest.mark.parametrize(
+    ("backend", "path", "flags"),
+    [
+        ("jax", 0.06, ("dispatch",)),
+        ("mlx", 0.06, ("dispatch",)),
+        ("jax", 0.04, ()),
+        ("jax", None, ()),  # of an older version
+        ("mpi", 0.5, ()),  # says nothing of what calls pay
+        ("nobodys", 0.5, ()),
+    ],
+)
+def test_a_call_that_is_mostly_the_way_into_a_library_is_flagged(
+    backend: str, path: float | None, flags: tuple[str, ...]
+) -> None:
+    nanoseconds = None if path is None else round(path * STEADY[0])
+    record = measured(STEADY, call_path_ns=nanoseconds)
+    record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, backend=backend))
+    row = derive.derive_row(record, world())
+    assert row is not None and row.flags == flags
+    assert row.gateable
+
+
+def test_the_flag_of_dispatch_names_what_is_paid() -> None:
+    record = measured(STEADY, call_path_ns=STEADY[0])
+    record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, backend="jax"))
+    (line,) = explain_doubts([(record, derive.derive_row(record, world()))], Policy(), [False])
+    assert "dispatch (1): " in line and "dispatch of a compiled program (jax)" in line
 
 
 ASIDE = {
