@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from collbench.core import backend_sources
 from collbench.core.backend_sources import BackendFile
@@ -236,7 +236,13 @@ def _check_contract(origin: str, module: Any) -> None:
     if not callable(getattr(module, backend_sources.MAKER, None)):
         raise UsageError(f"{origin} has no function create(name)", backend_sources.HELP)
     if info.contract != CONTRACT:
+        made = f"is made for contract {info.contract}" if info.contract else "names no contract"
         raise UsageError(
-            f"{origin} is made for contract {info.contract}, and this version keeps {CONTRACT}",
+            f"{origin} {made}, and this version keeps {CONTRACT}",
             f"set contract={CONTRACT} in its INFO once it does what collbench help backends says",
         )
+    for field, kind in get_type_hints(BackendInfo).items():
+        value, possible = getattr(info, field), get_args(kind)
+        if get_origin(kind) is Literal and value not in possible:
+            words = ", ".join(f'"{word}"' for word in possible)
+            raise UsageError(f"{origin}: {field} of its INFO is {value!r}", f"one of {words}")

@@ -17,7 +17,7 @@ from collbench.suite.sweep import Axes, expand_axes
 
 Register = Callable[..., str]
 Change = tuple[str, str]
-OPENED = "(self.control or Control(rank, n)).open_group"
+OPENED = 'self.find_group(rank, n).open_group("gloo")'
 LOADED = "array, result = send.numpy().copy(), None"
 GATHERED = "dist.all_gather_object(arrays, array, group=self._group)\n"
 SUMMED = "result = getattr(numpy, REDUCE[case.op]).reduce(arrays)\n"
@@ -169,7 +169,7 @@ def make_case(backend: str) -> Case:
 def test_groups_that_are_none_are_found(register: Register) -> None:
     """It claims groups and adds up what all ranks have."""
     lies = (
-        (OPENED, "Control(rank, n).open_group"),
+        (OPENED, "None"),
         (
             "arrays: list[Any] = [None] * self._n",
             "arrays: list[Any] = [None] * dist.get_world_size()",

@@ -102,11 +102,15 @@ def check(options: CheckOptions) -> None:
     from collbench.core.text import print_message
     from collbench.features.backends.check import check_backend, describe_library
     from collbench.features.backends.view import judge_rows, make_document
+    from collbench.machine.load import measure_load
     from collbench.run.refusal import refuse_unknown_backends
+    from collbench.show.busy import describe_now
 
     outputs.check_outputs(options.output_format, (), ("table", "md", "json"))
     name = options.backend
     refuse_unknown_backends([name])
+    if noise := describe_now(measure_load()):
+        print_message(noise)
     rows = list(
         check_backend(name, options.quick, lambda check: print_message(f"{name}: {check} …"))
     )

@@ -230,7 +230,7 @@ class ContractTrial:
         stored = clock() - ran
         took, held = (ran - began) / 1e9, format_duration(HELD_S * 1e9)
         if wrong:
-            return "failed", f"{case.collective}: the result was not there after run(): it is wrong"
+            return "failed", f"{case.collective}: wrong data, or a result that is not there yet"
         if self._control.rank == 0 and took < HELD_S / 2:
             return (
                 "failed",

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from collbench.core.backend_info import find_module
+from collbench.core.errors import CannotRun as CannotRun
 from collbench.records.types import Choice
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -158,6 +159,19 @@ class Base:
 
     def close(self) -> None:
         pass
+
+    def find_group(self, rank: int, n: int) -> Control:
+        """The ranks that ``open`` is for: this one's group of a world that is divided, else all."""
+        from collbench.run.rank.control import Control
+
+        return self.control or Control(rank, n)
+
+    def find_free_address(self) -> str:
+        """``address:port`` that is free just now, on the interface by which all ranks reach this
+        one. Raises CannotRun."""
+        from collbench.run.backends._addresses import find_free_address
+
+        return find_free_address()
 
     def near(self, control: Control) -> set[int]:
         """The ranks of the group that are on this one's host; none where hosts are not known."""

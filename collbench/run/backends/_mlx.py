@@ -20,7 +20,6 @@ from collbench.run.backends import Base, Call
 from collbench.run.backends._addresses import find_free_address
 from collbench.run.backends.mlx import COLLECTIVES, CORELESS, MISSING
 from collbench.run.launch.folders import make_private
-from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 TYPES = {"half": "float16", "float": "float32", "double": "float64"}  # where MLX's name differs
@@ -45,7 +44,7 @@ class Mlx(Base):
     """Collectives of mlx.core.distributed."""
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        control = self.control or Control(rank, n)
+        control = self.find_group(rank, n)
         with control.refusing_alike():
             self._mx = load_mlx()
             address = find_free_address()

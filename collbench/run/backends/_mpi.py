@@ -27,7 +27,6 @@ from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
 from collbench.run.mpi_library import initialise_mpi
-from collbench.run.rank.control import Control
 from collbench.run.rank.library_calls import LibraryCall
 from collbench.suite.case import Case
 
@@ -204,7 +203,7 @@ class Mpi(Base):
         atexit.unregister(mpi.Finalize)
         world = mpi.COMM_WORLD
         self.library = describe_library(mpi.Get_library_version())
-        at = self.control or Control(rank, n)
+        at = self.find_group(rank, n)
         member, size = at.members[rank], n * len(at.groups)
         if (world.rank, world.size) != (member, size):
             raise CannotRun(

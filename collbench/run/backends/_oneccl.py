@@ -146,7 +146,7 @@ class OneCcl(Base):
         return False
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        world, control = make_world_control(), self.control or Control(rank, n)
+        world, control = make_world_control(), self.find_group(rank, n)
         with world.refusing_alike():
             library = find_library()
             local = sorted(self.near(control) or {rank})

@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run.backends import Base, Call, _memory
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._reducers import Operation, find_arithmetic, finish_mean, fold_values
-from collbench.run.rank.control import Control, make_world_control
+from collbench.run.rank.control import make_world_control
 from collbench.suite.case import Case
 
 HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
@@ -69,7 +69,7 @@ class SharedMemory(Base):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if missing := backend_info("shm").here():
             raise CannotRun(missing, "use --backend gloo, which runs here")
-        self._rank, self._control = rank, self.control or Control(rank, n)
+        self._rank, self._control = rank, self.find_group(rank, n)
         everyone = make_world_control().collect(
             [environment.host_name(), sorted(os.sched_getaffinity(0))]
         )

@@ -52,10 +52,8 @@ class Pickling(Base):
         """Join ``n`` ranks. Raise CannotRun(message, hint) where that cannot be done."""
         import numpy
 
-        from collbench.run.rank.control import Control
-
         self._n = n
-        self._group = (self.control or Control(rank, n)).open_group("gloo")
+        self._group = self.find_group(rank, n).open_group("gloo")
         self.library = f"numpy {numpy.__version__}, pickled"
 
     def prepare(self, case: Any, send: Any, recv: Any) -> Call:

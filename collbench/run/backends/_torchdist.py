@@ -236,7 +236,7 @@ class TorchDistributed(Base):
         else:
             self._take_place(everyone, local_rank)
         try:
-            control = self.control or Control(rank, n)
+            control = self.find_group(rank, n)
             near = self.near(control) if self.device.type == "cpu" else set()
             self._at = _Site(rank, n, control.open_group(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:

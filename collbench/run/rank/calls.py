@@ -101,7 +101,9 @@ def prepare_call(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Cal
     if not slot:  # a rank that is in no group
         return Call(do_nothing, None)
     ((send, recv, _),) = slot
-    return backend.prepare(case, send, recv)
+    call = backend.prepare(case, send, recv)
+    assert isinstance(call, Call), f"prepare() returned {call!r}, which is no Call"
+    return call
 
 
 FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -479,6 +480,14 @@ class Worker:
                 )
         return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
+    def _locate(self, error: BaseException) -> str:
+        """Where in a file's backend an error comes from, as what its author sees as a refusal may
+        be a mistake of its own; else an empty string."""
+        file = self._plan.file
+        frames = traceback.extract_tb(error.__traceback__) if file else []
+        lines = [frame.lineno for frame in frames if file and frame.filename == file.path]
+        return f" ({file.label}, line {lines[-1]})" if file and lines else ""
+
     def _probe(self, case: Case, ranks: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a
         few elements."""
@@ -505,7 +514,7 @@ class Worker:
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
                     raise
-                trouble = first_line(e)
+                trouble = first_line(e) + self._locate(e)
             troubles = [
                 trouble for trouble in self._control.collect(trouble) if trouble is not None
             ]
