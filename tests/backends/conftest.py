@@ -1,0 +1,17 @@
+"""The command line where torch cannot be imported: what is planned, listed and refused needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from forked import Server
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
+    collbench is imported once for all of them."""
+    server = Server(tmp_path_factory.mktemp("bare"))
+    yield server
+    server.close()
