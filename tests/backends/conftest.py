@@ -1,4 +1,4 @@
-"""The command line where torch cannot be imported: what is planned, listed and refused needs none."""
+"""The command line where torch cannot be imported: planning, listing and refusing need none."""
 
 from __future__ import annotations
 

@@ -70,8 +70,6 @@ def create(name: str) -> Any:
 class TensorFlow(Base):
     """Raw collective operations, each in a traced function, of a cluster of workers."""
 
-    _instances = 0  # of operations: each has a number of its own, alike on all ranks
-
     def open(self, rank: int, n: int, local_rank: int) -> None:
         from collbench.run.rank.control import Control
 
@@ -83,16 +81,18 @@ class TensorFlow(Base):
         import tensorflow
 
         self._tf, self._rank = tensorflow, rank
+        # traced functions by what they do; each has a number of its own, alike on all ranks
+        self._functions: dict[tuple[Any, ...], Any] = {}
         self._strategy = tensorflow.distribute.MultiWorkerMirroredStrategy()
         self.library = f"TensorFlow {tensorflow.__version__}"
         assert self._strategy.num_replicas_in_sync == n
 
     def prepare(self, case: Any, send: Any, recv: Any) -> Call:
         tf = self._tf
-        kind = getattr(tf, DTYPES[case.dtype])
-        call = tf.function(self._operation(case, kind)).get_concrete_function(
-            tf.TensorSpec([case.counts[0]], kind)
-        )
+        key = (case.collective, case.dtype, case.op, case.root, *case.counts)
+        if key not in self._functions:
+            self._functions[key] = self._trace(case)
+        call = self._functions[key]
         array, output, source, result = send.numpy(), recv.numpy(), None, None
 
         def load() -> None:
@@ -109,16 +109,19 @@ class TensorFlow(Base):
 
         return Call(run, None, load=load, store=store)
 
-    def _operation(self, case: Any, kind: Any) -> Any:
+    def _trace(self, case: Any) -> Any:
         """The collective as a function of a tensor."""
-        ops = self._tf.raw_ops
-        TensorFlow._instances += 1
-        keys = {"group_size": case.n, "group_key": 1000, "instance_key": 1000 + self._instances}
-        if case.collective == "broadcast" and self._rank == case.root:
-            return lambda x: ops.CollectiveBcastSendV2(input=x, **keys)
-        if case.collective == "broadcast":
-            return lambda x: ops.CollectiveBcastRecvV2(T=kind, shape=[case.counts[1]], **keys)
-        if case.collective == "all_gather":
-            return lambda x: ops.CollectiveGatherV2(input=x, ordering_token=[], **keys)
-        ends = {"merge_op": OPS[case.op], "final_op": "Div" if case.op == "avg" else "Id"}
-        return lambda x: ops.CollectiveReduceV2(input=x, ordering_token=[], **keys, **ends)
+        tf, ops, keys = self._tf, self._tf.raw_ops, {"group_size": case.n, "group_key": 1000}
+        kind, keys["instance_key"] = getattr(tf, DTYPES[case.dtype]), 1000 + len(self._functions)
+        ends = {"merge_op": OPS.get(case.op), "final_op": "Div" if case.op == "avg" else "Id"}
+
+        def run(x: Any) -> Any:
+            if case.collective == "all_reduce":
+                return ops.CollectiveReduceV2(input=x, ordering_token=[], **keys, **ends)
+            if case.collective == "all_gather":
+                return ops.CollectiveGatherV2(input=x, ordering_token=[], **keys)
+            if self._rank == case.root:
+                return ops.CollectiveBcastSendV2(input=x, **keys)
+            return ops.CollectiveBcastRecvV2(T=kind, shape=[case.counts[1]], **keys)
+
+        return tf.function(run).get_concrete_function(tf.TensorSpec([case.counts[0]], kind))

@@ -384,7 +384,7 @@ def test_a_module_that_raises_on_ranks_is_told(cli, plugin: str, folder: Path) -
         ("run", "{suite}"),
         ("ab", "--suite", "{suite}", "--base", "backend:gloo"),
         ("order", "all_reduce", "--backend", "lent", "-g", "2", "-e", "1K"),
-        ("workload", "ddp:tiny", "--backend", "lent", "-g", "2"),
+        ("workload", "ddp:toy", "--backend", "lent", "-g", "2"),
     ],
 )
 def test_commands_import_modules(cli, plugin: str, folder: Path, words: Sequence[str]) -> None:
