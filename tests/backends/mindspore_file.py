@@ -15,8 +15,8 @@ from typing import Any
 from collbench.core.backend_info import BackendInfo
 from collbench.run.backends import Base, Call
 
-OPS = {"sum": "SUM", "min": "MIN", "max": "MAX"}
-DTYPES = ("int8", "int32", "int64", "half", "float", "double")
+REDUCED = ("half", "float")  # the datatypes that are
+DTYPES = ("int32", "int64", "half", "float", "double")
 CALLS = ("all_reduce", "all_gather", "broadcast")
 SCHEDULER = "import mindspore as m; m.set_device('CPU'); m.communication.init()"
 
@@ -27,8 +27,8 @@ def refuse(case: Any) -> str:
         return f"MindSpore has no {case.collective} on CPUs"
     if case.dtype not in DTYPES:
         return f"MindSpore's collectives have no datatype {case.dtype} on CPUs"
-    if case.row.reduces and case.op not in OPS:
-        return f"MindSpore has no reduction {case.op} on CPUs"
+    if case.row.reduces and (case.op != "sum" or case.dtype not in REDUCED):
+        return f"MindSpore has no {case.op} of {case.dtype} on CPUs"
     if case.in_place:
         return "MindSpore's operations return new tensors, never in place"
     return ""
@@ -95,7 +95,7 @@ class MindSpore(Base):
     def prepare(self, case: Any, send: Any, recv: Any) -> Call:
         ms, array, output, source, result = self._ms, send.numpy(), recv.numpy(), None, None
         if case.collective == "all_reduce":
-            call = ms.ops.AllReduce(getattr(ms.ops.ReduceOp, OPS[case.op]))
+            call = ms.ops.AllReduce()
         else:
             broadcasts = case.collective == "broadcast"
             call = ms.ops.Broadcast(case.root) if broadcasts else ms.ops.AllGather()
