@@ -20,7 +20,7 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something; the error's type where none does."""
+    """The first line of an error's message that says something; its type where none does."""
     lines = (line for line in str(error).splitlines() if line.strip(" -=\t"))
     return next(lines, type(error).__name__)
 
