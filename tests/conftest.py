@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import Server
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
@@ -58,3 +59,12 @@ def cli() -> Cli:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
+    collbench is imported once for all of them."""
+    server = Server(tmp_path_factory.mktemp("bare"))
+    yield server
+    server.close()

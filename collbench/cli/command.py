@@ -102,8 +102,9 @@ def _load_backends(values: dict[str, Any]) -> None:
     ``values``."""
     if modules := values.get("imports"):
         from collbench.core.backend_sources import import_modules
+        from collbench.suite.grammar import split_words
 
-        import_modules(modules)
+        import_modules(split_words(modules))
     for key in values.keys() & BACKEND_OPTIONS:
         spelling = values[key]
         if spelling and ".py" in str(spelling):

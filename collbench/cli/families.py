@@ -23,6 +23,7 @@ Backend = Annotated[
         "--backend", help="gloo, nccl or another of torch's. Default: nccl with GPUs, else gloo."
     ),
 ]
+Imports = Annotated[str, make_option("imports")]
 Launcher = Annotated[str, make_option("launcher", "As for `collbench all_reduce`.")]
 Timeout = Annotated[
     float | None,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Inject, RunsTag, SaveOptions
+from collbench.cli.families import Debug, Imports, Inject, RunsTag, SaveOptions
 from collbench.cli.measure import carry_out
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -40,8 +40,14 @@ class RunOptions:
         str, make_option("ranks", "Ranks on this machine instead of the suite's; a list.")
     ] = ""
     backends: Annotated[
-        str, make_option("backends", "Backends instead of the suite's; a list.")
+        str,
+        make_option(
+            "backends",
+            "Backends instead of the suite's; a list. Of a run to continue with: where those of"
+            " files are, ./my.py.",
+        ),
     ] = ""
+    imports: Imports = ""
     only: Annotated[
         list[str] | None,
         Option(
@@ -94,9 +100,9 @@ class RunOptions:
 
     @property
     def has_changes(self) -> bool:
-        """Whether an option changes suites, or where their runs go."""
+        """Whether an option other than --backend changes suites, or where their runs go."""
         saving = self.saving
-        overrides = (self.ranks, self.backends, self.max_seconds, self.launches, self.only)
+        overrides = (self.ranks, self.max_seconds, self.launches, self.only)
         places = (saving.output, saving.tag, not saving.save)
         return any((*overrides, self.budget, self.inject, *places))
 
@@ -121,7 +127,7 @@ def run(options: RunOptions) -> None:
     )
     from collbench.run import resumption
     from collbench.run.order import Order
-    from collbench.suite import toml
+    from collbench.suite import grammar, toml
 
     _refuse_conflicts(options)
     launcher, budget = options.launcher, options.budget
@@ -145,6 +151,7 @@ def run(options: RunOptions) -> None:
     if options.resume:
         resumable = resumption.find_resumable(options.resume)
         resumption.load_algorithms(resumable.run, options.file)
+        resumption.load_backends(resumable.run, grammar.split_words(options.backends))
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
     reporter = partial(make_reporter, options.output_format)
     codes = [carry_out(order, reporter, options.saving.dry_run) for order in orders]

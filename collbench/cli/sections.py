@@ -53,6 +53,7 @@ SECTIONS = {
         "backgrounds",
     ),
     "Where ranks run": (
+        "imports",
         "launcher",
         "address",
         "placement",

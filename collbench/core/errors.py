@@ -20,8 +20,9 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message, in one line; its type where it says nothing."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """The first line of an error's message that says something; its type where none does."""
+    lines = (line for line in str(error).splitlines() if line.strip(" -=\t"))
+    return next(lines, type(error).__name__)
 
 
 def says_peer_is_gone(message: str) -> bool:

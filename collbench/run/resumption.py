@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from collbench.core import algorithm_files, algorithms
+from collbench.core.backend_info import backend_names, find_file
+from collbench.core.backend_sources import names_file
 from collbench.core.errors import UsageError
 from collbench.machine import environment, variables
 from collbench.records import run_file, store
@@ -70,6 +72,27 @@ def load_algorithms(run: Run, spellings: str) -> None:
         )
     collectives = run.suite.values("collectives")
     algorithms.add_file(",".join(given.values()), collectives[0] if len(collectives) == 1 else "")
+
+
+def load_backends(run: Run, names: Sequence[str]) -> None:
+    """Hold the backends of files that were named anew, which are known by these ``names``, against
+    those of the run: a run's file alone runs nothing. Raises UsageError where one is missing or too
+    many."""
+    swept = run.suite.values("backends")
+    own = f"the run's backends are {', '.join(swept)}"
+    for name in names:
+        if not (file := find_file(name)):
+            raise UsageError(f"--backend {name} names no file", "name one as in ./my.py")
+        if name not in swept:
+            raise UsageError(f"the run has no backend {name} of {file.label}", own)
+    labels = [name for name in run.environment.get("libraries", ()) if names_file(name)]
+    missing = [name for name in swept if name not in backend_names()]
+    if missing and len(labels) > len(names):
+        words = [word for text in run.command for word in text.split(",") if names_file(word)]
+        raise UsageError(
+            f"the run's backend {missing[0]} is in a file that --backend must name",
+            f"add --backend {','.join(words or (f'./{label}' for label in labels))}",
+        )
 
 
 def reopen_writer(resumed: RunFile) -> run_file.Writer:

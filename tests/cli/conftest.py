@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forked import Server
 
 Databases = Callable[[str], str]
 Done = subprocess.CompletedProcess[str]
@@ -39,15 +38,6 @@ def inside(
         return Done(args, code, told.out, told.err)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
-    collbench is imported once for all of them."""
-    server = Server(tmp_path_factory.mktemp("bare"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import AnyTable, Debug, Inject, Launcher, Ranks, SaveOptions, Timeout
+from collbench.cli.families import (
+    AnyTable,
+    Debug,
+    Imports,
+    Inject,
+    Launcher,
+    Ranks,
+    SaveOptions,
+    Timeout,
+)
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
 
@@ -51,6 +60,7 @@ class SweepOptions:
     op: Annotated[str, make_option("ops", "sum, avg, prod, premul_sum; a list.")] = "sum"
     root: Annotated[str, make_option("roots")] = "0"
     backend: Annotated[str, make_option("backends")] = ""
+    imports: Imports = ""
     algo: Annotated[str, make_option("algorithms")] = "native"
     env: Annotated[list[str] | None, make_option("envs")] = None
     place: Annotated[

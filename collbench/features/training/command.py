@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Inject, Launcher, LinkSource, Output, Save, Tag, Timeout
+from collbench.cli.families import (
+    Debug,
+    Imports,
+    Inject,
+    Launcher,
+    LinkSource,
+    Output,
+    Save,
+    Tag,
+    Timeout,
+)
 from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 from collbench.core.feature import find_entries, load_entries
@@ -73,6 +83,7 @@ class StepOptions:
         int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
     ] = None
     backend: Annotated[str, make_option("backends")] = ""
+    imports: Imports = ""
     algo: Annotated[str, make_option("algorithms")] = ""
     env: Annotated[list[str] | None, make_option("envs")] = None
     iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")] = None

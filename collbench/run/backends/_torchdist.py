@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from collbench.core.backend_sources import list_imports
 from collbench.core.dtypes import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import count_placed_ranks
@@ -241,8 +242,7 @@ class TorchDistributed(Base):
             self._at = _Site(rank, n, control.open_group(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(
-                f"backend {self.name} cannot be opened: {first_line(e)}",
-                "collbench doctor says what runs here",
+                f"backend {self.name} cannot be opened: {first_line(e)}", self._hint()
             ) from e
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
@@ -250,6 +250,13 @@ class TorchDistributed(Base):
             self._registered = _cuda.Registered(
                 self._at.group, Control(rank, n), self.device, level
             )
+
+    def _hint(self) -> str:
+        """What to do where torch cannot open this backend."""
+        modules = list_imports()
+        if not modules or self.name.lower() in dist.Backend.backend_list:
+            return "collbench doctor says what runs here"
+        return f"no module of --import {','.join(modules)} registers it with torch.distributed"
 
     def _take_seat(self, control: Control, local_rank: int) -> None:
         self.device, self.shared, how = _cuda.choose_seat(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from collbench.cli.families import Debug, Launcher, RunsTag
+from collbench.cli.families import Debug, Imports, Launcher, RunsTag
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_clock, plain_line
@@ -70,6 +70,7 @@ class AbOptions:
         float | None,
         make_option("timeout", "Seconds without progress: hung."),
     ] = None
+    imports: Imports = ""
     launcher: Launcher = "auto"
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
@@ -248,7 +249,7 @@ def _parse_sides(options: AbOptions) -> dict[SideName, Variant]:
     }
     collectives = list(toml.load_suite(options.suite).values("collectives"))
     return {
-        name: variants.with_file(side, f"--{name}", collectives) for name, side in sides.items()
+        name: variants.load_files(side, f"--{name}", collectives) for name, side in sides.items()
     }
 
 

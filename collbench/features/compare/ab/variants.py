@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core import algorithm_files, algorithms, files
+from collbench.core.backend_info import resolve_backend
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import print_message, suggest_name
 from collbench.machine import environment, variables
@@ -81,17 +82,19 @@ def parse_variant(text: str, option: str) -> Variant:
     return Variant(text=text, env=tuple(env.items()), **fields)
 
 
-def with_file(variant: Variant, option: str, collectives: Sequence[str]) -> Variant:
-    """The side with its algorithm, if that is in a file (algo:./line.py:line), known from here on,
-    in this process and those it starts. Raises UsageError where it cannot be had."""
-    if not algorithm_files.WORD.fullmatch(variant.algorithm):
-        return variant
+def load_files(variant: Variant, option: str, collectives: Sequence[str]) -> Variant:
+    """The side with the names of its backend and algorithm where these are in files
+    (backend:./my.py, algo:./line.py:line), known from here on, in this process and those it starts.
+    Raises UsageError where one cannot be had."""
+    backend, algorithm = variant.backend, variant.algorithm
     owner = collectives[0] if len(collectives) == 1 else ""
     try:
-        name = algorithms.add_file(variant.algorithm, owner)
+        backend = resolve_backend(backend)
+        if algorithm_files.WORD.fullmatch(algorithm):
+            algorithm = algorithms.add_file(algorithm, owner)
     except UsageError as e:
         raise UsageError(f"{option}: {e.message}", e.hint) from e
-    return msgspec.structs.replace(variant, algorithm=name)
+    return msgspec.structs.replace(variant, backend=backend, algorithm=algorithm)
 
 
 def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:

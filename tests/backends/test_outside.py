@@ -1,0 +1,416 @@
+"""Backends from outside of the package: in files that commands and suites name, in packages that
+announce them, in modules that register them with torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from paths import before
+
+from collbench.core.errors import Exit
+from collbench.records import run_file, store
+from collbench.records.types import RunFile
+from collbench.run.backends import _skeleton
+
+SKELETON = Path(_skeleton.__file__).read_text()
+ROW = ("all_reduce", "-g", "2", "--sizes", "1K", "-n", "3", "-w", "1", "--place", "out")
+SUITE = """
+description = "one row"
+[axes]
+collectives = ["all_reduce"]
+sizes = ["1K"]
+ranks = [2]
+backends = ["{backend}"]
+in_place = [false]
+[policy]
+iters = 3
+warmup = 1
+"""
+PLUGIN = """
+import torch.distributed as dist
+
+def make(store, rank, size, limit):
+    return dist.ProcessGroupGloo(store, rank, size, limit)
+
+dist.Backend.register_backend("lent", make, devices=["cpu"])
+"""
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with an example of a backend in my.py."""
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "my.py").write_text(SKELETON)
+    monkeypatch.chdir(place)
+    return place
+
+
+def write_variant(path: Path, *changes: tuple[str, str]) -> None:
+    """Write the example with some of its text replaced."""
+    text = SKELETON
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def last_run() -> RunFile:
+    """The run that was saved last."""
+    return run_file.read_file(store.list_saved()[-1])
+
+
+def list_outcomes(run: RunFile) -> list[tuple[str, str, int | None]]:
+    """Backend, status and wrong elements of each record."""
+    return [(record.case.backend, record.status, record.wrong) for record in run.records]
+
+
+def assert_usage(done: subprocess.CompletedProcess[str], message: str, hint: str) -> None:
+    """A usage error is a line, with a hint in another, and exits 2."""
+    assert done.returncode == Exit.USAGE, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 2, done.stderr
+    assert message in lines[0] and hint in lines[1], done.stderr
+
+
+# named by a command
+
+
+def test_ranks_run_a_file(cli) -> None:
+    done = cli(*ROW, "--backend", "./my.py")
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+
+
+def test_ranks_run_another_function_of_a_file(cli, folder: Path) -> None:
+    write_variant(folder / "my.py", ("def create(", "def other("))
+    done = cli(*ROW, "--backend", "./my.py:other")
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+
+
+def test_a_planted_wrong_result_of_a_file_is_found(cli) -> None:
+    assert cli(*ROW, "--backend", "./my.py", "--inject", "corrupt:1").returncode == Exit.WRONG_DATA
+    ((_, status, wrong),) = list_outcomes(last_run())
+    assert status == "wrong" and wrong
+
+
+def test_a_result_that_a_file_withholds_is_found(cli, folder: Path) -> None:
+    write_variant(folder / "my.py", ("if result is not None:", "if False:"))
+    assert cli(*ROW, "--backend", "./my.py").returncode == Exit.WRONG_DATA
+
+
+def test_ranks_of_torchrun_run_a_file(folder: Path) -> None:
+    command = [sys.executable, "-m", *TORCHRUN, "all_reduce", *ROW[3:], "--backend", "./my.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+
+
+def test_a_file_is_planned_without_torch(bare) -> None:
+    done = bare(*ROW, "--backend", "./my.py", "--dry-run")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "all_reduce, 2 ranks, my, float, sum" in done.stdout
+
+
+def test_its_refusals_are_skips_with_their_reasons(bare) -> None:
+    done = bare("scan", "-g", "2", "--sizes", "1K", "--backend", "./my.py,gloo", "--dry-run")
+    assert "this library has no scan" in done.stdout + done.stderr
+
+
+def test_its_name_may_be_said_by_its_info(bare, folder: Path) -> None:
+    write_variant(
+        folder / "My-Backend.py", ("    contract=1,", '    contract=1,\n    name="mine",')
+    )
+    done = bare(*ROW, "--backend", "./My-Backend.py", "--dry-run")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "2 ranks, mine, float" in done.stdout
+
+
+# named by a suite, a side of an experiment
+
+
+def write_suite(path: Path, backend: str) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(SUITE.format(backend=backend))
+    return str(path)
+
+
+def test_a_suite_names_a_file_relative_to_itself(cli, folder: Path) -> None:
+    (folder / "below").mkdir()
+    (folder / "my.py").rename(folder / "below/my.py")
+    done = cli("run", write_suite(folder / "below/one.toml", "./my.py"))
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("my", "ok", 0)]
+
+
+def test_a_suite_whose_file_is_not_there_is_refused(bare, folder: Path) -> None:
+    done = bare("run", write_suite(folder / "one.toml", "./gone.py"), "--dry-run")
+    assert_usage(done, "one.toml: backends: no file ./gone.py", "name a backend's file")
+
+
+def test_a_file_is_a_side_of_an_experiment(bare, folder: Path) -> None:
+    suite = write_suite(folder / "one.toml", "gloo")
+    done = bare("ab", "--suite", suite, "--head", "backend:./my.py", "--dry-run")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "my" in done.stdout
+
+
+def test_a_side_whose_file_is_not_there_is_refused(bare, folder: Path) -> None:
+    suite = write_suite(folder / "one.toml", "gloo")
+    done = bare("ab", "--suite", suite, "--head", "backend:./gone.py", "--dry-run")
+    assert_usage(done, "--head: no file ./gone.py", "name a backend's file")
+
+
+@pytest.mark.slow
+def test_ranks_of_an_experiment_run_a_file(cli, folder: Path) -> None:
+    suite = write_suite(folder / "one.toml", "gloo")
+    rounds = ("--rounds", "6,6", "--budget", "0")
+    done = cli("ab", "--suite", suite, "--head", "backend:./my.py", *rounds, timeout=280)
+    base, head = map(run_file.read_file, store.list_saved()[-2:])
+    assert {outcome[:2] for outcome in list_outcomes(base)} == {("gloo", "ok")}, done.stderr
+    assert {outcome[:2] for outcome in list_outcomes(head)} == {("my", "ok")}, done.stderr
+
+
+# announced by a package
+
+
+@pytest.fixture
+def package(folder: Path) -> str:
+    """A PYTHONPATH with an installed package that announces the backend ``lent``."""
+    place = folder / "site"
+    meta = place / "x-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (place / "x_backend.py").write_text(SKELETON)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: x\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text("[collbench.backends]\nlent = x_backend\n")
+    return before(place)
+
+
+def test_ranks_run_what_a_package_announces(cli, package: str) -> None:
+    done = cli(*ROW, "--backend", "lent", PYTHONPATH=package)
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("lent", "ok", 0)]
+    assert last_run().run.environment["libraries"]["x"] == "1.0"
+
+
+def test_a_package_that_cannot_be_loaded_does_not_keep_others_from_running(
+    cli, package: str, folder: Path
+) -> None:
+    (folder / "site/x_backend.py").write_text("import gone_away\n")
+    done = cli(*ROW, "--backend", "lent", "--dry-run", PYTHONPATH=package)
+    assert_usage(done, "backend lent cannot be loaded: x_backend of x 1.0", "package")
+    assert cli(*ROW, "--backend", "gloo", "--dry-run", PYTHONPATH=package).returncode == Exit.OK
+
+
+def test_list_names_what_a_package_announces(cli, package: str) -> None:
+    done = cli("list", PYTHONPATH=package)
+    assert "lent" in done.stdout and "numpy arrays, pickled and sent by Gloo" in done.stdout
+
+
+# edited
+
+
+def test_an_edited_file_is_another_library(cli, folder: Path) -> None:
+    versions = []
+    for text in (SKELETON, SKELETON + "\n# edited\n"):
+        (folder / "my.py").write_text(text)
+        assert cli(*ROW, "--backend", "./my.py").returncode == Exit.OK
+        versions.append(last_run().run.environment["libraries"]["my.py"])
+    assert versions[0] != versions[1]
+    done = cli("compare", "@last~1", "@last")
+    assert f"libraries.my.py {versions[0]} -> {versions[1]}" in done.stdout + done.stderr
+    report = cli("report", "@last", "--format", "md")
+    assert f"my.py {versions[1]}" in report.stdout, report.stderr
+
+
+def test_other_runs_do_not_depend_on_a_file(cli) -> None:
+    assert cli(*ROW, "--backend", "gloo").returncode == Exit.OK
+    assert "my.py" not in last_run().run.environment["libraries"]
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ((("def create(", "def make("),), "my.py has no function create(name)", "help backends"),
+        ((("INFO = ", "INFORMATION = "),), "my.py has no INFO", "help backends"),
+        ((("    contract=1,\n", ""),), "my.py is made for contract 0", "set contract=1"),
+        ((("contract=1", "contract=2"),), "my.py is made for contract 2", "set contract=1"),
+        (
+            (("from typing import Any", "from typing import Any\nimport gone_away"),),
+            "my.py cannot be loaded: ModuleNotFoundError: No module named 'gone_away'",
+            "run python",
+        ),
+        ((("INFO = ", "INFO = = "),), "my.py cannot be loaded: SyntaxError", "run python"),
+        (
+            (("contract=1", 'contract=1, name="gloo"'),),
+            "my.py: a backend of collbench's own has the name gloo",
+            "give it another",
+        ),
+        ((("contract=1", 'contract=1, name="all"'),), "'all' is no name", "set name in its INFO"),
+        (
+            (("    if case.collective not in", "    1 / 0\n    if case.collective not in"),),
+            "backend my: refuse of its INFO raised ZeroDivisionError: division by zero",
+            "it returns text",
+        ),
+    ],
+)
+def test_a_file_that_does_not_keep_the_contract_is_refused(
+    bare, folder: Path, changes: Sequence[tuple[str, str]], message: str, hint: str
+) -> None:
+    write_variant(folder / "my.py", *changes)
+    assert_usage(bare(*ROW, "--backend", "./my.py", "--dry-run"), message, hint)
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("./gone.py", "no file ./gone.py", "name a backend's file: ./my.py"),
+        ("./my.py:other", "my.py has no function other(name)", "help backends"),
+        ("./gloo.py", "gloo.py: a backend of collbench's own has the name gloo", "give it another"),
+        ("./My-Backend.py", "'My-Backend' is no name for a backend", "a letter first"),
+        ("./my.py,other/my.py", "my.py has the name my already", "give it another"),
+    ],
+)
+def test_a_word_that_names_no_backend_is_refused(
+    bare, folder: Path, word: str, message: str, hint: str
+) -> None:
+    (folder / "other").mkdir()
+    for name in ("gloo.py", "My-Backend.py", "other/my.py"):
+        (folder / name).write_text(SKELETON)
+    assert_usage(bare(*ROW, "--backend", word, "--dry-run"), message, hint)
+
+
+# a run that goes on
+
+
+@pytest.fixture
+def cut_short(cli) -> Path:
+    """A run of the file's backend that lacks its last record and its end."""
+    assert cli(*ROW, "--sizes", "1K,2K", "--backend", "./my.py").returncode == Exit.OK
+    path = store.list_saved()[-1]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]))
+    return path
+
+
+def test_a_run_goes_on_once_its_file_is_named(cli, cut_short: Path) -> None:
+    done = cli("run", "--resume", str(cut_short), "--backend", "./my.py")
+    assert done.returncode == Exit.OK, done.stderr
+    resumed = run_file.read_file(cut_short)
+    assert list_outcomes(resumed) == [("my", "ok", 0)] * 2 and resumed.end
+
+
+def test_a_run_whose_file_is_not_named_runs_nothing(cli, cut_short: Path, folder: Path) -> None:
+    (folder / "my.py").write_text("open('ran', 'w')\n")
+    content = cut_short.read_bytes()
+    done = cli("run", "--resume", str(cut_short))
+    assert_usage(done, "my is in a file that --backend must name", "add --backend ./my.py")
+    assert cut_short.read_bytes() == content
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("./other.py", "the run has no backend other of other.py", "backends are my"),
+        ("gloo", "--backend gloo names no file", "./my.py"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_files_alone(
+    cli, cut_short: Path, folder: Path, word: str, message: str, hint: str
+) -> None:
+    (folder / "other.py").write_text(SKELETON)
+    assert_usage(cli("run", "--resume", str(cut_short), "--backend", word), message, hint)
+
+
+def test_a_run_does_not_go_on_with_an_edited_file(cli, cut_short: Path, folder: Path) -> None:
+    (folder / "my.py").write_text(SKELETON + "\n# edited\n")
+    done = cli("run", "--resume", str(cut_short), "--backend", "./my.py")
+    assert_usage(done, "cannot be resumed: the software differs: libraries.my.py", "measure anew")
+
+
+# registered with torch.distributed
+
+
+@pytest.fixture
+def plugin(folder: Path) -> str:
+    """A PYTHONPATH with a module that registers the backend ``lent`` when it is imported."""
+    (folder / "lent_plugin.py").write_text(PLUGIN)
+    return before(folder)
+
+
+def test_ranks_run_what_an_imported_module_registers(cli, plugin: str) -> None:
+    done = cli(*ROW, "--backend", "lent", "--import", "lent_plugin", PYTHONPATH=plugin)
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("lent", "ok", 0)]
+
+
+def test_an_unknown_name_is_hinted_at_import(cli, plugin: str) -> None:
+    done = cli(*ROW, "--backend", "lent", PYTHONPATH=plugin)
+    assert_usage(done, "unknown backend 'lent'", "--import MODULE that registers it with torch")
+
+
+def test_a_name_that_no_imported_module_registers_is_told(cli, plugin: str) -> None:
+    done = cli(*ROW, "--backend", "borrowed", "--import", "lent_plugin", PYTHONPATH=plugin)
+    assert done.returncode == Exit.CANNOT_RUN, done.stderr
+    assert "borrowed" in done.stderr and "lent_plugin" in done.stderr
+
+
+def test_a_module_that_is_not_there_is_refused(bare) -> None:
+    done = bare(*ROW, "--backend", "lent", "--import", "gone_away", "--dry-run")
+    assert_usage(done, "--import gone_away: there is no such module", "PYTHONPATH")
+
+
+def test_a_module_that_raises_on_ranks_is_told(cli, plugin: str, folder: Path) -> None:
+    (folder / "lent_plugin.py").write_text("1 / 0\n")
+    done = cli(*ROW, "--backend", "lent", "--import", "lent_plugin", PYTHONPATH=plugin)
+    assert done.returncode == Exit.CANNOT_RUN, done.stderr
+    assert "--import lent_plugin: ZeroDivisionError: division by zero" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "{suite}"),
+        ("ab", "--suite", "{suite}", "--base", "backend:gloo"),
+        ("order", "all_reduce", "--backend", "lent", "-g", "2", "-e", "1K"),
+        ("workload", "ddp:toy", "--backend", "lent", "-g", "2"),
+    ],
+)
+def test_commands_import_modules(cli, plugin: str, folder: Path, words: Sequence[str]) -> None:
+    suite = write_suite(folder / "one.toml", "lent")
+    command = [word.format(suite=suite) for word in words]
+    done = cli(*command, "--import", "lent_plugin", "--dry-run", PYTHONPATH=plugin)
+    assert done.returncode == Exit.OK, done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_of_a_suite_import_modules(cli, plugin: str, folder: Path) -> None:
+    suite = write_suite(folder / "one.toml", "lent")
+    done = cli("run", suite, "--import", "lent_plugin", PYTHONPATH=plugin)
+    assert done.returncode == Exit.OK, done.stderr
+    assert list_outcomes(last_run()) == [("lent", "ok", 0)]
+
+
+def test_what_a_backend_prints_is_not_among_the_rows(cli, folder: Path) -> None:
+    write_variant(
+        folder / "my.py",
+        (
+            "        import numpy\n\n",
+            "        import numpy\n\n        print('NOISE', flush=True)\n",
+        ),
+    )
+    done = cli(*ROW, "--backend", "./my.py", "--format", "csv")
+    assert done.returncode == Exit.OK, done.stderr
+    assert "NOISE" not in done.stdout and "NOISE" in done.stderr
+    assert len(done.stdout.splitlines()) == 2, os.linesep.join(done.stdout.splitlines())
