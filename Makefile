@@ -28,7 +28,7 @@ LIBRARIES ?= .venv-backends
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
+.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
 
 $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 	@mkdir -p $(VENV)
@@ -98,6 +98,14 @@ faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purp
 	$(BIN)/python tests/perf/faults.py --output reports/faults.md
 	$(BIN)/python tests/perf/fuzz.py
 
+examples: $(BIN)/pytest  ## weekly: libraries with files of their own in tests/backends, each in an environment (GBs)
+	for name in xgboost paddlepaddle tensorflow-cpu mindspore; do \
+	  $(PYTHON) -m venv $(LIBRARIES)/$$name && \
+	  $(LIBRARIES)/$$name/bin/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]' $$name && \
+	  COLLBENCH_NEED=$$(echo $$name | sed 's/paddlepaddle/paddle/; s/-cpu//') \
+	  $(LIBRARIES)/$$name/bin/pytest -q tests/backends/test_files.py -k $$(echo $$name | sed 's/paddlepaddle/paddle/; s/-cpu//') || exit 1; \
+	done
+
 lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), written to reports/
 	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab
 	$(BIN)/python tests/perf/wire.py --output reports/wire.md
@@ -121,7 +129,7 @@ fake-gpu-report:  ## all that runs and breaks there, written to reports/
 	COLLBENCH_FAKE_GPU=$(FAKE) $(PYTHON) tests/fakegpu/report.py --output reports/fake-gpu.md
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
-	for name in algorithms ring-or-one-shot training-step orders; do \
+	for name in algorithms ring-or-one-shot training-step orders libraries; do \
 	  runs="reports/runs/$$name/*.jsonl"; \
 	  $(BIN)/collbench report $$runs --plotlyjs directory -o reports/$$name.html && \
 	  $(BIN)/collbench report $$runs -o reports/$$name.md || exit 1; \
