@@ -115,11 +115,6 @@ ON_RANKS = {
         "leaks",
         "20 prepared calls keep 20 descriptors",
     ),
-    "words on standard output": Lie(
-        ((GATHERED, GATHERED + "            import os\n\n            os.write(1, b'loaded')\n"),),
-        "output",
-        "bytes, which would stand in a table",
-    ),
 }
 
 
@@ -143,6 +138,13 @@ def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
     rows = list(check.ask_ranks(register("liar", *lie.changes), quick=True))
     found = state_of(rows, lie.fails)
     assert found.state == "failed" and lie.says in found.text, rows
+
+
+def test_words_on_standard_output_are_told(register: Register) -> None:
+    said = "            import os\n\n            os.write(1, b'loaded')\n"
+    rows = list(check.ask_ranks(register("talker", (GATHERED, GATHERED + said)), quick=True))
+    found = state_of(rows, "output")
+    assert found.state == "note" and "bytes" in found.text
 
 
 def test_wrong_data_of_one_datatype_is_found(register: Register) -> None:

@@ -66,8 +66,10 @@ class ContractTrial:
                 self._emit_so_far(name)
                 self._add(name, *self._agree(check))
             written = sum(self._control.collect(count_written()))
-        text = f"{written:,} bytes, which would stand in a table" if written else "nothing"
-        self._add("output", "failed" if written else "ok", text)
+        text = (
+            f"{written:,} bytes, which collbench turns to standard error" if written else "nothing"
+        )
+        self._add("output", "note" if written else "ok", text)
         self._bench.board.enter(self._bench.rank, Phase.REPORTING)
         return [] if self._bench.rank else [self._describe("")]
 
