@@ -18,7 +18,7 @@ import torch
 from collbench.core.errors import CannotRun, first_line
 from collbench.run.backends import Base, Call
 from collbench.run.backends._addresses import find_free_address
-from collbench.run.backends.jax import COLLECTIVES, MISSING
+from collbench.run.backends._jax_names import COLLECTIVES, MISSING
 from collbench.run.rank.control import Control, make_world_control
 from collbench.suite.case import Case
 

@@ -18,7 +18,7 @@ import torch
 from collbench.core.errors import CannotRun, first_line
 from collbench.run.backends import Base, Call
 from collbench.run.backends._addresses import find_free_address
-from collbench.run.backends.mlx import COLLECTIVES, CORELESS, MISSING
+from collbench.run.backends._mlx_names import COLLECTIVES, CORELESS, MISSING
 from collbench.run.launch.folders import make_private
 from collbench.suite.case import Case
 

@@ -6,16 +6,8 @@ import importlib.util
 from typing import Any
 
 from collbench.core.backend_info import BackendInfo
+from collbench.run.backends._jax_names import COLLECTIVES, MISSING
 from collbench.suite.case import Case
-
-COLLECTIVES = {  # jax.lax's names; of reductions, by op
-    "all_reduce": {"sum": "psum", "min": "pmin", "max": "pmax", "avg": "pmean"},
-    "reduce_scatter": {"sum": "psum_scatter"},
-    "all_gather": {"none": "all_gather"},
-    "all_to_all": {"none": "all_to_all"},
-    "sendrecv": {"none": "ppermute"},
-}
-MISSING = "jax is not installed: pip install 'collbench[jax]'"
 
 
 def create(name: str) -> Any:

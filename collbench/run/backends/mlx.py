@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from collbench.core.backend_info import BackendInfo
+from collbench.run.backends._mlx_names import COLLECTIVES, CORELESS, MISSING
 from collbench.suite.case import Case
 
-COLLECTIVES = {  # mlx.core.distributed's names; of reductions, by op
-    "all_reduce": {"sum": "all_sum", "min": "all_min", "max": "all_max"},
-    "all_gather": {"none": "all_gather"},
-    "sendrecv": {"none": "send and recv"},
-}
-MISSING = "mlx is not installed: pip install 'collbench[mlx]'"
-CORELESS = "mlx has no library for CPUs here: pip install 'collbench[mlx]', which brings mlx-cpu"
 LACKS = ("f8e4m3", "f8e5m2")
 
 
