@@ -10,7 +10,7 @@ import pytest
 
 from collbench.core.backend_info import CONTRACT, BackendInfo
 from collbench.core.errors import Exit
-from collbench.features.backends.check import Finished, _judge_fault
+from collbench.features.backends.check import Finished, judge_fault
 from collbench.features.backends.findings import MEANINGS, CheckRow, State
 from collbench.features.backends.rig import Footprint
 from collbench.features.backends.trial import _list_grown
@@ -81,7 +81,7 @@ def test_a_verdict_needs_what_decides_it(states: tuple[State, ...], code: Exit, 
 def test_a_fault_must_be_told_of_the_right_rank_in_time(
     fault: str, trouble: str, seconds: float, says: str
 ) -> None:
-    said = _judge_fault(fault, Finished([], (), [], trouble, seconds))
+    said = judge_fault(fault, Finished([], (), [], trouble, seconds), 45.0)
     assert says in said and bool(says) == bool(said)
 
 
