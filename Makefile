@@ -69,7 +69,8 @@ test: $(BIN)/pytest  ## the tests that can run here, but for slow ones; MARKS="n
 test-all: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-libraries: $(BIN)/pytest  ## environments with MPICH and Intel MPI (150 MB), which tests/backends finds
+libraries: $(BIN)/pytest  ## JAX, MLX, and environments with MPICH and Intel MPI, which tests/backends finds
+	$(INSTALL) --editable '.[jax,mlx]'
 	$(BIN)/python tests/backends/build.py $(LIBRARIES)
 
 snapshots: $(BIN)/pytest  ## what all commands print and write of recorded runs, kept in $(OUT)/snapshots

@@ -133,6 +133,7 @@ def test_ranks_find_nothing_in_the_example(register: Register) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in ON_RANKS.items()])
 def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
     rows = list(check.ask_ranks(register("liar", *lie.changes), quick=True))
@@ -140,6 +141,7 @@ def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
     assert found.state == "failed" and lie.says in found.text, rows
 
 
+@pytest.mark.slow
 def test_words_on_standard_output_are_told(register: Register) -> None:
     said = "            import os\n\n            os.write(1, b'loaded')\n"
     rows = list(check.ask_ranks(register("talker", (GATHERED, GATHERED + said)), quick=True))
@@ -147,6 +149,7 @@ def test_words_on_standard_output_are_told(register: Register) -> None:
     assert found.state == "note" and "bytes" in found.text
 
 
+@pytest.mark.slow
 def test_wrong_data_of_one_datatype_is_found(register: Register) -> None:
     wrong = "if array.dtype == numpy.int32:\n                    result[-1] += 1\n"
     name = register("off_by_one", (SUMMED, SUMMED + "                " + wrong))
@@ -168,6 +171,7 @@ def make_case(backend: str) -> Case:
     return cases[0]
 
 
+@pytest.mark.slow
 def test_groups_that_are_none_are_found(register: Register) -> None:
     """It claims groups and adds up what all ranks have."""
     lies = (

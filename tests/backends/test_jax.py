@@ -83,7 +83,7 @@ def test_groups_of_a_split_are_measured_at_once(cli, jax) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pairs_of_more_ranks_are_measured(cli, jax) -> None:
     words = ("--sizes", "4K", "-g", "3", "--no-save", "--format", "csv", *FEW)
     done = cli("sendrecv", "--backend", "jax", "--split", "pairs", *words)
@@ -105,7 +105,7 @@ def test_a_rank_that_ends_is_named(cli, jax, rank: int) -> None:
     assert f"rank {rank} on" in done.stderr and "exited with status 70" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run(cli, jax) -> None:
     done = cli(*ONE, "--backend", "jax", "--inject", "hang:1", "-T", "5")
     assert done.returncode == 4, done.stderr
@@ -134,7 +134,7 @@ def test_settings_that_change_what_is_measured_are_refused(
     assert done.returncode == 5 and reason in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sums_scattered_at_16_mib_are_right_or_told_as_wrong(cli, jax, tmp_path: Path) -> None:
     """JAX 0.10 over Gloo returns wrong data now and then (jax_reduce_scatter.py)."""
     path = tmp_path / "run.jsonl"

@@ -96,7 +96,7 @@ def test_a_rank_that_ends_is_named(cli, mlx) -> None:
     assert "rank 1 on" in done.stderr and "exited with status 70" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run(cli, mlx) -> None:
     done = cli(*ONE, "--backend", "mlx", "--inject", "hang:1", "-T", "5")
     assert done.returncode == 4, done.stderr
