@@ -42,8 +42,8 @@ def list_tables() -> dict[str, list[tuple[str, ...]]]:
         for name, info in list_infos().items()
         for origin in [find_origin(name)]
     ]
-    backends.append(("NAME", "any other backend torch.distributed knows under that name"))
-    backends.append(("./FILE.py", "your own (collbench help backends)"))
+    about_others = "any other backend torch.distributed knows under that name; ./FILE.py: your own"
+    backends.append(("NAME", about_others))
     return {
         "Collectives": rows,
         "Reductions": reductions,

@@ -13,6 +13,10 @@ from collbench.machine.sysfs import hash_identity
 NAMES_PEOPLE = re.compile("OMPI_MCA_initial_wdir")
 
 
+# in a value of a setting that a backend names, as which none of this package's is known to need
+PATH = re.compile(r"(^|[=:,\s])[/~]")
+
+
 ALLOWED = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|MPIR_CVAR|I_MPI|OMPI_MCA|HIP|HSA|ROCR)_\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
@@ -40,6 +44,7 @@ def select_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         k: mask_text(environ[k])
         if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL)
+        and (ALLOWED.fullmatch(k) or not PATH.search(environ[k]))
         else "***"
         for k in sorted(environ)
         if (ALLOWED.fullmatch(k) or k.startswith(read_by_backends))

@@ -191,10 +191,11 @@ def refuse_unknown_backends(names: Iterable[str]) -> None:
                 other for other in backend_list if other[:1] == name[:1]
             ]  # hccl is no nccl
             hint = ALIASES.get(name, "") or suggest_name(name, candidates)
-            hint = hint or f"one of {', '.join(backend_list)}"
             raise UsageError(
                 f"unknown backend '{name}'",
-                f"{hint}; or ./FILE.py with one, or --import MODULE that registers it with torch",
+                hint
+                or f"one of {', '.join(backend_list)}; or ./FILE.py with one, or --import MODULE"
+                " that registers it with torch",
             )
 
 

@@ -44,7 +44,7 @@ def here() -> str:
 INFO = BackendInfo(
     about="TensorFlow's collective operations on CPUs, over gRPC",
     packages=("tensorflow", "tensorflow-cpu"),
-    settings=("TF_", "GRPC_"),
+    settings=("TF_NUM_", "TF_XLA_", "TF_ENABLE_", "OMP_"),
     threads=2,
     binds=False,
     rank_bytes=800 << 20,

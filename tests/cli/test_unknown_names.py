@@ -41,7 +41,7 @@ def test_a_suite_that_names_an_unknown_backend_is_refused(bare, tmp_path) -> Non
 def test_what_is_no_name_of_a_backend_gets_the_list(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         refusal.refuse_unknown_backends([name])
-    assert "gloo, model, mpi, nccl, shm, symm," in caught.value.hint
+    assert "gloo, jax, mlx, model, mpi, nccl, oneccl, shm, symm," in caught.value.hint
 
 
 def test_all_that_are_listed_are_known() -> None:
