@@ -4,7 +4,7 @@ A backend is a module with a literal ``INFO`` and a ``create(name)``: one of thi
 (collbench/run/backends, where its file's name is the backend's), one that an installed package
 announces, or a file that a command names (core/backend_sources.py). The module imports nothing
 heavy at its top, so that suites, plans, help and login nodes may ask. A name without a module may
-be one that torch.distributed knows (a plug-in's): of it nothing is known.
+be one that torch.distributed knows (a plug-in's), of which PLUGIN is assumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collbench.core.errors import CollbenchError, UsageError, first_line
 
 HOME = "collbench.run.backends"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-KEPT_BACK = {"native", "all", "none"}  # words that mean something else where names stand
+RESERVED = {"native", "all", "none"}  # words that mean something else where names stand
 CONTRACT = 1  # the version of what INFO and a backend's methods are held to
 NCCL_WHEELS = tuple(f"nvidia-nccl-cu{major}" for major in range(11, 15))
 
@@ -122,7 +122,12 @@ def list_infos() -> dict[str, BackendInfo]:
     return infos
 
 
-FUNCTIONS = ("refuse", "may_refuse", "here", "find")
+FUNCTIONS = {  # of INFO, and what each is to do
+    "refuse": "refuse(case) returns why it never runs the case, or an empty string",
+    "may_refuse": "may_refuse(case) returns True or False",
+    "here": "here() returns why no rank of this machine can open it, or an empty string",
+    "find": "find() returns what there is, or raises CannotRun",
+}
 
 
 def _guard(function: Callable[..., Any], name: str, word: str) -> Callable[..., Any]:
@@ -134,7 +139,7 @@ def _guard(function: Callable[..., Any], name: str, word: str) -> Callable[..., 
         except Exception as e:
             raise UsageError(
                 f"backend {name}: {word} of its INFO raised {type(e).__name__}: {first_line(e)}",
-                "it returns text, an empty one where nothing is against the backend",
+                FUNCTIONS[word],
             ) from e
 
     return call
@@ -200,7 +205,12 @@ def register_file(file: BackendFile) -> str:
     module = backend_sources.load_backend_file(file)
     _check_contract(path.name, module)
     name = module.INFO.name or path.stem
-    if not NAME.fullmatch(name) or name in KEPT_BACK:
+    if name in RESERVED:
+        raise UsageError(
+            f"{path.name}: '{name}' is a reserved word",
+            "rename the file, or set name in its INFO",
+        )
+    if not NAME.fullmatch(name):
         raise UsageError(
             f"{path.name}: '{name}' is no name for a backend",
             "a name has at most 32 of a-z, 0-9 and _, a letter first; set name in its INFO",
@@ -208,7 +218,7 @@ def register_file(file: BackendFile) -> str:
     if other := _find_other(name, file):
         raise UsageError(
             f"{path.name}: {other} has the name {name} already",
-            "give it another: the file's, or name in its INFO",
+            "rename the file, or set name in its INFO",
         )
     _files[name] = file
     backend_info.cache_clear()
@@ -245,4 +255,6 @@ def _check_contract(origin: str, module: Any) -> None:
         value, possible = getattr(info, field), get_args(kind)
         if get_origin(kind) is Literal and value not in possible:
             words = ", ".join(f'"{word}"' for word in possible)
-            raise UsageError(f"{origin}: {field} of its INFO is {value!r}", f"one of {words}")
+            raise UsageError(
+                f"{origin}: {field} of its INFO is {value!r}", f"set it to one of {words}"
+            )

@@ -65,12 +65,15 @@ def read_backend_file(word: str, folder: Path) -> BackendFile:
     except FileNotFoundError as e:
         raise UsageError(f"no file {match['path']}", "name a backend's file: ./my.py") from e
     except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"{match['path']} cannot be read: {first_line(e)}", HELP) from e
+        raise UsageError(
+            f"{match['path']} cannot be read: {first_line(e)}",
+            "a backend's file is UTF-8 text that you may read",
+        ) from e
     if len(content) > MOST_BYTES:
         raise UsageError(
             f"{match['path']} has {len(content):,} bytes; a backend's file has at most"
             f" {MOST_BYTES:,}",
-            "announce it as an entry point of a package: " + HELP,
+            "make it a package with an entry point (collbench help backends)",
         )
     return BackendFile(str(path), match["maker"] or MAKER, text)
 

@@ -9,7 +9,7 @@ FEATURE = Feature(
         Command(
             "backends",
             "command:make_group",
-            "List backends, check that one does what it says, begin one of your own.",
+            "List backends, check that one keeps its contract, start your own.",
             is_group=True,
         ),
     ),

@@ -40,7 +40,7 @@ NAMED = 3  # wrong rows, or reasons, that one line names
 ONCE = Policy(
     iters=1, warmup=0, batch=1, cache="hot", order="size", max_seconds=1.0, min_seconds=0.0
 )
-BARRED = """
+IMPORT_PROGRAM = """
 import sys, time
 for name in {heavy!r}:
     sys.modules[name] = None
@@ -79,7 +79,7 @@ def check_backend(name: str, quick: bool, tell: Callable[[str], object]) -> Iter
     right = _pick_case([record.case for record in meaning.records if record.status == "ok"])
     if right is None:
         return
-    tell("what ranks see of it")
+    tell("checks on the ranks")
     yield from ask_ranks(name, quick)
     tell("groups")
     yield check_groups(right)
@@ -90,7 +90,7 @@ def check_backend(name: str, quick: bool, tell: Callable[[str], object]) -> Iter
     yield _check_again(right)
 
 
-def describe_library(name: str) -> str:
+def describe_origin(name: str) -> str:
     """Where the backend comes from, in words, for a table's head."""
     from collbench.core.backend_info import find_origin
 
@@ -135,7 +135,7 @@ def check_import(name: str) -> CheckRow:
     reader, word = (
         ("resolve_backend", f"{file.path}:{file.maker}") if file else ("backend_info", name)
     )
-    program = BARRED.format(heavy=HEAVY, reader=reader, word=word)
+    program = IMPORT_PROGRAM.format(heavy=HEAVY, reader=reader, word=word)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
@@ -250,7 +250,7 @@ def ask_ranks(name: str, quick: bool) -> Iterator[CheckRow]:
     notes = [record.note for record in done.records if record.note]
     if findings.at or done.trouble or not findings.rows:
         where = findings.at or "contract"
-        trouble = done.trouble or next(iter(notes), "ranks have said nothing")
+        trouble = done.trouble or next(iter(notes), "the ranks reported nothing")
         yield CheckRow(check=where, state="failed", text=trouble)
 
 
@@ -300,7 +300,7 @@ def check_planted(right: Case, patience: float) -> CheckRow:
         troubles.append(f"left behind: {', '.join(left[:NAMED])}")
     if troubles:
         return CheckRow(check="planted", state="failed", text="; ".join(troubles))
-    text = "corrupt, drop and hang of rank 1 are told, and nothing is left behind"
+    text = "a flipped bit, an exit and a hang of rank 1 are all reported; nothing is left behind"
     return CheckRow(check="planted", state="ok", text=text)
 
 
@@ -311,7 +311,7 @@ def judge_fault(fault: str, done: Finished, most_seconds: float) -> str:
         found = any(record.status == "wrong" for record in done.records)
         return "" if found else f"the flipped bit was not found ({notes.strip() or 'all right'})"
     if not notes.strip():
-        return "nobody noticed"
+        return "the fault was not reported"
     if "rank 1" not in notes and "ranks 1" not in notes:
         return f"rank 1 is not named: {notes.strip()}"
     if done.seconds > most_seconds:
@@ -348,6 +348,6 @@ def _check_again(right: Case) -> CheckRow:
     for process in both:
         _, said = process.communicate()
         if process.returncode:
-            last = (said.strip().splitlines() or ["no word"])[0]
-            return CheckRow(check="again", state="failed", text=f"two commands at once: {last}")
+            first = (said.strip().splitlines() or ["no word"])[0]
+            return CheckRow(check="again", state="failed", text=f"two commands at once: {first}")
     return CheckRow(check="again", state="ok", text="two commands at once")

@@ -1,4 +1,4 @@
-"""The commands `collbench backends …`: those that there are, one in full, checked, or begun."""
+"""The commands `collbench backends …`: list, show, check, write and unpack backends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NewOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
-    """The backend whose library is to be laid out, and where its wheels are."""
+    """The backend whose library is to be unpacked, and where its wheels are."""
 
     backend: Name
     wheels: Annotated[Path, Option("--wheels", help="The folder with downloaded wheels.")]
@@ -63,7 +63,7 @@ class FetchOptions:
 
 
 def make_group() -> typer.Typer:
-    """List backends, check that one does what it says, begin one of your own."""
+    """List backends, check that one keeps its contract, start your own."""
     app = commands.make_app(
         {"list": list_, "show": show, "check": check, "new": new, "fetch": fetch}
     )
@@ -94,13 +94,13 @@ def show(options: ShowOptions) -> None:
 def check(options: CheckOptions) -> None:
     """Check that a backend does what its INFO says and its calls promise.
 
-    Every collective, datatype, reduction, root and place is run and compared bit for bit; results
-    that are stale or come too early, changed inputs, leaks, threads, planted faults and groups are
-    looked for. Exit code 1 if a check failed, 3 if nothing could be checked.
+    Every collective, datatype, reduction and root is run, in place and out of place, and compared
+    bit for bit; results that are stale or come too early, changed inputs, leaks, threads, planted
+    faults and groups are looked for. Exit code 1 if a check failed, 3 if nothing could be checked.
     """
     from collbench.cli import outputs
     from collbench.core.text import print_message
-    from collbench.features.backends.check import check_backend, describe_library
+    from collbench.features.backends.check import check_backend, describe_origin
     from collbench.features.backends.view import judge_rows, make_document
     from collbench.machine.load import measure_load
     from collbench.run.refusal import refuse_unknown_backends
@@ -114,20 +114,20 @@ def check(options: CheckOptions) -> None:
     rows = list(
         check_backend(name, options.quick, lambda check: print_message(f"{name}: {check} …"))
     )
-    document = make_document(name, describe_library(name), rows, options.quick)
+    document = make_document(name, describe_origin(name), rows, options.quick)
     outputs.deliver_document(document, options.output_format)
     raise typer.Exit(judge_rows(rows)[0])
 
 
 def new(options: NewOptions) -> None:
-    """Write a backend of your own to begin with: an example that passes `check`."""
+    """Write an example backend to start from, which passes `check`."""
     from collbench.run.backends import _skeleton
 
     path = options.path
     if path.suffix != ".py":
         raise UsageError(f"{path} is no Python file", "name it FILE.py")
     if path.exists():
-        raise UsageError(f"{path} is there already", "name another file")
+        raise UsageError(f"{path} exists already", "name another file")
     text = Path(_skeleton.__file__).read_text()
     try:
         path.write_text(text.replace("FILE.py", path.name))
@@ -137,14 +137,12 @@ def new(options: NewOptions) -> None:
 
 
 def fetch(options: FetchOptions) -> None:
-    """Lay out downloaded wheels of a library that pip cannot install as a whole."""
+    """Unpack downloaded wheels of a library that pip cannot install as a whole."""
     from collbench.core.backend_info import find_module
     from collbench.run.refusal import refuse_unknown_backends
 
     refuse_unknown_backends([options.backend])
     lay_out = getattr(find_module(options.backend), "fetch", None)
     if lay_out is None:
-        raise UsageError(
-            f"{options.backend} needs nothing to be laid out", "pip installs all of it"
-        )
+        raise UsageError(f"{options.backend} has nothing to fetch", "pip installs all of it")
     typer.echo(lay_out(options.wheels))

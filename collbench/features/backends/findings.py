@@ -26,17 +26,17 @@ class ContractFindings(msgspec.Struct, frozen=True, kw_only=True):
 
 MEANINGS = {
     "import": "INFO is read without loading a library",
-    "meaning": "every collective, datatype, reduction, root and place gives the right bits",
+    "meaning": "every collective, datatype and reduction gives the right bits",
     "first calls": "the first calls of new sizes are right",
     "stale": "a result comes from the call that was made last, and from no other",
     "honest": "run() returns when the result is there, not before",
     "input": "out of place, what was sent is as it was",
     "worlds": "two worlds live in one process",
     "groups": "groups of ranks keep to themselves",
-    "overhead": "bare() is the way into the library with nothing to do",
+    "overhead": "bare() calls the library with nothing to do, on one rank alone",
     "leaks": "calls and prepared calls leave nothing behind",
     "threads": "as many threads run as INFO says",
     "output": "nothing is written to standard output",
     "planted": "faults are noticed, and the right rank is named",
-    "again": "two worlds at once, and one after another",
+    "again": "two commands at once do not disturb each other",
 }

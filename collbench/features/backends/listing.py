@@ -50,22 +50,27 @@ def make_list() -> Document:
 SAID: tuple[tuple[str, Callable[[BackendInfo], str]], ...] = (
     ("what it is", lambda info: info.about),
     ("here", _describe_here),
-    ("versions that decide", lambda info: ", ".join(info.packages) or "those of torch and numpy"),
+    ("versions recorded", lambda info: ", ".join(info.packages) or "those of torch and numpy"),
     ("settings it reads", lambda info: ", ".join(f"{word}…" for word in info.settings) or "none"),
     ("where ranks work", lambda info: {"": "CPUs", "each": "a GPU each"}.get(info.gpu, "GPUs")),
     ("threads of a rank", lambda info: str(info.threads) if info.threads else "not known"),
-    ("bound to cores", lambda info: "where there are enough" if info.binds else "no"),
+    ("bound to cores", lambda info: "yes, if there are enough" if info.binds else "no"),
     ("own algorithms", lambda info: "yes" if info.native else "no: --algo names one"),
     ("messages", lambda info: "yes" if info.messages else "no: none for pairs and --algo"),
     ("groups", lambda info: info.groups),
     ("worlds in a process", lambda info: info.worlds),
     ("in the background", lambda info: info.background),
-    ("collectives it lacks", lambda info: ", ".join(info.lacks) or "it says when it is asked"),
+    (
+        "collectives it lacks",
+        lambda info: ", ".join(info.lacks) or "none listed; it may refuse a case",
+    ),
     ("results", lambda info: "in memory of its own" if info.owns_results else "in the buffers"),
-    ("beside the collective", lambda info: info.call_path or "nothing that it tells of"),
+    ("overhead of a call", lambda info: info.call_path or "none stated"),
     (
         "how ranks start",
-        lambda info: {"fork": "forked", "none": "never"}.get(info.launch, "mpirun"),
+        lambda info: {"fork": "forked", "none": "not at all: times are predicted"}.get(
+            info.launch, "mpirun"
+        ),
     ),
 )
 

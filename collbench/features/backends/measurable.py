@@ -1,5 +1,4 @@
-"""The contract of a backend as suites have it: a table [[contract]] with nothing in it but how much
-time it may take."""
+"""The contract of a backend as suites have it: a table [[contract]], whose only key is quick."""
 
 from __future__ import annotations
 
@@ -50,7 +49,9 @@ class _Contracts:
         try:
             return msgspec.convert(dict(table), ContractRequest)
         except msgspec.ValidationError as e:
-            raise UsageError(f"{where}: {first_line(e)}", "quick = true, or nothing") from e
+            raise UsageError(
+                f"{where}: {first_line(e)}", "its only key is quick: quick = true, or leave it out"
+            ) from e
 
     def resolve(
         self, request: ContractRequest, ranks: int, is_given: bool, backends: Sequence[str]

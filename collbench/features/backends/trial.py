@@ -188,7 +188,8 @@ class ContractTrial:
         made = f"{number} sizes up to {format_size(self._largest)}, {calls} calls each"
         if not wrong:
             return "ok", made
-        return "failed", f"{len(wrong)} calls of {made} are wrong, first {wrong[0]}"
+        text = f"{len(wrong)} of {number * calls} calls gave wrong data ({made}); the first:"
+        return "failed", f"{text} {wrong[0]}"
 
     def _check_stale(self) -> Said:
         """Without a call, nothing is to be had; after one, its result and not the last one's."""
@@ -209,14 +210,14 @@ class ContractTrial:
             self._meet()
             rig.run()
             if rig.count_wrong(2):
-                return "failed", f"{case.collective}: a result is the one of other data"
+                return "failed", f"{case.collective}: run() gave the result of earlier data"
         return "ok", format_count(len(self._cases), "collective")
 
     def _check_honest(self) -> Said:
         """Rank 0 calls, the others come later: its result needs their data."""
         case = next((case for case in self._cases if case.collective in GATHERING), None)
         if case is None or case.n == 1:
-            return "skipped", "no collective here has a rank wait for others"
+            return "skipped", "none of its collectives makes a rank wait for others"
         rig = self._make_rig(case)
         for number in (1, 2):
             rig.fill(number)
@@ -276,7 +277,7 @@ class ContractTrial:
         """The way into the library, made by rank 0 alone, beside the smallest call."""
         rig = self._make_rig(self._resize(self._cases[0], SMALL))
         if rig.call.bare is None:
-            return "skipped", "the backend has no bare()"
+            return "skipped", "its Call has no bare()"
         whole = self._time_calls(rig, 100)
         self._meet()
         bare, trouble = 0.0, ""

@@ -32,9 +32,10 @@ def judge_rows(rows: Sequence[CheckRow]) -> tuple[Exit, str]:
         return Exit.BAD, f"{format_count(len(failed), 'check')} failed: {', '.join(failed)}"
     skipped = ", ".join(row.check for row in rows if row.state == "skipped")
     if counts["ok"] + counts["note"] < 2 or "meaning" in skipped:
-        return Exit.NO_VERDICT, f"nothing is decided: not checked: {skipped or 'all'}"
+        return Exit.NO_VERDICT, f"no verdict, as nothing could be checked of: {skipped or 'all'}"
     tail = f"; not checked: {skipped}" if skipped else ""
-    return Exit.OK, f"it does what it says, by {counts['ok'] + counts['note']} checks{tail}"
+    noted = f", {counts['note']} of them with a note" if counts["note"] else ""
+    return Exit.OK, f"{counts['ok'] + counts['note']} checks passed{noted}{tail}"
 
 
 def make_document(name: str, origin: str, rows: Sequence[CheckRow], quick: bool) -> Document:

@@ -29,17 +29,18 @@ def do_nothing() -> None:
 
 
 class Call(NamedTuple):
-    """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued
-    (see finish); ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to
-    itself. ``ran`` names a reference algorithm with all its parameters. ``waits`` says that on a
-    device, too, ``run()`` returns only when it is done. ``bare()`` is the same call with nothing to
-    do, by this rank alone: what is left of ``run()`` without its work. ``note`` is for the record:
-    what a reader of its times must know of the call.
+    """A prepared call: on CPUs ``run()`` returns when this rank's result is there; on a device it
+    may return once all is issued, and the backend's ``finish()`` is called. ``submit()`` returns a
+    handle with ``wait()``, None where a call cannot be left to itself. ``ran`` names a reference
+    algorithm with all its parameters. ``waits`` says that on a device, too, ``run()`` returns only
+    when it is done. ``bare()`` is the same call with nothing to do, by this rank alone: what is
+    left of ``run()`` without its work. ``note`` is for the record: what a reader of its times must
+    know of the call.
 
     ``load`` and ``store`` are for libraries that cannot work in torch's memory, and are never
-    timed. ``load()``: what the call reads has been filled, hand it to the library and forget what
-    the last ``run()`` made. ``store()``: bring what the last ``run()`` since then made to what the
-    call writes; where there was none, leave that as it is.
+    timed. ``load()`` hands ``send``, which has been filled, to the library and drops any earlier
+    result. ``store()`` copies the result of the last ``run()`` to ``recv``; where nothing ran since
+    ``load()``, it leaves ``recv`` unchanged.
     """
 
     run: Callable[[], object]
@@ -124,9 +125,9 @@ class Backend(Protocol):
 
 
 class Base:
-    """What most backends answer to the questions that few are asked. ``open`` and ``prepare`` are a
-    backend's own, and ``library``, which it sets when it is opened: name and version of what does
-    the work, and each setting that it had to choose."""
+    """Defaults for a backend's methods. A backend defines ``open`` and ``prepare`` itself, and sets
+    ``library`` in ``open``: name and version of what does the work, and each setting that it had to
+    choose."""
 
     policy = Policy()
     control: Control | None = None

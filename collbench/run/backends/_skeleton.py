@@ -22,8 +22,12 @@ def refuse(case: Any) -> str:
     """Why the library never runs ``case``; else an empty string."""
     if case.collective not in ("all_reduce", "all_gather", "broadcast"):
         return f"this library has no {case.collective}"
-    if case.in_place or case.dtype not in DTYPES or (case.row.reduces and case.op not in REDUCE):
-        return f"this library has no {case.op} of {case.dtype} there; it works out of place"
+    if case.in_place:
+        return "this library does nothing in place (--place out)"
+    if case.dtype not in DTYPES:
+        return f"this library has no datatype {case.dtype}"
+    if case.row.reduces and case.op not in REDUCE:
+        return f"this library does not reduce by {case.op}"
     return ""
 
 
@@ -32,7 +36,7 @@ INFO = BackendInfo(  # read without torch or the library: import them below, whe
     packages=("numpy",),  # whose versions decide times
     threads=2,  # of a rank that must run at once
     messages=False,  # none from rank to rank for --algo; only the library's own collectives
-    groups="partition",  # --split works: self.control is the group of this rank
+    groups="partition",  # --split works if every rank is in a group, which find_group gives
     background="none",
     owns_results=True,
     contract=1,
@@ -42,11 +46,11 @@ INFO = BackendInfo(  # read without torch or the library: import them below, whe
 
 def create(name: str) -> Any:
     """The backend, not opened."""
-    return Pickling()
+    return Example()
 
 
-class Pickling(Base):
-    """Arrays as messages."""
+class Example(Base):
+    """Runs collectives of numpy arrays; put your library here."""
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         """Join ``n`` ranks. Raise CannotRun(message, hint) where that cannot be done."""

@@ -54,12 +54,12 @@ def rows(*states: State) -> list[CheckRow]:
 @pytest.mark.parametrize(
     ("states", "code", "says"),
     [
-        (("ok", "ok", "note"), Exit.OK, "by 3 checks"),
+        (("ok", "ok", "note"), Exit.OK, "3 checks passed, 1 of them with a note"),
         (("ok", "ok", "skipped"), Exit.OK, "not checked: first calls"),
         (("ok", "failed", "ok"), Exit.BAD, "1 check failed: meaning"),
-        (("ok", "skipped"), Exit.NO_VERDICT, "nothing is decided"),
-        (("note", "skipped", "ok", "ok"), Exit.NO_VERDICT, "nothing is decided"),
-        ((), Exit.NO_VERDICT, "nothing is decided"),
+        (("ok", "skipped"), Exit.NO_VERDICT, "no verdict"),
+        (("note", "skipped", "ok", "ok"), Exit.NO_VERDICT, "no verdict"),
+        ((), Exit.NO_VERDICT, "no verdict"),
     ],
 )
 def test_a_verdict_needs_what_decides_it(states: tuple[State, ...], code: Exit, says: str) -> None:
@@ -74,7 +74,7 @@ def test_a_verdict_needs_what_decides_it(states: tuple[State, ...], code: Exit, 
         ("drop:1", "rank 0 on h (pid 3) exited with 70 while measuring", 3.0, "not named"),
         ("hang:1", "rank 1 on h has not moved for 5 s", 8.0, ""),
         ("hang:1", "rank 1 on h has not moved for 5 s", 80.0, "it took 80 s"),
-        ("hang:1", "", 1.0, "nobody noticed"),
+        ("hang:1", "", 1.0, "was not reported"),
         ("corrupt:1", "", 1.0, "was not found"),
     ],
 )
