@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from needed import need_backend
+from needs import need_backend
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 
 from collbench.run.refusal import refuse_case

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from needed import need_backend
+from needs import need_backend
 from paths import before
 from sweeping import FEW, ONE, read_csv, read_records, run_without, write_suite
 

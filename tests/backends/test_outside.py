@@ -243,7 +243,7 @@ def test_other_runs_do_not_depend_on_a_file(cli) -> None:
     [
         ((("def create(", "def make("),), "my.py has no function create(name)", "help backends"),
         ((("INFO = ", "INFORMATION = "),), "my.py has no INFO", "help backends"),
-        ((("    contract=1,\n", ""),), "my.py is made for contract 0", "set contract=1"),
+        ((("    contract=1,\n", ""),), "my.py names no contract", "set contract=1"),
         ((("contract=1", "contract=2"),), "my.py is made for contract 2", "set contract=1"),
         (
             (("from typing import Any", "from typing import Any\nimport gone_away"),),
