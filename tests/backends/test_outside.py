@@ -254,13 +254,18 @@ def test_other_runs_do_not_depend_on_a_file(cli) -> None:
         (
             (("contract=1", 'contract=1, name="gloo"'),),
             "my.py: a backend of collbench's own has the name gloo",
-            "give it another",
+            "rename the file",
         ),
-        ((("contract=1", 'contract=1, name="all"'),), "'all' is no name", "set name in its INFO"),
+        ((('groups="partition"', 'groups="some"'),), "groups of its INFO is 'some'", '"any"'),
+        (
+            (("contract=1", 'contract=1, name="all"'),),
+            "'all' is a reserved word",
+            "set name in its INFO",
+        ),
         (
             (("    if case.collective not in", "    1 / 0\n    if case.collective not in"),),
             "backend my: refuse of its INFO raised ZeroDivisionError: division by zero",
-            "it returns text",
+            "or an empty string",
         ),
     ],
 )
@@ -276,9 +281,9 @@ def test_a_file_that_does_not_keep_the_contract_is_refused(
     [
         ("./gone.py", "no file ./gone.py", "name a backend's file: ./my.py"),
         ("./my.py:other", "my.py has no function other(name)", "help backends"),
-        ("./gloo.py", "gloo.py: a backend of collbench's own has the name gloo", "give it another"),
+        ("./gloo.py", "gloo.py: a backend of collbench's own has the name gloo", "rename the file"),
         ("./My-Backend.py", "'My-Backend' is no name for a backend", "a letter first"),
-        ("./my.py,other/my.py", "my.py has the name my already", "give it another"),
+        ("./my.py,other/my.py", "my.py has the name my already", "rename the file"),
     ],
 )
 def test_a_word_that_names_no_backend_is_refused(
