@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -296,7 +297,7 @@ def check_planted(right: Case, patience: float) -> CheckRow:
         done = _measure(Suite(name="planted", axes=_like(right), policy=policy))
         if trouble := judge_fault(fault, done, patience + GRACE_S):
             troubles.append(f"{fault}: {trouble}")
-    if left := sorted(_list_left() - before):
+    if left := sorted(filter(is_abandoned, _list_left() - before)):
         troubles.append(f"left behind: {', '.join(left[:NAMED])}")
     if troubles:
         return CheckRow(check="planted", state="failed", text="; ".join(troubles))
@@ -330,6 +331,15 @@ def _list_left() -> set[str]:
         for pid in (task / "children").read_text().split()
     }
     return names | children
+
+
+def is_abandoned(name: str) -> bool:
+    """Whether what a run may leave is nobody's now: other programs share memory meanwhile, too."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if name in maps.read_text():
+                return False
+    return True
 
 
 def _check_again(right: Case) -> CheckRow:

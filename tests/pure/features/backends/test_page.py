@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from collbench.core.backend_info import CONTRACT, BackendInfo
 from collbench.core.errors import Exit
-from collbench.features.backends.check import Finished, judge_fault
+from collbench.features.backends.check import Finished, is_abandoned, judge_fault
 from collbench.features.backends.findings import MEANINGS, CheckRow, State
 from collbench.features.backends.rig import Footprint
 from collbench.features.backends.trial import _list_grown
@@ -83,6 +85,17 @@ def test_a_fault_must_be_told_of_the_right_rank_in_time(
 ) -> None:
     said = judge_fault(fault, Finished([], (), [], trouble, seconds), 45.0)
     assert says in said and bool(says) == bool(said)
+
+
+def test_memory_that_somebody_shares_is_not_left_behind() -> None:
+    path = Path("/dev/shm") / f"collbench-test-{os.getpid()}"
+    path.write_bytes(b"\0" * mmap.PAGESIZE)
+    try:
+        assert is_abandoned(str(path))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert not is_abandoned(str(path))
+    finally:
+        path.unlink()
 
 
 def test_what_grows_is_told_with_what_made_it_grow() -> None:
