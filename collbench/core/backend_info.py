@@ -150,6 +150,7 @@ def backend_names() -> list[str]:
     return sorted({*own_backends(), *_files, *backend_sources.list_entry_points()})
 
 
+@cache
 def list_settings() -> tuple[str, ...]:
     """The prefixes of environment variables that some backend reads."""
     return tuple(sorted({word for info in list_infos().values() for word in info.settings}))
@@ -220,10 +221,21 @@ def register_file(file: BackendFile) -> str:
             f"{path.name}: {other} has the name {name} already",
             "rename the file, or set name in its INFO",
         )
-    _files[name] = file
-    backend_info.cache_clear()
-    list_infos.cache_clear()
+    if _files.get(name) != file:
+        _files[name] = file
+        _clear_caches()
     return str(name)
+
+
+def forget_file(name: str) -> None:
+    """Have a file's backend known no more in this process."""
+    del _files[name]
+    _clear_caches()
+
+
+def _clear_caches() -> None:
+    for cached in (backend_info, list_infos, list_settings):
+        cached.cache_clear()
 
 
 def _find_other(name: str, file: BackendFile) -> str:

@@ -38,6 +38,11 @@ class BackendFile(NamedTuple):
     text: str
 
     @property
+    def word(self) -> str:
+        """How a command line names it."""
+        return f"{self.path}:{self.maker}"
+
+    @property
     def label(self) -> str:
         """The file's name, without its folder."""
         return Path(self.path).name

@@ -56,19 +56,19 @@ CONTAINER_MARKS = (
 )
 
 
+# parts of names of settings that change what is told, not how fast it is
+QUIET = "DEBUG|_LOG|DUMP|COMM_ID|HOSTID"
+
+
 # key paths of what decides performance and stays the same on an unchanged machine
 RELEVANT = re.compile(
     r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
     r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
     r"|container\.(cpu_quota|marks\.\d+)|gpus\.links\..+"
     r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0|\w+_partition)"
-    r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
+    r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(" + QUIET + "))"
     r"((NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|MPIR_CVAR|I_MPI|CUDA|HIP|HSA|ROCR)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
-
-
-# parts of names of settings that change what is told, not how fast it is
-QUIET = re.compile("DEBUG|_LOG|DUMP|COMM_ID|HOSTID")
 
 
 def gather_facts(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _is_relevant(fact: str) -> bool:
         return True
     setting = fact.removeprefix("variables.")
     is_known = setting == fact or ALLOWED.fullmatch(setting)  # of which RELEVANT names all
-    return not is_known and setting.startswith(list_settings()) and not QUIET.search(setting)
+    return not is_known and setting.startswith(list_settings()) and not re.search(QUIET, setting)
 
 
 def _select_relevant(

@@ -139,10 +139,7 @@ def _call_on_rank(
         sent = tensor(values[rank], dtype=buffers.send.dtype)
         buffers.send.copy_(sent)
         control.barrier()
-        call = backend.prepare(case, buffers.send, buffers.recv)
-        call.load(), call.run()
-        backend.finish()
-        call.store()
+        backend.prepare(case, buffers.send, buffers.recv).run_with_data(backend.finish)
         control.barrier()
         if buffers.memory is not None:
             return Buffers(buffers.memory.tolist(), None)

@@ -31,6 +31,4 @@ def register(tmp_path: Path) -> Iterator[Register]:
 
     yield make
     for name in named:
-        backend_info._files.pop(name, None)
-    backend_info.backend_info.cache_clear()
-    backend_info.list_infos.cache_clear()
+        backend_info.forget_file(name)

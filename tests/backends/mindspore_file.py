@@ -74,10 +74,8 @@ class MindSpore(Base):
     _scheduler: subprocess.Popen[bytes] | None = None
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        from collbench.run.rank.control import Control
-
         with socket.create_server(("127.0.0.1", 0)) as free:  # where ranks of this host meet
-            port = (self.control or Control(rank, n)).broadcast(free.getsockname()[1])
+            port = self.find_group(rank, n).broadcast(free.getsockname()[1])
         place = {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port), "MS_WORKER_NUM": str(n)}
         os.environ |= place | {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
         if rank == 0:

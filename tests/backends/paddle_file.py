@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 from functools import partial
 from typing import Any
 
@@ -73,16 +72,12 @@ class Paddle(Base):
         return not case.in_place and case.collective in IN_PLACE
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        from collbench.run.rank.control import Control
-
-        with socket.create_server(("127.0.0.1", 0)) as free:  # where ranks of this host meet
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        everyone = (self.control or Control(rank, n)).collect(address)
+        everyone = self.find_group(rank, n).collect(self.find_free_address())
         os.environ |= {
             "PADDLE_TRAINER_ID": str(rank),
             "PADDLE_TRAINERS_NUM": str(n),
             "PADDLE_TRAINER_ENDPOINTS": ",".join(everyone),
-            "PADDLE_CURRENT_ENDPOINT": address,
+            "PADDLE_CURRENT_ENDPOINT": everyone[rank],
             "PADDLE_MASTER": everyone[0],
             "PADDLE_DISTRI_BACKEND": "gloo",
         }

@@ -71,10 +71,8 @@ class Pygloo(Base):
 
         import pygloo
 
-        from collbench.run.rank.control import Control
-
         folder = tempfile.mkdtemp(prefix="collbench-pygloo-") if rank == 0 else None
-        folder = (self.control or Control(rank, n)).broadcast(folder)
+        folder = self.find_group(rank, n).broadcast(folder)
         address = pygloo.transport.tcp.attr("127.0.0.1")
         self._rank, self._context = rank, pygloo.rendezvous.Context(rank, n)
         self._context.connectFullMesh(

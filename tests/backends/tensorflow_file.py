@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 from typing import Any
 
 from collbench.core.backend_info import BackendInfo
@@ -71,11 +70,7 @@ class TensorFlow(Base):
     """Raw collective operations, each in a traced function, of a cluster of workers."""
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        from collbench.run.rank.control import Control
-
-        with socket.create_server(("127.0.0.1", 0)) as free:  # where ranks of this host meet
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        workers = (self.control or Control(rank, n)).collect(address)
+        workers = self.find_group(rank, n).collect(self.find_free_address())
         task = {"type": "worker", "index": rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
         import tensorflow

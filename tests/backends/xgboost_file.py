@@ -72,15 +72,13 @@ class XGBoost(Base):
         from xgboost import __version__, collective
         from xgboost.tracker import RabitTracker
 
-        from collbench.run.rank.control import Control
-
         arguments = None
         if rank == 0:
             host = "127.0.0.1" if len(set(self.hosts)) < 2 else socket.gethostname()
             self._tracker = RabitTracker(n, socket.gethostbyname(host), sortby="task")
             self._tracker.start()
             arguments = self._tracker.worker_args()
-        arguments = (self.control or Control(rank, n)).broadcast(arguments)
+        arguments = self.find_group(rank, n).broadcast(arguments)
         collective.init(**arguments, dmlc_task_id=f"{rank:08}")  # ranks are sorted by this text
         self.library = f"XGBoost {__version__}"
         assert (collective.get_rank(), collective.get_world_size()) == (rank, n)

@@ -14,6 +14,6 @@ FEATURE = Feature(
         ),
     ),
     row_tables=(Entry(KIND, "rows:TABLE"),),
-    measurables=(Entry(KIND, "measurable:CONTRACT"),),
+    measurables=(Entry(KIND, "measurable:CONTRACTS"),),
     runners=(Entry(KIND, "runner:RUNNER"),),
 )

@@ -98,7 +98,7 @@ def describe_origin(name: str) -> str:
     return find_origin(name) or "collbench's own"
 
 
-def _measure(suite: Suite) -> Finished:
+def _measure_suite(suite: Suite) -> Finished:
     """Run a suite of the checks, of which nothing is kept."""
     reporter = Gathered()
     reporter.skips, reporter.arrived = (), []
@@ -133,9 +133,7 @@ def _make_axes(name: str, **values: Any) -> Axes:
 def check_import(name: str) -> CheckRow:
     """INFO read in a process of its own, in which libraries cannot be imported."""
     file = find_file(name)
-    reader, word = (
-        ("resolve_backend", f"{file.path}:{file.maker}") if file else ("backend_info", name)
-    )
+    reader, word = ("resolve_backend", file.word) if file else ("backend_info", name)
     program = IMPORT_PROGRAM.format(heavy=HEAVY, reader=reader, word=word)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -178,7 +176,7 @@ def sweep_everything(name: str, quick: bool) -> Finished:
             )
         )
     first, *others = sweeps
-    return _measure(Suite(name="meaning", axes=first, includes=tuple(others), policy=ONCE))
+    return _measure_suite(Suite(name="meaning", axes=first, includes=tuple(others), policy=ONCE))
 
 
 def judge_meaning(done: Finished) -> CheckRow:
@@ -244,7 +242,7 @@ def ask_ranks(name: str, quick: bool) -> Iterator[CheckRow]:
         policy=msgspec.structs.replace(ONCE, timeout=60.0),
         requests=(ContractRequest(quick=quick),),
     )
-    done = _measure(suite)
+    done = _measure_suite(suite)
     found = next((record.findings for record in done.records if record.findings), None)
     findings = msgspec.convert(found, ContractFindings) if found else ContractFindings(rows=[])
     yield from findings.rows
@@ -255,7 +253,7 @@ def ask_ranks(name: str, quick: bool) -> Iterator[CheckRow]:
         yield CheckRow(check=where, state="failed", text=trouble)
 
 
-def _like(right: Case, **values: Any) -> Axes:
+def _make_similar_axes(right: Case, **values: Any) -> Axes:
     """A sweep of one case like that which came out right."""
     return _make_axes(
         right.backend,
@@ -276,8 +274,8 @@ def check_groups(right: Case) -> CheckRow:
     if backend_info(right.backend).groups == "none":
         return CheckRow(check="groups", state="skipped", text="INFO.groups is none")
     what = f"{right.collective} with --split mod:2 on {GROUPED_RANKS} ranks"
-    axes = _like(right, ranks=(GROUPED_RANKS,), groups="mod:2", sizes=(4096, 65536))
-    done = _measure(Suite(name="groups", axes=axes, policy=ONCE))
+    axes = _make_similar_axes(right, ranks=(GROUPED_RANKS,), groups="mod:2", sizes=(4096, 65536))
+    done = _measure_suite(Suite(name="groups", axes=axes, policy=ONCE))
     bad = [record for record in done.records if record.status != "ok"]
     if done.trouble or bad or not done.records:
         notes = [record.note for record in bad] + [skip.reason for skip in done.skips]
@@ -294,7 +292,7 @@ def check_planted(right: Case, patience: float) -> CheckRow:
     for fault in ("corrupt:1", "drop:1", "hang:1"):
         timeout = patience if fault.startswith("hang") else None
         policy = msgspec.structs.replace(ONCE, inject=fault, iters=8, timeout=timeout)
-        done = _measure(Suite(name="planted", axes=_like(right), policy=policy))
+        done = _measure_suite(Suite(name="planted", axes=_make_similar_axes(right), policy=policy))
         if trouble := judge_fault(fault, done, patience + GRACE_S):
             troubles.append(f"{fault}: {trouble}")
     if left := sorted(filter(is_abandoned, _list_left() - before)):
@@ -345,7 +343,7 @@ def is_abandoned(name: str) -> bool:
 def _check_again(right: Case) -> CheckRow:
     """Two commands at once on one host, after all that was run before."""
     file = find_file(right.backend)
-    word = f"{file.path}:{file.maker}" if file else right.backend
+    word = file.word if file else right.backend
     command = [sys.executable, "-m", "collbench", right.collective, "--backend", word]
     command += ["-g", str(RANKS), "-b", "4096", "-e", "4096", "-n", "20", "-d", right.dtype]
     command += ["--algo", right.algorithm, "--no-save", "--format", "json", "--launcher", "local"]

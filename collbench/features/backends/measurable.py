@@ -62,4 +62,4 @@ class _Contracts:
         return ROW, 0
 
 
-CONTRACT = _Contracts()
+CONTRACTS = _Contracts()

@@ -17,8 +17,6 @@ from collbench.run.rank.check import Checker
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
-REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError)  # as a library refuses a call
-
 
 class Rig:
     """A call of ``case`` by an opened backend, in buffers of its own. ``control`` is the group that

@@ -19,12 +19,12 @@ from collbench.core.text import format_count, format_duration, format_size
 from collbench.features.backends.findings import CheckRow, ContractFindings, State
 from collbench.features.backends.measurable import Contract
 from collbench.features.backends.rig import (
-    REFUSALS,
     Rig,
     read_thread_seconds,
     take_footprint,
 )
 from collbench.run import refusal
+from collbench.run.backends import REFUSALS
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench, Sites
@@ -64,14 +64,14 @@ class ContractTrial:
             for name, check in self._list_checks():
                 yield
                 self._emit_so_far(name)
-                self._add(name, *self._agree(check))
+                self._add_row(name, *self._agree_on(check))
             written = sum(self._control.collect(count_written()))
         text = (
             f"{written:,} bytes, which collbench turns to standard error" if written else "nothing"
         )
-        self._add("output", "note" if written else "ok", text)
+        self._add_row("output", "note" if written else "ok", text)
         self._bench.board.enter(self._bench.rank, Phase.REPORTING)
-        return [] if self._bench.rank else [self._describe("")]
+        return [] if self._bench.rank else [self._describe_findings("")]
 
     def _list_checks(self) -> list[tuple[str, Callable[[], Said]]]:
         if not self._cases:
@@ -87,7 +87,7 @@ class ContractTrial:
             ("worlds", self._check_worlds),
         ]
 
-    def _agree(self, check: Callable[[], Said]) -> Said:
+    def _agree_on(self, check: Callable[[], Said]) -> Said:
         """What all ranks say of a check: the gravest, with the rank that says it, else rank 0's."""
         everyone = [tuple(said) for said in self._control.collect(check())]
         for state in ("failed", "note"):
@@ -97,17 +97,17 @@ class ContractTrial:
                     return own, text if alike else f"rank {rank}: {text}"
         return everyone[0]
 
-    def _add(self, name: str, state: State, text: str) -> None:
+    def _add_row(self, name: str, state: State, text: str) -> None:
         self._rows.append(CheckRow(check=name, state=state, text=text))
 
-    def _describe(self, at: str) -> FoundCase:
+    def _describe_findings(self, at: str) -> FoundCase:
         found = ContractFindings(rows=self._rows, at=at)
         return FoundCase(msgspec.to_builtins(found), stop="cut" if at else "")
 
     def _emit_so_far(self, at: str) -> None:
         """Have it known which check ranks are in, should they not come out of it."""
         if self._bench.rank == 0:
-            self._emit([self._describe(at)])
+            self._emit([self._describe_findings(at)])
 
     @contextmanager
     def _caught_output(self) -> Any:
@@ -160,11 +160,17 @@ class ContractTrial:
     def _beat(self) -> None:
         self._bench.board.beat(self._bench.rank)
 
-    def _meet(self) -> None:
+    def _run_filled(self, rig: Rig, number: int) -> None:
+        """Make a call on data of this ``number``, once all ranks have theirs."""
+        rig.fill(number)
+        self._meet_ranks()
+        rig.run()
+
+    def _meet_ranks(self) -> None:
         self._beat()
         self._control.barrier()
 
-    def _resize(self, case: Case, nbytes: int) -> Case:
+    def _resize_case(self, case: Case, nbytes: int) -> Case:
         """The case at another size that its ranks share evenly."""
         unit = case.n * case.type.size
         return msgspec.structs.replace(case, nbytes=max(unit, nbytes // unit * unit))
@@ -177,11 +183,9 @@ class ContractTrial:
         wrong: list[str] = []
         for index in range(number):
             case = self._cases[index % len(self._cases)]
-            rig = self._make_rig(self._resize(case, self._largest - 4096 * (index + 1)))
+            rig = self._make_rig(self._resize_case(case, self._largest - 4096 * (index + 1)))
             for call in range(calls):
-                rig.fill(call)
-                self._meet()
-                rig.run()
+                self._run_filled(rig, call)
                 if bad := rig.count_wrong(call):
                     size = format_size(rig.case.nbytes)
                     wrong.append(f"{case.collective} of {size}, call {call + 1}: {bad:,} wrong")
@@ -195,9 +199,7 @@ class ContractTrial:
         """Without a call, nothing is to be had; after one, its result and not the last one's."""
         for case in self._cases:
             rig = self._make_rig(case)
-            rig.fill(1)
-            self._meet()
-            rig.run()
+            self._run_filled(rig, 1)
             if rig.count_wrong(1):
                 return "failed", f"{case.collective}: wrong data"
             rig.fill(2)
@@ -207,7 +209,7 @@ class ContractTrial:
                     f"{case.collective}: load() was called and run() was not, yet store() brings a"
                     " result",
                 )
-            self._meet()
+            self._meet_ranks()
             rig.run()
             if rig.count_wrong(2):
                 return "failed", f"{case.collective}: run() gave the result of earlier data"
@@ -219,11 +221,9 @@ class ContractTrial:
         if case is None or case.n == 1:
             return "skipped", "none of its collectives makes a rank wait for others"
         rig = self._make_rig(case)
-        for number in (1, 2):
-            rig.fill(number)
-            self._meet()
-            if number == 1:
-                rig.run()
+        self._run_filled(rig, 1)
+        rig.fill(2)
+        self._meet_ranks()
         if self._control.rank:
             time.sleep(HELD_S)
         began = clock()
@@ -246,9 +246,7 @@ class ContractTrial:
         """What was sent, out of place."""
         for case in self._cases:
             rig = self._make_rig(case)
-            rig.fill(1)
-            self._meet()
-            rig.run()
+            self._run_filled(rig, 1)
             rig.call.store()
             if not rig.has_kept_input(1):
                 return "failed", f"{case.collective} has changed what was sent"
@@ -266,27 +264,25 @@ class ContractTrial:
         rigs = [self._make_rig(case), Rig(other, other.control or self._control, case, self._beat)]
         for number in range(4):
             for rig in rigs:
-                rig.fill(number)
-                self._meet()
-                rig.run()
+                self._run_filled(rig, number)
             if any(rig.count_wrong(number) for rig in rigs):
                 return "failed", f"{case.collective} is wrong with two worlds in one process"
         return "ok", "two worlds in one process, called in turns"
 
     def _check_overhead(self) -> Said:
         """The way into the library, made by rank 0 alone, beside the smallest call."""
-        rig = self._make_rig(self._resize(self._cases[0], SMALL))
+        rig = self._make_rig(self._resize_case(self._cases[0], SMALL))
         if rig.call.bare is None:
             return "skipped", "its Call has no bare()"
         whole = self._time_calls(rig, 100)
-        self._meet()
+        self._meet_ranks()
         bare, trouble = 0.0, ""
         if self._control.rank == 0:
             try:
                 bare = _find_median(rig.call.bare, 100)
             except Exception as e:  # whatever it is, it is the backend's
                 trouble = f"bare() raises {type(e).__name__}: {first_line(e)}"
-        self._meet()
+        self._meet_ranks()
         if trouble:
             return "failed", trouble
         if self._control.rank:
@@ -301,22 +297,22 @@ class ContractTrial:
     def _time_calls(self, rig: Rig, number: int) -> float:
         """The median ns of so many calls, one after the other."""
         rig.fill(0)
-        self._meet()
+        self._meet_ranks()
         return _find_median(rig.run, number)
 
     def _check_leaks(self) -> Said:
         """Memory, descriptors, threads and mappings before and after many calls, and many prepared
         ones."""
         calls, prepares = (500, 20) if self._quick else (2000, 50)
-        case = self._resize(self._cases[0], MIDDLE)
+        case = self._resize_case(self._cases[0], MIDDLE)
         rig = self._make_rig(case)
 
         def prepare() -> None:
             for _ in range(prepares):
-                self._repeat(self._make_rig(case), 1)
+                self._repeat_call(self._make_rig(case), 1)
 
         grown = [
-            *self._find_growth(lambda: self._repeat(rig, calls), f"{calls:,} calls"),
+            *self._find_growth(lambda: self._repeat_call(rig, calls), f"{calls:,} calls"),
             *self._find_growth(prepare, f"{prepares} prepared calls"),
         ]
         text = "; ".join(grown) or f"nothing after {calls:,} calls and {prepares} prepared ones"
@@ -334,9 +330,9 @@ class ContractTrial:
                 return []
         return grown
 
-    def _repeat(self, rig: Rig, number: int) -> None:
+    def _repeat_call(self, rig: Rig, number: int) -> None:
         rig.fill(0)
-        self._meet()
+        self._meet_ranks()
         for _ in range(number):
             rig.run()
 
@@ -344,10 +340,10 @@ class ContractTrial:
         """Threads of this rank that run while calls follow each other."""
         if self._info.gpu:
             return "skipped", "the work is done on GPUs"
-        rig = self._make_rig(self._resize(self._cases[0], MIDDLE))
+        rig = self._make_rig(self._resize_case(self._cases[0], MIDDLE))
         took = max(self._control.collect(self._time_calls(rig, 20)))
         (number,) = self._control.decide([max(20, min(20_000, int(BUSY_S * 1e9 / max(took, 1))))])
-        self._meet()
+        self._meet_ranks()
         before, began = read_thread_seconds(), time.perf_counter()
         for _ in range(number):
             rig.run()

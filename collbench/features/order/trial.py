@@ -39,7 +39,7 @@ from collbench.features.order.proving import (
 )
 from collbench.features.order.request import SumOrder
 from collbench.records.types import FirstWrong
-from collbench.run.backends import Call
+from collbench.run.backends import REFUSALS, Call
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.adding import find_output_offset
@@ -160,9 +160,7 @@ class OrderTrial:
 
         def issue(call: Call) -> None:
             bench.board.beat(bench.rank)
-            call.load(), call.run()
-            bench.backend.finish()
-            call.store()
+            call.run_with_data(bench.backend.finish)
 
         offset = find_output_offset(case, bench.rank)
         prober = Prober(views, partial(issue, call), bench.control, offset, case.op)
@@ -342,7 +340,7 @@ class OrderTrial:
         if not reason:
             try:
                 call.issue()
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
+            except REFUSALS as e:
                 reason = first_line(e)
         reasons = self._bench.control.collect(reason)
         if any(reasons) and not all(reasons):

@@ -126,7 +126,7 @@ def _make_case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "unif
 
 
 def refuse_step_case(
-    step: Step, case: Case, refuse: Callable[[Case], str] = lambda case: ""
+    step: Step, case: Case, refuse: Callable[[Case], str] = refusal.refuse_anywhere
 ) -> str:
     """The reason why a step cannot be run as ``case`` asks, else an empty string. ``refuse`` is
     called for each operation of the step."""
@@ -146,9 +146,7 @@ def refuse_step_case(
             return f"{where}: {case.backend} has no messages from rank to rank"
         for n in {len(group) for group in step.family(op.group)} - {1}:
             operation_case = _make_case(op, n, case.backend, case.algorithm)
-            if operation_case not in judged_cases and (
-                reason := refusal.refuse_anywhere(operation_case) or refuse(operation_case)
-            ):
+            if operation_case not in judged_cases and (reason := refuse(operation_case)):
                 return f"{where} of {format_size(op.nbytes)} {op.dtype}: {reason}"
             judged_cases.add(operation_case)
     return ""

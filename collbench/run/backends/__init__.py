@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collbench.run.rank.stream import Stream
 
 
+# what backends raise where the library refuses a call
+REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError)
+
+
 def do_nothing() -> None:
     """What a call has to do where there is nothing."""
 
@@ -51,6 +55,14 @@ class Call(NamedTuple):
     note: str = ""
     load: Callable[[], object] = do_nothing
     store: Callable[[], object] = do_nothing
+
+    def run_with_data(self, finish: Callable[[], object] = do_nothing) -> None:
+        """Make the call on what ``send`` holds now, and have its result in ``recv``. ``finish`` is
+        the backend's."""
+        self.load()
+        self.run()
+        finish()
+        self.store()
 
 
 class Backend(Protocol):

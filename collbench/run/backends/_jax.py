@@ -87,7 +87,7 @@ class Jax(Base):
         with world.refusing_alike():
             self._jax = load_jax()
         if not self._jax.distributed.is_initialized():
-            self._join(world)
+            self._join_world(world)
         devices = {device.process_index: device for device in self._jax.devices()}
         joined = self._jax.process_index(), len(devices), self._jax.local_device_count()
         if joined != (world.rank, world.n, 1):
@@ -101,7 +101,7 @@ class Jax(Base):
 
         self.library = f"jax {self._jax.__version__}, jaxlib {jaxlib.__version__}, x64, Gloo by XLA"
 
-    def _join(self, world: Control) -> None:
+    def _join_world(self, world: Control) -> None:
         address = offer_address(world)
         try:
             self._jax.distributed.initialize(
@@ -129,12 +129,12 @@ class Jax(Base):
         own = jax.sharding.Mesh([self._device], (AXIS,))
         over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
         dtype = jax.numpy.dtype(case.type.torch)
-        program = self._compile(case, mesh, len(send), dtype)
-        nothing = self._compile(case, own, 1, dtype)
+        program = self._compile_program(case, mesh, len(send), dtype)
+        nothing = self._compile_program(case, own, 1, dtype)
         zero = jax.device_put(
             np.zeros(1, dtype), jax.sharding.NamedSharding(own, jax.sharding.PartitionSpec(AXIS))
         )
-        lend = self._lender(send, dtype)
+        lend = self._make_lender(send, dtype)
         given: Any = None
         result: Any = None
 
@@ -160,7 +160,7 @@ class Jax(Base):
         load()
         return Call(run, None, bare=run_bare, load=load, store=store)
 
-    def _compile(self, case: Case, mesh: Any, count: int, dtype: Any) -> Callable[..., Any]:
+    def _compile_program(self, case: Case, mesh: Any, count: int, dtype: Any) -> Callable[..., Any]:
         """The program of ``case`` for ``count`` elements of each rank of a mesh."""
         members = tuple(device.id for device in mesh.devices.flat)
         key = case.collective, case.op, count, dtype, members
@@ -182,7 +182,7 @@ class Jax(Base):
         self._programs[key] = jax.jit(sharded).lower(shape).compile()
         return self._programs[key]
 
-    def _lender(self, send: Tensor, dtype: Any) -> Callable[[], Any]:
+    def _make_lender(self, send: Tensor, dtype: Any) -> Callable[[], Any]:
         """A function that makes an array of what ``send`` holds, in the same memory. Raises
         CannotRun where JAX would copy it."""
         if not len(send):

@@ -51,10 +51,10 @@ class Mlx(Base):
         self._rank, self._n = rank, n
         # a send waits in its stream until all is sent, so that receives need one of their own
         self._sending = self._mx.new_stream(self._mx.cpu)
-        self._ring = self._join(control.collect(address)) if n > 1 else None
+        self._ring = self._join_ring(control.collect(address)) if n > 1 else None
         self.library = f"mlx {self._mx.__version__}, ring over TCP"
 
-    def _join(self, addresses: list[str]) -> Any:
+    def _join_ring(self, addresses: list[str]) -> Any:
         """The ring of ranks that listen at ``addresses``. Raises CannotRun."""
         with make_private() as folder:
             path = folder / "ranks.json"
@@ -77,7 +77,7 @@ class Mlx(Base):
         return ring
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
-        mx, issue = self._mx, self._choose(case, len(recv))
+        mx, issue = self._mx, self._choose_call(case, len(recv))
         one = mx.ones(1)
         mx.eval(one)
         given: Any = None
@@ -85,7 +85,7 @@ class Mlx(Base):
 
         def load() -> None:
             nonlocal given, result
-            given, result = self._copy(case, send), None
+            given, result = self._copy_to_mlx(case, send), None
 
         def run() -> None:
             nonlocal result
@@ -103,7 +103,7 @@ class Mlx(Base):
 
         return Call(run, None, bare=run_bare, load=load, store=store)
 
-    def _copy(self, case: Case, send: Tensor) -> Any:
+    def _copy_to_mlx(self, case: Case, send: Tensor) -> Any:
         """An array of MLX's with the elements of ``send``."""
         mx, kind = self._mx, TYPES.get(case.dtype, case.dtype)
         if kind == "bfloat16":  # which numpy has not
@@ -113,7 +113,7 @@ class Mlx(Base):
         mx.eval(array)
         return array
 
-    def _choose(self, case: Case, count: int) -> Callable[[Any], tuple[Any, ...]]:
+    def _choose_call(self, case: Case, count: int) -> Callable[[Any], tuple[Any, ...]]:
         """A function that returns the arrays to evaluate, the result last."""
         distributed, ring = self._mx.distributed, self._ring
         if case.collective == "sendrecv":

@@ -168,8 +168,6 @@ class Mpi(Base):
     """The calls of an MPI library, by mpi4py."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.premultiplies = False
         self.library = "MPI"
         self._most = MOST
         self._functions: dict[str, Any] = {}

@@ -134,16 +134,8 @@ class OneCcl(Base):
     """The calls of oneCCL."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.premultiplies = False
         self.library = "oneCCL"
         self._groups: list[ctypes.c_void_p] = []
-
-    def refuse(self, case: Case) -> str:
-        return ""
-
-    def copies_first(self, case: Case) -> bool:
-        return False
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         world, control = make_world_control(), self.find_group(rank, n)
@@ -159,7 +151,7 @@ class OneCcl(Base):
             self._shim = Shim(library)
             version = self._shim.read_version()
         with refusing_errors():
-            address, kvs = self._meet(control)
+            address, kvs = self._meet_group(control)
             self._group = self._shim.join(n, rank, kvs or self._shim.come(address))
             self._groups.append(self._group)
             _, kvs = self._shim.meet()
@@ -174,7 +166,7 @@ class OneCcl(Base):
         functions.ccl_run.restype = functions.ccl_start.restype = functions.ccl_wait.restype = None
         self.library = " ".join([f"oneCCL {version}", *settings])
 
-    def _meet(self, control: Control) -> tuple[str, ctypes.c_void_p | None]:
+    def _meet_group(self, control: Control) -> tuple[str, ctypes.c_void_p | None]:
         """The address of the place where the group meets, and at its first rank a handle of it.
         Raises CannotRun on all ranks where the first cannot open one."""
         answer, place = ["", ""], None
@@ -198,13 +190,10 @@ class OneCcl(Base):
         call = PreparedCall(self._shim, arguments, self._group)
         self._shim.check(self._shim.functions.ccl_run(call.argument))
 
-    def allocate(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
-
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         functions = self._shim.functions
-        call = PreparedCall(self._shim, self._arguments(case, send, recv), self._group)
-        bare = PreparedCall(self._shim, self._nothing(case, send, recv), self._alone)
+        call = PreparedCall(self._shim, self._make_arguments(case, send, recv), self._group)
+        bare = PreparedCall(self._shim, self._make_nothing(case, send, recv), self._alone)
 
         def start() -> Started:
             functions.ccl_start(call.argument)
@@ -212,7 +201,7 @@ class OneCcl(Base):
 
         return Call(_bind(functions.ccl_run, call), start, bare=_bind(functions.ccl_run, bare))
 
-    def _arguments(self, case: Case, send: Tensor, recv: Tensor) -> Arguments:
+    def _make_arguments(self, case: Case, send: Tensor, recv: Tensor) -> Arguments:
         count = min(case.counts)
         arguments = Arguments(
             kind=COLLECTIVES.index(case.collective),
@@ -230,10 +219,10 @@ class OneCcl(Base):
             arguments.counts_from = _make_array(case.matrix[:, self._rank])
         return arguments
 
-    def _nothing(self, case: Case, send: Tensor, recv: Tensor) -> Arguments:
+    def _make_nothing(self, case: Case, send: Tensor, recv: Tensor) -> Arguments:
         """The arguments of the same call on this rank alone and without data, so that it has
         nothing to do."""
-        arguments = self._arguments(case, send, recv)
+        arguments = self._make_arguments(case, send, recv)
         arguments.root = arguments.next = arguments.previous = arguments.count = 0
         arguments.counts_to = arguments.counts_from = _make_array(np.zeros(1, int))
         return arguments

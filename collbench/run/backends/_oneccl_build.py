@@ -33,7 +33,7 @@ def build_shim(library: Library) -> Path:
         make_folder(path.parent)
         under_way = path.with_name(f".{path.stem}-{secrets.token_hex(4)}.so")
         try:
-            _compile(compiler, library, under_way)
+            _compile_shim(compiler, library, under_way)
             under_way.replace(path)
         finally:
             under_way.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ def find_compiler(environment: Mapping[str, str]) -> list[str]:
     raise CannotRun("oneccl needs a C++ compiler, and there is none on the PATH", HINT)
 
 
-def _compile(compiler: list[str], library: Library, path: Path) -> None:
+def _compile_shim(compiler: list[str], library: Library, path: Path) -> None:
     command = [*compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-I", str(library.include)]
     command += [str(SOURCE), "-o", str(path), f"-L{library.ccl.parent}", "-l:libccl.so.1"]
     try:

@@ -135,13 +135,13 @@ def lay_out_wheels(wheels: Path) -> Path:
     """The folder in which the files of oneCCL lie now that were in the ``wheels`` of a folder.
     Raises UsageError where one of the wheels is missing or damaged."""
     paths = _find_wheels(wheels)
-    version = _match(paths["oneccl_cpu"])["version"]
+    version = _match_wheel(paths["oneccl_cpu"])["version"]
     folder = cache_folder() / version
     make_folder(folder.parent)
     under_way = folder.with_name(f".{version}-{secrets.token_hex(4)}")
     try:
         for name, path in paths.items():
-            _extract(path, PARTS[name], under_way)
+            _extract_part(path, PARTS[name], under_way)
         _replace_folder(folder, under_way)
     except OSError as e:
         raise CannotRun(f"cannot lay out {folder}: {e.strerror or first_line(e)}") from e
@@ -156,7 +156,7 @@ def _find_wheels(folder: Path) -> dict[str, Path]:
         raise UsageError(f"--wheels {folder}: there is no such folder", DOWNLOAD)
     paths: dict[str, Path] = {}
     for path in sorted(folder.glob("*.whl")):
-        name = _match(path)["name"]
+        name = _match_wheel(path)["name"]
         if name in paths:
             raise UsageError(
                 f"--wheels {folder}: {paths[name].name} and {path.name} are two of one name",
@@ -166,25 +166,25 @@ def _find_wheels(folder: Path) -> dict[str, Path]:
             paths[name] = path
     if missing := [name.replace("_", "-") for name in PARTS if name not in paths]:
         raise UsageError(f"--wheels {folder}: no wheel of {', '.join(missing)}", DOWNLOAD)
-    versions = {name: _match(paths[name])["version"] for name in OF_ONE_VERSION}
+    versions = {name: _match_wheel(paths[name])["version"] for name in OF_ONE_VERSION}
     if len({*versions.values()}) > 1:
         listing = ", ".join(f"{name.replace('_', '-')} {of}" for name, of in versions.items())
         raise UsageError(f"--wheels {folder}: {listing} are not of one version", DOWNLOAD)
     return paths
 
 
-def _match(path: Path) -> dict[str, str]:
+def _match_wheel(path: Path) -> dict[str, str]:
     match = WHEEL.fullmatch(path.name)
     return match.groupdict() if match else {"name": "", "version": ""}
 
 
-def _extract(path: Path, part: Part, folder: Path) -> None:
+def _extract_part(path: Path, part: Part, folder: Path) -> None:
     """Lay out the ``part`` of a wheel, checked against its hashes. Raises UsageError where it is
     not there, or damaged."""
     try:
         with zipfile.ZipFile(path) as wheel:
             hashes = _read_hashes(wheel)
-            entries = list(_select(wheel.namelist(), part.names))
+            entries = list(_select_entries(wheel.namelist(), part.names))
             for entry, name in entries:
                 data = wheel.read(entry)
                 if hashes.get(entry) != hashlib.sha256(data).digest():
@@ -197,7 +197,7 @@ def _extract(path: Path, part: Part, folder: Path) -> None:
         raise UsageError(f"{path}: no {part.needed} in it", DOWNLOAD)
 
 
-def _select(entries: Iterable[str], names: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+def _select_entries(entries: Iterable[str], names: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """The entries that have one of the ``names`` below the place where pip lays files out, and
     these. One whose path leads elsewhere is none of them."""
     for entry in entries:

@@ -53,18 +53,10 @@ class SharedMemory(Base):
     """Schedules on memory that ranks of one host share."""
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.premultiplies = False
         self.library = "collbench shared memory (buffers are allocated in it)"
         self._buffers: list[Tensor] = []
         self._scratch: list[Tensor] = []
         self._base = 0
-
-    def refuse(self, case: Case) -> str:
-        return ""
-
-    def copies_first(self, case: Case) -> bool:
-        return False
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if missing := backend_info("shm").here():

@@ -242,7 +242,7 @@ class TorchDistributed(Base):
             self._at = _Site(rank, n, control.open_group(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(
-                f"backend {self.name} cannot be opened: {first_line(e)}", self._hint()
+                f"backend {self.name} cannot be opened: {first_line(e)}", self._choose_hint()
             ) from e
         if self.stream and self.control:
             self._everyone = make_world_control().open_group(self.name)
@@ -251,7 +251,7 @@ class TorchDistributed(Base):
                 self._at.group, Control(rank, n), self.device, level
             )
 
-    def _hint(self) -> str:
+    def _choose_hint(self) -> str:
         """What to do where torch cannot open this backend."""
         modules = list_imports()
         if not modules or self.name.lower() in dist.Backend.backend_list:

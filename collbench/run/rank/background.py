@@ -120,7 +120,7 @@ def _make_collective(bench: Bench, case: Case, backend: Backend) -> Task:
 
     def over(stop: bool) -> bool:
         flag_buffers.send.fill_(int(stop))
-        vote.load(), vote.run(), vote.store()
+        vote.run_with_data()
         return int(flag_buffers.recv.item()) == case.n
 
     def wrong() -> str:

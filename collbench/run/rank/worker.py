@@ -33,7 +33,7 @@ from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
 from collbench.run import backends, refusal
-from collbench.run.backends import Backend
+from collbench.run.backends import REFUSALS, Backend
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.world import Asked, Channel, Failure, Said
@@ -480,13 +480,15 @@ class Worker:
                 )
         return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
-    def _locate(self, error: BaseException) -> str:
+    def _locate_in_file(self, error: BaseException) -> str:
         """Where in a file's backend an error comes from, as what its author sees as a refusal may
         be a mistake of its own; else an empty string."""
         file = self._plan.file
-        frames = traceback.extract_tb(error.__traceback__) if file else []
-        lines = [frame.lineno for frame in frames if file and frame.filename == file.path]
-        return f" ({file.label}, line {lines[-1]})" if file and lines else ""
+        if file is None:
+            return ""
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file.path]
+        return f" ({file.label}, line {lines[-1]})" if lines else ""
 
     def _probe(self, case: Case, ranks: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a
@@ -508,13 +510,12 @@ class Worker:
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
                 call = prepare_call(self._backend, tiny, slot, self._policy.virtual)
-                call.load(), call.run(), call.store()
-                self._backend.finish()  # which raises what a call could not
+                call.run_with_data(self._backend.finish)  # which raises what a call could not
                 trouble = "" if ranks else None
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
+            except REFUSALS as e:
                 if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
                     raise
-                trouble = first_line(e) + self._locate(e)
+                trouble = first_line(e) + self._locate_in_file(e)
             troubles = [
                 trouble for trouble in self._control.collect(trouble) if trouble is not None
             ]
