@@ -48,29 +48,20 @@ ON_RANKS = {
     ),
     "a run() that a thread goes on with": Lie(
         (
+            ("def create(", "THREAD = ThreadPoolExecutor(1)\n\n\ndef create("),
+            (
+                "from typing import Any\n",
+                "from concurrent.futures import ThreadPoolExecutor\nfrom typing import Any\n",
+            ),
             ("        def run() -> None:\n", "        def work() -> None:\n"),
             (
                 "        def store() -> None:\n",
                 "        def run() -> None:\n"
-                "            nonlocal thread\n"
-                "            thread = threading.Thread(target=work)\n"
-                "            thread.start()\n\n"
+                "            THREAD.submit(work)\n\n"
                 "        def store() -> None:\n"
-                "            if thread is not None:\n"
-                "                thread.join()\n",
+                "            THREAD.submit(int).result()\n",
             ),
-            (
-                LOADED,
-                "nonlocal thread\n            thread = None\n            " + LOADED,
-            ),
-            (
-                "        result: Any = None\n",
-                "        result: Any = None\n        thread: Any = None\n",
-            ),
-            (
-                "        import numpy\n        import torch\n",
-                "        import threading\n\n        import numpy\n        import torch\n",
-            ),
+            (LOADED, "THREAD.submit(int).result()\n            " + LOADED),
         ),
         "honest",
         "run() took",
@@ -117,6 +108,8 @@ ON_RANKS = {
     ),
 }
 
+QUICK = ("a result that load() does not drop", "an input that is overwritten")
+
 
 def state_of(rows: list[CheckRow], name: str) -> CheckRow:
     found = [row for row in rows if row.check == name]
@@ -134,7 +127,13 @@ def test_ranks_find_nothing_in_the_example(register: Register) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in ON_RANKS.items()])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lie, id=name, marks=[] if name in QUICK else [pytest.mark.long])
+        for name, lie in ON_RANKS.items()
+    ],
+)
 def test_ranks_find_a_lie(register: Register, lie: Lie) -> None:
     rows = list(check.ask_ranks(register("liar", *lie.changes), quick=True))
     found = state_of(rows, lie.fails)
