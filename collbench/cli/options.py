@@ -12,17 +12,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from collbench.cli import parameters
+from collbench.cli import outputs, parameters
 from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, find_collective
 from collbench.core.errors import UsageError
 from collbench.core.text import print_message
+from collbench.records.types import End
 from collbench.run import refusal
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.order import Order
-from collbench.run.reporter import Reporter, Several
+from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
 from collbench.suite import arrivals, backgrounds, fields, grammar
 from collbench.suite.case import Limit, Mode
@@ -73,16 +74,18 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, find_collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
+    place, export = split_output(values["output"])
     order = Order(
         suite=suite,
         command=sys.argv,
-        **read_save_options(values["save"], values["output"], values["tag"]),
+        **read_save_options(values["save"], place, values["tag"]),
         budget=values["budget"],
         launcher=launcher,
         ray=ray,
     )
-    show = partial(make_reporter, values["output_format"], values["output_file"])
-    return Asked(order, partial(show, _select_fields(nccl.Options, values)), values["dry_run"])
+    show = partial(make_reporter, values["output_format"], values["output_file"], export=export)
+    nccl_options = _select_fields(nccl.Options, values)
+    return Asked(order, partial(show, options=nccl_options), values["dry_run"])
 
 
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
@@ -354,9 +357,22 @@ def read_save_options(save: bool, output: Path | None, tag: str) -> dict[str, An
             f"--output {output}: a run cannot be saved to standard output",
             "name a file; --format json prints the run to standard output",
         )
+    if output and output.suffix in outputs.RUN_ENDINGS and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: here a run's file ends in .jsonl",
+            f"collbench report @last -o {output} writes it afterwards",
+        )
     if tag and not save:
         _print_once(f"--tag {tag} finds nothing: --no-save keeps no run")
     return {"save": save, "output": output, "tag": tag}
+
+
+def split_output(output: Path | None) -> tuple[Path | None, Path | None]:
+    """What --output names as the place for a run's file or files, and as a file for other programs,
+    which its ending tells."""
+    if output and output.suffix in outputs.RUN_ENDINGS and not output.is_dir():
+        return None, output
+    return output, None
 
 
 def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
@@ -433,11 +449,27 @@ def add_budget(order: Order, budget: str) -> Order:
     return msgspec.structs.replace(order, budget=seconds)
 
 
+class RunExport(Gathered):
+    """Writes a run for other programs when it ends: .prom, .otlp or .parquet. Raises UsageError and
+    CannotRun where that cannot be, before and after."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._format = path, outputs.SUFFIXES[path.suffix]
+        outputs.check_file(path, self._format, option="--output")
+
+    def end(self, end: End, path: Path | None) -> None:
+        super().end(end, path)
+        outputs.write_runs([self.file], self._path, self._format)
+
+
 def make_reporter(
-    name: str, output_file: Path | None = None, options: nccl.Options = nccl.DEFAULTS
+    name: str,
+    output_file: Path | None = None,
+    options: nccl.Options = nccl.DEFAULTS,
+    export: Path | None = None,
 ) -> Reporter:
-    """The reporter that prints a run while it goes on, in the format ``name``. Raises
-    UsageError."""
+    """The reporter that prints a run while it goes on, in the format ``name``, and writes it to
+    ``output_file`` as nccl-tests does and to ``export``. Raises UsageError."""
     document = nccl_json.Document(output_file, options) if output_file else None
     get_outputs = (lambda: document.written) if document else None
     makers: dict[str, Callable[[], Reporter]] = {
@@ -460,4 +492,6 @@ def make_reporter(
         reporters.append(live.Status(says_busy=name not in ("nccl", "nccl-filled", "imb")))
     if document:
         reporters.append(document)
+    if export:
+        reporters.append(RunExport(export))
     return Several(*reporters)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 if TYPE_CHECKING:
+    from collbench.records.types import RunFile
     from collbench.show.document import Document
 
 
@@ -21,10 +22,26 @@ MARKS = {
     "html": "<!-- collbench",
     "junit": '<testsuite name="collbench',
     "prometheus": "# HELP collbench_",
+    "otlp": '"service.name","value":{"stringValue":"collbench"',
+    "parquet": "collbench.schema",
 }
 
 
-SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
+SUFFIXES = {
+    ".md": "md",
+    ".json": "json",
+    ".html": "html",
+    ".xml": "junit",
+    ".prom": "prometheus",
+    ".otlp": "otlp",
+    ".parquet": "parquet",
+}
+
+
+RUN_FORMATS = ("prometheus", "otlp", "parquet")  # that a run has, besides pages
+
+
+RUN_ENDINGS = tuple(suffix for suffix, name in SUFFIXES.items() if name in RUN_FORMATS)
 
 
 PLOTLYJS = ("inline", "cdn", "directory")  # how a page comes by plotly.js
@@ -45,11 +62,15 @@ def check_outputs(
         check_file(path, SUFFIXES[path.suffix], plotlyjs)
 
 
-def check_file(path: Path, name: str, plotlyjs: str = "inline") -> None:
-    """Whether ``write_file`` may write there. Raises UsageError and CannotRun."""
+def check_file(path: Path, name: str, plotlyjs: str = "inline", option: str = "-o") -> None:
+    """Whether ``write_file`` or ``write_runs`` may write there. Raises UsageError and CannotRun."""
     from collbench.core.files import refuse_foreign_file
 
-    refuse_foreign_file(path, MARKS[name])
+    if name == "parquet":
+        from collbench.show.parquet import find_pyarrow
+
+        find_pyarrow()
+    refuse_foreign_file(path, MARKS[name], option, at_end=name == "parquet")
     if name == "html" and plotlyjs == "directory":
         from collbench.show import html
 
@@ -88,18 +109,35 @@ def write_file(
     return [(file, len(text.encode())) for file, text, _ in files]
 
 
+def write_runs(files: Sequence[RunFile], path: Path, name: str) -> int:
+    """Writes runs in the format ``name`` of RUN_FORMATS; the file's bytes. Raises UsageError and
+    CannotRun."""
+    from collbench.core.files import replace_file
+    from collbench.show.parquet import render_parquet
+    from collbench.show.views import gauges
+
+    check_file(path, name)
+    if name == "parquet":
+        data = render_parquet(files)
+    else:
+        data = render_text(gauges.make_document(files), name).encode()
+    replace_file(path, data, shared=True)
+    return len(data)
+
+
 def render_text(document: Document, name: str, plotlyjs: str = "inline") -> str:
     """The document in one format."""
-    from collbench.show import html, markdown, programs, terminal
+    from collbench.show import html, markdown, otlp, programs, terminal
 
-    renderers: Mapping[str, Callable[[Any], str]] = {  # the last three take a Judgement
+    renderers: Mapping[str, Callable[[Any], str]] = {  # the last two take a Judgement
         "table": terminal.render_text,
         "md": markdown.render_markdown,
         "html": partial(html.render_page, plotlyjs=cast(html.Plotlyjs, plotlyjs)),
         "json": programs.as_json,
         "csv": programs.as_csv,
-        "junit": programs.render_junit,
         "prometheus": programs.render_prometheus,
+        "otlp": otlp.render_otlp,
+        "junit": programs.render_junit,
         "line": programs.render_line,
     }
     return renderers[name](document)

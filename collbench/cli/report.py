@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 DEFAULT = Path("collbench-report.html")
 
 
-ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md"}
+ENDINGS = {
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".markdown": "md",
+    ".prom": "prometheus",
+    ".otlp": "otlp",
+    ".parquet": "parquet",
+}
+
+
+PAGES = ("html", "md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +47,17 @@ class ReportOptions:
         Option(
             "-o",
             "--output",
-            help="Write to this file. Default: collbench-report.html; Markdown: the terminal.",
+            help="Write to this file. Default: collbench-report.html; another format than html:"
+            " the terminal.",
         ),
     ] = None
     output_format: Annotated[
-        str, Option("--format", help="html or md. Default: as -o ends, else html.")
+        str,
+        Option(
+            "--format",
+            help="html, md, prometheus, otlp (OpenTelemetry) or parquet. Default: as -o ends"
+            " (.html, .md, .prom, .otlp, .parquet), else html.",
+        ),
     ] = ""
     plotlyjs: Plotlyjs = "inline"
     png: Annotated[
@@ -55,7 +72,11 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> None:
-    """Make one offline page of runs: figures, tables, raw data."""
+    """Make one offline page of runs: figures, tables, raw data.
+
+    With -o x.prom, x.otlp or x.parquet: what was measured, for Prometheus, OpenTelemetry and tables
+    (collbench help outputs).
+    """
     import msgspec
 
     from collbench.cli import outputs
@@ -67,11 +88,14 @@ def report(options: ReportOptions) -> None:
 
     grammar.parse_choice("--plotlyjs", options.plotlyjs, outputs.PLOTLYJS)
     output_format = options.output_format
-    grammar.parse_choice("--format", output_format or "html", ("html", "md"))
+    formats = tuple(dict.fromkeys(ENDINGS.values()))
+    grammar.parse_choice("--format", output_format or "html", formats)
     if options.output and options.output.suffix and not output_format:
         ending = f"-o {options.output}: its ending"
         output_format = ENDINGS[grammar.parse_choice(ending, options.output.suffix, ENDINGS)]
     output_format = output_format or "html"
+    if output_format not in PAGES:
+        return _deliver_runs(options, output_format)
     path = options.output or (DEFAULT if output_format == "html" else None)
     if path:
         outputs.check_file(path, output_format, options.plotlyjs)
@@ -90,6 +114,32 @@ def report(options: ReportOptions) -> None:
     if options.png:
         drawn = html.render_images(document, options.png)
         typer.echo(f"wrote {format_count(len(drawn), 'image')} to {options.png}", err=path is None)
+
+
+def _deliver_runs(options: ReportOptions, output_format: str) -> None:
+    """Write runs for other programs, or print them. Raises UsageError and CannotRun."""
+    from collbench.cli import outputs
+    from collbench.core.text import format_size
+    from collbench.records import run_file
+    from collbench.show.views import gauges
+
+    for_pages = {"--png": options.png, "--title": options.title, "--compare": options.compare}
+    if given := [name for name, value in for_pages.items() if value]:
+        raise UsageError(
+            f"{given[0]} is given with {output_format}, which is no page",
+            f"leave {given[0]} out, or write a page: -o x.html",
+        )
+    path = options.output
+    if output_format == "parquet" and path is None:
+        raise UsageError("--format parquet cannot be printed", "name a file: -o x.parquet")
+    if path:
+        outputs.check_file(path, output_format)
+    files = [run_file.read_digest(path) for path in _find_runs(options.runs or ["@last"])]
+    if path:
+        nbytes = outputs.write_runs(files, path, output_format)
+        typer.echo(f"wrote {path} ({format_size(nbytes)})")
+    else:
+        outputs.deliver_document(gauges.make_document(files), output_format)
 
 
 def _find_runs(names: Sequence[str]) -> list[Path]:

@@ -22,7 +22,12 @@ class SuiteSaveOptions(SaveOptions):
     """The place and the tag of suites' runs, and whether there are to be any."""
 
     output: Annotated[
-        Path | None, make_option("output", "Save runs to this folder (one suite: or file).")
+        Path | None,
+        make_option(
+            "output",
+            "Save runs to this folder (one suite: or file). A name that ends in .prom, .otlp or"
+            " .parquet: save runs as usual, and write the suite's besides.",
+        ),
     ] = None
     save: Annotated[bool, make_option("save", "Keep the runs' records.")] = True
     tag: RunsTag = ""
@@ -124,6 +129,7 @@ def run(options: RunOptions) -> None:
         find_ray_cluster,
         make_reporter,
         read_save_options,
+        split_output,
     )
     from collbench.run import resumption
     from collbench.run.order import Order
@@ -146,14 +152,15 @@ def run(options: RunOptions) -> None:
     suites = [changed(toml.load_suite(name)) for name in options.suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
     saving = options.saving
-    make_order = partial(order, **read_save_options(saving.save, saving.output, saving.tag))
+    place, export = split_output(saving.output)
+    make_order = partial(order, **read_save_options(saving.save, place, saving.tag))
     orders = [add_budget(make_order(suite=suite), budget) for suite in suites]
     if options.resume:
         resumable = resumption.find_resumable(options.resume)
         resumption.load_algorithms(resumable.run, options.file)
         resumption.load_backends(resumable.run, grammar.split_words(options.backends))
         orders = [order(suite=resumable.run.suite, resumed=resumable)]
-    reporter = partial(make_reporter, options.output_format)
+    reporter = partial(make_reporter, options.output_format, export=export)
     codes = [carry_out(order, reporter, options.saving.dry_run) for order in orders]
     raise typer.Exit(_choose_gravest(codes))
 

@@ -19,6 +19,8 @@ DEEP = re.compile(  # a key of many parts, which takes the square of their numbe
     r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
 )
 
+END = 1 << 20  # bytes of a file's end in which a mark may be
+
 # how files begin that are packed other than by gzip, what they are, and what unpacks them
 ARCHIVES = {
     b"PK\3\4": ("a zip archive", "unzip"),
@@ -94,17 +96,19 @@ def make_folder(folder: Path) -> None:
         parent.mkdir(mode=0o700, exist_ok=True)
 
 
-def refuse_foreign_file(path: Path, mark: str, option: str = "-o") -> None:
-    """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning;
-    CannotRun for a place that cannot be written to."""
+def refuse_foreign_file(path: Path, mark: str, option: str = "-o", at_end: bool = False) -> None:
+    """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning,
+    or ``at_end`` in its last MiB; CannotRun for a place that cannot be written to."""
     try:
         if not _leads_on(path):
             refuse_no_folder(path, option)
         with path.open("rb") if path.is_file() else nullcontext() as f:
-            start = f.read(len(mark.encode()) + 100) if f else b""
+            if f and at_end:
+                f.seek(-min(END, path.stat().st_size), os.SEEK_END)
+            text = f.read(END if at_end else len(mark.encode()) + 100) if f else b""
     except OSError as e:
         raise _cannot_write(path, e, option) from e
-    if start and mark.encode() not in start:
+    if text and mark.encode() not in text:
         raise UsageError(
             f"{path} exists and was not written by collbench; not overwritten",
             f"choose another place with {option}, or remove it",
@@ -140,6 +144,11 @@ def save_text(
     replaced where it begins with ``mark``, by default the whole text. A new one only its owner may
     read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
     refuse_foreign_file(path, mark or text, option)
+    replace_file(path, text.encode(), option, shared)
+
+
+def replace_file(path: Path, data: bytes, option: str = "-o", shared: bool = False) -> None:
+    """Writes a file as ``save_text`` does, whatever was there before. Raises CannotRun."""
     direct = _leads_on(path)
     draft = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
     try:
@@ -148,7 +157,7 @@ def save_text(
         if not direct and path.exists():
             with suppress(OSError):  # a file system without
                 draft.chmod(stat.S_IMODE(path.stat().st_mode))
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(data)
         if not direct:
             draft.replace(path)
     except OSError as e:

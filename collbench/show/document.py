@@ -228,11 +228,17 @@ class JunitCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """A metric for Prometheus: its values, each with its labels. Without values it is left out."""
+    """A metric for monitoring: its values, each with its labels. One that is not finite is absent,
+    as is a gauge without values. Several gauges of one name are one metric; of values with the same
+    labels, the latest counts.
+
+    ``name`` is Prometheus', and ends in the unit: collbench_case_time_seconds.
+    """
 
     name: str
     about: str
     values: Sequence[tuple[dict[str, str], float]]
+    seconds: float | None = None  # since 1970, when it held; None: now
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +248,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     A page shows ``runs`` (lines that name what it is about) and ``sections``; ``data`` is what
     can be downloaded from it: plain values by words.COLUMNS. A terminal shows
     ``brief``. Markdown shows ``comment`` where it has blocks, else the page. ``values`` are for
-    JSON, ``rows`` for CSV (heads from the first of them).
+    JSON, ``rows`` for CSV (heads from the first of them), ``gauges`` for Prometheus and
+    OpenTelemetry.
     """
 
     title: str
@@ -255,13 +262,13 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     comment: Comment = Comment()
     values: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
+    gauges: list[Gauge] = []
 
 
 class Judgement(Document, frozen=True, kw_only=True):
-    """A document that other programs act on: ``cases`` of ``suite`` for JUnit and GitHub,
-    ``gauges`` for Prometheus, ``line`` for a chat or a plugin."""
+    """A document that other programs act on: ``cases`` of ``suite`` for JUnit and GitHub, ``line``
+    for a chat or a plugin."""
 
     suite: str
     cases: list[JunitCase]
-    gauges: list[Gauge] = []
     line: str = ""

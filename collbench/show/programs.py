@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -118,19 +119,35 @@ def _add_outcome(element: ElementTree.Element, case: JunitCase) -> None:
     inside.text = "\n".join(map(plain_line, case.text.splitlines())) or None
 
 
-def render_prometheus(document: Judgement) -> str:
+def render_prometheus(document: Document) -> str:
     """The document's gauges in Prometheus' text format 0.0.4, for node_exporter's textfile
     collector."""
-    return "".join(_metric_family(gauge) for gauge in document.gauges if gauge.values)
+    return render_gauges(document.gauges)
 
 
-def _metric_family(gauge: Gauge) -> str:
-    lines = [f"# HELP {gauge.name} {gauge.about}", f"# TYPE {gauge.name} gauge"]
-    for labels, value in gauge.values:
-        labels_text = ",".join(f'{name}="{_escape_label(text)}"' for name, text in labels.items())
-        lines.append(
-            f"{gauge.name}{f'{{{labels_text}}}' if labels_text else ''} {float(value):.15g}"
-        )
+def render_gauges(gauges: Iterable[Gauge]) -> str:
+    """Gauges in that format: each metric once, each set of labels once."""
+    by_name: dict[str, list[Gauge]] = {}
+    for gauge in sorted(gauges, key=lambda gauge: gauge.seconds or 0.0):
+        by_name.setdefault(gauge.name, []).append(gauge)
+    names = dict.fromkeys(gauge.name for gauge in gauges)
+    return "".join(_metric_family(by_name[name]) for name in names)
+
+
+def _metric_family(gauges: Sequence[Gauge]) -> str:
+    """The text of one metric; empty where no value is finite. An empty label is none."""
+    values: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, value in (item for gauge in gauges for item in gauge.values):
+        if math.isfinite(value):
+            values[tuple((name, text) for name, text in labels.items() if text)] = float(value)
+    if not values:
+        return ""
+    name = gauges[0].name
+    about = gauges[0].about.replace("\\", r"\\").replace("\n", r"\n")
+    lines = [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
+    for pairs, value in values.items():
+        labels_text = ",".join(f'{label}="{_escape_label(text)}"' for label, text in pairs)
+        lines.append(f"{name}{f'{{{labels_text}}}' if labels_text else ''} {value:.15g}")
     return "\n".join(lines) + "\n"
 
 

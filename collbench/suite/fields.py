@@ -395,7 +395,12 @@ FIELDS: tuple[Field, ...] = (
         "-J --output_file", "Also write nccl-tests' JSON to this .json file."
     ),
     Field("command", "output", "path").option(
-        "--output", "Save the run to this file or folder instead of the usual place."
+        "--output",
+        (
+            "Save the run to this file or folder instead of the usual place. A name that ends in"
+            " .prom, .otlp or .parquet: save it as usual, and write this file besides (collbench"
+            " help outputs)."
+        ),
     ),
     Field("command", "save", "flag", default=True).option(
         "--save/--no-save", "Keep the run's records."

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collbench.suite.sweep import Suite
 
 
-FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "line")
+FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "otlp", "line")
 
 
 HOOK_SECONDS = 60.0  # that --on-unhealthy may take
@@ -61,7 +61,8 @@ class HealthOptions:
         str,
         Option(
             "--format",
-            help="Print table, md, json, html, junit, prometheus, or line: one for a chat.",
+            help="Print table, md, json, html, junit, prometheus, otlp (OpenTelemetry), or line:"
+            " one for a chat.",
         ),
     ] = "table"
     out: Annotated[
@@ -69,8 +70,8 @@ class HealthOptions:
         Option(
             "-o",
             "--output",
-            help="Also write this file: .html, .md, .json, .xml (JUnit) or .prom (for"
-            " node_exporter). May be repeated.",
+            help="Also write this file: .html, .md, .json, .xml (JUnit), .prom (for node_exporter)"
+            " or .otlp (OpenTelemetry). May be repeated.",
         ),
     ] = None
     plotlyjs: Plotlyjs = "inline"
@@ -88,7 +89,7 @@ class HealthOptions:
             "--on-unhealthy",
             metavar="CMD",
             help="Where unhealthy, run this program (no shell) with the verdict as JSON on its"
-            " standard input.",
+            " standard input, which programs of `collbench recipe` read.",
         ),
     ] = ""
     history: HistoryUrl = ""

@@ -19,6 +19,7 @@ from collbench.features.health.history.outlook import Outlook, make_outlook
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
 from collbench.records.case_rows import gather_case_rows, smallest_change
+from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.case_words import describe_case
@@ -51,7 +52,7 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
     for file in files:
         book.add(file, machine)
     machine, tonight, taus = (
-        machine or nights_.machine_name(files[0]),
+        machine or name_machine(files[0]),
         nights_.nights_of(files),
         _list_taus(files),
     )

@@ -123,8 +123,9 @@ def add(options: AddOptions) -> None:
     is."""
     from collbench.core.text import format_count, plain_line
     from collbench.features.health.history import open_book
-    from collbench.features.health.history.nights import machine_name, nights_of
+    from collbench.features.health.history.nights import nights_of
     from collbench.records import run_file, store
+    from collbench.records.machines import name_machine
 
     files = [run_file.read_digest(store.find_run(name)) for name in options.runs]
     with open_book(options.history) as book:
@@ -137,7 +138,7 @@ def add(options: AddOptions) -> None:
                 if new
                 else "was there already"
             )
-            name = options.machine or machine_name(file)
+            name = options.machine or name_machine(file)
             typer.echo(plain_line(f"{file.run.id}: {what}; night {night.day} of {name}"))
 
 

@@ -15,7 +15,6 @@ import msgspec
 from collbench.core.errors import UsageError
 from collbench.features.health.history.gates import ANCHOR, PAST
 from collbench.machine import environment
-from collbench.machine.sysfs import hash_identity
 from collbench.records import rows, stats
 from collbench.records.case_rows import gather_case_rows
 from collbench.records.origins import refuse_fake
@@ -146,15 +145,6 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         old, new = (self.environments.get(name, {}) for name in (before, after))
         differences = environment.find_differences(old, new, {self.case.backend})
         return environment.list_facts(differences) or f"fingerprint {before} -> {after}"
-
-
-def machine_name(file: RunFile) -> str:
-    """The name of the machine of a run: its host's name, or the number of hosts and a digest of
-    their names."""
-    hosts = sorted({rank.host for world in file.worlds for rank in world.ranks})
-    if len(hosts) > 1:
-        return f"{len(hosts)} hosts {hash_identity(' '.join(hosts))[:8]}"
-    return hosts[0] if hosts else str(file.run.environment.get("host") or "unknown")
 
 
 def run_facts(file: RunFile) -> dict[str, Any]:

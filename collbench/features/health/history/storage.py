@@ -36,6 +36,7 @@ from collbench.features.health.history.nights import (
 from collbench.machine import variables
 from collbench.machine.sysfs import hash_identity
 from collbench.records import store
+from collbench.records.machines import name_machine
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 from collbench.suite.sweep import Part
@@ -166,7 +167,7 @@ class Book:
         """A run's rows, all or none; False where they were all there. ``machine`` names the place
         it ran, if the names of its hosts do not, since they are others each night. Raises
         UsageError."""
-        launches, run, where = launches_of(file), file.run, machine or nights.machine_name(file)
+        launches, run, where = launches_of(file), file.run, machine or name_machine(file)
         if not launches:
             raise UsageError(f"{run.id} measured nothing", "add runs that have times")
         facts = nights.run_facts(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from collbench.core.text import format_count, plain_line
+from collbench.features.health.blame import list_blamed
 from collbench.features.health.findings import (
     Checked,
     Evidence,
@@ -36,6 +36,7 @@ from collbench.show.document import (
     tone_text,
 )
 from collbench.show.views import run
+from collbench.show.views.gauges import parse_time
 
 SCHEMA = 1  # of the JSON
 
@@ -405,8 +406,11 @@ def _count_severities(verdict: Verdict) -> dict[str, int]:
 
 
 def plain_values(verdict: Verdict) -> dict[str, Any]:
-    """An object: ``schema``, ``exit`` and all that Verdict has."""
-    return {"schema": SCHEMA, "exit": verdict.exit, **msgspec.structs.asdict(verdict)}
+    """An object: ``schema``, ``exit``, all that Verdict has, and ``blamed``: the hosts that may be
+    taken out of service."""
+    blamed = [blamed._asdict() for blamed in list_blamed(verdict)]
+    verdict_values = msgspec.structs.asdict(verdict)
+    return {"schema": SCHEMA, "exit": verdict.exit, **verdict_values, "blamed": blamed}
 
 
 def junit_cases(verdict: Verdict) -> list[JunitCase]:
@@ -443,7 +447,9 @@ def _junit_case(verdict: Verdict, check: Checked) -> JunitCase:
 
 
 def list_gauges(verdict: Verdict) -> list[Gauge]:
-    """The gauges for node_exporter. Findings are counted by check, severity and subject."""
+    """The gauges for monitoring. Findings are counted by check, severity and subject."""
+    blamed = {blamed.host for blamed in list_blamed(verdict)}
+    ended = parse_time(verdict.ended)
     findings: dict[tuple[tuple[str, str], ...], int] = {}
     for finding in verdict.findings:
         labels = {
@@ -475,6 +481,11 @@ def list_gauges(verdict: Verdict) -> list[Gauge]:
             [({"severity": s}, n) for s, n in _count_severities(verdict).items()],
         ),
         Gauge(
+            "collbench_health_host_blamed",
+            "1 where a host may be taken out of service, as findings blame it with certainty.",
+            [({"host": host}, host in blamed) for host in verdict.hosts],
+        ),
+        Gauge(
             "collbench_health_injected",
             "1 where a fault was planted on purpose.",
             [({"fault": verdict.injected}, bool(verdict.injected))],
@@ -487,13 +498,6 @@ def list_gauges(verdict: Verdict) -> list[Gauge]:
         Gauge(
             "collbench_health_run_end_timestamp_seconds",
             "When the last run ended.",
-            [({}, _epoch_seconds(verdict.ended))] if verdict.ended else [],
+            [] if ended is None else [({}, ended)],
         ),
     ]
-
-
-def _epoch_seconds(when: str) -> float:
-    try:
-        return datetime.fromisoformat(when).timestamp()
-    except ValueError:
-        return 0.0

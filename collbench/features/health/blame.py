@@ -1,0 +1,44 @@
+"""The hosts that a verdict blames with certainty: those that may be taken out of service by a
+program, without a person who reads the findings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from collbench.features.health.findings import Finding, Verdict
+from collbench.features.health.night import host_of
+
+SURE = 0.99  # from which on a finding is certain, where it is known how sure it is
+
+
+class BlamedHost(NamedTuple):
+    """A host, and what was found of it, the gravest first."""
+
+    host: str
+    reasons: tuple[str, ...]
+
+
+def list_blamed(verdict: Verdict) -> list[BlamedHost]:
+    """The hosts that findings blame with certainty, in their order. None where the verdict is not
+    "unhealthy", a fault was planted or GPUs were fake."""
+    if verdict.state != "unhealthy" or verdict.injected or verdict.fake:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for finding in sorted(verdict.findings, key=lambda finding: finding.severity != "critical"):
+        if host := _find_host(finding, verdict):
+            reasons.setdefault(host, []).append(finding.sentence)
+    return [BlamedHost(host, tuple(texts)) for host, texts in reasons.items()]
+
+
+def _find_host(finding: Finding, verdict: Verdict) -> str:
+    """The one host of the night that a finding blames: by a critical finding, or by a warning where
+    nobody else used the machines; an empty string where it is a hint, less sure than SURE, or about
+    no host, several, or a link between two."""
+    is_grave = finding.severity == "critical" or (
+        finding.severity == "warning" and not verdict.busy
+    )
+    hosts = host_of(finding.subject)
+    if not is_grave or len(hosts) != 1 or hosts[0] not in verdict.hosts:
+        return ""
+    is_certain = finding.sure is None or finding.sure >= SURE
+    return hosts[0] if is_certain else ""
