@@ -12,4 +12,5 @@ NAMES = (
     "predict",
     "study",
     "interop",
+    "recipes",
 )

@@ -31,14 +31,13 @@ def list_blamed(verdict: Verdict) -> list[BlamedHost]:
 
 
 def _find_host(finding: Finding, verdict: Verdict) -> str:
-    """The one host of the night that a finding blames: by a critical finding, or by a warning where
-    nobody else used the machines; an empty string where it is a hint, less sure than SURE, or about
-    no host, several, or a link between two."""
-    is_grave = finding.severity == "critical" or (
-        finding.severity == "warning" and not verdict.busy
-    )
+    """The one host of the night that a finding blames: by a critical finding that is not known to
+    be unsure; or by a warning that is known to be sure, where nobody else used the machines. An
+    empty string for hints, and where the subject is no host, several, or a link between two."""
     hosts = host_of(finding.subject)
-    if not is_grave or len(hosts) != 1 or hosts[0] not in verdict.hosts:
+    if len(hosts) != 1 or hosts[0] not in verdict.hosts:
         return ""
-    is_certain = finding.sure is None or finding.sure >= SURE
-    return hosts[0] if is_certain else ""
+    if finding.severity == "hint" or (finding.severity == "warning" and verdict.busy):
+        return ""
+    default = 1.0 if finding.severity == "critical" else 0.0
+    return hosts[0] if (default if finding.sure is None else finding.sure) >= SURE else ""

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""collbench recipe: takes the hosts that a verdict blames out of service.
+
+    collbench health --on-unhealthy './drain.py slurm'
+    collbench health --on-unhealthy './drain.py kubernetes'
+    collbench health --format json | ./drain.py slurm --dry-run
+
+Reads the verdict as JSON on standard input and takes the hosts of its list `blamed`: those that a
+critical finding, or a sure warning on machines that nobody else used, is about. The list is empty
+where there is no verdict, a fault was planted or GPUs were fake. Where more hosts than --most are
+blamed, nothing is done: that many are rarely broken at once, and a person should look.
+Needs Python 3.9, and scontrol or kubectl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9-]{1,63})*")
+TAINT = "collbench/unhealthy"
+
+
+def main() -> int:
+    """Take hosts out of service; 0 where all that was to be done is done."""
+    parser = argparse.ArgumentParser(description="Take blamed hosts out of service.")
+    parser.add_argument("where", choices=("slurm", "kubernetes"))
+    parser.add_argument("--most", type=int, default=2, help="hosts at once; more: none (default 2)")
+    parser.add_argument("--dry-run", action="store_true", help="print commands, run none")
+    options = parser.parse_args()
+    try:
+        verdict = json.load(sys.stdin)
+        if verdict["schema"] != 1:
+            raise ValueError("a verdict of another version")
+        blamed = verdict["blamed"] if verdict["state"] == "unhealthy" else []
+        reasons = {entry["host"]: "; ".join(entry["reasons"]) for entry in blamed}
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"drain: this is no verdict of collbench: {error!r}", file=sys.stderr)
+        return 2
+    for host in reasons:
+        if not HOST.fullmatch(host) or host.lower() == "all":
+            print(f"drain: {host!r} is no host's name; nothing is done", file=sys.stderr)
+            return 2
+    if len(reasons) > options.most:
+        print(f"drain: {len(reasons)} hosts are blamed, more than --most", file=sys.stderr)
+        return 1
+    if not reasons:
+        print("drain: no host is blamed with certainty; nothing is done", file=sys.stderr)
+    take = drain_in_slurm if options.where == "slurm" else taint_in_kubernetes
+    return max([take(host, reason, options.dry_run) for host, reason in reasons.items()], default=0)
+
+
+def drain_in_slurm(host: str, reason: str, dry_run: bool) -> int:
+    """Drain a node, whose jobs end in peace. One that is drained keeps the reason it has."""
+    node = host.partition(".")[0]  # as NodeName= in slurm.conf usually has it
+    if not dry_run and is_drained(node):
+        print(f"drain: {node} is drained already", file=sys.stderr)
+        return 0
+    reason = one_line(f"collbench: {reason}")[:250]
+    return run(
+        ["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"], dry_run
+    )
+
+
+def is_drained(node: str) -> bool:
+    """Whether Slurm says that a node is drained; not where it says nothing."""
+    command = ["scontrol", "show", "node", node, "-o"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return bool(re.search(r"\bState=\S*DRAIN", done.stdout))
+
+
+def taint_in_kubernetes(host: str, reason: str, dry_run: bool) -> int:
+    """Keep new pods off a node, and say why in an annotation."""
+    node = host.lower()
+    code = run(
+        ["kubectl", "taint", "nodes", node, f"{TAINT}=true:NoSchedule", "--overwrite"], dry_run
+    )
+    note = f"{TAINT}-reason={one_line(reason)[:1000]}"
+    return code or run(["kubectl", "annotate", "nodes", node, note, "--overwrite"], dry_run)
+
+
+def one_line(text: str) -> str:
+    """Text with its characters that cannot be printed replaced."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def run(command: list[str], dry_run: bool) -> int:
+    """Run a program, without a shell."""
+    print(f"drain: {command}", file=sys.stderr)
+    if dry_run:
+        return 0
+    try:
+        return subprocess.run(command, check=False).returncode and 1
+    except OSError as error:
+        print(f"drain: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
