@@ -64,6 +64,7 @@ HOME = {  # where alone each package of others may be imported
     "jinja2": {"show"},
     "plotly": {"show", "features.study.drawing_page"},
     "typer": {"cli", "features"},
+    "pyarrow": {"show"},
 }
 LONG_MODULE, LONG_FUNCTION = 800, 60  # lines from which a reader is warned
 

@@ -61,7 +61,17 @@ def _describe_run(file: RunFile) -> list[Gauge]:
     started = parse_time(run.started)
     ended = parse_time(file.end.ended) if file.end else None
     values: dict[str, list[tuple[dict[str, str], float]]] = {
-        "info": [({**labels, "run": run.id, "tag": run.tag, "version": __version__}, 1)],
+        "info": [
+            (
+                {
+                    **labels,
+                    "run": plain_line(run.id),
+                    "tag": plain_line(run.tag),
+                    "version": __version__,
+                },
+                1,
+            )
+        ],
         "cases": [
             ({**labels, "status": status}, statuses.count(status)) for status in get_args(Status)
         ],
