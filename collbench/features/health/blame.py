@@ -11,6 +11,11 @@ from collbench.features.health.night import host_of
 SURE = 0.99  # from which on a finding is certain, where it is known how sure it is
 
 
+# Checks that name the rank at which a fault shows, which may come from another host: a rank receives
+# wrong data that another has sent, fails as its peer did, is late after another.
+SYMPTOMS = ("data", "completeness", "stragglers")
+
+
 class BlamedHost(NamedTuple):
     """A host, and what was found of it, the gravest first."""
 
@@ -33,11 +38,14 @@ def list_blamed(verdict: Verdict) -> list[BlamedHost]:
 def _find_host(finding: Finding, verdict: Verdict) -> str:
     """The one host of the night that a finding blames: by a critical finding that is not known to
     be unsure; or by a warning that is known to be sure, where nobody else used the machines. An
-    empty string for hints, and where the subject is no host, several, or a link between two."""
+    empty string for hints, where the subject is no host, several, or a link between two, and for
+    SYMPTOMS where there are other hosts."""
     hosts = host_of(finding.subject)
     if len(hosts) != 1 or hosts[0] not in verdict.hosts:
         return ""
     if finding.severity == "hint" or (finding.severity == "warning" and verdict.busy):
+        return ""
+    if finding.check in SYMPTOMS and len(verdict.hosts) > 1:
         return ""
     default = 1.0 if finding.severity == "critical" else 0.0
     return hosts[0] if (default if finding.sure is None else finding.sure) >= SURE else ""

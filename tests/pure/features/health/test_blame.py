@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from collbench.features.health.blame import list_blamed
+from collbench.features.health.blame import SYMPTOMS, list_blamed
+from collbench.features.health.checks import table
 from collbench.features.health.findings import Finding, Kind, Severity, Subject, Verdict
 from collbench.features.health.views import health
 
@@ -19,9 +20,10 @@ def finding(
     name: str = "node1",
     kind: Kind = "host",
     sure: float | None = 0.999,
+    check: str = "gpus",
 ) -> Finding:
     return Finding(
-        check="data",
+        check=check,
         severity=severity,
         subject=Subject(kind, name),
         what="is wrong",
@@ -82,6 +84,16 @@ def test_a_subject_that_is_no_one_host_of_the_night_blames_none(kind: Kind, name
 )
 def test_a_finding_must_be_sure(severity: Severity, sure: float | None, is_blamed: bool) -> None:
     assert blamed(finding(severity, sure=sure)) == ["node1"] * is_blamed
+
+
+@pytest.mark.parametrize("check", SYMPTOMS)
+def test_where_a_fault_shows_is_blamed_only_where_there_is_no_other_host(check: str) -> None:
+    assert blamed(finding(check=check)) == []
+    assert blamed(finding(check=check), hosts=("node1",)) == ["node1"]
+
+
+def test_symptoms_are_checks_that_there_are() -> None:
+    assert {*SYMPTOMS} <= {check.name for check in table.CHECKS}
 
 
 def test_on_a_busy_machine_a_warning_blames_nobody_and_wrong_data_does() -> None:
