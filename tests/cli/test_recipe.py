@@ -19,9 +19,10 @@ import msgspec
 import pytest
 from factories import night, nightly, ranks, saved
 
+from collbench.cli.main import main
 from collbench.features.health.findings import Finding, Subject, Verdict
 from collbench.features.health.views import health
-from collbench.features.recipes.command import MARK, RECIPES
+from collbench.features.recipes.command import MARK, RECIPES, read_recipe
 from collbench.records.types import FirstWrong, Record
 from collbench.show import programs
 
@@ -407,7 +408,7 @@ def write_verdict(path: Path, made: Verdict) -> None:
     path.write_text(programs.render_prometheus(health.make_document(made)))
 
 
-def ended(seconds_ago: float) -> str:
+def ended_before(seconds_ago: float) -> str:
     when = time.gmtime(time.time() - seconds_ago)
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", when)
 
@@ -417,7 +418,7 @@ def test_a_blamed_node_fails_its_check_and_no_other(
     recipe: Callable[[str], Path], tmp_path: Path, host: str
 ) -> None:
     file, script = tmp_path / "x.prom", recipe("nhc")
-    blamed = verdict(host, hosts=(host, "node2", "node11"), ended=ended(3600))
+    blamed = verdict(host, hosts=(host, "node2", "node11"), ended=ended_before(3600))
     write_verdict(file, blamed)
     assert "DIED: check_collbench: collbench blames this node" in check_node(script, "node1", file)
     assert check_node(script, "node1", file).endswith("rc 1\n")
@@ -430,7 +431,7 @@ def test_a_node_fails_no_check_without_certainty(
     recipe: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     file = tmp_path / "x.prom"
-    write_verdict(file, msgspec.structs.replace(QUIET[name], ended=ended(3600)))
+    write_verdict(file, msgspec.structs.replace(QUIET[name], ended=ended_before(3600)))
     assert check_node(recipe("nhc"), "node1", file) == "rc 0\n"
 
 
@@ -439,7 +440,7 @@ def test_a_verdict_that_is_old_or_missing_fails_nothing(
 ) -> None:
     file, script = tmp_path / "x.prom", recipe("nhc")
     assert check_node(script, "node1", file).endswith("no verdict\nrc 0\n")
-    write_verdict(file, verdict("node1", ended=ended(3 * 86400)))
+    write_verdict(file, verdict("node1", ended=ended_before(3 * 86400)))
     assert check_node(script, "node1", file).endswith("too old\nrc 0\n")
     assert "DIED" in check_node(script, "node1", file, str(4 * 86400))
     write_verdict(file, verdict("node1"))  # nobody knows when
@@ -452,10 +453,9 @@ def test_a_verdict_that_is_old_or_missing_fails_nothing(
 
 
 def test_health_drains_the_only_node_where_data_was_wrong(
-    recipe: Callable[[str], Path],
     tools: Tools,
-    inside: Run,
     tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = nightly()[2]
@@ -469,10 +469,15 @@ def test_health_drains_the_only_node_where_data_was_wrong(
     alone = {"ranks": ranks(["node1"] * 4)}
     saved(night(change=corrupt, worlds=alone), tmp_path)
     tools.add("scontrol")
+    script = tmp_path / "drain.py"
+    script.write_text(read_recipe("drain"))
+    words = ["health", "@last", "--no-history"]
+    words += ["--on-unhealthy", f"{sys.executable} {script} slurm"]
+    monkeypatch.setattr(sys, "argv", ["collbench", *words])
     monkeypatch.setenv("PATH", tools.environment["PATH"])
-    hook = f"{sys.executable} {recipe('drain')} slurm"
-    done = inside("health", "@last", "--no-history", "--on-unhealthy", hook)
-    assert done.returncode == 1, done.stderr
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1, capfd.readouterr().err
     assert [call[:4] for call in tools.calls[1:]] == [
         ["scontrol", "update", "NodeName=node1", "State=DRAIN"]
     ]

@@ -11,8 +11,8 @@ from collbench.features.health.night import host_of
 SURE = 0.99  # from which on a finding is certain, where it is known how sure it is
 
 
-# Checks that name the rank at which a fault shows, which may come from another host: a rank receives
-# wrong data that another has sent, fails as its peer did, is late after another.
+# Checks that name the rank at which a fault shows. It may come from another host: a rank receives
+# what another has sent, fails as its peer did, is late after another.
 SYMPTOMS = ("data", "completeness", "stragglers")
 
 
