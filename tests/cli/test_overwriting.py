@@ -23,6 +23,8 @@ WRITING = {
     "health.prom": HEALTH,
     "report.html": ("report", "one", "--plotlyjs", "cdn", "-o"),
     "report.md": ("report", "one", "-o"),
+    "report.prom": ("report", "one", "-o"),
+    "report.otlp": ("report", "one", "-o"),
     "show.html": ("show", *RING, "--html"),
     "trend.html": ("history", "trend", "--html"),
     "schedule.json": ("export", *RING, "-o"),
