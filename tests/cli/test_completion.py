@@ -84,6 +84,7 @@ def test_bash_gets_the_words_that_fit_and_no_others(bare: Server) -> None:
         "reduce",
         "report",
         "replay",
+        "recipe",
     ]
 
 

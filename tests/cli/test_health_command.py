@@ -68,7 +68,7 @@ def test_a_healthy_night_exits_0_and_writes_every_file(
     said: Said, home: Path, tmp_path: Path
 ) -> None:
     kept(home)
-    files = [tmp_path / f"night{suffix}" for suffix in outputs.SUFFIXES]
+    files = [tmp_path / f"night{suffix}" for suffix in outputs.SUFFIXES if suffix != ".parquet"]
     code, out, _ = said(
         "@last", "--no-history", "--title", "Rack 7", *(f"-o{path}" for path in files)
     )
@@ -77,6 +77,7 @@ def test_a_healthy_night_exits_0_and_writes_every_file(
     assert json.loads(text[".json"])["state"] == "healthy"
     assert ElementTree.fromstring(text[".xml"])[0].get("failures") == "0"
     assert 'collbench_health_state{state="healthy"} 1' in text[".prom"]
+    assert '"name":"collbench.health.state"' in text[".otlp"]
     assert (
         "# Rack 7" in text[".md"]
         and "<h1>Rack 7</h1>" in text[".html"]
