@@ -105,16 +105,13 @@ def test_a_value_that_is_not_finite_is_absent(value: float) -> None:
 
 
 def test_many_values_take_several_lines_which_the_collector_can_read() -> None:
-    file = make_file([record(what) for what in sized(3 * otlp.LINE_POINTS)])
-    text = otlp.render_otlp(gauges.make_document([file]))
+    count = 3 * otlp.LINE_POINTS
+    labels = gauges.label_case(case(64, env=(("A", "x" * 500),)))
+    made = Gauge("collbench_a", "A.", [({**labels, "n": str(n)}, n) for n in range(count)])
+    text = otlp.render_otlp(Document(title="", gauges=[made]))
     assert max(map(len, text.splitlines())) < 1 << 20
-    points = [
-        point
-        for metric in metrics(*gauges.list_run_gauges([file]))
-        if metric["name"] == "collbench.case.time"
-        for point in metric["gauge"]["dataPoints"]
-    ]
-    assert len(points) == 3 * otlp.LINE_POINTS
+    points = [point for metric in metrics(made) for point in metric["gauge"]["dataPoints"]]
+    assert [point["asDouble"] for point in points] == list(range(count))
 
 
 def test_a_verdict_is_written_too() -> None:
