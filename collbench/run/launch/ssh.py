@@ -111,8 +111,13 @@ class HostLink:
     ssh's own last words.
     """
 
-    def __init__(self, host: ListedHost, words: Sequence[str], patience: float) -> None:
+    def __init__(
+        self, host: ListedHost, words: Sequence[str], patience: float, by_hand: str = "ssh"
+    ) -> None:
+        """``by_hand`` is the command as a person writes it, for hints."""
         self.host, self.facts, self.trouble = host, HostFacts(), ""
+        self.exit_code = 0  # of an ssh client that ended by itself
+        self.by_hand = by_hand
         self.settled = threading.Event()  # it has answered, or never will
         self.last_word = time.monotonic()
         self.places: list[Far] = []
@@ -185,7 +190,7 @@ class HostLink:
     def _read_errors(self) -> None:
         assert self._process.stderr
         for line in self._process.stderr:
-            if text := plain_line(line.decode(errors="replace").strip())[:300]:
+            if text := plain_line(line.decode(errors="replace").strip()).rstrip(".")[:300]:
                 self._errors.append(text)
 
     def _read(self) -> None:
@@ -213,8 +218,6 @@ class HostLink:
         except msgspec.MsgspecError as e:
             self.trouble = f"its answer is not understood: {e}"
         self.settled.set()
-
-    exit_code = 0  # of an ssh client that ended by itself
 
     def give_up(self, why: str) -> None:
         """Note that there is no answer in time; ssh's last words, if any, say more."""
@@ -372,7 +375,7 @@ class SshHosts(msgspec.Struct, frozen=True):
         links: list[HostLink] = []
         try:
             for host in hosts:
-                links.append(HostLink(host, words, patience))
+                links.append(HostLink(host, words, patience, self.command))
             _await_links(links, seconds)
         except BaseException:
             close_links(links)
@@ -427,10 +430,11 @@ def find_trouble(link: HostLink) -> tuple[str, str]:
 def _suggest_remedy(link: HostLink) -> str:
     target, text = link.host.target, link.trouble.lower()
     if "host key verification failed" in text:
-        return f"log in once by hand to accept its key, or add it to known_hosts: ssh {target}"
+        by_hand = f"{link.by_hand} {target}"
+        return f"log in once by hand to accept its key, or add it to known_hosts: {by_hand}"
     if "permission denied" in text:
         return f"nobody is asked for a password: give this user's key access: ssh-copy-id {target}"
-    return f"does this reach it? ssh -o BatchMode=yes {target} true"
+    return f"does this reach it? {link.by_hand} -o BatchMode=yes {target} true"
 
 
 def refuse_links(links: Sequence[HostLink], seconds: float) -> None:
