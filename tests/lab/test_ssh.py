@@ -41,7 +41,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def commands_on(host: Host) -> list[str]:
     """Command lines of what of collbench runs on a host."""
     lines = subprocess.run(
-        host.enter(["ps", "-A", "-o", "args="]), capture_output=True, text=True, check=True
+        host.enter(["ps", "-A", "-ww", "-o", "args="]), capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return [line for line in lines if "python" in line and "ps -A" not in line]
 
@@ -51,6 +51,13 @@ def wait_for(what: Callable[[], object], seconds: float = 60) -> None:
     while not what():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.05)
+
+
+def end_command(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to the command, which nsenter has started, and wait for its end."""
+    (command,) = psutil.Process(process.pid).children()
+    command.send_signal(number)
+    process.communicate(timeout=60)
 
 
 def count_records(path: Path) -> int:
@@ -185,9 +192,7 @@ def test_nothing_is_left_where_the_command_is_ended(
     path = tmp_path / "run.jsonl"
     process = Shells(lab, tmp_path).start(*ENDLESS, "--output", str(path))
     wait_for(lambda: count_records(path) > 3)
-    (command,) = psutil.Process(process.pid).children() or [psutil.Process(process.pid)]
-    command.send_signal(number)
-    process.communicate(timeout=60)
+    end_command(process, number)
     wait_for(lambda: not any(commands_on(host) for host in lab.hosts), 20)
     run = run_file.read_file(path)
     assert run.records[0].status == "ok"
@@ -206,8 +211,7 @@ def test_no_command_line_shows_a_key_or_a_setting(
     process = Shells(lab, tmp_path).start(*ENDLESS, "--output", str(path))
     wait_for(lambda: count_records(path) > 0)
     shown = [line for host in (*lab.hosts, lab.login) for line in commands_on(host)]
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    end_command(process, signal.SIGINT)
     assert any("launch.keeper" in line for line in shown)
     assert not any("of-the-test" in line for line in shown)
     variables = run_file.read_file(path).run.environment["variables"]
