@@ -159,8 +159,8 @@ def describe(trials: Sequence[Trial]) -> str:
     lines = [
         "# What becomes of `--launcher ssh` when a host fails in the middle",
         "",
-        f"In {named} of {len(trials)} trials the host that failed was named, and no other; in {good}"
-        " all was as documented.",
+        f"In {named} of {len(trials)} trials the host that failed was named, and no other; in"
+        f" {good} all was as documented.",
         f"Made by `python tests/perf/ssh.py` on {cpus.core_count()} cores, Python"
         f" {platform.python_version()}, {today}; -T {TIMEOUT}. Four hosts are network"
         " namespaces of one kernel, each with an sshd, a rank each on Gloo; the command runs on a"

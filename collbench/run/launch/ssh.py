@@ -361,7 +361,7 @@ class SshHosts(msgspec.Struct, frozen=True):
         within ``seconds``, and why."""
         links = self.try_connect(hosts, seconds, patience)
         try:
-            refuse_links(links, seconds)
+            refuse_links(links)
         except BaseException:
             close_links(links)
             raise
@@ -437,7 +437,7 @@ def _suggest_remedy(link: HostLink) -> str:
     return f"does this reach it? {link.by_hand} -o BatchMode=yes {target} true"
 
 
-def refuse_links(links: Sequence[HostLink], seconds: float) -> None:
+def refuse_links(links: Sequence[HostLink]) -> None:
     """Raises CannotRun with each host that cannot keep places, and why; also where two hosts have
     one name, by which ranks are told apart."""
     troubles = [(link, *trouble) for link in links if (trouble := find_trouble(link))[0]]
