@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,8 +133,8 @@ def run_trial(fault: str, index: int, delay: float) -> Trial:
         others = [other for other in lab.hosts if fault != "host" or other != host]
         is_clean = wait_until(lambda: not count_python(others), CLEAN_SECONDS)
         records = run_file.read_file(path).records
-        lines = [line for line in err.splitlines() if re.search(r"\bh[0-3]\b", line)]
-        message = lines[0].removeprefix("collbench: ") if lines else err.strip()[-200:]
+        message = records[-1].note
+        shown = message.partition(" while at work")[0] in err
         names = set(re.findall(r"\bh[0-3]\b", message))
         return Trial(
             fault,
@@ -142,7 +143,7 @@ def run_trial(fault: str, index: int, delay: float) -> Trial:
             {
                 "ended": has_ended,
                 "exit": process.returncode == Exit.TIMEOUT,
-                "named": host.name in names,
+                "named": host.name in names and shown,
                 "alone": names <= {host.name},
                 "kept": len(records) > 2 and all(r.status == "ok" for r in records[:-1]),
                 "clean": is_clean,
@@ -195,14 +196,20 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=5, help="of each fault")
     parser.add_argument("--only", choices=FAULTS, action="append")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=1, help="trials, each on a lab of its own")
     options = parser.parse_args()
     if reason := network.why_not() or shells.why_not():
         print(reason, file=sys.stderr)
         return Exit.CANNOT_RUN
     chance, trials = random.Random(options.seed), []
-    for at, fault in itertools.product(range(options.trials), options.only or FAULTS):
-        trial = run_trial(fault, (at + len(trials)) % HOSTS, chance.uniform(0.0, 2.0))
-        trials.append(trial)
+    cells = itertools.product(range(options.trials), options.only or FAULTS)
+    jobs = [
+        (fault, (at + index) % HOSTS, chance.uniform(0.0, 2.0))
+        for index, (at, fault) in enumerate(cells)
+    ]
+    pool = ThreadPoolExecutor(options.at_once)
+    for done in as_completed([pool.submit(run_trial, *job) for job in jobs]):
+        trials.append(trial := done.result())
         wrong = [check for check, is_right in trial.checks.items() if not is_right]
         print(trial.fault, trial.host, f"{trial.seconds:.1f} s", wrong or "ok", trial.message)
         sys.stdout.flush()
