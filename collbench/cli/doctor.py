@@ -227,7 +227,10 @@ class DoctorOptions:
 
 
 def doctor(options: DoctorOptions) -> None:
-    """Say what can run on this machine, and why the rest cannot; or what other hosts have."""
+    """Say what can run on this machine, and why the rest cannot.
+
+    With --hosts it says of these hosts what is there instead.
+    """
     from collbench.show import terminal
     from collbench.show.document import tone_text
 

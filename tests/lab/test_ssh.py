@@ -216,3 +216,26 @@ def test_no_command_line_shows_a_key_or_a_setting(
     assert not any("of-the-test" in line for line in shown)
     variables = run_file.read_file(path).run.environment["variables"]
     assert variables["GLOO_TEST_SETTING"] == "a-setting-of-the-test"
+
+
+def test_doctor_says_of_each_host_what_is_there(tmp_path: Path) -> None:
+    with Lab(hosts=2) as lab:
+        made = Shells(lab, tmp_path, closed=["h1"])
+        here = ["env", "-C", str(Path.cwd()), sys.executable, "-m", "collbench"]
+        words = ["doctor", "--hosts", "h0:2,h1", "--ssh", made.command]
+        done = subprocess.run(
+            lab.login.enter([*here, *words]),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    first, second = done.stdout.splitlines()
+    assert (done.returncode, first.split()[:2], second.split()[:2]) == (
+        5,
+        ["h0", "yes"],
+        ["h1", "no"],
+    )
+    assert "for 2 ranks; collbench " in first
+    assert f"ranks reach it at {lab.hosts[0].address}" in first
+    assert "Connection refused" in second
