@@ -199,7 +199,8 @@ class HostLink:
             self.last_word = time.monotonic()
             if self.settled.is_set():
                 seat, _, message = line.rstrip(b"\n").partition(b" ")
-                if message:
+                # whatever a shell there prints at its end is none of these lines
+                if message and seat.isdigit() and int(seat) < len(self.places):
                     self.places[int(seat)].handle_message(message)
             elif line.startswith(MARK):
                 self._take_facts(line.removeprefix(MARK))
@@ -224,8 +225,11 @@ class HostLink:
         self.trouble = "; ".join([*self._errors, why])
 
     def close(self) -> None:
-        """Have the process there end, which ends its ranks."""
+        """Have the process there end, which ends its ranks; a client that has not reached it is
+        killed."""
         self._closing = True
+        if not self.settled.is_set():
+            self._process.kill()
         self._send_bytes(None)
 
     def wait(self, seconds: float) -> None:
