@@ -152,7 +152,7 @@ def run_trial(fault: str, index: int, delay: float) -> Trial:
         )
 
 
-def describe(trials: Sequence[Trial]) -> str:
+def describe(trials: Sequence[Trial], at_once: int) -> str:
     """The page."""
     named = sum(trial.checks["named"] and trial.checks["alone"] for trial in trials)
     good = sum(all(trial.checks.values()) for trial in trials)
@@ -162,7 +162,7 @@ def describe(trials: Sequence[Trial]) -> str:
         "",
         f"In {named} of {len(trials)} trials the host that failed was named, and no other; in"
         f" {good} all was as documented.",
-        f"Made by `python tests/perf/ssh.py` on {cpus.core_count()} cores, Python"
+        f"Made by `python tests/perf/ssh.py --at-once {at_once}` on {cpus.core_count()} cores, Python"
         f" {platform.python_version()}, {today}; -T {TIMEOUT}. Four hosts are network"
         " namespaces of one kernel, each with an sshd, a rank each on Gloo; the command runs on a"
         " fifth.",
@@ -214,7 +214,7 @@ def main() -> int:
         print(trial.fault, trial.host, f"{trial.seconds:.1f} s", wrong or "ok", trial.message)
         sys.stdout.flush()
         if options.output:
-            options.output.write_text(describe(trials))
+            options.output.write_text(describe(trials, options.at_once))
     return int(any(not all(trial.checks.values()) for trial in trials))
 
 
