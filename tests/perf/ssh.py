@@ -164,8 +164,8 @@ def describe(trials: Sequence[Trial], at_once: int) -> str:
         f" {good} all was as documented.",
         f"Made by `python tests/perf/ssh.py --at-once {at_once}` on"
         f" {cpus.core_count()} cores, Python {platform.python_version()}, {today};"
-        f" -T {TIMEOUT}. Four hosts are network namespaces of one kernel, each with an sshd, a rank each on Gloo; the command runs on a"
-        " fifth.",
+        f" -T {TIMEOUT}. Four hosts are network namespaces of one kernel, each with an sshd, a rank"
+        " each on Gloo; the command runs on a fifth.",
         "",
         "Seconds are from the fault to the end of the command, which other work on the machine may"
         f" have made longer. No process left: on any host that still runs, {CLEAN_SECONDS:.0f} s"
