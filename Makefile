@@ -98,6 +98,7 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purpose, written to reports/ (hours)
 	$(BIN)/python tests/perf/faults.py --output reports/faults.md
 	$(BIN)/python tests/perf/fuzz.py
+	$(BIN)/python tests/perf/ssh.py --output reports/ssh.md
 
 examples: $(BIN)/pytest  ## weekly: libraries with files of their own in tests/backends, each in an environment (GBs)
 	for name in xgboost paddlepaddle tensorflow-cpu mindspore; do \

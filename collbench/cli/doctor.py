@@ -9,16 +9,20 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import util
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import typer
 
+from collbench.cli import doctor_hosts
 from collbench.cli.doctor_gpus import NO_GPU, Finding, gpu_findings, has_gpus
+from collbench.cli.families import Debug, Ssh
+from collbench.cli.parameters import make_option
 from collbench.core.backend_info import list_infos
-from collbench.core.errors import CannotRun, CollbenchError, Exit
+from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_count, format_duration
 from collbench.machine import cpus, environment, load, memory
 from collbench.records import stats
@@ -210,11 +214,34 @@ def _measure_launches(suite: Suite) -> list[tuple[World, Record]]:
     return list(zip(worlds, [line for line in lines if isinstance(line, Record)], strict=True))
 
 
-def doctor() -> None:
-    """Say what can run on this machine, and why the rest cannot."""
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The hosts to look at, in place of this machine."""
+
+    hosts: Annotated[
+        str,
+        make_option("hosts", "Say of these hosts whether --launcher ssh can start ranks there."),
+    ] = ""
+    ssh: Ssh = ""
+    debug: Debug = False
+
+
+def doctor(options: DoctorOptions) -> None:
+    """Say what can run on this machine, and why the rest cannot.
+
+    With --hosts it says of these hosts what is there instead.
+    """
     from collbench.show import terminal
     from collbench.show.document import tone_text
 
+    if options.ssh and not options.hosts:
+        raise UsageError("--ssh: no hosts are named", "doctor --hosts a,b says what they have")
+    if options.hosts:
+        findings = list(doctor_hosts.check_hosts(options.hosts, options.ssh))
+        for finding in findings:
+            terminal.print_finding(*finding)
+        is_ready = all(finding.state == "yes" for finding in findings)
+        raise typer.Exit(Exit.OK if is_ready else Exit.CANNOT_RUN)
     states: dict[str, str] = {}
     for title, members in list_findings():
         terminal.print_blocks(*[""] * bool(states), tone_text(title, strong=True))

@@ -25,6 +25,8 @@ Backend = Annotated[
 ]
 Imports = Annotated[str, make_option("imports")]
 Launcher = Annotated[str, make_option("launcher", "As for `collbench all_reduce`.")]
+Hosts = Annotated[str, make_option("hosts")]
+Ssh = Annotated[str, make_option("ssh")]
 Timeout = Annotated[
     float | None,
     make_option("timeout", "Seconds without progress after which a run is hung."),

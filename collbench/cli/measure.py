@@ -93,7 +93,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         starting = plan.estimate_loading(prepared.jobs, policy) + plan.estimate_meeting(
             prepared.jobs, policy
         )
-        cores = 0 if member or order.launcher == "ray" else cpus.core_count()
+        cores = 0 if member or order.source else cpus.core_count()
         planned = plan_table.describe_plan(plan_rows(prepared), starting, policy.fresh, cores)
         terminal.print_blocks(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:

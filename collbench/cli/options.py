@@ -21,7 +21,10 @@ from collbench.core.text import print_message
 from collbench.records.types import End
 from collbench.run import refusal
 from collbench.run.launch import join
+from collbench.run.launch.host_list import parse_hosts
+from collbench.run.launch.places import PlaceSource
 from collbench.run.launch.ray import PLACEMENTS, Where
+from collbench.run.launch.ssh import SshHosts, split_ssh_words
 from collbench.run.order import Order
 from collbench.run.reporter import Gathered, Reporter, Several
 from collbench.show import imb, live, nccl, nccl_json, programs
@@ -57,7 +60,9 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
     _refuse_out_of_bounds(values)
     _refuse_files(values["ops"])
     launcher, replays = values["launcher"], values["replays"]
-    ray = find_ray_cluster(launcher, values["address"], values["placement"])
+    source = find_source(
+        launcher, *(values[row] for row in ("address", "placement", "hosts", "ssh"))
+    )
     policy = _select_fields(Policy, values)
     policy = msgspec.structs.replace(policy, batch=policy.iters or 20, graph=replays or 1)
     _refuse_conflicts(policy, values["budget"])
@@ -65,9 +70,9 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         "collectives": (name,),
         "sizes": grammar.choose_sizes(*(values[row] for row in SIZES)),
         "modes": _choose_modes(values["modes"], replays, policy.blocking, values["arrivals"]),
-        "groups": choose_groups(values["groups"], launcher),
+        "groups": choose_groups(values["groups"], launcher, source),
     }
-    axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, ray)
+    axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, source)
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
@@ -81,7 +86,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         **read_save_options(values["save"], place, values["tag"]),
         budget=values["budget"],
         launcher=launcher,
-        ray=ray,
+        source=source,
     )
     show = partial(make_reporter, values["output_format"], values["output_file"], export=export)
     nccl_options = _select_fields(nccl.Options, values)
@@ -218,45 +223,68 @@ def _choose_modes(
     return stood_for.get(blocking, modes)
 
 
-def choose_groups(rule: str, launcher: str) -> str:
+def choose_groups(rule: str, launcher: str, source: PlaceSource | None = None) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
-    ranks of a host that the launcher tells."""
+    ranks of a host that the launcher or ``source`` tells."""
     member, variable = join.detect_launcher(launcher), ""
     if not rule:
         rule, variable = groups.rule_from_environment(os.environ)
     if variable and not (member and member.rank):
         print_message(f"{variable} is set: --split {rule}")
-    if rule not in groups.BY_HOST or member is None:
+    if rule not in groups.BY_HOST or not (member or source):
         return rule
-    if not member.local_n:
+    local_n = member.local_n if member else source.local_n if source else 0
+    if not local_n:
+        name = member.launcher if member else launcher
         raise UsageError(
-            f"--split {rule}: {member.launcher} does not say how many ranks share a host",
+            f"--split {rule}: {name} does not say how many ranks share a host",
             f"say how many, as in --split {rule}:8",
         )
-    return f"{rule}:{member.local_n}"
+    return f"{rule}:{local_n}"
 
 
-def _settle_axes(axes: Axes, launcher: str, ray: Where | None) -> Axes:
+def _settle_axes(axes: Axes, launcher: str, source: PlaceSource | None) -> Axes:
     """The sweep with what it leaves open filled in, from where its ranks will be."""
-    if ray:
-        return ray.resolve(axes)
+    if source:
+        return source.resolve(axes)
     member = join.detect_launcher(launcher)
     return axes.resolve(member.n, member.local_n) if member else axes.resolve()
 
 
-def find_ray_cluster(launcher: str, address: str, placement: str) -> Where | None:
-    """The Ray cluster to run on, if any. Raises UsageError."""
+def find_source(
+    launcher: str, address: str = "", placement: str = "", hosts: str = "", ssh: str = ""
+) -> PlaceSource | None:
+    """Who gives places for ranks, if --launcher names one that does: Ray, or hosts that ssh
+    reaches. Raises UsageError."""
+    options = {
+        "ray": {"--address": address, "--placement": placement},
+        "ssh": {"--hosts": hosts, "--ssh": ssh},
+    }
+    for name, given in options.items():
+        for option, value in given.items() if name != launcher else ():
+            if value:
+                raise UsageError(
+                    f"{option} {value} has no effect without --launcher {name}",
+                    f"add --launcher {name}, or leave {option} out",
+                )
     if launcher == "ray":
         return Where(
             address or "auto", grammar.parse_choice("--placement", placement or "pack", PLACEMENTS)
         )
-    for option, value in {"--address": address, "--placement": placement}.items():
-        if value:
-            raise UsageError(
-                f"{option} {value} has no effect without --launcher ray",
-                f"add --launcher ray, or leave {option} out",
-            )
-    return None
+    return find_hosts(hosts, ssh) if launcher == "ssh" else None
+
+
+def find_hosts(hosts: str, ssh: str) -> SshHosts:
+    """The hosts of --hosts, by the command of --ssh, or those of their variables. Raises
+    UsageError."""
+    hosts = hosts or os.environ.get("COLLBENCH_HOSTS", "")
+    if not hosts:
+        raise UsageError(
+            "--launcher ssh: no hosts are named", "--hosts a:8,b:8, or --hosts FILE: a line a host"
+        )
+    found = SshHosts(parse_hosts(hosts), ssh or os.environ.get("COLLBENCH_SSH") or "ssh")
+    split_ssh_words(found.command, 1, 1)
+    return found
 
 
 def change_suite(
@@ -267,7 +295,7 @@ def change_suite(
     only: str = "",
     max_time: str = "",
     launcher: str = "auto",
-    ray: Where | None = None,
+    source: PlaceSource | None = None,
     inject: str = "",
     launches: int | None = None,
 ) -> Suite:
@@ -296,7 +324,7 @@ def change_suite(
         grammar.parse_duration(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
     replace = msgspec.structs.replace
-    settle = partial(_settle_axes, launcher=launcher, ray=ray)
+    settle = partial(_settle_axes, launcher=launcher, source=source)
     changed = replace(
         suite,
         policy=replace(suite.policy, max_seconds=seconds, inject=inject),

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Debug, Imports, Inject, RunsTag, SaveOptions
+from collbench.cli.families import Debug, Hosts, Imports, Inject, RunsTag, SaveOptions, Ssh
 from collbench.cli.measure import carry_out
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
@@ -79,6 +79,8 @@ class RunOptions:
     launcher: Annotated[str, make_option("launcher")] = "auto"
     address: Annotated[str, make_option("address")] = ""
     placement: Annotated[str, make_option("placement")] = ""
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     resume: Annotated[
         str,
         Option(
@@ -126,7 +128,7 @@ def run(options: RunOptions) -> None:
     from collbench.cli.options import (
         add_budget,
         change_suite,
-        find_ray_cluster,
+        find_source,
         make_reporter,
         read_save_options,
         split_output,
@@ -137,7 +139,7 @@ def run(options: RunOptions) -> None:
 
     _refuse_conflicts(options)
     launcher, budget = options.launcher, options.budget
-    ray = find_ray_cluster(launcher, options.address, options.placement)
+    source = find_source(launcher, options.address, options.placement, options.hosts, options.ssh)
     changed = partial(
         change_suite,
         ngpus=options.ranks,
@@ -145,12 +147,12 @@ def run(options: RunOptions) -> None:
         only=",".join(options.only or []),
         max_time=options.max_seconds,
         launcher=launcher,
-        ray=ray,
+        source=source,
         inject=options.inject,
         launches=options.launches,
     )
     suites = [changed(toml.load_suite(name)) for name in options.suites or []]
-    order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
+    order = partial(Order, command=sys.argv, launcher=launcher, source=source)
     saving = options.saving
     place, export = split_output(saving.output)
     make_order = partial(order, **read_save_options(saving.save, place, saving.tag))

@@ -57,6 +57,8 @@ SECTIONS = {
         "launcher",
         "address",
         "placement",
+        "hosts",
+        "ssh",
         "groups",
         "envs",
         "pin",

@@ -14,7 +14,7 @@ from collbench.records.types import Record, RunFile
 from collbench.run import memory, plan, refusal
 from collbench.run.jobs import Job
 from collbench.run.launch import join
-from collbench.run.launch.ray import Where
+from collbench.run.launch.places import PlaceSource
 from collbench.run.reporter import PlanRow
 from collbench.run.resumption import Resumption
 from collbench.run.runner import runner_of
@@ -35,7 +35,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None = None  # seconds for all of it
     resumed: RunFile | None = None  # the run to go on with
     launcher: str = "auto"
-    ray: Where | None = None  # the Ray cluster to run on
+    source: PlaceSource | None = None  # who gives places for ranks on other hosts
     # asked once all cases are done: those that the run's one world goes on with; empty: it ends
     next_cases: Callable[[], Sequence[Case]] | None = None
 
@@ -61,10 +61,12 @@ def prepare_order(order: Order, at: memory.Rooms | None = None) -> Prepared:
     suite = order.suite.resolve()
     every, skips = suite.expand()
     faults.refuse_faults(every, suite.policy)
-    elsewhere = order.ray or join.detect_launcher(order.launcher)  # ranks may be on several hosts
+    elsewhere = order.source or join.detect_launcher(
+        order.launcher
+    )  # ranks may be on several hosts
     machine = refusal.Place() if elsewhere else refusal.this_machine(suite.values("backends"))
-    if order.ray:
-        machine = machine._replace(launcher="Ray")
+    if order.source:
+        machine = machine._replace(launcher=order.source.name)
     find_subject = suite.subject_finder
 
     def find_refusal(case: Case) -> str:

@@ -29,7 +29,6 @@ from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
-from collbench.run.launch.ray import Cluster
 from collbench.run.launch.world import Listener
 from collbench.run.order import Order, Prepared, fit_to_host, prepare_order, refuse_nothing
 from collbench.run.pace import BudgetPace, CallerPace, Pace, TwoPassPace, without_second_pass
@@ -101,13 +100,13 @@ def _tell_of_long_calls(jobs: Sequence[Job]) -> None:
 
 def choose_world(order: Order, member: Membership | None) -> worlds.World:
     """Where the plans of an order run: with the ranks of the launcher that has started this process
-    as one of them, by prediction alone, on Ray, or on this machine."""
+    as one of them, by prediction alone, on Ray's or other hosts, or on this machine."""
     if member is not None:
         return join.Joined(member, order.join_seconds)
     if all(backend_info(name).predicts for name in order.suite.values("backends")):
         return Predicted()
-    if order.ray:
-        return Cluster(order.ray, order.suite, order.join_seconds)
+    if order.source:
+        return order.source.hold_places(order.suite, order.join_seconds)
     return Launcher()
 
 

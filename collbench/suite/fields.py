@@ -265,8 +265,8 @@ FIELDS: tuple[Field, ...] = (
         "--launcher",
         (
             "What started this process: auto, local (nothing: it starts ranks itself), torchrun,"
-            " mpirun, flux, srun, environment (RANK, WORLD_SIZE, MASTER_ADDR), pbs; or ray (it"
-            " starts ranks on a Ray cluster)."
+            " mpirun, flux, srun, environment (RANK, WORLD_SIZE, MASTER_ADDR), pbs; or ray or"
+            " ssh (it starts ranks on a Ray cluster, or on --hosts)."
         ),
         text="auto",
     ),
@@ -278,6 +278,20 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "placement", "text", default="").option(
         "--placement",
         "With --launcher ray: pack (ranks on few nodes) or spread (on many). Default: pack.",
+    ),
+    Field("command", "hosts", "text", default="").option(
+        "--hosts",
+        (
+            "With --launcher ssh: the hosts and how many ranks each may have, as a:8,b:8, or a file"
+            " with lines such as: a slots=8. Default: COLLBENCH_HOSTS."
+        ),
+        metavar="HOST:N,…|FILE",
+    ),
+    Field("command", "ssh", "text", default="").option(
+        "--ssh",
+        "With --launcher ssh: the command in place of ssh, as 'ssh -p 2222'. Default:"
+        " COLLBENCH_SSH.",
+        metavar="COMMAND",
     ),
     Field("policy", "timeout", "seconds", least=0.1).option(
         "-T --timeout",

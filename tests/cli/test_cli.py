@@ -94,6 +94,14 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("--env", "MY_TOKEN=x"), "which no run's file keeps"),
         (("--address", "node1:6379"), "add --launcher ray"),
         (("--placement", "spread"), "add --launcher ray"),
+        (("--hosts", "a:8"), "add --launcher ssh"),
+        (("--ssh", "ssh -p 2222"), "add --launcher ssh"),
+        (("--launcher", "ssh"), "no hosts are named"),
+        (("--launcher", "ssh", "--hosts=-oProxyCommand=x"), "is not a host"),
+        (("--launcher", "ssh", "--hosts", "a:2,b:2,a"), "a is there twice"),
+        (("--launcher", "ssh", "--hosts", "a", "--ssh", "ssh 'open"), "No closing quotation"),
+        (("--launcher", "ssh", "--hosts", "a:2,b:2", "-g", "8"), "has places for 4 ranks"),
+        (("--launcher", "ssh", "--hosts", "a", "--address", "b:1"), "add --launcher ray"),
         (("--launcher", "ray", "--placement", "anywhere"), "not one of pack, spread"),
         (
             ("--launcher", "ray", "--address", "ray://node1:10001"),
@@ -187,6 +195,24 @@ def test_without_ray_its_launcher_says_what_to_install(cli, tmp_path: Path) -> N
         done.stderr
         == "collbench: --launcher ray: Ray is not installed\n  hint: pip install 'collbench[ray]'\n"
     )
+
+
+def test_without_an_ssh_client_its_launcher_says_what_to_install(cli) -> None:
+    done = cli("all_reduce", "--launcher", "ssh", "--hosts", "a:2", "--ssh", "/nowhere/ssh")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "cannot run /nowhere/ssh: No such file or directory" in done.stderr
+    assert "openssh-client" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["all_reduce", "pairs", "locate", "order", "overlap"])
+def test_a_plan_over_ssh_needs_no_connection(bare, command: str, tmp_path: Path) -> None:
+    """Where the backend is named."""
+    what = {"order": ["all_reduce"], "overlap": ["all_reduce"]}.get(command, [])
+    if command == "overlap":
+        what += ["--with", "sleep"]
+    words = [*what, "--backend", "gloo", "--launcher", "ssh", "--hosts", "a:2,b:2", "--dry-run"]
+    done = bare(command, *words, "--ssh", "/nowhere/ssh")
+    assert done.returncode == 0, done.stderr
 
 
 def test_unknown_options_and_commands_exit_2(bare) -> None:

@@ -25,6 +25,7 @@ from collbench.records import paired
 from collbench.records.case_rows import CaseRows
 from collbench.records.paired import Shift
 from collbench.records.rows import Row
+from collbench.run.launch.environments import STARTING
 from collbench.suite.case import Case
 
 Verdict = Literal[
@@ -255,7 +256,7 @@ def _describe_more(launches: Sequence[Row], number: int) -> str:
     """A sentence on how to make so many launches more, in the way that these were made."""
     if any(launch.run.imported for launch in launches):
         return f"name {number} logs a side"
-    launchers = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
+    launchers = {launch.world.launcher for launch in launches if launch.world} - {*STARTING}
     if launchers:  # whose ranks no command can start anew
         return f"start the command {number} times a side, and name all of its runs"
     return f"measure each side with --launches {number}, or better both in turns with collbench ab"

@@ -14,11 +14,13 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
+    Hosts,
     Imports,
     Inject,
     Launcher,
     Ranks,
     SaveOptions,
+    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -129,6 +131,8 @@ class OrderOptions:
     timeout: Timeout = None
     inject: Inject = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -226,14 +230,14 @@ def _show_plan(asked: Order) -> int:
 
 def make_order(collective: str, options: OrderOptions) -> Order:
     """The run that the options ask for. Raises UsageError."""
-    from collbench.cli.options import find_ray_cluster, read_save_options
+    from collbench.cli.options import find_source, read_save_options
     from collbench.run.order import Order
 
-    ray = find_ray_cluster(options.launcher, "", "")
+    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
     saving = options.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
     suite = make_suite(collective, options)
-    return Order(suite=suite, command=sys.argv, launcher=options.launcher, ray=ray, **keeping)
+    return Order(suite=suite, command=sys.argv, launcher=options.launcher, source=source, **keeping)
 
 
 def make_suite(collective: str, options: OrderOptions) -> Suite:
@@ -241,7 +245,7 @@ def make_suite(collective: str, options: OrderOptions) -> Suite:
     UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_ray_cluster
+    from collbench.cli.options import change_suite, find_source
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Axes, Suite
@@ -260,7 +264,7 @@ def make_suite(collective: str, options: OrderOptions) -> Suite:
         ngpus=sweep.ngpus,
         backend=sweep.backend,
         launcher=options.launcher,
-        ray=find_ray_cluster(options.launcher, "", ""),
+        source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
         inject=options.inject,
         launches=options.effort.launches,
     )

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import AnyTable, Debug, Inject, Launcher, Ranks, SaveOptions, Timeout
+from collbench.cli.families import (
+    AnyTable,
+    Debug,
+    Hosts,
+    Inject,
+    Launcher,
+    Ranks,
+    SaveOptions,
+    Ssh,
+    Timeout,
+)
 from collbench.cli.parameters import make_option
 from collbench.core.errors import Exit, UsageError
 
@@ -52,6 +62,8 @@ class OverlapOptions:
     timeout: Timeout = None
     inject: Inject = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -70,7 +82,7 @@ def overlap(options: OverlapOptions) -> None:
         add_budget,
         change_suite,
         choose_groups,
-        find_ray_cluster,
+        find_source,
         read_save_options,
     )
     from collbench.records import run_file
@@ -80,20 +92,20 @@ def overlap(options: OverlapOptions) -> None:
     if isinstance(subject := _find_subject(options.what), Path):
         raise typer.Exit(_show_run(run_file.read_digest(subject), options.output_format))
     launcher = options.launcher
-    ray = find_ray_cluster(launcher, "", "")
-    rule = choose_groups(options.split, launcher)
+    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
+    rule = choose_groups(options.split, launcher, source)
     suite = change_suite(
         make_suite(subject, options, rule),
         ngpus=options.ngpus,
         backend=options.backend,
         max_time=options.max_time,
         launcher=launcher,
-        ray=ray,
+        source=source,
         inject=options.inject,
     )
     saving = options.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    order = Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(_run_order(order, options.saving.dry_run, options.output_format))
 

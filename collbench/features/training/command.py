@@ -14,12 +14,14 @@ from typer import Argument, Option
 
 from collbench.cli.families import (
     Debug,
+    Hosts,
     Imports,
     Inject,
     Launcher,
     LinkSource,
     Output,
     Save,
+    Ssh,
     Tag,
     Timeout,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collbench.features.training.request import Wanted
     from collbench.features.training.step import Step
     from collbench.records.types import End
+    from collbench.run.launch.places import PlaceSource
     from collbench.run.reporter import Reporter
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Suite
@@ -104,6 +107,8 @@ class StepOptions:
     timeout: Timeout = None
     inject: Inject = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     save: Save = True
     output: Output = None
     tag: Tag = ""
@@ -326,6 +331,7 @@ def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Sui
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
+    source = _find_source(options)
     policy = options.make_policy()
     member = join.detect_launcher(options.launcher)
     if member and ngpus not in (None, member.n):
@@ -337,17 +343,24 @@ def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Sui
     axes = Axes(
         collectives=(),
         sizes=(),
-        ranks=(),
+        ranks=(ngpus,) if ngpus else (),
         backends=tuple(grammar.split_words(options.backend)),
         algorithms=algorithms or ("native",),
         envs=grammar.expand_envs(options.env or []),
-    ).resolve()
+    )
+    axes = source.resolve(axes) if source else axes.resolve()
     refusal.refuse_unknown_backends(axes.backends)
-    ranks = member.n if member else ngpus or axes.ranks[0]
+    ranks = member.n if member else axes.ranks[0]
     step = request.resolve(ranks, bool(member or ngpus), axes.backends)
     walk.refuse_deadlock(step)
     axes = replace(axes, ranks=(step.world,))
     return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))
+
+
+def _find_source(options: StepOptions) -> PlaceSource | None:
+    from collbench.cli.options import find_source
+
+    return find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
 
 
 def _run_suite(suite: Suite, options: StepOptions) -> None:
@@ -359,7 +372,8 @@ def _run_suite(suite: Suite, options: StepOptions) -> None:
     printed, launcher = options.output_format, options.launcher
     outputs.check_outputs(printed, (), FORMATS)
     keeping = read_save_options(options.save, options.output, options.tag)
-    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping)
+    source = _find_source(options)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(carry_out(order, _make_reporter(printed), options.dry_run))
 

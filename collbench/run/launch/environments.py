@@ -195,12 +195,13 @@ LAUNCHERS = (
         lambda variables: next(iter(pbs_hosts(variables)), ""),
         is_detectable=False,
     ),
-    # its ranks are told who they are (keeper.py); a command with this launcher is none of them
+    # their ranks are told who they are (keeper.py); a command with these launchers is none of them
     Launcher("ray", "ray", (), "", "", "", "", is_detectable=False),
+    Launcher("ssh", "ssh", (), "", "", "", "", is_detectable=False),
 )
 
 
-STARTING = ("local", "ray")  # launchers by which a command starts ranks itself
+STARTING = ("local", "ray", "ssh")  # launchers by which a command starts ranks itself
 
 
 NAMES = ("auto", "local", *dict.fromkeys(launcher.name for launcher in LAUNCHERS))

@@ -198,6 +198,27 @@ def serve_place(member: Membership, timeout: float | None, sides: Sides) -> int:
     return code
 
 
+def carry_out(errand: Errand, keeper: Keeper, send: Callable[[str], None]) -> None:
+    """Do what a place is told; ``send`` takes each line to say: of a rank's world, or, without a
+    world, an answer."""
+    world = errand.world
+    match errand.op:
+        case "run":
+            instructions = msgspec.json.decode(errand.text, type=Told)
+            keeper.run(instructions, lambda line: send(f"{world} {line}"))
+        case "tell":
+            keeper.send(world, errand.text)
+        case "end":
+            keeper.end(world)
+        case "ask":
+
+            def answer() -> None:
+                question = msgspec.json.decode(errand.text, type=Question)
+                send(f" {as_json(keeper.ask(question))}")
+
+            threading.Thread(target=answer, daemon=True).start()
+
+
 class _Serving:
     """A place's side: does what rank 0 says, and looks whether that is there."""
 
@@ -214,27 +235,10 @@ class _Serving:
             if message:
                 errand = msgspec.json.decode(message, type=Errand)
                 code = errand.text if errand.op == "exit" else ""
-                self._do(errand)
+                carry_out(errand, self._keeper, self._send)
         if not code:
             self._tell_lost("lost")
         return int(code or Exit.TIMEOUT)
-
-    def _do(self, errand: Errand) -> None:
-        world, keeper = errand.world, self._keeper
-        match errand.op:
-            case "run":
-                instructions = msgspec.json.decode(errand.text, type=Told)
-                keeper.run(instructions, lambda line: self._send(f"{world} {line}"))
-            case "tell":
-                keeper.send(world, errand.text)
-            case "end":
-                keeper.end(world)
-            case "ask":
-                threading.Thread(target=self._answer, args=(errand.text,), daemon=True).start()
-
-    def _answer(self, text: str) -> None:
-        question = msgspec.json.decode(text, type=Question)
-        self._send(f" {as_json(self._keeper.ask(question))}")
 
     def _send(self, text: str) -> None:
         with suppress(OSError):  # rank 0 has gone, as is found by who listens to it

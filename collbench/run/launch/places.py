@@ -1,5 +1,6 @@
-"""Worlds of ranks at places that are held on some hosts, by Ray (ray.py) or by the processes of a
-launcher (launched.py): fresh processes for each world, and several worlds at once.
+"""Worlds of ranks at places that are held on some hosts, by Ray (ray.py), by processes that ssh has
+started (ssh.py) or by those of a launcher (launched.py): fresh processes for each world, and
+several worlds at once.
 
 Ranks meet as under any launcher (join.py): at the address by which rank 0's place is known, with a
 key that is made up for each world. What they and who keeps their places (keeper.py) have to say
@@ -43,6 +44,7 @@ from collbench.run.launch.watch import Death, RankWatch
 from collbench.run.launch.world import Listener, Said
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 _GRACE = 1.0  # from the first trouble on, to hear from the rank that is to blame
 
@@ -85,6 +87,29 @@ class Seat(NamedTuple):
     at: Place
     node: Node
     number: int
+
+
+class PlaceSource(Protocol):
+    """Who gives places on other hosts: a Ray cluster, or a list of hosts that ssh reaches."""
+
+    @property
+    def name(self) -> str:
+        """The launcher in sentences: Ray, ssh."""
+
+    @property
+    def local_n(self) -> int:
+        """The ranks of each host; 0 where that is not known, or hosts differ in it."""
+
+    def count_hosts(self, n: int) -> int:
+        """The hosts that n ranks are on; 0 where that is not known."""
+
+    def resolve(self, axes: Axes) -> Axes:
+        """The axes with ranks and backends, from what all hosts have. Raises CannotRun and
+        UsageError."""
+
+    def hold_places(self, suite: Suite, seconds: float) -> Places:
+        """Places for the ranks of a suite's largest world. Raises CannotRun where there are not
+        that many within so many seconds."""
 
 
 class Places(FreshRanks):

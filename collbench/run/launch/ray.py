@@ -49,6 +49,16 @@ class Where(msgspec.Struct, frozen=True):
 
     address: str
     placement: str
+    name: str = "Ray"
+    local_n: int = 0
+
+    def count_hosts(self, n: int) -> int:
+        """0: on how many nodes Ray will place ranks is not known before."""
+        return 0
+
+    def hold_places(self, suite: Suite, seconds: float) -> Places:
+        """The places for a suite's ranks, within so many seconds."""
+        return Cluster(self, suite, seconds)
 
     def connect(self) -> Any:
         """The module ``ray``, connected to the cluster. Raises CannotRun where there is none,

@@ -27,7 +27,7 @@ from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
 SIZES = (4096, 1 << 20, 1 << 26)
-LAUNCHERS = ("local", "torchrun", "mpirun", "srun", "flux", "pbs", "environment", "ray")
+LAUNCHERS = ("local", "torchrun", "mpirun", "srun", "flux", "pbs", "environment", "ray", "ssh")
 HOSTILE = "no in-place form here, out-of-place bandwidth 7 busbw and time, Out of bounds values : 0"
 ROWS = {name for name, row in COLLECTIVES.items() if row.moves_data}
 

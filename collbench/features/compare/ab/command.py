@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from collbench.cli.families import Debug, Imports, Launcher, RunsTag
+from collbench.cli.families import Debug, Hosts, Imports, Launcher, RunsTag, Ssh
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_clock, plain_line
@@ -72,6 +72,8 @@ class AbOptions:
     ] = None
     imports: Imports = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
     ] = ""
@@ -168,7 +170,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
     backend or algorithm is unknown."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_ray_cluster
+    from collbench.cli.options import change_suite, find_source
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
@@ -177,7 +179,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
         ngpus=options.ranks,
         max_time=options.max_seconds,
         launcher=options.launcher,
-        ray=find_ray_cluster(options.launcher, "", ""),
+        source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
     )
     for side, variant in sides.items():
         variants.refuse_unknown(variant, suite, f"--{side}")
@@ -191,18 +193,17 @@ def _build_homes(order: Order, options: AbOptions, folder: Path, stack: ExitStac
     places, which ``stack`` gives back."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import find_ray_cluster
+    from collbench.cli.options import find_source
     from collbench.features.compare.ab import variants
-    from collbench.run.launch import join, ray
+    from collbench.run.launch import join
 
     build = variants.Build(options.build, options.rebuild)
     homes = variants.settle_homes(order.variants, build, folder)
-    where = find_ray_cluster(options.launcher, "", "")
+    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
+    seconds = order.suite.policy.timeout or join.SECONDS
     places = (
-        stack.enter_context(
-            closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
-        )
-        if where
+        stack.enter_context(closing(source.hold_places(order.suite, seconds)))
+        if source
         else order.places
     )
     if places:

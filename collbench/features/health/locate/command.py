@@ -4,6 +4,7 @@ round what is measured next."""
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections import defaultdict
@@ -18,10 +19,12 @@ from typer import Option
 from collbench.cli.families import (
     Backend,
     Debug,
+    Hosts,
     Inject,
     Launcher,
     Ranks,
     SaveOptions,
+    Ssh,
     TableOrJson,
     Timeout,
 )
@@ -63,6 +66,8 @@ class LocateOptions:
     budget: Annotated[str, make_option("budget", "Begin no round after this time: 3m.")] = ""
     iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each test.")] = 10
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     timeout: Timeout = None
     inject: Inject = ""
     output_format: TableOrJson = "table"
@@ -78,7 +83,7 @@ def locate(options: LocateOptions) -> None:
     be ruled out.
     """
     from collbench.cli.measure import fake_gpus
-    from collbench.cli.options import read_save_options
+    from collbench.cli.options import find_source, read_save_options
     from collbench.features.health.locate.search import Rules
     from collbench.features.health.pairs import command as pairs
     from collbench.run.order import prepare_order, refuse_nothing
@@ -90,7 +95,9 @@ def locate(options: LocateOptions) -> None:
     seconds = grammar.parse_duration(options.budget, "--budget") if options.budget else math.inf
     policy = Policy(iters=options.iters, warmup=2, timeout=options.timeout, inject=options.inject)
     size, ngpus, backend = options.size, options.ngpus, options.backend
-    order = pairs.order_of("locate", [size], policy, ngpus, backend, options.launcher)
+    launcher, hosts, ssh = options.launcher, options.hosts, options.ssh
+    source = find_source(launcher, hosts=hosts, ssh=ssh)
+    order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher, source)
     saving = options.saving
     order = replace(order, **read_save_options(saving.save, saving.output, saving.tag))
     announce_search(order, rules)
@@ -101,9 +108,14 @@ def locate(options: LocateOptions) -> None:
     result = run_search(order, rules, seconds)
     if result is None:
         return
-    launcher = options.launcher.replace("auto", "")
-    given = {"-g": ngpus, "--backend": backend, "--launcher": launcher}
-    selections = [f" {flag} {word}" for flag, word in given.items() if word]
+    given = {
+        "-g": ngpus,
+        "--backend": backend,
+        "--launcher": launcher.replace("auto", ""),
+        "--hosts": hosts,
+        "--ssh": ssh,
+    }
+    selections = [f" {flag} {shlex.quote(word)}" for flag, word in given.items() if word]
     _show_found(
         result,
         options.output_format,
@@ -300,12 +312,14 @@ def announce_search(order: Order, rules: Rules) -> None:
     from collbench.run.launch import join
 
     member = join.detect_launcher(order.launcher)
-    n = member.n if member and not order.ray else order.suite.axes.ranks[0]
-    if order.ray:
-        typer.echo(
-            f"if Ray places each rank on a host of its own: {locate.describe_plan(n, rules)}",
-            err=True,
-        )
+    source = order.source
+    n = member.n if member and not source else order.suite.axes.ranks[0]
+    if source and (hosts := source.count_hosts(n)):
+        what = "hosts" if hosts > 1 else "ranks"
+        typer.echo(locate.describe_plan(hosts if hosts > 1 else n, rules, what), err=True)
+    elif source:
+        described = locate.describe_plan(n, rules)
+        typer.echo(f"if {source.name} places each rank on a host of its own: {described}", err=True)
     elif member is None or not member.rank:
         several = bool(member and member.local_n < n)
         hosts = n // max(1, member.local_n) if member and several else n

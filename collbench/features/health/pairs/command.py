@@ -16,10 +16,12 @@ from collbench.cli.families import (
     AnyTable,
     Backend,
     Debug,
+    Hosts,
     Inject,
     Launcher,
     Ranks,
     SaveOptions,
+    Ssh,
     Timeout,
 )
 from collbench.core.errors import Exit, UsageError
@@ -27,6 +29,7 @@ from collbench.core.text import plain_line, print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
+    from collbench.run.launch.places import PlaceSource
     from collbench.run.order import Order
     from collbench.suite.policy import Policy
 
@@ -80,6 +83,8 @@ class PairOptions:
         int, Option("-w", "--warmup_iters", min=0, help="Samples before, not counted.")
     ] = 3
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     timeout: Timeout = None
     inject: Inject = ""
     resume: Annotated[
@@ -100,7 +105,7 @@ def pairs(options: PairOptions) -> None:
     one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike.
     """
     from collbench.cli import outputs
-    from collbench.cli.options import read_save_options
+    from collbench.cli.options import find_source, read_save_options
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
@@ -108,10 +113,12 @@ def pairs(options: PairOptions) -> None:
     racks_by_host = racks.read_racks(options.topology) if options.topology else {}
     if options.run:
         raise typer.Exit(_show_recorded(options.run, racks_by_host, options.output_format))
+    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
     if options.resume:
-        order = _resume_order(options.resume, options.launcher)
+        order = _resume_order(options.resume, options.launcher, source)
     else:
-        rule = _choose_rule("alone" if options.alone else "pairs", options.among, options.launcher)
+        kind = "alone" if options.alone else "pairs"
+        rule = _choose_rule(kind, options.among, options.launcher, source)
         policy = Policy(
             iters=options.iters,
             warmup=options.warmup,
@@ -119,8 +126,17 @@ def pairs(options: PairOptions) -> None:
             inject=options.inject,
         )
         sizes = [options.large, options.small] if options.small != "0" else [options.large]
-        ngpus, backend, launcher = options.ngpus, options.backend, options.launcher
-        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, options.one_way)
+        order = order_of(
+            "pairs",
+            sizes,
+            policy,
+            ngpus=options.ngpus,
+            backend=options.backend,
+            launcher=options.launcher,
+            source=source,
+            rule=rule,
+            one_way=options.one_way,
+        )
         saving = options.saving
         order = replace(order, **read_save_options(saving.save, saving.output, saving.tag))
     if options.saving.dry_run:
@@ -134,16 +150,16 @@ def _show_recorded(name: str, racks: dict[str, str], output_format: str) -> Exit
     return _show_pairs(run_file.read_digest(store.find_run(name)), racks, output_format)
 
 
-def _resume_order(name: str, launcher: str) -> Order:
-    from collbench.cli import options
+def _resume_order(name: str, launcher: str, source: PlaceSource | None) -> Order:
     from collbench.run import resumption
     from collbench.run.order import Order
 
-    old, ray = resumption.find_resumable(name), options.find_ray_cluster(launcher, "", "")
-    return Order(suite=old.run.suite, command=sys.argv, resumed=old, launcher=launcher, ray=ray)
+    old = resumption.find_resumable(name)
+    suite = old.run.suite
+    return Order(suite=suite, command=sys.argv, resumed=old, launcher=launcher, source=source)
 
 
-def _choose_rule(kind: str, among: str, launcher: str) -> str:
+def _choose_rule(kind: str, among: str, launcher: str, source: PlaceSource | None) -> str:
     """The rule of groups for ``kind`` of pairs: among all ranks, or those of a host. Raises
     UsageError where the launcher does not say how many ranks share a host."""
     from collbench.run.launch import join
@@ -152,16 +168,18 @@ def _choose_rule(kind: str, among: str, launcher: str) -> str:
     if grammar.parse_choice("--among", among, AMONG) == "all":
         return kind
     member = join.detect_launcher(launcher)
-    if member is None:
+    if member is None and source is None:
         raise UsageError(
             f"--among {among}: without a launcher all ranks are on one host", "leave --among out"
         )
-    if not member.local_n:
+    local_n = member.local_n if member else source.local_n if source else 0
+    if not local_n:
+        name = member.launcher if member else launcher
         raise UsageError(
-            f"--among {among}: {member.launcher} does not say how many ranks share a host",
+            f"--among {among}: {name} does not say how many ranks share a host",
             "use --among all",
         )
-    return f"{kind}:{among}:{member.local_n}"
+    return f"{kind}:{among}:{local_n}"
 
 
 def order_of(
@@ -171,6 +189,7 @@ def order_of(
     ngpus: str = "",
     backend: str = "",
     launcher: str = "auto",
+    source: PlaceSource | None = None,
     rule: str = "",
     one_way: bool = False,
 ) -> Order:
@@ -191,16 +210,15 @@ def order_of(
         in_place=(one_way,),  # where the sender has nothing to copy
         groups=rule,
     )
-    ray = options.find_ray_cluster(launcher, "", "")
     suite = options.change_suite(
         Suite(name=name, axes=axes, policy=policy),
         ngpus=ngpus,
         backend=backend,
         launcher=launcher,
-        ray=ray,
+        source=source,
         inject=policy.inject,
     )
-    return Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray)
+    return Order(suite=suite, command=sys.argv, launcher=launcher, source=source)
 
 
 def _print_plan(order: Order) -> None:

@@ -929,6 +929,7 @@ JOINED = {"launcher": "srun"}
     [
         ({}, ENOUGH),
         ({"launcher": "ray"}, ENOUGH),
+        ({"launcher": "ssh"}, ENOUGH),
         (JOINED, "start the command 10 times a side, and name all of its runs"),
     ],
 )

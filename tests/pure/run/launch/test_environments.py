@@ -108,6 +108,7 @@ def test_a_launcher_may_be_named() -> None:
     assert (
         environments.detect_variables("local", both)
         is environments.detect_variables("ray", both)
+        is environments.detect_variables("ssh", both)
         is None
     )  # it starts ranks itself
     assert environments.detect_variables("srun", both) == ("srun", 5, 8, 1, 4)
@@ -138,7 +139,7 @@ def test_a_launcher_may_be_named() -> None:
         ("flux", {"FLUX_TASK_RANK": "0"}, ["FLUX_JOB_SIZE"]),
         ("environment", {"RANK": "0"}, ["MASTER_ADDR, WORLD_SIZE"]),
         ("pbs", {}, ["PBS_VNODENUM or PBS_NODENUM", "PBS_NP"]),
-        ("ssh", {}, ["auto, local, torchrun, mpirun, flux, srun, environment, pbs"]),
+        ("rsh", {}, ["auto, local, torchrun, mpirun, flux, srun, environment, pbs"]),
     ],
 )
 def test_what_a_named_launcher_lacks_is_said(

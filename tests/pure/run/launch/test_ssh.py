@@ -1,0 +1,193 @@
+"""What ssh is given, which variables go to hosts, how hosts that cannot keep ranks are told, and
+where ranks reach a host. No processes."""
+
+from __future__ import annotations
+
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.version import __version__
+from collbench.run.launch import rendezvous, ssh, ssh_place
+from collbench.run.launch.host_list import ListedHost, parse_hosts
+from collbench.run.launch.ssh import BOOT, MARK, HostFacts, SshHosts
+from collbench.suite.sweep import Axes
+
+HERE = HostFacts(python="3.12.1", version=__version__, host="h1", boot="b1", address="10.0.0.1")
+AXES = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(), backends=("gloo",))
+
+
+def make_link(**fields: Any) -> Any:
+    """A host's link as it is once it has answered."""
+    defaults = {
+        "host": ListedHost("root@h1", 2),
+        "facts": HERE,
+        "trouble": "",
+        "exit_code": 0,
+        "python": "/opt/python",
+        "by_hand": "ssh -p 2222",
+    }
+    return SimpleNamespace(**(defaults | fields))
+
+
+def test_the_remote_command_is_one_word_for_the_shell_and_shows_nothing() -> None:
+    command = ssh.make_command(["ssh", "-T"], ListedHost("u@h1", 2), "/my venv/$x/python")
+    assert command[:4] == ["ssh", "-T", "--", "u@h1"]
+    python, option, code = shlex.split(command[4])
+    assert (python, option) == ("/my venv/$x/python", "-c")
+    assert str(len(BOOT.encode())) in code
+    assert len(command) == 5
+
+
+def test_another_program_than_ssh_gets_no_options() -> None:
+    words = ssh.split_ssh_words("sh enter.sh", 30, 18)
+    assert words == ["sh", "enter.sh"]
+    assert ssh.make_command(words, ListedHost("h1"), "p")[:3] == ["sh", "enter.sh", "h1"]
+
+
+def test_options_of_the_user_come_first_as_ssh_takes_the_first() -> None:
+    words = ssh.split_ssh_words("/usr/bin/ssh -o ConnectTimeout=3 -F 'my config'", 120, 18)
+    assert words[:5] == ["/usr/bin/ssh", "-o", "ConnectTimeout=3", "-F", "my config"]
+    assert words.index("BatchMode=yes") > 5
+    assert "ConnectTimeout=20" in words
+    assert "ServerAliveInterval=4" in words
+
+
+def test_a_short_limit_is_ssh_s_too() -> None:
+    assert "ConnectTimeout=5" in ssh.split_ssh_words("ssh", 5.5, 3)
+    assert "ConnectTimeout=1" in ssh.split_ssh_words("ssh", 0.1, 0.1)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "ssh 'open"])
+def test_a_command_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        ssh.split_ssh_words(text, 30, 18)
+
+
+def test_settings_go_to_hosts_and_secrets_and_jobs_do_not() -> None:
+    environ = {
+        "NCCL_ALGO": "Ring",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "COLLBENCH_ALGORITHMS": "x.py",
+        "PYTHONPATH": "/tree",
+        "COLLBENCH_TOKEN": "secret",
+        "COLLBENCH_HOME": "/home/me",
+        "COLLBENCH_WORLD": "w",
+        "SLURM_JOB_ID": "7",
+        "RANK": "0",
+        "MASTER_ADDR": "h9",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "HOME": "/home/me",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "LD_PRELOAD": "x.so",
+    }
+    passed = {"NCCL_ALGO", "GLOO_SOCKET_IFNAME", "COLLBENCH_ALGORITHMS"}
+    assert set(ssh.select_settings(environ)) == passed | {"PYTHONPATH"}
+    assert set(ssh.select_settings(environ, with_path=False)) == passed
+
+
+def test_boot_says_the_mark_that_is_looked_for() -> None:
+    compile(BOOT, "BOOT", "exec")
+    assert f'"{MARK.decode()}"' in BOOT
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "hint"),
+    [
+        ({}, "", ""),
+        (
+            {"facts": HostFacts(python="3.9.2", error="SyntaxError: x")},
+            "/opt/python (Python 3.9.2) cannot load collbench: SyntaxError: x",
+            f"run pip install collbench=={__version__} there",
+        ),
+        (
+            {"facts": HostFacts(python="3.12.1", version="9.9")},
+            f"/opt/python (Python 3.12.1) has collbench 9.9, and this is {__version__}",
+            f"run pip install collbench=={__version__} there",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": "sh: /opt/python: not found", "exit_code": 127},
+            "/opt/python cannot be run there (sh: /opt/python: not found)",
+            "h1 python=PATH",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": "Host key verification failed", "exit_code": 255},
+            "Host key verification failed",
+            "ssh -p 2222 root@h1",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": "root@h1: Permission denied (publickey)"},
+            "root@h1: Permission denied (publickey)",
+            "ssh-copy-id root@h1",
+        ),
+        (
+            {"facts": HostFacts(), "trouble": "no answer within 5 s"},
+            "no answer within 5 s",
+            "does this reach it? ssh -p 2222 -o BatchMode=yes root@h1 true",
+        ),
+    ],
+)
+def test_why_a_host_cannot_keep_ranks(fields: dict[str, Any], reason: str, hint: str) -> None:
+    found = ssh.find_trouble(make_link(**fields))
+    assert found[0] == reason
+    assert hint in found[1]
+
+
+def test_many_hosts_that_fail_are_one_line() -> None:
+    links = [
+        make_link(host=ListedHost(f"h{i}"), facts=HostFacts(), trouble="Connection refused")
+        for i in range(20)
+    ]
+    with pytest.raises(CannotRun) as caught:
+        ssh.refuse_links([*links, make_link()])
+    assert caught.value.message.startswith("--launcher ssh: 20 of 21 hosts: h0: Connection refused")
+    assert caught.value.message.endswith("(and 12 others)")
+
+
+def test_two_hosts_of_one_name_are_refused_and_two_names_of_one_host_are_not() -> None:
+    other = make_link(host=ListedHost("h2"))
+    ssh.refuse_links([make_link(), other])
+    other.facts = msgspec.structs.replace(HERE, boot="b2")
+    with pytest.raises(CannotRun, match="h1 and h2 both call themselves h1"):
+        ssh.refuse_links([make_link(), other])
+
+
+def test_ends_are_told_in_ssh_s_last_words() -> None:
+    words = ["Timeout, server h2 not responding"]
+    assert ssh.describe_end(255, words) == words[0]
+    assert ssh.describe_end(255, []) == "ssh ended with code 255 and said nothing"
+    assert ssh.describe_end(-9, []) == "ssh was killed by signal 9 and said nothing"
+
+
+def test_ranks_are_all_slots_unless_fewer_are_asked_for() -> None:
+    hosts = SshHosts(parse_hosts("a:2,b:4"))
+    axes = hosts.resolve(AXES)
+    assert (axes.ranks, axes.per_host) == ((6,), 4)
+    assert hosts.resolve(msgspec.structs.replace(AXES, ranks=(2, 4))).ranks == (2, 4)
+    with pytest.raises(UsageError, match="-g 8: --hosts has places for 6 ranks"):
+        hosts.resolve(msgspec.structs.replace(AXES, ranks=(2, 8)))
+    assert [hosts.count_hosts(n) for n in (1, 2, 3, 6)] == [1, 1, 2, 2]
+    assert (hosts.local_n, SshHosts(parse_hosts("a:2,b:2")).local_n) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("connection", "interface", "expected"),
+    [
+        ("10.0.0.9 4711 10.0.0.1 22", "", "10.0.0.1"),
+        ("fd00::9 4711 fd00::1 22", "", "fd00::1"),
+        ("10.0.0.9 4711 10.0.0.1 22", "eth1", "10.1.1.1"),
+        ("127.0.0.1 4711 127.0.0.1 22", "", "10.1.1.1"),
+        ("fe80::9%eth0 4711 fe80::1%eth0 22", "", "10.1.1.1"),
+        ("", "", "10.1.1.1"),
+    ],
+)
+def test_where_ranks_reach_a_host(
+    connection: str, interface: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.1.1")
+    assert ssh_place.find_address(connection) == expected
