@@ -152,10 +152,10 @@ class HealthOptions:
         Path | None,
         Option(
             "--expect",
-            metavar="FILE",
-            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, each with"
-            " the severity of a row below it: hint, warning or critical (of which the last two"
-            " are unhealthy).",
+            metavar="PATH",
+            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, or a"
+            " folder of such files; each with the severity of a row below it: hint, warning or"
+            " critical (of which the last two are unhealthy).",
         ),
     ] = None
     title: Annotated[str, Option("--title", help="Heading of the page and of the Markdown.")] = ""
@@ -240,7 +240,7 @@ def _find_member() -> Membership | None:
 def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
-    from collbench.features.health.checks import expectations
+    from collbench.features.health.checks import curves, expectations
     from collbench.features.health.checks import table as checks
     from collbench.features.health.views import health as views
     from collbench.records import run_file, store
@@ -248,7 +248,7 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     runs, more = options.runs, list[checks.Check]()
     if options.expect:
         look = partial(
-            expectations.check_expectations, curves=expectations.load_curves(options.expect)
+            expectations.check_expectations, curves=curves.load_tables(options.expect)
         )
         more = [checks.Check("expected", look, "rows of which figures are expected")]
     if (

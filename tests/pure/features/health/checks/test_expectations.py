@@ -13,7 +13,7 @@ from factories import hosted, night
 import collbench
 from collbench.core.errors import UsageError
 from collbench.features.health.checks import expectations
-from collbench.features.health.checks.expectations import Curve
+from collbench.features.health.checks.curves import Curve, load_curves
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.night import Night
 from collbench.records.types import Choice, Record, RunFile
@@ -37,7 +37,7 @@ ROW = Case(collective="all_reduce", backend="nccl", n=8, nbytes=1 << 30, op="sum
 def load(tmp_path: Path, text: str) -> list[Curve]:
     path = tmp_path / "curves.toml"
     path.write_text(text)
-    return expectations.load_curves(path)
+    return load_curves(path)
 
 
 def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFile:
@@ -63,7 +63,7 @@ def looked(file: RunFile, curves: list[Curve] | None = None, today: date = TODAY
 
 
 def test_the_curves_that_come_with_collbench_are_possible_and_say_where_from() -> None:
-    curves = expectations.load_curves()
+    curves = load_curves()
     assert len(curves) >= 15
     for curve in curves:
         assert curve.source and not curve.verified and curve.day < curve.expires
