@@ -77,7 +77,7 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
             for case in members
             if case.nbytes == nbytes and not _is_form_skipped(case, members)
         ]
-        results += [_hold_row(limit, case, members[case]) for case in matching]
+        results += [hold_row(limit, case, members[case]) for case in matching]
         if not matching:
             first = next(iter(members))
             results.append(
@@ -115,7 +115,7 @@ def _hold_absent(limit: Limit, row: str) -> Held:
     )
 
 
-def _hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
+def hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     """The answer of a limit for one row, over its launches."""
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
     fit = select_deciding(launches)
@@ -142,7 +142,7 @@ def _hold_average(limit: Limit, cases: Launches) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
-    results = [_hold_row(limit, case, launches) for case, launches in ran.items()]
+    results = [hold_row(limit, case, launches) for case, launches in ran.items()]
     first = next(iter(cases))
     name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"
     about: dict[str, Any] = {"row": plain_line(name), "wanted": limit.busbw, "average": True}
