@@ -19,6 +19,8 @@ from collbench.features.health.checks.curves import Curve
 from collbench.features.health.checks.expectations import (
     Expected,
     Machine,
+    are_different,
+    describe_difference,
     describe_machine,
     describe_origin,
     expect_case,
@@ -45,10 +47,11 @@ EXITS: dict[State, Exit] = {
 
 
 class LimitedRow(NamedTuple):
-    """A row against one of its limits: ``origin`` says where that is from, ``severity`` whether it
-    decides."""
+    """A row against one of its limits: ``table`` has it, or the suite, ``origin`` says where that
+    has it from; ``severity``, whether it decides."""
 
     held: Held
+    table: str
     origin: str
     severity: Severity
 
@@ -73,7 +76,7 @@ class Untested(NamedTuple):
 
 class Acceptance(NamedTuple):
     """What the rows of runs come to. ``findings`` are wrong data and broken cases, ``open`` reasons
-    for which nothing is decided."""
+    for which nothing is decided, ``contradictions`` rows of which tables ask different things."""
 
     state: State
     summary: str
@@ -81,6 +84,7 @@ class Acceptance(NamedTuple):
     untested: list[Untested]
     findings: list[Finding]
     open: list[str]
+    contradictions: list[str]
     hosts: list[str]
 
     @property
@@ -100,14 +104,23 @@ def judge_acceptance(
     machine, chose = describe_machine(night), list_choices(night)
     cases = group_rows(night.rows, lambda row: row.case)
     relevant = [curve for curve in curves if machine.is_subject_of(curve)]
-    rows = [
-        _hold_expected(rivals[0], case, launches, today or date.today())
+    rivals_by_case = [
+        (case, rivals)
         for case, launches in cases.items()
         if not all(row.unfit == ("skipped",) for row in launches)
         for rivals in expect_case(relevant, chose, case, machine.shapes)
     ]
+    rows = [
+        _hold_expected(rivals[0], case, cases[case], today or date.today())
+        for case, rivals in rivals_by_case
+    ]
+    contradictions = [
+        f"{describe_case(case)}: {describe_difference(rivals[0], rivals[-1])}"
+        for case, rivals in rivals_by_case
+        if are_different(rivals[0], rivals[-1])
+    ]
     rows += [
-        LimitedRow(held, f"suite {file.run.suite.name}", "critical")
+        LimitedRow(held, f"suite {file.run.suite.name}", "its min_busbw", "critical")
         for file in files
         for held in limits.judge_limits(file)
     ]
@@ -122,7 +135,10 @@ def judge_acceptance(
     reasons = [check.missing for check in checks if check.missing]
     reasons += _list_open(rows, relevant, untested)
     state, summary = _conclude(rows, findings, reasons)
-    return Acceptance(state, plain_line(summary), rows, untested, findings, reasons, night.hosts)
+    summary = plain_line(summary)
+    return Acceptance(
+        state, summary, rows, untested, findings, reasons, contradictions, night.hosts
+    )
 
 
 def _hold_expected(
@@ -134,7 +150,8 @@ def _hold_expected(
     if held.answer in ("met", "short", "not shown") and count < LAUNCHES:
         why = f"{format_count(count, 'launch')}, and {LAUNCHES} are needed"
         held = msgspec.structs.replace(held, answer="no answer", why=why)
-    return LimitedRow(held, describe_origin(expected.curve, today), expected.curve.severity)
+    curve = expected.curve
+    return LimitedRow(held, curve.file, describe_origin(curve, today), curve.severity)
 
 
 def _list_skipped(cases: dict[Case, list[Row]]) -> list[Untested]:
@@ -224,16 +241,25 @@ def _list_open(
     ]
 
 
+def _describe_failure(held: Held) -> str:
+    """A sentence about a row that surely has less than its limit."""
+    return (
+        f"{held.row} reaches {held.busbw:.4g} GB/s [{held.lo:.4g} to {held.hi:.4g}] of"
+        f" {held.wanted:.4g}"
+    )
+
+
 def _conclude(
     rows: Sequence[LimitedRow], findings: Sequence[Finding], reasons: Sequence[str]
 ) -> tuple[State, str]:
     """The state, and a sentence on what it is for."""
     deciding = [row for row in rows if row.decides]
     failed = [row for row in deciding if row.held.answer == "short"]
+    failed.sort(key=lambda row: row.margin or 0.0)
     wrong = [finding for finding in findings if finding.check == "data"]
     if wrong or failed:
         sentences = [finding.sentence for finding in wrong]
-        sentences += [limits.describe_held(row.held) for row in failed]
+        sentences += [_describe_failure(row.held) for row in failed]
         more = f"; {len(sentences) - 1:,} more" if len(sentences) > 1 else ""
         return "not accepted", sentences[0] + more
     open_reasons = [*(finding.sentence for finding in findings), *reasons]

@@ -55,7 +55,7 @@ ROWS = make_columns(
 BRIEF = range(7)  # of these columns stand on a terminal
 
 
-REASONS = 8  # lines of reasons on a terminal
+REASONS = 8  # of a kind that are shown, and all in JSON
 
 
 UNTESTED = make_columns(("what", "which", "why"), "lww")
@@ -133,21 +133,33 @@ def _limits_section(acceptance: Acceptance) -> Section:
     ]
     sentences += [f"{finding.sentence}." for finding in acceptance.findings]
     sentences += [f"Open: {reason}." for reason in acceptance.open]
+    sentences += [f"Tables differ: {text}." for text in acceptance.contradictions[:REASONS]]
     lines = [_row_line(row) for row in acceptance.rows]
     table = Table(
         name="limits",
-        title="Rows and their limits",
+        title="Limits",
         columns=ROWS,
         lines=lines,
         note="A row passes or fails where its whole 95 % interval does. Hints decide nothing.",
         carded=True,
     )
+    used = [at for at in range(len(ROWS)) if any(line.cells[at] for line in lines)]
+    origins = Table(
+        name="origins",
+        title="Where limits are from",
+        columns=make_columns(("table", "source"), "lw"),
+        lines=[Line(pair) for pair in _list_origins(acceptance)],
+    )
     return Section(
         name="limits",
         title="Limits",
         sentences=[plain_line(sentence) for sentence in sentences],
-        tables=[table] if lines else [],
+        tables=[table.select_columns(used), origins] if lines else [],
     )
+
+
+def _list_origins(acceptance: Acceptance) -> list[tuple[str, str]]:
+    return [*dict.fromkeys((row.table, plain_line(row.origin)) for row in acceptance.rows)]
 
 
 def _row_line(row: LimitedRow) -> Line:
@@ -157,7 +169,7 @@ def _row_line(row: LimitedRow) -> Line:
     measured = "" if held.busbw is None else f"{held.busbw:.4g}"
     cells = (
         *(held.row, verdict, f"{held.wanted:.4g}", measured, interval, margin, row.severity),
-        *(plain_line(row.origin), _explain(held)),
+        *(row.table, _explain(held)),
     )
     return Line(cells, {}, weight if row.decides or weight == "good" else "notice")
 
@@ -211,9 +223,10 @@ def _list_blocks(
     if acceptance.rows:
         table = Table(columns=ROWS, lines=[_row_line(row) for row in acceptance.rows])
         blocks += [table.select_columns(BRIEF)]
-        blocks += [f"limits: {origin}" for origin in {row.origin: 0 for row in acceptance.rows}]
+        blocks += [f"limits of {table}: {origin}" for table, origin in _list_origins(acceptance)]
         blocks.append("")
     blocks += [plain_line(f"open: {reason}") for reason in acceptance.open[:REASONS]]
+    blocks += [f"tables differ: {text}" for text in acceptance.contradictions[:REASONS]]
     blocks += [
         plain_line(f"not tested: {item.kind} {item.what}: {item.why}")
         for item in acceptance.untested[:REASONS]
@@ -266,11 +279,13 @@ def plain_values(
                 "hi": row.held.hi,
                 "margin": row.margin,
                 "severity": row.severity,
+                "table": row.table,
                 "origin": row.origin,
             }
             for row in acceptance.rows
         ],
         "findings": acceptance.findings,
         "open": acceptance.open,
+        "contradictions": acceptance.contradictions,
         "untested": [item._asdict() for item in acceptance.untested],
     }

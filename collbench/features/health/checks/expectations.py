@@ -169,11 +169,16 @@ def is_in_switch(chose: Choice | None) -> bool:
 
 
 def describe_origin(curve: Curve, today: date) -> str:
-    """Where a curve is from: its table, its source, since when, how well it is known."""
-    verified = "verified" if curve.verified else "not verified"
-    source = f"{curve.source} in {curve.file}" if curve.file else curve.source
-    parts = [source, f"noted {curve.day}", verified, curve.kind]
-    return ", ".join(filter(None, [*parts, "EXPIRED" if curve.expires < today else ""]))
+    """Where a curve is from: its source and table, since when, how well it is known."""
+    is_own = bool(curve.file)  # of whose figures its author knows how they were made
+    parts = [
+        f"{curve.source} in {curve.file}" if is_own else curve.source,
+        f"noted {curve.day}",
+        "verified" if curve.verified else "" if is_own else "not verified",
+        "" if is_own and curve.kind == "measured" else curve.kind,
+        "EXPIRED" if curve.expires < today else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _name_check(curve: Curve) -> str:
@@ -217,7 +222,7 @@ def _find_different(differing: Sequence[tuple[Timing, Expected, Expected]]) -> l
             (timing, strictest, laxest)
         )
     findings = []
-    for (strict_file, lax_file), rows in pairs.items():
+    for rows in pairs.values():
         timing, strictest, laxest = max(rows, key=lambda row: row[1].limit / row[2].limit)
         more = f", and in {format_count(len(rows) - 1, 'more row')}" if len(rows) > 1 else ""
         proofs = [
@@ -235,8 +240,7 @@ def _find_different(differing: Sequence[tuple[Timing, Expected, Expected]]) -> l
                 check=_name_check(strictest.curve),
                 severity="hint",
                 subject=Subject("collective", describe_case(timing.case)),
-                what=f"has two limits: {strict_file} asks for {describe_excess(strictest, laxest)}"
-                f" than {lax_file}{more}; {strict_file} decides, as the stricter one",
+                what=f"has two limits: {describe_difference(strictest, laxest)}{more}",
                 advice="make the tables agree, or take the one that no longer holds out of the"
                 " folder",
                 evidence=proofs,
@@ -245,6 +249,11 @@ def _find_different(differing: Sequence[tuple[Timing, Expected, Expected]]) -> l
     return findings
 
 
-def describe_excess(strictest: Expected, laxest: Expected) -> str:
-    """By how much one limit is above another."""
-    return f"{strictest.limit / laxest.limit - 1:.0%} more busbw"
+def describe_difference(strictest: Expected, laxest: Expected) -> str:
+    """By how much the limits of two tables differ, and which of them decides."""
+    strict_file, lax_file = strictest.curve.file, laxest.curve.file
+    return (
+        f"{strict_file} asks for {strictest.limit:.4g} GB/s,"
+        f" {strictest.limit / laxest.limit - 1:.0%} more than {lax_file}; {strict_file} decides, as"
+        " the stricter one"
+    )

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.core.text import format_bandwidth, format_size, plain_line
+from collbench.core.text import format_size, plain_line
 from collbench.features.health.checks.curves import Curve
 from collbench.features.health.checks.expectations import (
     Expected,
     are_different,
-    describe_excess,
+    describe_difference,
 )
 
 
@@ -65,9 +65,8 @@ def _hold_against(one: Curve, other: Curve, size: int) -> tuple[int, Expected, E
 def _describe_pair(size: int, strictest: Expected, laxest: Expected) -> Disagreement:
     strict, lax = strictest.curve, laxest.curve
     sentence = (
-        f"{strict.name} at {format_size(size)}: {strict.file} ({strict.source}) asks for"
-        f" {format_bandwidth(strictest.limit)} GB/s, {describe_excess(strictest, laxest)} than"
-        f" {lax.file} ({lax.source}); {strict.file} decides, as the stricter one."
+        f"{strict.name} at {format_size(size)}: {describe_difference(strictest, laxest)}"
+        f" ({strict.source}; {lax.source})."
     )
     return Disagreement(
         strict.name,
