@@ -110,6 +110,14 @@ class PowerOptions:
 
     path: TablePath
     runs: Annotated[list[str], RUN_NAMES]
+    launches: Annotated[
+        int | None,
+        Option(
+            "--launches",
+            min=3,
+            help="Of a night that is to be judged. Default: as many as the smallest run has.",
+        ),
+    ] = None
     output_format: Printed = "table"
     debug: Debug = False
 
@@ -126,7 +134,7 @@ def power(options: PowerOptions) -> None:
 
     grammar.parse_choice("--format", options.output_format, FORMATS)
     curves = load_tables(options.path)
-    found = power.find_power(curves, read_nodes(options.runs))
+    found = power.find_power(curves, read_nodes(options.runs), options.launches)
     _deliver(view.make_power_document(found), options.output_format)
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collbench.core.errors import NoVerdict
+from collbench.core.errors import NoVerdict, UsageError
 from collbench.features.health.checks.curves import Curve
 from collbench.features.health.checks.expectations import expect_case
 from collbench.features.health.expect.nodes import Node, Outlier, find_outliers, spread_of
@@ -122,9 +122,15 @@ class Power(NamedTuple):
         return self.nodes > 1
 
 
-def find_power(curves: Sequence[Curve], nodes: Sequence[Node]) -> Power:
-    """The power of a table by what these nodes took. Raises NoVerdict where no row of any node has
-    a limit."""
+def find_power(
+    curves: Sequence[Curve],
+    nodes: Sequence[Node],
+    launches: int | None = None,
+    losses: Sequence[float] = LOSSES,
+) -> Power:
+    """The power of a table by what these nodes took, for a night of so many ``launches``, by
+    default as many as the smallest run has. Raises NoVerdict where no row of any node has a limit,
+    and UsageError for more launches than there are."""
     severities = GRAVE
     rows = {node.name: select_rows(curves, node, GRAVE) for node in nodes}
     if not any(rows.values()):
@@ -136,7 +142,12 @@ def find_power(curves: Sequence[Curve], nodes: Sequence[Node]) -> Power:
             f"no row of {LAUNCHES} launches is of machine, collective and size of a curve",
             "collbench expect show lists the curves",
         )
-    count = min(len(list_launches(by_case.values())) for by_case in rows.values())
+    most = min(len(list_launches(by_case.values())) for by_case in rows.values())
+    if launches is not None and launches > most:
+        raise UsageError(
+            f"--launches {launches}: a run has {most}", f"give at most {most}, or longer runs"
+        )
+    count = launches or most
     margins = {name: sample_margins(by_case.values(), count) for name, by_case in rows.items()}
     outliers = [
         outlier
@@ -146,7 +157,7 @@ def find_power(curves: Sequence[Curve], nodes: Sequence[Node]) -> Power:
     for outlier in outliers:
         del margins[outlier.node], rows[outlier.node]
     samples = [of for of in margins.values() if np.isfinite(of).any()]
-    chances = trace_chances(samples, normal_margin([*rows.values()], samples, count), LOSSES)
+    chances = trace_chances(samples, normal_margin([*rows.values()], samples, count), losses)
     cases = dict.fromkeys(case for by_case in rows.values() for case in by_case)
     powers = [
         _find_row_power(case, [{case: of[case]} for of in rows.values() if case in of], count)
