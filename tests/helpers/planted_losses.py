@@ -77,7 +77,8 @@ def make_run(real: Real, name: str, chosen: Sequence[int], factor: float) -> Run
 def _scale_record(record: Record, world: int, factor: float) -> Record:
     times = [max(1, round(time * factor)) for time in record.times_ns]
     case = msgspec.structs.replace(record.case, cycle=world)
-    return msgspec.structs.replace(record, world=world, times_ns=times, case=case, load={})
+    unused = {"per_rank": [], "starts_ns": [], "load": {}}  # which no gate of busbw reads
+    return msgspec.structs.replace(record, world=world, times_ns=times, case=case, **unused)
 
 
 class MadeNode(NamedTuple):

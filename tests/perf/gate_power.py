@@ -31,8 +31,8 @@ from collbench.features.health.night import LAUNCHES as LEAST
 from collbench.features.health.night import Night
 
 NODES, LAUNCHES, NIGHT = 10, 10, 3  # nodes learned from, launches of each, and of a planted run
-LOSSES = (0.0, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30)
-FRESH_LOSSES = (0.0, 0.07, 0.10, 0.15)
+LOSSES = (0.0, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20)
+FRESH_LOSSES = (0.0, 0.10)
 FRESH = 20_000  # nodes that stand for all there could be
 SETS = 200  # sets of ten nodes
 TABLES = 40  # each learned from another set
