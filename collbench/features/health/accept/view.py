@@ -272,7 +272,7 @@ def plain_values(
                 "row": row.held.row,
                 "case": row.held.key,
                 "verdict": VERDICTS[row.held.answer][0],
-                "why": row.held.why,
+                "why": _explain(row.held),
                 "limit": row.held.wanted,
                 "busbw": row.held.busbw,
                 "lo": row.held.lo,
