@@ -155,7 +155,7 @@ def broken(record: Record) -> Record:
         ({}, {"severity": "hint"}, "all limits are hints, which decide nothing"),
         ({}, {"scale": 1 / 0.9}, "the interval reaches over the limit"),
         ({"change": unchecked}, {}, "nothing verified yet"),
-        ({"change": broken}, {}, "is where 1 case failed"),
+        ({"change": broken}, {}, "rack1:2 is where 3 cases failed"),
         ({"rows": ROWS[:2]}, {}, "no row of its ranks, implementation and sizes"),
         ({"end": None}, {}, "was cut short"),
     ],

@@ -1,15 +1,17 @@
-"""A rank made slow on purpose is not accepted: measured, and held against what was reached before."""
+"""A rank made slow on purpose is not accepted: measured, and held against an earlier run."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 
 from collbench.core.errors import Exit
 
+Cli = Callable[..., subprocess.CompletedProcess[str]]
 SUITE = """
 [axes]
 collectives = ["all_reduce"]
