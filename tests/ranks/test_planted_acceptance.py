@@ -36,7 +36,7 @@ day = 2026-01-01
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_rank_is_not_accepted(cli: Cli, tmp_path: Path) -> None:
     """A third of what was reached is wanted, and a rank takes ten times as long."""
     suite, table = tmp_path / "acceptance.toml", tmp_path / "table.toml"
