@@ -123,7 +123,11 @@ def test_a_slow_node_fails_with_1(said: Said, tmp_path: Path) -> None:
 
 
 def test_a_planted_fault_marks_the_certificate(said: Said, tmp_path: Path) -> None:
-    path = run_of(tmp_path, factor=1.25, policy=Policy(inject="late:1:5ms"))
+    def planted(record: Record) -> Record:
+        return replace(sampled(record), injected="late:1:5ms")
+
+    policy = Policy(inject="late:1:5ms")
+    path = run_of(tmp_path, factor=1.25, policy=policy, change=planted)
     code, out, _ = said("accept", "--run", path, "--expect", table(tmp_path / "ours.toml"))
     assert code == Exit.BAD and "TEST, fault injected (late:1:5ms): not accepted" in out
 

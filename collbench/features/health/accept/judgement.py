@@ -30,6 +30,7 @@ from collbench.features.health.checks.table import GRAVE
 from collbench.features.health.findings import Finding, Severity
 from collbench.features.health.night import LAUNCHES, Night, list_several
 from collbench.records import limits
+from collbench.records.flags import INJECTED
 from collbench.records.limits import Held
 from collbench.records.rows import Row, group_rows, select_fit
 from collbench.records.types import Choice, RunFile
@@ -144,8 +145,9 @@ def judge_acceptance(
 def _hold_expected(
     expected: Expected, case: Case, launches: Sequence[Row], today: date
 ) -> LimitedRow:
-    """A row against what a curve expects of it."""
-    held = limits.hold_row(Limit(busbw=expected.limit), case, launches)
+    """A row against what a curve expects of it. A planted fault forbids no answer: an alarm is to
+    be heard when it is tried."""
+    held = limits.hold_row(Limit(busbw=expected.limit), case, launches, (INJECTED,))
     count = len(select_fit(launches))
     if held.answer in ("met", "short", "not shown") and count < LAUNCHES:
         why = f"{format_count(count, 'launch')}, and {LAUNCHES} are needed"
