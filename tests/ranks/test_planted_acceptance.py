@@ -21,7 +21,7 @@ ranks = [2]
 backends = ["gloo"]
 
 [policy]
-max_seconds = "1s"
+iters = 30
 """
 TABLE = """
 [[curve]]
