@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ def _hold_rows(limit: Limit, cases: Launches) -> list[Held]:
             for case in members
             if case.nbytes == nbytes and not _is_form_skipped(case, members)
         ]
-        results += [_hold_row(limit, case, members[case]) for case in matching]
+        results += [hold_row(limit, case, members[case]) for case in matching]
         if not matching:
             first = next(iter(members))
             results.append(
@@ -115,8 +115,11 @@ def _hold_absent(limit: Limit, row: str) -> Held:
     )
 
 
-def _hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
-    """The answer of a limit for one row, over its launches."""
+def hold_row(
+    limit: Limit, case: Case, launches: Sequence[Row], despite: Collection[str] = ()
+) -> Held:
+    """The answer of a limit for one row, over its launches; ``despite`` are flags that do not
+    forbid one."""
     about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
     fit = select_deciding(launches)
     left_out = [cycle for row in launches for cycle in row.left_out]
@@ -132,7 +135,7 @@ def _hold_row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     work = derived.busbw * derived.times.median  # bytes that count, in GB/s times ns
     busbw, lo = work / time.median, work / time.hi
     hi = work / time.lo if time.lo > 0 else math.inf
-    flags = sorted({flag for row in fit for flag in row.ungated})
+    flags = sorted({flag for row in fit for flag in row.ungated} - {*despite})
     flags += ["predicted"] * any(row.predicted for row in fit)
     why = f"the row cannot be relied on ({', '.join(flags)})" if flags else ""
     return Held(**about, **_hold_busbw(limit, busbw, lo, hi, why))
@@ -142,7 +145,7 @@ def _hold_average(limit: Limit, cases: Launches) -> Held:
     """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
     is wide enough even if all err the same way."""
     ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
-    results = [_hold_row(limit, case, launches) for case, launches in ran.items()]
+    results = [hold_row(limit, case, launches) for case, launches in ran.items()]
     first = next(iter(cases))
     name = f"average of {first.collective} on {format_count(first.n, 'rank')}, {first.label}"
     about: dict[str, Any] = {"row": plain_line(name), "wanted": limit.busbw, "average": True}

@@ -18,7 +18,7 @@ from collbench.cli.help import list_pages
 from collbench.cli.main import app, list_commands
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
-from collbench.features.health.checks import expectations
+from collbench.features.health.checks import curves
 from collbench.features.health.checks import table as checks
 from collbench.features.traces.formats import own
 from collbench.features.traces.types import Call, RankTrace
@@ -156,7 +156,7 @@ def test_files_of_the_manual_are_read(block: str, tmp_path: Path) -> None:
     if "[[phase]]" in block:
         assert files.read_step(path).world
     elif "[[curve]]" in block:
-        assert expectations.load_curves(path)
+        assert curves.load_curves(path)
     elif "[hosts]" in block:
         assert topology.read_racks(path)
     else:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core.errors import CollbenchError
-from collbench.features.health.checks import expectations
+from collbench.features.health.checks import curves
 from collbench.features.interop import assemble, importers
 from collbench.features.interop.importers.text import decode_log
 from collbench.features.traces.formats import recognise as reading
@@ -473,8 +473,8 @@ KINDS = {
     **{name: _lines(name) for name in ("run", "world", "record", "end")},
     "suite": _text(SUITE, suite_reader, "run", "FILE", "--dry-run"),
     "expectations": _text(
-        "[[curve]]".join(expectations.FILE.read_text().split("[[curve]]")[:3]),
-        file_reader(expectations.load_curves),
+        "[[curve]]".join(curves.FILE.read_text().split("[[curve]]")[:3]),
+        file_reader(curves.load_curves),
     ),
     "topology": _text(TOPOLOGY, file_reader(topology.read_racks)),
     "nccl text": _text(NCCL, log_reader("nccl"), "import", "FILE"),

@@ -19,7 +19,7 @@ from collbench.cli import main
 from collbench.core import groups, splits
 from collbench.core.errors import Exit, UsageError
 from collbench.features.compare import command as compare
-from collbench.features.health.checks import expectations
+from collbench.features.health.checks import curves
 from collbench.features.interop import importers
 from collbench.features.interop.importers import text
 from collbench.features.predict import fit
@@ -125,7 +125,7 @@ def test_expectations_are_no_deeper_than_a_person_writes(tmp_path: Path) -> None
     path = tmp_path / "expected.toml"
     path.write_text("a." * 33 + "a=1")
     with pytest.raises(UsageError, match="its keys are too deep"):
-        expectations.load_curves(path)
+        curves.load_curves(path)
 
 
 def test_to_go_on_with_a_run_no_endless_line_is_read(

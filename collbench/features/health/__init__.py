@@ -12,6 +12,18 @@ FEATURE = Feature(
             starts_ranks=True,
         ),
         Command(
+            "accept",
+            "accept.command:accept",
+            "Measure machines for acceptance, and write the certificate.",
+            starts_ranks=True,
+        ),
+        Command(
+            "expect",
+            "expect.command:make_group",
+            "Learn tables of expected bandwidths, show them, and what they would find.",
+            is_group=True,
+        ),
+        Command(
             "history",
             "history.command:make_group",
             "Keep nights of runs, show what changed since when, review levels.",

@@ -25,7 +25,9 @@ from collbench.core.text import print_message
 from collbench.features.health.history.command import HistoryUrl
 
 if TYPE_CHECKING:
+    from collbench.features.health.checks.curves import Curve
     from collbench.features.health.checks.table import Check
+    from collbench.features.health.expect.power import Power
     from collbench.features.health.findings import Verdict
     from collbench.features.health.history.outlook import Outlook
     from collbench.features.health.locate.command import Found
@@ -153,12 +155,20 @@ class HealthOptions:
         Path | None,
         Option(
             "--expect",
-            metavar="FILE",
-            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, each with"
-            " the severity of a row below it: hint, warning or critical (of which the last two"
-            " are unhealthy).",
+            metavar="PATH",
+            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, or a"
+            " folder of such files; each with the severity of a row below it: hint, warning or"
+            " critical (of which the last two are unhealthy).",
         ),
     ] = None
+    gate_power: Annotated[
+        bool,
+        Option(
+            "--gate-power",
+            help="Also show what loss --expect would find how often, by the scatter between these"
+            " launches; collbench expect power takes several nodes.",
+        ),
+    ] = False
     title: Annotated[str, Option("--title", help="Heading of the page and of the Markdown.")] = ""
     debug: Debug = False
 
@@ -209,6 +219,11 @@ def refuse_conflicts(options: HealthOptions) -> None:
             "-g is given without --inject or --locate, which measure",
             "leave -g out: a recorded run has its ranks",
         )
+    if options.gate_power and not options.expect:
+        raise UsageError(
+            "--gate-power is given without --expect, whose limits it is about",
+            "add --expect ours.toml; collbench expect learn writes a table",
+        )
     if options.tests and not options.locate:
         raise UsageError("--tests is given without --locate, which it limits", "add --locate")
     if options.inject and (options.runs or options.rerun or options.locate or past):
@@ -241,16 +256,15 @@ def _find_member() -> Membership | None:
 def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
-    from collbench.features.health.checks import expectations
+    from collbench.features.health.checks import curves, expectations
     from collbench.features.health.checks import table as checks
     from collbench.features.health.views import health as views
     from collbench.records import run_file, store
 
     runs, more = options.runs, list[checks.Check]()
+    table = curves.load_tables(options.expect) if options.expect else []
     if options.expect:
-        look = partial(
-            expectations.check_expectations, curves=expectations.load_curves(options.expect)
-        )
+        look = partial(expectations.check_expectations, curves=table)
         more = [checks.Check("expected", look, "rows of which figures are expected")]
     if (
         options.inject
@@ -266,7 +280,22 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     if not options.no_history:
         past, trend = check_earlier(files, options.history, options.rerun, seconds, options.machine)
         more = [past, *more]
-    return JudgedNight(views.clean_verdict(checks.judge_night(files, more)), files, trend)
+    verdict = views.clean_verdict(checks.judge_night(files, more))
+    power = find_gate_power(table, files) if options.gate_power else None
+    return JudgedNight(verdict, files, trend, power)
+
+
+def find_gate_power(table: Sequence[Curve], files: Sequence[RunFile]) -> Power | None:
+    """What loss the table finds how often, by the launches of this night; None, which is told,
+    where no row has a limit."""
+    from collbench.features.health.expect import nodes, power
+    from collbench.features.health.night import Night
+
+    try:
+        return power.find_power(table, [nodes.describe_node(Night(files))])
+    except NoVerdict as e:
+        print_message(f"--gate-power: {e.message}")
+        return None
 
 
 def _last_night() -> str:
@@ -291,11 +320,13 @@ def _last_night() -> str:
 
 
 class JudgedNight(NamedTuple):
-    """The verdict on a night, its files, and what became of their rows over the nights."""
+    """The verdict on a night, its files, what became of their rows over the nights, and what the
+    table of --expect finds how often."""
 
     verdict: Verdict
     files: list[RunFile]
     trend: Outlook | None
+    power: Power | None = None
 
 
 def _rerun_path(name: str) -> Path:
@@ -497,6 +528,8 @@ def _deliver_verdict(judged_night: JudgedNight, hook: Sequence[str], options: He
         document = views.make_document(
             verdict, judged_night.files if name == "html" else (), judged_night.trend
         )
+        if judged_night.power:
+            document = views.add_power(document, judged_night.power)
         return replace(document, title=options.title or document.title, line=line)
 
     if hook and verdict.state == "unhealthy":

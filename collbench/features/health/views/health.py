@@ -9,6 +9,12 @@ import msgspec
 
 from collbench.core.text import format_count, plain_line
 from collbench.features.health.blame import list_blamed
+from collbench.features.health.expect.power import Power
+from collbench.features.health.expect.view import (
+    list_power_blocks,
+    make_power_section,
+    plain_power,
+)
 from collbench.features.health.findings import (
     Checked,
     Evidence,
@@ -128,6 +134,19 @@ def make_document(
         suite=f"{describe_mark(verdict)}collbench health",
         cases=junit_cases(verdict),
         gauges=list_gauges(verdict),
+    )
+
+
+def add_power(document: Judgement, power: Power) -> Judgement:
+    """The page with what loss the table of --expect finds how often, after its own checks."""
+    names = [section.name for section in document.sections]
+    at = names.index("checks") + 1
+    sections = [*document.sections[:at], make_power_section(power), *document.sections[at:]]
+    return msgspec.structs.replace(
+        document,
+        sections=sections,
+        brief=[*document.brief, "", *list_power_blocks(power)],
+        values={**document.values, "gate_power": plain_power(power)},
     )
 
 

@@ -13,7 +13,7 @@ from factories import hosted, night
 import collbench
 from collbench.core.errors import UsageError
 from collbench.features.health.checks import expectations
-from collbench.features.health.checks.expectations import Curve
+from collbench.features.health.checks.curves import Curve, load_curves, load_tables
 from collbench.features.health.checks.hosts import Looked
 from collbench.features.health.night import Night
 from collbench.records.types import Choice, Record, RunFile
@@ -37,7 +37,7 @@ ROW = Case(collective="all_reduce", backend="nccl", n=8, nbytes=1 << 30, op="sum
 def load(tmp_path: Path, text: str) -> list[Curve]:
     path = tmp_path / "curves.toml"
     path.write_text(text)
-    return expectations.load_curves(path)
+    return load_curves(path)
 
 
 def reaching(busbw: float, chose: Choice | None = None, **fields: Any) -> RunFile:
@@ -63,7 +63,7 @@ def looked(file: RunFile, curves: list[Curve] | None = None, today: date = TODAY
 
 
 def test_the_curves_that_come_with_collbench_are_possible_and_say_where_from() -> None:
-    curves = expectations.load_curves()
+    curves = load_curves()
     assert len(curves) >= 15
     for curve in curves:
         assert curve.source and not curve.verified and curve.day < curve.expires
@@ -275,3 +275,93 @@ def test_the_example_of_the_manual_is_one(tmp_path: Path) -> None:
     (block,) = (text for text in page.read_text().split("```toml\n") if "[[curve]]" in text)
     (curve,) = load(tmp_path, block.split("```")[0])
     assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)
+
+
+def tables(tmp_path: Path, slower: float = 1.0, **texts: str) -> Looked:
+    """What a folder of tables finds, by their names, in the night of ``expected``."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.toml").write_text(text)
+    case = Case(collective="all_reduce", backend="gloo", n=4, nbytes=64 << 20, op="sum")
+    time = round(case.row.busbw(4) * case.size / 6 * slower)
+
+    def exact(record: Record) -> Record:
+        return msgspec.structs.replace(record, times_ns=[time + i for i in range(-3, 4)])
+
+    file = night(rows=[case], change=exact, worlds={"ranks": hosted(4, 4)})
+    return looked(file, load_tables(folder))
+
+
+STRICTER = EXPECT.replace('"64M" = 5', '"64M" = 6.5').replace("acceptance test", "ours")
+
+
+def test_the_strictest_of_several_tables_decides_and_is_named(tmp_path: Path) -> None:
+    """Limits of 4.5 and 5.85 GB/s, and 5 are reached."""
+    slow, differing = tables(tmp_path, 1.2, contract=EXPECT, ours=STRICTER).findings
+    assert slow.severity == "critical" and "ours in ours.toml" in slow.what
+    assert slow.check == "expected"
+    assert differing.severity == "hint"
+
+
+def test_a_row_that_tables_expect_different_things_of_is_told_with_files_and_sources(
+    tmp_path: Path,
+) -> None:
+    (finding,) = tables(tmp_path, contract=EXPECT, ours=STRICTER).findings
+    assert finding.subject.name.startswith("all_reduce 64 MiB")
+    assert "ours.toml asks for 5.85 GB/s, 30% more than contract.toml" in finding.what
+    assert [proof.what for proof in finding.evidence] == [
+        "ours.toml (ours): least busbw",
+        "contract.toml (acceptance test): least busbw",
+    ]
+
+
+@pytest.mark.parametrize(("rate", "number"), [("5.2", 0), ("5.3", 1)])
+def test_limits_within_five_percent_agree(tmp_path: Path, rate: str, number: int) -> None:
+    other = EXPECT.replace('"64M" = 5', f'"64M" = {rate}')
+    assert len(tables(tmp_path, contract=EXPECT, ours=other).findings) == number
+
+
+def test_tables_of_another_severity_do_not_contradict(tmp_path: Path) -> None:
+    """6 GB/s are reached, and both are met."""
+    hint = STRICTER.replace('"critical"', '"hint"')
+    assert not tables(tmp_path, contract=EXPECT, ours=hint).findings
+
+
+def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no table"):
+        tables(tmp_path)
+
+
+def test_a_mistake_in_a_folder_is_told_with_file_line_and_key(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ours\.toml: line 4, gpus: "):
+        tables(tmp_path, contract=EXPECT, ours=EXPECT.replace("gpus = 4", "gpus = -4"))
+
+
+def test_no_table_says_itself_which_file_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"line 2, file: .*unknown field `file`"):
+        load(tmp_path, EXPECT.replace("[[curve]]", '[[curve]]\nfile = "x"').lstrip())
+
+
+def test_a_share_by_size_holds_between_its_sizes(tmp_path: Path) -> None:
+    text = EXPECT.replace("gpus", 'share = { "1K" = 0.5, "1M" = 0.9 }\ngpus')
+    (curve,) = load(tmp_path, text)
+    at = [curve.share_at(size) for size in (1, 1 << 10, 1 << 15, 1 << 20, 1 << 26)]
+    assert at == pytest.approx([0.5, 0.5, 0.7, 0.9, 0.9])
+    assert curve.limit_at(1 << 26) == pytest.approx(0.9 * 5)
+
+
+@pytest.mark.parametrize(
+    ("share", "reason"),
+    [
+        ("{}", "it has no sizes"),
+        ('{ "lots" = 0.5 }', "'lots' is not a size"),
+        ('{ "1K" = 1.5 }', "<= 1"),
+        ("[0.5]", "got `array`"),
+        ("0", "> 0|>= 0"),
+    ],
+)
+def test_a_share_that_cannot_be_is_told(tmp_path: Path, share: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        load(tmp_path, EXPECT.replace("gpus", f"share = {share}\ngpus"))
+    assert "share" in caught.value.message
