@@ -9,6 +9,7 @@ NAMES = (
     "overlap",
     "order",
     "backends",
+    "p2p",
     "predict",
     "study",
     "interop",
