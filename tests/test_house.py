@@ -46,6 +46,7 @@ HOME = {  # where alone each package of others may be imported
         "features.training.player",
         "features.traces.recording",
         "features.backends.rig",
+        "features.p2p.trial",
         "features.order.buffers",
         "features.order.probing",
         "features.order.proving",

@@ -51,9 +51,7 @@ class PatternOptions:
     ] = None
     pairs: Annotated[
         str,
-        Option(
-            "--pairs", help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2)."
-        ),
+        Option("--pairs", help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2)."),
     ] = "0-1"
     ngpus: Annotated[
         str,
@@ -125,7 +123,12 @@ def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
 
     if dry_run:
         return carry_out(order, live.Status, True)
-    return and_tell(order, lambda file: file.records and _deliver(file, output_format))
+
+    def show(file: RunFile) -> None:
+        if file.records:
+            _deliver(file, output_format)
+
+    return and_tell(order, show)
 
 
 def _deliver(file: RunFile, output_format: str) -> None:

@@ -74,7 +74,9 @@ def list_results(file: RunFile) -> list[TransferResult]:
     results = []
     for case, launches in group_rows(rows, lambda row: row.case).items():
         transfer = find_subject(case)
-        if isinstance(transfer, Transfer) and any(row.record.status != "skipped" for row in launches):
+        if isinstance(transfer, Transfer) and any(
+            row.record.status != "skipped" for row in launches
+        ):
             time = case_time(launches) if select_fit(launches) else None
             results.append(TransferResult(transfer, case, launches, time))
     return sorted(results, key=_reading_key)

@@ -78,7 +78,10 @@ def make_document(file: RunFile) -> Document:
     ]
     body: list[Block] = [*head]
     if results:
-        body += [_make_table(_name_common(results), results), tone_text(_make_legend(results), "quiet")]
+        body += [
+            _make_table(_name_common(results), results),
+            tone_text(_make_legend(results), "quiet"),
+        ]
     body += [f"{number} skipped: {reason}" for reason, number in count_reasons((), skipped)]
     body += [] if results or skipped else ["no transfer was measured"]
     rows = [flatten_result(result) for result in results]
@@ -133,9 +136,7 @@ def _name_common(results: Sequence[TransferResult]) -> str:
 def _make_table(title: str, results: Sequence[TransferResult]) -> Table:
     varying = select_varying(results)
     table = make_table("p2p", title, COLUMNS, results, _make_line, what="transfers")
-    shown = [
-        index for index, column in enumerate(COLUMNS) if varying.get(column.head, True)
-    ]
+    shown = [index for index, column in enumerate(COLUMNS) if varying.get(column.head, True)]
     return table.select_columns(shown)
 
 

@@ -3,7 +3,8 @@
 
 What is timed calls the library's functions themselves, as a C program does, with arguments that
 were made before the clock and, where library_calls can, no Python between calls; all else goes
-through mpi4py: messages, calls left to themselves, and what has more elements than an int counts.
+through mpi4py: messages of algorithms and steps, calls left to themselves, and what has more
+elements than an int counts.
 MPI is initialised for the main thread only, which makes all calls, and works on a communicator of
 this backend's own; control messages never pass through it.
 """
@@ -87,9 +88,9 @@ Values = dict[str, Any]  # of the words in CALLS: tensors, numbers, lists of the
 
 
 def bind_functions(mpi: Any) -> dict[str, Any]:
-    """The functions of CALLS and MESSAGES by name, of the very library that mpi4py is linked to. They take C's
-    arguments; what they return is not looked at, as each communicator has an error handler. Raises
-    OSError or AttributeError where they cannot be found.
+    """The functions of CALLS and MESSAGES by name, of the very library that mpi4py is linked to.
+    They take C's arguments; what they return is not looked at, as each communicator has an error
+    handler. Raises OSError or AttributeError where they cannot be found.
 
     Calls let go of the GIL: the thread that watches a launcher's ranks must run beside one that
     never returns.

@@ -332,7 +332,9 @@ class TorchDistributed(Base):
             return self.message(*messages[0])
         at, near = self._at, self._at.near
         # to ranks of this machine sends come first, as in _wire._post_singly
-        in_order = sorted(messages, key=lambda message: not (message.sends and message.peer in near))
+        in_order = sorted(
+            messages, key=lambda message: not (message.sends and message.peer in near)
+        )
         batch = [
             dist.P2POp(
                 dist.isend if message.sends else dist.irecv,

@@ -134,7 +134,9 @@ def test_no_two_messages_share_memory(pattern: str, nbytes: int) -> None:
     for rank in range(what.world):
         offsets, total = lay_out(what, rank)
         own = [message for phase in list_own(what, rank) for message in phase]
-        spans = sorted((offsets[m.number], offsets[m.number] + what.length_of(m.is_ack)) for m in own)
+        spans = sorted(
+            (offsets[m.number], offsets[m.number] + what.length_of(m.is_ack)) for m in own
+        )
         ends = [0, *(end for _, end in spans)]
         assert all(start >= end for (start, _), end in zip(spans, ends, strict=False))
         assert ends[-1] <= total <= room
