@@ -47,6 +47,8 @@ HOME = {  # where alone each package of others may be imported
         "features.traces.recording",
         "features.backends.rig",
         "features.p2p.trial",
+        "features.forms.calls",
+        "features.forms.trial",
         "features.order.buffers",
         "features.order.probing",
         "features.order.proving",

@@ -10,6 +10,7 @@ NAMES = (
     "order",
     "backends",
     "p2p",
+    "forms",
     "predict",
     "study",
     "interop",

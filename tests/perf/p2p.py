@@ -45,6 +45,7 @@ IMB = {  # IMB's benchmark: our pattern, and messages of ours in what its time o
 }
 RATES = ("Uniband", "Biband")  # which print messages a second, of both directions
 UCX_TLS = "posix,self"  # memory that two processes share
+IMB_MIB = 32  # of a loop of IMB's at most, windows counted once
 OVER_UCX = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",
@@ -68,10 +69,10 @@ def run_imb(sizes: Sequence[int], calls: int, folder: Path) -> Times:
         "PATH": mpirun.put_folder_first(str(BIN / "mpirun"), settings["PATH"]),
     }
     options = ["-msglen", str(lengths), "-iter_policy", "off", "-sync", "off"]
-    options += ["-iter", f"{calls},{1 + (calls * max(sizes) >> 22)}"]  # calls, and MiB at most
+    options += ["-iter", f"{calls},{IMB_MIB}"]
     command = [str(BIN / "mpirun"), "-n", "2", str(BIN / "IMB-MPI1"), *options, *IMB]
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=300
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
     )
     return read_imb(done.stdout, sizes)
 
@@ -114,7 +115,7 @@ def run_collbench(
         stderr=subprocess.DEVNULL,
         check=True,
         env=environment,
-        timeout=300,
+        timeout=600,
     )
     shown = subprocess.run(
         [*own, "p2p", path, "--format", "json"],
@@ -279,7 +280,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--turns", type=int, default=11, help="6 at least for an interval")
     parser.add_argument("--sizes", default="8,64,1K,4K,64K,1M,4M")
-    parser.add_argument("--calls", type=int, default=1000, help="of a loop of IMB's")
+    parser.add_argument("--calls", type=int, default=400, help="of a loop of IMB's")
     parser.add_argument("--ucx", type=Path, help="where libucx's wheel is unpacked")
     chosen = parser.parse_args()
     sizes = [grammar.parse_size(size, "--sizes") for size in chosen.sizes.split(",")]
