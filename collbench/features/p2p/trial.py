@@ -15,6 +15,7 @@ import torch
 from collbench.features.p2p.layout import lay_out, list_own, measure_buffers
 from collbench.features.p2p.measurable import Transfer
 from collbench.features.p2p.patterns import Transmission
+from collbench.records import stats
 from collbench.records.types import GpuState
 from collbench.run.backends import Call, Message, do_nothing
 from collbench.run.jobs import Job
@@ -33,6 +34,17 @@ from collbench.run.rank.outcome import (
     select_timing,
 )
 from collbench.suite.case import Case
+
+
+SAMPLE_NS = 200_000  # of rounds in a sample, so that a start that is late by 1 us is 0.5 % of it
+
+
+class _RoundSampler(Sampler):
+    """Takes samples of many rounds back to back, as loops of other benchmarks are."""
+
+    def repeats(self, call_ns: float) -> int:
+        """Rounds that a sample needs, by what one takes."""
+        return stats.inner_repeats(call_ns, SAMPLE_NS)
 
 
 class TransferTrial:
@@ -153,7 +165,9 @@ class TransferTrial:
 
     def _make_sampler(self, inner: int) -> Sampler:
         finish = self._bench.backend.finish
-        return Sampler([(self._call.run, (0,))], inner, self._control, self._beat, None, finish)
+        return _RoundSampler(
+            [(self._call.run, (0,))], inner, self._control, self._beat, None, finish
+        )
 
     def _select_times(self, samples: Samples) -> np.ndarray:
         """The time of each sample: of the slowest rank among those whose clocks count."""
