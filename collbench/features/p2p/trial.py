@@ -35,7 +35,6 @@ from collbench.run.rank.outcome import (
 )
 from collbench.suite.case import Case
 
-
 SAMPLE_NS = 200_000  # of rounds in a sample, so that a start that is late by 1 us is 0.5 % of it
 
 
