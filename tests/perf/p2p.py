@@ -160,22 +160,26 @@ def run_perftest(sizes: Sequence[int], calls: int, ucx: Path) -> Times:
             words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
-            time.sleep(0.5)
-            done = subprocess.run(
-                [*words, "127.0.0.1"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                timeout=60,
-            )
+            text = call_until_there([*words, "127.0.0.1"], environment)
         finally:
             server.terminate()
             server.wait()
-        last = [line.split() for line in done.stdout.splitlines() if line.strip()][-1]
+        last = [line.split() for line in text.splitlines() if line.strip()][-1]
         numbers = [float(word) for word in last if re.fullmatch(r"[\d.]+", word)]
         times["ping-pong", size] = numbers[1]  # calls, 50 %, average, overall average
     return times
+
+
+def call_until_there(words: Sequence[str], environment: dict[str, str]) -> str:
+    """What a client prints, once its server is there."""
+    for _ in range(10):
+        time.sleep(0.5)
+        done = subprocess.run(
+            words, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+        if done.returncode == 0:
+            return done.stdout
+    raise SystemExit(f"{words[0]} finds no server")
 
 
 def judge_difference(theirs: float, low: float, high: float) -> str:
