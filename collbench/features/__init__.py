@@ -9,6 +9,8 @@ NAMES = (
     "overlap",
     "order",
     "backends",
+    "p2p",
+    "forms",
     "predict",
     "study",
     "interop",

@@ -36,8 +36,8 @@ class Measurable(Protocol):
     subject: type[msgspec.Struct]
 
     def parse(self, table: Mapping[str, Any], where: str, path: Path) -> Any:
-        """The request of a table of the suite file at ``path``. Raises UsageError that begins with
-        ``where``."""
+        """The request of a table of the suite file at ``path``, or a list of them where it asks for
+        several things. Raises UsageError that begins with ``where``."""
 
     def resolve(self, request: Any, ranks: int, is_given: bool, backends: Sequence[str]) -> Subject:
         """The subject on so many ranks and these backends; on its own number of ranks, where the

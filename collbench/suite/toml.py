@@ -109,10 +109,15 @@ def _read_suite(path: Path) -> Suite:
     values = _parse_values(
         document, TOP | {name: _make_table_reader(name) for name in kinds}, str(path)
     )
-    requests = [
+    parsed = [
         kind.parse(table, where, path)
         for name, kind in kinds.items()
         for table, where in _list_tables(values, name, path)
+    ]
+    requests = [
+        request
+        for parsed_table in parsed
+        for request in (parsed_table if isinstance(parsed_table, list) else [parsed_table])
     ]
     if "axes" not in values and not requests:
         raise UsageError(f"{path}: it has no [axes], which says what to measure", HINT)

@@ -65,6 +65,15 @@ class Call(NamedTuple):
         self.store()
 
 
+class Message(NamedTuple):
+    """A message to a ``peer`` of the group, or the receiving of one from it, into ``buffer``."""
+
+    sends: bool
+    buffer: Any
+    peer: int
+    tag: int
+
+
 class Backend(Protocol):
     """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the
     case's dtype."""
@@ -116,6 +125,10 @@ class Backend(Protocol):
 
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         """A message to a peer of the group, or the receiving of one from it."""
+
+    def message_batch(self, messages: Sequence[Message]) -> Call:
+        """These messages at once, and the wait until all are done; one alone is as ``message`` has
+        it."""
 
     def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
         """One action that has the library do all these calls of ``case``, none of which shares a
@@ -196,6 +209,20 @@ class Base:
 
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         raise NotImplementedError("this backend has no messages from rank to rank")
+
+    def message_batch(self, messages: Sequence[Message]) -> Call:
+        calls = [self.message(*message) for message in messages]
+        if len(calls) == 1:
+            return calls[0]
+        starts = [call.submit for call in calls if call.submit]
+        if len(starts) < len(calls):
+            raise NotImplementedError("this backend has no message that is left to itself")
+
+        def run() -> None:
+            for work in [start() for start in starts]:
+                work.wait()
+
+        return Call(run, None)
 
     def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
         return None

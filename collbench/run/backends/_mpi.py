@@ -3,7 +3,8 @@
 
 What is timed calls the library's functions themselves, as a C program does, with arguments that
 were made before the clock and, where library_calls can, no Python between calls; all else goes
-through mpi4py: messages, calls left to themselves, and what has more elements than an int counts.
+through mpi4py: messages of algorithms and steps, calls left to themselves, and what has more
+elements than an int counts.
 MPI is initialised for the main thread only, which makes all calls, and works on a communicator of
 this backend's own; control messages never pass through it.
 """
@@ -24,10 +25,10 @@ import torch
 
 from collbench.core.errors import CannotRun
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, _wire
+from collbench.run.backends import Base, Call, Message, _wire
 from collbench.run.backends._mpi_names import DATATYPES, REDUCTIONS
 from collbench.run.mpi_library import initialise_mpi
-from collbench.run.rank.library_calls import LibraryCall
+from collbench.run.rank.library_calls import LibraryCall, join_calls
 from collbench.suite.case import Case
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ CALLS = {
 }
 
 
+# functions that messages are made of
+MESSAGES = {
+    "Send": "buffer count type peer tag comm",
+    "Recv": "buffer count type peer tag comm status",
+    "Isend": "buffer count type peer tag comm request",
+    "Irecv": "buffer count type peer tag comm request",
+    "Waitall": "number requests statuses",
+}
+
+
 # components that are used among ranks of one host instead of coll_tuned, by their priorities
 BEFORE_TUNED = ("sm", "adapt", "acoll", "xhc", "ucc", "hcoll")
 
@@ -77,15 +88,16 @@ Values = dict[str, Any]  # of the words in CALLS: tensors, numbers, lists of the
 
 
 def bind_functions(mpi: Any) -> dict[str, Any]:
-    """The functions of CALLS by name, of the very library that mpi4py is linked to. They take C's
-    arguments; what they return is not looked at, as each communicator has an error handler. Raises
-    OSError or AttributeError where they cannot be found.
+    """The functions of CALLS and MESSAGES by name, of the very library that mpi4py is linked to.
+    They take C's arguments; what they return is not looked at, as each communicator has an error
+    handler. Raises OSError or AttributeError where they cannot be found.
 
     Calls let go of the GIL: the thread that watches a launcher's ranks must run beside one that
     never returns.
     """
     library = ctypes.CDLL(mpi.__file__)
-    functions = {name: library[f"MPI_{name}"] for name, _ in CALLS.values()}
+    names = [*(name for name, _ in CALLS.values()), *MESSAGES]
+    functions = {name: library[f"MPI_{name}"] for name in names}
     for function in functions.values():
         function.restype = None  # 0.05 us less than a number that somebody looks at
     return functions
@@ -256,6 +268,28 @@ class Mpi(Base):
         start = partial(way, [_view_bytes(buffer), self._mpi.BYTE], peer, tag)
         return Call(lambda: start().Wait(), lambda: self._handle([start()]))
 
+    def message_batch(self, messages: Sequence[Message]) -> Call:
+        if not self._functions or any(message.buffer.nbytes > MOST for message in messages):
+            return super().message_batch(messages)
+        size = self._mpi._sizeof(self._mpi.Request)
+        requests = (ctypes.c_char * (size * len(messages)))()
+        statuses = (ctypes.c_char * (self._mpi._sizeof(self._mpi.Status) * len(messages)))()
+        shared = {"type": self._mpi.BYTE, "comm": self._comm, "status": self._status}
+        calls = []
+        for index, message in enumerate(messages):
+            name = "send" if message.sends else "recv"
+            name = name.capitalize() if len(messages) == 1 else f"I{name}"
+            handle = (ctypes.c_char * size).from_buffer(requests, index * size)
+            values = {**message._asdict(), "count": message.buffer.nbytes, "request": handle}
+            calls.append(self._bind_message(name, values | shared))
+        if len(messages) > 1:
+            rest = {"number": len(messages), "requests": requests, "statuses": statuses}
+            calls.append(self._bind_message("Waitall", rest))
+        return Call(join_calls(calls), None)
+
+    def _bind_message(self, name: str, values: Values) -> LibraryCall:
+        return self._bind(self._functions[name], MESSAGES[name].split(), values)
+
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         """The algorithm asked for in the case prepared last: MPI does not say what it runs."""
         if self._variables is None or not self._prepared:
@@ -336,6 +370,9 @@ class Mpi(Base):
                 arrays += pair
             elif isinstance(value, Tensor):
                 arguments.append((ctypes.c_void_p, value.data_ptr()))
+            elif isinstance(value, ctypes.Array):
+                arguments.append((ctypes.c_void_p, ctypes.addressof(value)))
+                arrays.append(value)
             elif value is self._mpi.IN_PLACE:
                 arguments.append((ctypes.c_void_p, int(value)))
             elif isinstance(value, int):

@@ -21,7 +21,7 @@ from collbench.core.dtypes import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import count_placed_ranks
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, _cuda, _torch_refusal, _wire
+from collbench.run.backends import Base, Call, Message, _cuda, _torch_refusal, _wire
 from collbench.run.backends._torch_refusal import WAITING
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, make_world_control
@@ -326,6 +326,26 @@ class TorchDistributed(Base):
         global_peer = self._at.globally(peer)
         start: Callable[[], Any] = partial(way, buffer, global_peer, group=self._at.group, tag=tag)
         return Call(lambda: start().wait(), start)
+
+    def message_batch(self, messages: Sequence[Message]) -> Call:
+        if len(messages) == 1:
+            return self.message(*messages[0])
+        at, near = self._at, self._at.near
+        # to ranks of this machine sends come first, as in _wire._post_singly
+        in_order = sorted(
+            messages, key=lambda message: not (message.sends and message.peer in near)
+        )
+        batch = [
+            dist.P2POp(
+                dist.isend if message.sends else dist.irecv,
+                message.buffer,
+                at.globally(message.peer),
+                at.group,
+                message.tag,
+            )
+            for message in in_order
+        ]
+        return Call(lambda: _Joined(dist.batch_isend_irecv(batch)).wait(), None)
 
     def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
         if self.label != "nccl" or case.algorithm != "native" or case.collective not in FUSED:

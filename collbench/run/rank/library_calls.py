@@ -59,11 +59,12 @@ class CallLoop:
         run.keeps = memory, calls  # the code and its arguments live as long as an action
         self._run = run
 
-    def make_batch(self, first: int, count: int) -> Action:
-        """One action that makes ``count`` calls, beginning with the ``first`` of the loop's."""
+    def make_batch(self, first: int, count: int) -> LibraryCall:
+        """One action that makes ``count`` calls, beginning with the ``first`` of the loop's; itself
+        a call that other loops may hold."""
         start = self._base + self._starts[first % len(self._starts)]
         arguments = ctypes.c_void_p.from_param(start), ctypes.c_size_t(count)
-        return partial(self._run, *arguments)
+        return LibraryCall.of(self._run, arguments, (start, count), self)
 
 
 def compile_loop(calls: Sequence[Action]) -> CallLoop | None:
@@ -77,6 +78,22 @@ def compile_loop(calls: Sequence[Action]) -> CallLoop | None:
         return CallLoop(known)
     except OSError:  # a hardened kernel gives no memory that is writable and executable
         return None
+
+
+def join_calls(calls: Sequence[Action]) -> Action:
+    """One action that makes these calls in order: a LibraryCall where they are such, and there is
+    machine code here."""
+    if len(calls) == 1:
+        return calls[0]
+    if loop := compile_loop(calls):
+        return loop.make_batch(0, len(calls))
+    made = tuple(calls)
+
+    def run() -> None:
+        for call in made:
+            call()
+
+    return run
 
 
 def is_supported() -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from collbench.run.rank import library_calls, measure
 from collbench.run.rank.control import Control
-from collbench.run.rank.library_calls import LibraryCall, compile_loop
+from collbench.run.rank.library_calls import LibraryCall, compile_loop, join_calls
 
 pytestmark = pytest.mark.skipif(
     not library_calls.is_supported(), reason="calls are made by ctypes one by one here"
@@ -117,3 +117,30 @@ def test_what_sampling_takes_is_measured_with_as_many_steps_of_python(
     made, _ = recorded((0,))
     sampler = measure.Sampler([(made[0], (0,))], 20, ALONE, measure.do_nothing)
     assert sampler.idle().inner == calls
+
+
+def test_calls_joined_are_one_that_loops_take_too() -> None:
+    calls, seen = recorded((1, 11), (2, 22), (3,))
+    pair = join_calls(calls[:2])
+    loop = compile_loop([pair, calls[2]])
+    assert isinstance(pair, LibraryCall) and loop is not None
+    loop.make_batch(0, 3)()
+    assert [given[0] for given in seen] == [1, 2, 3, 1, 2]
+
+
+def test_calls_joined_outlive_what_they_were_made_of() -> None:
+    calls, seen = recorded((1,), (2,))
+    joined = join_calls(calls)
+    del calls
+    gc.collect()
+    joined()
+    assert seen == [(1,), (2,)]
+
+
+def test_one_call_joined_is_itself_and_others_are_left_to_python() -> None:
+    calls, seen = recorded((1,))
+    assert join_calls(calls) is calls[0]
+    both = join_calls([*calls, lambda: seen.append((9,))])
+    assert not isinstance(both, LibraryCall)
+    both()
+    assert seen == [(1,), (9,)]

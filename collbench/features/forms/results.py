@@ -1,0 +1,105 @@
+"""What a run's forms came to: the time of each, and what the form costs over the plain one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.text import format_settings
+from collbench.features.forms import KIND
+from collbench.features.forms.measurable import Form
+from collbench.features.forms.rows import OTHER, PLAIN
+from collbench.records.rows import CaseTime, Row, case_time, group_rows, make_rows, select_fit
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+
+
+class FormResult(NamedTuple):
+    """A form, its case (the leader's), the rows of it and of the plain one, and the times of both,
+    None where no row is fit."""
+
+    form: Form
+    case: Case
+    rows: list[Row]
+    time: CaseTime | None
+    plain: CaseTime | None
+
+    @property
+    def ratio(self) -> tuple[float, float, float]:
+        """The form's median over the plain one's, and bounds of it by the intervals of both; nan
+        where one is not known."""
+        if self.time is None or self.plain is None:
+            return math.nan, math.nan, math.nan
+        ours, plain = self.time, self.plain
+        ends = ours.lo, ours.hi, plain.lo, plain.hi
+        ratio = ours.median / plain.median
+        if not all(0 < end < math.inf for end in ends):
+            return ratio, math.nan, math.nan
+        return ratio, ours.lo / plain.hi, ours.hi / plain.lo
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of any row that is shown."""
+        return list(dict.fromkeys(flag for row in self.rows for flag in row.flags))
+
+    @property
+    def problem(self) -> str:
+        """Why a time is missing, or an empty string."""
+        if self.time and self.plain:
+            return ""
+        reasons = [
+            ": ".join(filter(None, [" ".join(row.unfit), row.record.note]))
+            for row in self.rows
+            if row.unfit
+        ]
+        return next((text for text in reasons if text.startswith("wrong")), "".join(reasons[:1]))
+
+
+def list_results(file: RunFile) -> list[FormResult]:
+    """The forms of a run, in the order of tables for programs."""
+    find_subject = file.run.suite.subject_finder
+    rows = [row for row in make_rows([file]) if row.case.kind == KIND]
+    results = []
+    for case, both in group_rows(rows, lambda row: replace(row.case, collective=OTHER)).items():
+        form = find_subject(case)
+        if not isinstance(form, Form) or all(row.record.status == "skipped" for row in both):
+            continue
+        times = []
+        for name in (OTHER, PLAIN):
+            fit = select_fit(row for row in both if row.case.collective == name)
+            times.append(case_time(fit) if fit else None)
+        results.append(FormResult(form, case, both, *times))
+    return sorted(results, key=_reading_key)
+
+
+def _reading_key(result: FormResult) -> tuple[Any, ...]:
+    form, case = result.form, result.case
+    return form.together, form.collective, case.label, case.n, case.env, form.nbytes
+
+
+def flatten_result(result: FormResult) -> dict[str, Any]:
+    """A result as plain values for programs; None for what is not known."""
+    form, case = result.form, result.case
+    ratio, low, high = result.ratio
+    values = {
+        "form": form.label,
+        "collective": form.collective,
+        "together": form.together or None,
+        "implementation": case.label,
+        "ranks": case.n,
+        "env": format_settings(case.env),
+        "size": form.nbytes,
+        "time_us": result.time.median / 1e3 if result.time else math.nan,
+        "plain_us": result.plain.median / 1e3 if result.plain else math.nan,
+        "ratio": ratio,
+        "ratio_lo": low,
+        "ratio_hi": high,
+        "samples": result.time.samples if result.time else 0,
+        "checked": sum(row.record.checked for row in result.rows),
+        "flags": " ".join(result.flags),
+        "note": result.problem,
+    }
+    unknown = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
+    return values | dict.fromkeys(unknown)

@@ -1,0 +1,222 @@
+"""The command `p2p`: messages from rank to rank, by pattern and size."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from collbench.cli.families import (
+    AnyTable,
+    Debug,
+    Imports,
+    Inject,
+    Launcher,
+    SaveOptions,
+    Timeout,
+)
+from collbench.cli.parameters import make_option
+from collbench.core.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.records.types import RunFile
+    from collbench.run.order import Order
+    from collbench.suite.policy import Policy
+    from collbench.suite.sweep import Suite
+
+FORMATS = ("table", "md", "csv", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternOptions:
+    """The patterns, sizes, pairs and libraries to measure."""
+
+    pattern: Annotated[
+        str,
+        Option(
+            "--pattern",
+            help="ping-pong, one-way, both-ways[:W], window[:W], rate[:W], incast, outcast; a"
+            " list. W messages are under way at once.",
+        ),
+    ] = "ping-pong"
+    minbytes: Annotated[str, make_option("minbytes", "Smallest message. Default: 8.")] = "8"
+    maxbytes: Annotated[
+        str, make_option("maxbytes", "Largest message, included. Default: 4M, or -b.")
+    ] = ""
+    stepfactor: Annotated[
+        float | None, make_option("stepfactor", "Multiply sizes by this. Default: 4.")
+    ] = None
+    pairs: Annotated[
+        str,
+        Option("--pairs", help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2)."),
+    ] = "0-1"
+    ngpus: Annotated[
+        str,
+        make_option("ranks", "Ranks on this machine; a list. Default: 2, or a launcher's."),
+    ] = ""
+    backend: Annotated[str, make_option("backends")] = ""
+    imports: Imports = ""
+    env: Annotated[list[str] | None, make_option("envs")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortOptions:
+    """How long each case is measured."""
+
+    iters: Annotated[int | None, make_option("iters", "Samples of each case.")] = None
+    warmup: Annotated[int | None, make_option("warmup", "Samples before, not counted.")] = None
+    max_time: Annotated[
+        str, Option("--max-time", help="Longest time spent measuring a case. Default 2s.")
+    ] = ""
+    budget: Annotated[
+        str, make_option("budget", "Fit all of it into this time, by fewer samples: 60s.")
+    ] = ""
+    launches: Annotated[
+        int | None, make_option("launches", "Measure so often, each time by ranks newly started.")
+    ] = None
+    check: Annotated[int, make_option("check")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions:
+    """What to measure, or the run to show again, and where the run goes."""
+
+    run: Annotated[
+        str, Argument(metavar="[RUN]", help="Show this run's transfers and measure nothing.")
+    ] = ""
+    what: PatternOptions
+    effort: EffortOptions
+    timeout: Timeout = None
+    inject: Inject = ""
+    launcher: Launcher = "auto"
+    output_format: AnyTable = "table"
+    saving: SaveOptions
+    debug: Debug = False
+
+
+def p2p(options: TransferOptions) -> None:
+    """Measure messages between ranks: latency, bandwidth, rate, incast.
+
+    ping-pong is half of a round trip; one-way lasts until the sender has an acknowledgement;
+    both-ways has both ranks send at once; window:W has W messages under way, and one
+    acknowledgement at the end; rate is the same of small messages; incast is all ranks to rank 0,
+    outcast rank 0 to all. Every byte is verified before and after timing.
+    """
+    from collbench.cli import outputs
+    from collbench.records import run_file, store
+
+    outputs.check_outputs(options.output_format, (), FORMATS)
+    if options.run:
+        file = run_file.read_digest(store.find_run(options.run))
+        raise typer.Exit(_show_run(file, options.output_format))
+    order = make_order(options)
+    raise typer.Exit(_run_order(order, options.saving.dry_run, options.output_format))
+
+
+def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
+    """Run what is asked for and show what came of it, or only what would run."""
+    from collbench.cli.measure import and_tell, carry_out
+    from collbench.show import live
+
+    if dry_run:
+        return carry_out(order, live.Status, True)
+
+    def show(file: RunFile) -> None:
+        if file.records:
+            _deliver(file, output_format)
+
+    return and_tell(order, show)
+
+
+def _deliver(file: RunFile, output_format: str) -> None:
+    from collbench.cli import outputs
+    from collbench.features.p2p.view import make_document
+
+    outputs.deliver_document(make_document(file), output_format)
+
+
+def _show_run(file: RunFile, output_format: str) -> Exit:
+    """Print a recorded run's transfers. Raises UsageError where it has none."""
+    from collbench.features.p2p.results import list_results
+
+    results = list_results(file)
+    if not results:
+        raise UsageError(f"{file.run.id} has no transfers", "collbench p2p measures some")
+    _deliver(file, output_format)
+    if any(result.rows[0].record.status == "wrong" for result in results):
+        return Exit.WRONG_DATA
+    return Exit.OK if any(result.time for result in results) else Exit.NO_VERDICT
+
+
+def make_order(options: TransferOptions) -> Order:
+    """The run that the options ask for. Raises UsageError."""
+    from collbench.cli.options import add_budget, find_ray_cluster, read_save_options
+    from collbench.run.order import Order
+
+    saving, launcher = options.saving, options.launcher
+    keeping = read_save_options(saving.save, saving.output, saving.tag)
+    ray = find_ray_cluster(launcher, "", "")
+    suite = make_suite(options)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    return add_budget(order, options.effort.budget)
+
+
+def make_suite(options: TransferOptions) -> Suite:
+    """A case for each pattern, size, backend, setting and launch. Raises UsageError."""
+    from msgspec.structs import replace
+
+    from collbench.cli.options import change_suite, find_ray_cluster
+    from collbench.features.p2p.measurable import make_requests
+    from collbench.run.launch import join
+    from collbench.suite import grammar
+    from collbench.suite.sweep import Axes, Suite
+
+    what, launcher = options.what, options.launcher
+    sizes = _choose_sizes(what)
+    patterns = grammar.split_words(what.pattern)
+    if not patterns:
+        raise UsageError("--pattern names none", "ping-pong, for example")
+    requests = make_requests(patterns, sizes, what.pairs)
+    axes = Axes(
+        collectives=(), sizes=(), ranks=(), backends=(), envs=grammar.expand_envs(what.env or [])
+    )
+    suite = change_suite(
+        Suite(name="p2p", axes=axes, policy=_make_policy(options)),
+        ngpus=what.ngpus or ("" if join.detect_launcher(launcher) else "2"),
+        backend=what.backend,
+        max_time=options.effort.max_time,
+        launcher=launcher,
+        ray=find_ray_cluster(launcher, "", ""),
+        inject=options.inject,
+        launches=options.effort.launches,
+    )
+    return replace(suite, requests=tuple(requests))
+
+
+def _make_policy(options: TransferOptions) -> Policy:
+    from collbench.suite.policy import Policy
+
+    effort = options.effort
+    if effort.iters and effort.max_time:
+        raise UsageError(
+            "-n fixes the samples that --max-time would choose", "leave out -n or --max-time"
+        )
+    return Policy(
+        iters=effort.iters, warmup=effort.warmup, check=effort.check, timeout=options.timeout
+    )
+
+
+def _choose_sizes(what: PatternOptions) -> tuple[int, ...]:
+    from collbench.suite import grammar
+
+    smallest = grammar.parse_size(what.minbytes, "-b")
+    largest = max(smallest, LARGEST)
+    if what.maxbytes:
+        largest = grammar.parse_size(what.maxbytes, "-e")
+    return grammar.sweep_sizes(smallest, largest, what.stepfactor or FACTOR)
+
+
+LARGEST, FACTOR = 4 << 20, 4.0  # of sizes, where nothing is said

@@ -1,0 +1,95 @@
+"""Transfers as ranks run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from collbench.core.backend_info import backend_info, list_capable
+from collbench.core.text import format_count, format_size
+from collbench.features.p2p.layout import measure_buffers
+from collbench.features.p2p.measurable import Transfer
+from collbench.records.types import Record
+from collbench.run import collectives
+from collbench.run.jobs import Job
+from collbench.run.memory import PAGE, Room
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+if TYPE_CHECKING:
+    from collbench.features.p2p.trial import TransferTrial
+    from collbench.run.rank.bench import Bench, Sites
+
+
+class _TransferRunner:
+    """A run.runner.Runner."""
+
+    parts = 1
+    is_repeatable = True
+    remedy = "smaller sizes (-e) or windows take less"
+
+    def refuse(self, case: Case, subject: Transfer, refuse_call: Callable[[Case], str]) -> str:
+        """Why the backend has no such messages, or ""."""
+        info = backend_info(case.backend)
+        if info.predicts:
+            return f"{case.backend} predicts collectives by their steps, and no single messages"
+        if case.algorithm != "native":
+            return f"{case.algorithm}: messages have no algorithm"
+        if not info.messages:
+            able = list_capable(lambda other: other.messages)
+            return f"{case.backend} has no messages from rank to rank; {able} have"
+        return ""
+
+    def list_probes(self, job: Job) -> list[Case]:
+        """None: messages of bytes are what every backend with messages has."""
+        return []
+
+    def list_dtypes(self, job: Job) -> list[str]:
+        """That of all messages."""
+        return [job.case.dtype]
+
+    def fit(self, case: Case, policy: Policy, room: Room, subject: Transfer) -> Job | Skip:
+        """The job, or that its messages do not fit."""
+        job = Job(case, 1, "hot", subject=subject)
+        needed = room.sharers * (room.base + self._count_bytes(subject))
+        if needed <= room.available:
+            return job
+        return Skip(
+            case,
+            f"{subject.label} of {format_size(subject.nbytes)} on"
+            f" {format_count(room.sharers, 'rank')} needs {needed >> 20:,} MiB {room.where},"
+            f" {room.available >> 20:,} MiB are available",
+        )
+
+    def _count_bytes(self, subject: Transfer) -> int:
+        """Bytes of a rank's buffers, and as many that the library may copy them to."""
+        return 2 * measure_buffers(subject) + PAGE
+
+    def measure_memory(self, job: Job, policy: Policy) -> int:
+        """Bytes that a rank takes."""
+        return backend_info(job.case.backend).rank_bytes + self._count_bytes(job.subject)
+
+    def guess_call(self, job: Job) -> float:
+        """A rough guess of the seconds of a round."""
+        subject: Transfer = job.subject
+        nbytes = measure_buffers(subject)
+        once = len(subject.phases) * collectives.GUESS_ALPHA + nbytes / collectives.GUESS_RATE
+        return once * collectives.measure_crowding(job.case)
+
+    def guess_fixed(self, job: Job, policy: Policy) -> float:
+        """A rough guess of the seconds for buffers and checks."""
+        filled = collectives.guess_filling(job.case, measure_buffers(job.subject), policy)
+        return collectives.GUESS_CASE + filled
+
+    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
+        """None: a case takes too little time to be told of beforehand."""
+        return None
+
+    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> TransferTrial:
+        """The job on a rank; ``emit`` is not called."""
+        from collbench.features.p2p.trial import TransferTrial
+
+        return TransferTrial(bench, job)
+
+
+RUNNER = _TransferRunner()

@@ -1,0 +1,75 @@
+"""Other forms of torch's calls among real ranks: all data verified, planted faults found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from collbench.core.errors import Exit, RunBroken
+from collbench.features.forms.measurable import COALESCED, FORMS, OBJECTS, make_requests
+from collbench.records.types import Record, World
+from collbench.run.jobs import Job, Plan
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+
+def measure_forms(
+    launcher: Launcher, objects: bool = True, ranks: int = 3, only: str = "", **policy: object
+) -> list[Record]:
+    """The records of all forms of objects, or of all coalesced calls, in one world."""
+    names = [only] if only else [*OBJECTS] if objects else [*COALESCED]
+    requests = make_requests(names, [1, 500], [] if objects else [3])
+    subjects = tuple(FORMS.resolve(request, ranks, True, ["gloo"]) for request in requests)
+    given = {"iters": 3, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
+    settings = Policy(**given)  # type: ignore[arg-type]
+    axes = Axes(collectives=(), sizes=(), ranks=(ranks,), backends=("gloo",))
+    suite = Suite(name="", axes=axes, subjects=subjects)
+    leaders = [case for case in suite.expand()[0] if case.is_leader]
+    jobs = [Job(case, 1, "hot", subject=suite.subject_finder(case)) for case in leaders]
+    lines: list[World | Record] = []
+    launcher.run([Plan(0, "gloo", ranks, (), settings, jobs, 60.0)], Listener(lines.append))
+    return [line for line in lines if isinstance(line, Record)]
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_both_forms_are_measured_and_verified(launcher: Launcher, objects: bool) -> None:
+    records = measure_forms(launcher, objects)
+    assert len(records) == 4 * 2 * 2
+    assert {(record.status, record.wrong, record.note) for record in records} == {("ok", 0, "")}
+    assert all(len(record.times_ns) == 3 and record.checked for record in records)
+
+
+@pytest.mark.parametrize("name", [*OBJECTS, *COALESCED])
+def test_a_flipped_bit_is_found_in_every_form(launcher: Launcher, name: str) -> None:
+    objects = name in OBJECTS
+    rank = 0 if name == "gather" else 1
+    records = measure_forms(launcher, objects, only=name, inject=f"corrupt:{rank}")
+    wrong = [record for record in records if record.status == "wrong"]
+    assert len(wrong) == 2  # of two sizes, the form asked for: its fault ends the case of both
+    assert all(f"first on rank {rank}" in record.note for record in wrong)
+    assert all(record.status in ("wrong", "skipped") for record in records)
+
+
+def test_a_rank_that_ends_is_named(launcher: Launcher) -> None:
+    with pytest.raises(RunBroken, match="rank 1"):
+        measure_forms(launcher, iters=50, inject="drop:1")
+
+
+@pytest.mark.slow
+def test_the_commands_print_both_forms(cli) -> None:
+    words = ("-e", "8", "--backend", "gloo", "-n", "5", "--no-save", "--format", "json")
+    for command in (("objects", "gather"), ("coalesce", "all-reduce", "--together", "4")):
+        done = cli(*command, *words)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(done.stdout)["rows"]
+        assert row["time_us"] > 0 < row["plain_us"] and not row["note"]
+
+
+@pytest.mark.slow
+def test_mpi_is_refused_with_the_reason(cli) -> None:
+    done = cli("objects", "gather", "-e", "8", "--backend", "mpi", "--no-save")
+    assert done.returncode == Exit.CANNOT_RUN, done.stderr
+    assert "no backend of torch.distributed" in done.stderr + done.stdout
