@@ -13,10 +13,12 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
+    Hosts,
     Imports,
     Inject,
     Launcher,
     SaveOptions,
+    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -56,6 +58,8 @@ class SweepOptions:
     timeout: Timeout = None
     inject: Inject = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -139,7 +143,7 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     """Run what is asked for and show what came of it, or only what would run."""
     from collbench.cli import outputs
     from collbench.cli.measure import and_tell, carry_out
-    from collbench.cli.options import find_ray_cluster, read_save_options
+    from collbench.cli.options import find_source, read_save_options
     from collbench.features.forms.view import make_document
     from collbench.run.order import Order
     from collbench.show import live
@@ -147,9 +151,9 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     outputs.check_outputs(sweep.output_format, (), FORMATS)
     saving = sweep.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    ray = find_ray_cluster(sweep.launcher, "", "")
+    source = find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh)
     suite = make_suite(requests, sweep)
-    order = Order(suite=suite, command=sys.argv, launcher=sweep.launcher, ray=ray, **keeping)
+    order = Order(suite=suite, command=sys.argv, launcher=sweep.launcher, source=source, **keeping)
 
     def show(file: RunFile) -> None:
         if file.records:
@@ -164,7 +168,7 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
     """A case of both forms for each request, backend and launch. Raises UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_ray_cluster
+    from collbench.cli.options import change_suite, find_source
     from collbench.run.launch import join
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Axes, Suite
@@ -182,11 +186,11 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
             axes=Axes(collectives=(), sizes=(), ranks=(), backends=()),
             policy=policy,
         ),
-        ngpus=sweep.ngpus or ("" if join.detect_launcher(sweep.launcher) else "2"),
+        ngpus=sweep.ngpus or ("" if sweep.hosts or join.detect_launcher(sweep.launcher) else "2"),
         backend=sweep.backend,
         max_time=sweep.max_time,
         launcher=sweep.launcher,
-        ray=find_ray_cluster(sweep.launcher, "", ""),
+        source=find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh),
         inject=sweep.inject,
         launches=sweep.launches,
     )

@@ -12,10 +12,12 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
+    Hosts,
     Imports,
     Inject,
     Launcher,
     SaveOptions,
+    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -92,6 +94,8 @@ class TransferOptions:
     timeout: Timeout = None
     inject: Inject = ""
     launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -153,14 +157,14 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
 
 def make_order(options: TransferOptions) -> Order:
     """The run that the options ask for. Raises UsageError."""
-    from collbench.cli.options import add_budget, find_ray_cluster, read_save_options
+    from collbench.cli.options import add_budget, find_source, read_save_options
     from collbench.run.order import Order
 
     saving, launcher = options.saving, options.launcher
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    ray = find_ray_cluster(launcher, "", "")
+    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
     suite = make_suite(options)
-    order = Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
     return add_budget(order, options.effort.budget)
 
 
@@ -168,7 +172,7 @@ def make_suite(options: TransferOptions) -> Suite:
     """A case for each pattern, size, backend, setting and launch. Raises UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_ray_cluster
+    from collbench.cli.options import change_suite, find_source
     from collbench.features.p2p.measurable import make_requests
     from collbench.run.launch import join
     from collbench.suite import grammar
@@ -185,11 +189,11 @@ def make_suite(options: TransferOptions) -> Suite:
     )
     suite = change_suite(
         Suite(name="p2p", axes=axes, policy=_make_policy(options)),
-        ngpus=what.ngpus or ("" if join.detect_launcher(launcher) else "2"),
+        ngpus=what.ngpus or ("" if options.hosts or join.detect_launcher(launcher) else "2"),
         backend=what.backend,
         max_time=options.effort.max_time,
         launcher=launcher,
-        ray=find_ray_cluster(launcher, "", ""),
+        source=find_source(launcher, hosts=options.hosts, ssh=options.ssh),
         inject=options.inject,
         launches=options.effort.launches,
     )
