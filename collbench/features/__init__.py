@@ -9,6 +9,7 @@ NAMES = (
     "overlap",
     "order",
     "backends",
+    "lifecycle",
     "predict",
     "study",
     "interop",

@@ -279,7 +279,9 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "n<6",
         lambda inputs: (
-            len(inputs.record.times_ns) < FEWEST_SAMPLES and inputs.record.status == "ok"
+            len(inputs.record.times_ns) < FEWEST_SAMPLES
+            and inputs.record.status == "ok"
+            and not inputs.record.case.table.once
         ),
         is_always,
         "fewer than 6 samples: too few for an interval",
