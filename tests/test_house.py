@@ -50,7 +50,7 @@ HOME = {  # where alone each package of others may be imported
         "features.order.probing",
         "features.order.proving",
         "features.order.trial",
-        "features.lifecycle.libraries",
+        "features.lifecycle.torch_life",
     },
     "triton": {"run"},
     "mpi4py": {"run"},

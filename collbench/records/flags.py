@@ -16,6 +16,7 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
 from collbench.records.choice import is_unlike_sums, without_effect
 from collbench.records.origins import ORIGINS
+from collbench.records.path_proof import prove_path
 from collbench.records.types import Record, World
 
 Effect = Literal["", "ungates", "excludes"]
@@ -257,6 +258,23 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         "the library did not follow a setting that was asked for; the record's note says which",
         "leave the setting out, or ask for one that the library has here",
         letter="E",
+    ),
+    Flag(
+        "off-path",
+        lambda inputs: prove_path(inputs.record).state == "broken",
+        is_always,
+        "data did not go the path that --path leaves; the record's note says which way it went",
+        "collbench help paths says what each library needs for it",
+        effect="ungates",
+        letter="P",
+    ),
+    Flag(
+        "path-unproved",
+        lambda inputs: prove_path(inputs.record).state == "unknown",
+        is_always,
+        "nothing shows whether data went the path that --path leaves",
+        "larger sizes are counted; NCCL says it in its log (NCCL_DEBUG)",
+        letter="Q",
     ),
     Flag(
         "order-unlike-log",

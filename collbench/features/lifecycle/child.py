@@ -26,7 +26,8 @@ from collbench.run.launch.children import die_with_parent  # noqa: E402
 from collbench.run.launch.mpirun import RANK  # noqa: E402
 
 if TYPE_CHECKING:
-    from collbench.features.lifecycle.libraries import CheckedCall, Library, Torch
+    from collbench.features.lifecycle.libraries import CheckedCall, Library
+    from collbench.features.lifecycle.torch_life import Torch
 
 LOOK = 0.01  # seconds between two looks for news of a lost rank
 
@@ -117,7 +118,8 @@ class LossOfRank:
 
     def __init__(self, given: Instructions, diary: Diary, library: Torch) -> None:
         self._given, self._diary, self._library = given, diary, library
-        self._known = threading.Event()
+        self._lock, self._is_known = threading.Lock(), False
+        self._aborted = threading.Event()
 
     def run(self) -> None:
         """Call until a call fails, then go on with those that are left."""
@@ -138,22 +140,27 @@ class LossOfRank:
                     self._diary.write("checked", wrong=wrong, verified=call.elements)
                     return
         except Exception as e:
-            self._know("error", first_line(e))
+            if not self._know("error", first_line(e)):
+                self._aborted.wait()  # a group that is aborted late might be the next one
         self._recover()
 
-    def _know(self, how: str, text: str) -> None:
-        """Write down, once, how this rank has come to know."""
-        if not self._known.is_set():
-            self._known.set()
+    def _know(self, how: str, text: str) -> bool:
+        """Write down, once, how this rank has come to know; whether it did not know before."""
+        with self._lock:
+            was_known, self._is_known = self._is_known, True
+        if not was_known:
             self._diary.write("knows", how=how, text=text[:300])
+        return not was_known
 
     def _wait_for_news(self) -> None:
-        """Wait, in a thread, until somebody says that a rank is lost, and have calls give up."""
+        """Wait, in a thread, until somebody says that a rank is lost, and have calls give up unless
+        they have done so by themselves."""
         news = self._library.open_news()
         while not news():
             time.sleep(LOOK)
-        self._know("told", "the process that watches it said so")
-        self._library.abort()
+        if self._know("told", "the process that watches it said so"):
+            self._library.abort()
+            self._aborted.set()
 
     def _recover(self) -> None:
         """Make a smaller communicator and call it once."""
@@ -190,15 +197,12 @@ def main() -> None:
     diary = Diary(Path(given.folder) / f"{rank}.jsonl")
     diary.write("started", ns=STARTED, pid=os.getpid())
     try:
-        from collbench.features.lifecycle.libraries import Torch, load_library
+        from collbench.features.lifecycle.libraries import load_library
 
-        library = load_library(given)
+        library: Any = load_library(given)  # of losses always torch's: MPI's are refused
         diary.write("imported")
-        if given.way:
-            assert isinstance(library, Torch), "losses of MPI's ranks are refused"
-            LossOfRank(given, diary, library).run()
-        else:
-            LifeOfRank(given, diary, library).run()
+        lives = LossOfRank if given.way else LifeOfRank
+        lives(given, diary, library).run()
     except Exception as e:
         diary.write("failed", text=f"{type(e).__name__}: {first_line(e)}"[:300])
         sys.stdout.flush()

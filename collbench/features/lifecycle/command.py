@@ -62,7 +62,9 @@ class KillOptions:
     ] = None
     kill_at: Annotated[
         str,
-        Option("--kill-at", help="Seconds after it has loaded its library, or random (within 2)."),
+        Option(
+            "--kill-at", help="Seconds after all have loaded their library, or random (within 2)."
+        ),
     ] = ""
     way: Annotated[
         str,

@@ -29,8 +29,8 @@ class RankLoss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LossFindings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A loss: when after loading its library the victim was killed, in ns, what it did then, and
-    what became of the others."""
+    """A loss: how long after all had loaded their library the victim was killed, in ns, what it did
+    then, and what became of the others."""
 
     victim: int
     at_ns: int

@@ -51,9 +51,9 @@ class Life(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=LOSS_KIND):
-    """The loss of rank ``victim`` of ``world``: it is killed ``at`` so many seconds after it has
-    loaded the library, at random within WINDOW where that is negative. The others come back by
-    ``way``, within ``limit`` seconds. A suite's subject."""
+    """The loss of rank ``victim`` of ``world``: it is killed ``at`` so many seconds after all
+    have loaded their library, at random within WINDOW where that is negative. The others come back
+    by ``way``, within ``limit`` seconds. A suite's subject."""
 
     world: Ranks
     victim: Annotated[int, Meta(ge=0)] = 0

@@ -18,8 +18,8 @@ from collbench.core.text import format_duration
 from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.libraries import make_store
 from collbench.features.lifecycle.request import SILENT, WINDOW, Life, Loss
+from collbench.features.lifecycle.torch_life import make_store
 from collbench.features.lifecycle.watching import Watched, wait_while, watch_life
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
@@ -269,16 +269,14 @@ class LossTrial(_Watcher):
         """Kill the process of this rank, and tell the others once it has ended."""
         rank = self._bench.rank
 
-        def is_loading() -> bool:
-            watched.look()
-            return not (watched.find(rank, "imported") or watched.ended)
-
-        wait_while(is_loading, STARTING, self._beat)
+        self._wait_for_loading(watched)
         imported = watched.find(rank, "imported")
         if imported is None:
             self._store.set("lost", str(rank))
             return {"trouble": f"rank {rank} did not start: {watched.last_complaint()}"}
-        moment = imported.ns + round(1e9 * self._choose_moment())
+        wait_while(lambda: not self._store.check(["loaded"]), STARTING, self._beat)
+        loaded = time.monotonic_ns()
+        moment = loaded + round(1e9 * self._choose_moment())
         wait_while(lambda: time.monotonic_ns() < moment, 3600.0, self._beat)
         watched.look()
         if watched.ended:
@@ -292,13 +290,27 @@ class LossTrial(_Watcher):
         self._store.set("lost", str(rank))
         return {
             "killed": killed,
-            "at": killed - imported.ns,
+            "at": killed - loaded,
             "doing": watched.last_phase(rank),
         }
+
+    def _wait_for_loading(self, watched: Watched) -> None:
+        """Wait until the process of this rank has loaded its library, or ended; the last one to do
+        so lets the moment of the kill be counted."""
+        rank = self._bench.rank
+
+        def is_loading() -> bool:
+            watched.look()
+            return not (watched.find(rank, "imported") or watched.ended)
+
+        wait_while(is_loading, STARTING, self._beat)
+        if self._store.add("loading ended", 1) == self._case.n:
+            self._store.set("loaded", "")
 
     def _survive(self, watched: Watched) -> dict[str, Any]:
         """See a process through that another one leaves behind, up to the limit."""
         rank, limit = self._bench.rank, self._loss.limit
+        self._wait_for_loading(watched)
 
         def is_before() -> bool:
             watched.look()
