@@ -48,9 +48,7 @@ class Preset(NamedTuple):
 PRESETS: dict[str, Preset] = {
     "nvlink-only": Preset(
         "between GPUs over NVLink: no PCIe, no memory of the host, no network",
-        {
-            "nccl": {"NCCL_P2P_LEVEL": "NVL", "NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}
-        },
+        {"nccl": {"NCCL_P2P_LEVEL": "NVL", "NCCL_SHM_DISABLE": "1", "NCCL_NET_DISABLE_INTRA": "1"}},
         {"gloo": _NO_NVLINK, "mpi": _NO_NVLINK},
     ),
     "nic-only": Preset(

@@ -87,6 +87,7 @@ class LifecycleOptions:
     backend: Annotated[str, make_option("backends", "gloo, nccl, mpi or a plug-in; a list.")] = ""
     imports: Imports = ""
     env: Annotated[list[str] | None, make_option("envs")] = None
+    path: Annotated[str, make_option("paths")] = ""
     lives: LifeOptions
     kills: KillOptions
     launches: Annotated[
@@ -205,6 +206,7 @@ def make_suite(options: LifecycleOptions) -> Suite:
         launcher=options.launcher,
         ray=find_ray_cluster(options.launcher, "", ""),
         inject=options.inject,
+        path=options.path,
         launches=None if member else launches,
     )
     requests = _make_lives(options) if options.kills.kill is None else _make_losses(options)

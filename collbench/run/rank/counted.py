@@ -104,7 +104,9 @@ def _count_during(
     for name, by in once.items():
         kind = name.partition(" ")[0]
         sums[kind] = sums.get(kind, 0) + by
-    loopback = sum(by for name, by in once.items() if name.startswith("tcp ") and _is_loopback(name))
+    loopback = sum(
+        by for name, by in once.items() if name.startswith("tcp ") and _is_loopback(name)
+    )
     slowest = max(took for took, _ in everyone)
     return slowest, {k: by for k, by in sums.items() if by > 0}, max(0, loopback)
 
