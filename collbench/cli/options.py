@@ -18,7 +18,8 @@ from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, find_collective
 from collbench.core.errors import UsageError
-from collbench.core.paths import VARIABLE, expand_path, needs_nic
+from collbench.core.paths import NAMES as PATHS
+from collbench.core.paths import VARIABLE, expand_path, needs_nic, strip_preset
 from collbench.core.text import print_message
 from collbench.machine.routes import find_default_interface
 from collbench.run import refusal
@@ -320,9 +321,7 @@ def change_suite(
         grammar.parse_duration(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
     replace = msgspec.structs.replace
-    paths = [
-        grammar.parse_choice("--path", word, fields.PATHS) for word in grammar.split_words(path)
-    ]
+    paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
 
     def settle(axes: Axes) -> Axes:
         return add_paths(_settle_axes(axes, launcher, ray), paths)
@@ -436,7 +435,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     """Notes options that change nothing of this suite, which is that of the collective ``row``
     alone if that is given."""
     axes, swept = suite.axes, suite.values("backends")
-    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
+    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in strip_preset(env))
     ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         ineffective["--share-gpu"] = " or ".join(swept)

@@ -79,7 +79,7 @@ def _prove_by_counts(name: str, counted: _Counted) -> PathProof:
     share, loopback, reason = counted
     if share is None:
         return PathProof("unknown", reason)
-    seen = f"network interfaces counted {share:.0%} of what ranks must send"
+    seen = f"network interfaces counted {max(0.0, share):.0%} of what ranks must send"
     if share < MOST:
         return PathProof("broken", f"{seen}: the rest went through memory")
     if name == "loopback-nic" and loopback < 1 - LITTLE:
@@ -126,6 +126,7 @@ def judge_paths(records: Iterable[Record]) -> tuple[Exit, str]:
     ):
         if state in states:
             first = next(proof for proof in proofs if proof.state == state)
-            number = states.count(state)
-            return code, f"the path {words} in {number:,} of {count}: {first.reason}"
+            number, unknown = states.count(state), states.count("unknown")
+            more = f" (in {unknown:,} it is not known)" if unknown and state != "unknown" else ""
+            return code, f"the path {words} in {number:,} of {count}{more}: {first.reason}"
     return Exit.OK, ""

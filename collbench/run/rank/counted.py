@@ -104,9 +104,7 @@ def _count_during(
     for name, by in once.items():
         kind = name.partition(" ")[0]
         sums[kind] = sums.get(kind, 0) + by
-    loopback = sum(
-        by for name, by in once.items() if name.startswith("tcp ") and _is_loopback(name)
-    )
+    loopback = sum(by for name, by in once.items() if _is_loopback(name))
     slowest = max(took for took, _ in everyone)
     return slowest, {k: by for k, by in sums.items() if by > 0}, max(0, loopback)
 
@@ -142,7 +140,7 @@ def read_ports(root: Path) -> Counters:
 
 def _is_loopback(name: str) -> bool:
     """Whether a counter is that of a network's loopback interface."""
-    return name.rpartition(" ")[2] == "lo"
+    return name.startswith("tcp ") and name.endswith(" lo")
 
 
 def _ask_carries(name: str, root: Path) -> bool:
