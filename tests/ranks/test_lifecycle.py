@@ -71,7 +71,7 @@ def test_an_init_that_is_late_on_purpose_takes_as_much_longer(cli: Cli) -> None:
 def test_ab_finds_an_init_that_50_ms_make_longer(cli: Cli, tmp_path: Path) -> None:
     suite = tmp_path / "life.toml"
     suite.write_text('[[lifecycle]]\nsize = "1K"\ncalls = 2\n')
-    path = before(LATE)["PYTHONPATH"]
+    path = before(LATE)
     sides = ("--base", f"PYTHONPATH={path}", "--head", f"PYTHONPATH={path} LATE_INIT=0.05")
     done = cli(
         "ab",
@@ -115,7 +115,9 @@ def test_five_random_kills_are_never_silent(cli: Cli) -> None:
 def test_a_rank_that_never_knows_is_named_with_exit_4(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(DEAF)
     kill = ("--kill", "1", "--kill-at", "0.5", "--timeout", "5")
-    done = cli("lifecycle", "-g", "3", "--backend", "gloo", *kill, **before(tmp_path), timeout=300)
+    done = cli(
+        "lifecycle", "-g", "3", "--backend", "gloo", *kill, timeout=300, PYTHONPATH=before(tmp_path)
+    )
     assert done.returncode == Exit.TIMEOUT
     assert "silence: rank 2 did not know within 5 s that rank 1 was gone" in done.stdout
     assert left_behind() == []
