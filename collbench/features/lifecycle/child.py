@@ -185,17 +185,11 @@ class LossOfRank:
         library.leave()
 
 
-def main() -> None:
-    """Live as the instructions say: ``child INSTRUCTIONS``, which are JSON."""
-    given = msgspec.json.decode(sys.argv[1], type=Instructions)
-    if given.parent:
-        die_with_parent(given.parent)
-    rank = given.rank
-    if rank < 0:
-        rank = next(int(os.environ[name]) for name in RANK if name in os.environ)
-        given = msgspec.structs.replace(given, rank=rank)
-    diary = Diary(Path(given.folder) / f"{rank}.jsonl")
-    diary.write("started", ns=STARTED, pid=os.getpid())
+def live(given: Instructions, started: int = 0) -> None:
+    """Live as the instructions say, from ``started`` on, now if that is not known. Does not return
+    where a library may have threads that wait for ever."""
+    diary = Diary(Path(given.folder) / f"{given.rank}.jsonl")
+    diary.write("started", ns=started or time.monotonic_ns(), pid=os.getpid())
     try:
         from collbench.features.lifecycle.libraries import load_library
 
@@ -206,9 +200,20 @@ def main() -> None:
     except Exception as e:
         diary.write("failed", text=f"{type(e).__name__}: {first_line(e)}"[:300])
         sys.stdout.flush()
-        os._exit(1)  # threads of a library that failed may wait for ever
+        os._exit(1)
     if given.way:
         os._exit(0)
+
+
+def main() -> None:
+    """Live as the instructions say: ``child INSTRUCTIONS``, which are JSON."""
+    given = msgspec.json.decode(sys.argv[1], type=Instructions)
+    if given.parent:
+        die_with_parent(given.parent)
+    if given.rank < 0:
+        rank = next(int(os.environ[name]) for name in RANK if name in os.environ)
+        given = msgspec.structs.replace(given, rank=rank)
+    live(given, STARTED)
 
 
 if __name__ == "__main__":

@@ -190,14 +190,15 @@ def make_suite(options: LifecycleOptions) -> Suite:
 
     _refuse_faults(options)
     launches = options.launches or (LAUNCHES if options.kills.kill is None else KILLS)
-    member = join.detect_launcher(options.launcher)
+    # ranks that are killed are forked for it, so that those that watch them may stay the same
+    stays = options.kills.kill is not None or bool(join.detect_launcher(options.launcher))
     axes = Axes(
         collectives=(),
         sizes=(),
         ranks=(),
         backends=(),
         envs=grammar.expand_envs(options.env or []),
-        cycles=launches if member else 1,
+        cycles=launches if stays else 1,
     )
     suite = change_suite(
         Suite(name="lifecycle", axes=axes, policy=Policy(seed=options.seed)),
@@ -207,7 +208,7 @@ def make_suite(options: LifecycleOptions) -> Suite:
         ray=find_ray_cluster(options.launcher, "", ""),
         inject=options.inject,
         path=options.path,
-        launches=None if member else launches,
+        launches=None if stays else launches,
     )
     requests = _make_lives(options) if options.kills.kill is None else _make_losses(options)
     return replace(suite, requests=tuple(requests))

@@ -20,7 +20,13 @@ from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, R
 from collbench.features.lifecycle.instructions import Instructions
 from collbench.features.lifecycle.request import SILENT, WINDOW, Life, Loss
 from collbench.features.lifecycle.torch_life import make_store
-from collbench.features.lifecycle.watching import Watched, wait_while, watch_life
+from collbench.features.lifecycle.watching import (
+    STARTING,
+    Watched,
+    wait_while,
+    watch_fork,
+    watch_life,
+)
 from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
 from collbench.run.rank.bench import Bench
@@ -36,7 +42,6 @@ from collbench.run.rank.outcome import (
 from collbench.suite.faults import parse_faults
 
 PATIENCE = 3.0  # a library's own limit for waiting is this part of a life's
-STARTING = 60.0  # seconds that a process may take to load its library
 NO_MEETING = "MPI_Init finds the other ranks itself: its time is in communicator_init"
 
 Blocks = Generator[None, None, Sequence[CaseOutcome]]
@@ -160,7 +165,7 @@ class LifeTrial(_Watcher):
             report["trouble"] = f"rank {rank}, {watched.last_phase(rank)}: {failed.text}"
         elif not watched.find(rank, "done"):
             doing = watched.last_phase(rank)
-            why = watched.last_complaint() or f"it ended with status {watched.process.returncode}"
+            why = watched.last_complaint() or f"it ended with status {watched.process.poll()}"
             hung = f"{SILENT}: rank {rank} has not come past {doing} in {self._life.limit:g} s"
             report["trouble"] = f"rank {rank}, {doing}: {why}" if in_time else hung
         return report
@@ -252,7 +257,7 @@ class LossTrial(_Watcher):
         bench.board.enter(bench.rank, Phase.MEASURING)
         yield
         given = self._instruct(loss.limit, nbytes=loss.nbytes, way=loss.way)
-        with watch_life(given) as (watched, _):
+        with watch_fork(given, self._beat) as watched:
             mine = self._lose(watched) if bench.rank == loss.victim else self._survive(watched)
             reports = bench.control.collect(mine)
         bench.board.enter(bench.rank, Phase.REPORTING)
@@ -331,7 +336,6 @@ class LossTrial(_Watcher):
             **{name: msgspec.to_builtins(event) for name, event in found.items() if event},
             "last": watched.last_phase(rank),
             "ended": ended,
-            "status": watched.process.returncode if ended else 0,
             "wrong_before": checked.wrong if checked else 0,
             "complaint": watched.last_complaint() if ended else "",
         }
@@ -367,7 +371,7 @@ class LossTrial(_Watcher):
         knows, back = report.get("knows", {}), report.get("recovered")
         trouble = report.get("failed", {}).get("text", "")
         if not trouble and back is None:
-            trouble = report["complaint"] or f"it ended with status {report['status']}"
+            trouble = report["complaint"] or "it ended by itself"
             if not report["ended"]:
                 trouble = f"it was still {report['last']} after {self._loss.limit:g} s"
         return RankLoss(

@@ -5,7 +5,9 @@ which starts all."""
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,27 +15,82 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from collbench.core.errors import CannotRun
 from collbench.features.lifecycle.instructions import Event, Instructions
 from collbench.run.launch import mpirun
 from collbench.run.launch.children import bound_command, module_command
 
 CHILD = "collbench.features.lifecycle.child"
+NURSERY = "collbench.features.lifecycle.nursery"
+STARTING = 60.0  # seconds that a process may take to load its library
 LOOK = 0.005  # seconds between two looks at what processes have written
 LAUNCHED = ("PMIX_", "PMI_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")
 KEPT = ("OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")  # of which a user's settings stay
 
 
+def name_nursery(pid: int) -> str:
+    """The abstract address of the nursery of a rank's process."""
+    return f"\0collbench-nursery-{os.getuid()}-{pid}"
+
+
+class Process(Protocol):
+    """What is done with a process: subprocess.Popen, or Forked."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def terminate(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Forked:
+    """A process that a nursery has forked, whose end is seen by its descriptor; with which status
+    it ended, nobody is told."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = -1
+        with suppress(ProcessLookupError):
+            self._fd = os.pidfd_open(pid)
+
+    def _has_ended(self, seconds: float | None) -> bool:
+        if self._fd < 0:
+            return True
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return False
+        os.close(self._fd)
+        self._fd = -1
+        return True
+
+    def poll(self) -> int | None:
+        """0 once it has ended."""
+        return 0 if self._has_ended(0.0) else None
+
+    def kill(self) -> None:
+        """Kill it, if it is there."""
+        with suppress(ProcessLookupError):
+            if self._fd >= 0:
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    terminate = kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended. Raises TimeoutExpired."""
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return 0
+
+
 class Watched:
     """A process that was started, and the diaries of ``ranks`` that it makes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, ranks: list[int]) -> None:
+    def __init__(self, process: Process, folder: Path, ranks: list[int]) -> None:
         self.process, self._folder, self.ranks = process, folder, ranks
         self.events: dict[int, list[Event]] = {rank: [] for rank in ranks}
         self._read = dict.fromkeys(ranks, 0)
+        self._errors = ""
 
     def look(self) -> None:
         """Read what was written since the last look."""
@@ -60,7 +117,9 @@ class Watched:
 
     def last_complaint(self) -> str:
         """The last line that the processes have written for people."""
-        lines = (self._folder / "errors").read_text(errors="replace").strip().splitlines()
+        with suppress(FileNotFoundError):
+            self._errors = (self._folder / "errors").read_text(errors="replace")
+        lines = self._errors.strip().splitlines()
         return lines[-1][:300] if lines else ""
 
     @property
@@ -107,6 +166,49 @@ def watch_life(given: Instructions) -> Iterator[tuple[Watched, int]]:
             yield watched, began
         finally:
             watched.close()
+
+
+@contextmanager
+def watch_fork(given: Instructions, beat: Callable[[], object]) -> Iterator[Watched]:
+    """A process that this rank's nursery forks to live as it is told; ended with the block. Raises
+    CannotRun where there is none."""
+    with tempfile.TemporaryDirectory(prefix="collbench-life-") as name:
+        given = msgspec.structs.replace(given, folder=name)
+        with _connect_nursery(beat) as nursery:
+            nursery.send(msgspec.json.encode(given))
+            pid = int(nursery.recv(64) or b"0")
+        if not pid:
+            raise CannotRun("the process that forks lives has ended", "try again")
+        watched = Watched(Forked(pid), Path(name), [given.rank])
+        try:
+            yield watched
+        finally:
+            watched.close()
+
+
+def _connect_nursery(beat: Callable[[], object]) -> socket.socket:
+    """A connection to this rank's nursery, which is started where there is none. Raises
+    CannotRun."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    address = name_nursery(os.getpid())
+    try:
+        connection.connect(address)
+        return connection
+    except ConnectionRefusedError:
+        command = module_command(sys.executable, NURSERY, str(os.getpid()))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def is_loading() -> bool:
+        with suppress(ConnectionRefusedError):
+            connection.connect(address)
+            return False
+        return process.poll() is None
+
+    if not wait_while(is_loading, STARTING, beat) or process.poll() is not None:
+        connection.close()
+        process.kill()
+        raise CannotRun("no process that forks lives could be started", "try it with --debug")
+    return connection
 
 
 def _start(
