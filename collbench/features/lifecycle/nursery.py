@@ -1,8 +1,8 @@
 """A process that has loaded a library and forks those that live with it: so that a hundred ranks
 can be killed without loading it a hundred times. A rank has one, which ends with it.
 
-``nursery PARENT``: it listens at an abstract Unix socket that is named after its rank's process. Who
-connects sends Instructions, and is told the new process's number.
+``nursery PARENT``: it listens at an abstract Unix socket that is named after its rank's process.
+Who connects sends Instructions, and is told the new process's number.
 """
 
 from __future__ import annotations
