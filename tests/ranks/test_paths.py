@@ -20,7 +20,7 @@ SWEEP = ("all_reduce", "-g", "2", "--sizes", "1M", "--place", "in", "--max-time"
 
 
 def flags_of(done: subprocess.CompletedProcess[str]) -> set[str]:
-    (row,) = json.loads(done.stdout)["results"]
+    (row,) = json.loads(done.stdout)["records"]
     return {*row["flags"]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.records import paired
+from collbench.records.flags import EXCLUDED
+from collbench.records.origins import is_fake
 from collbench.records.rows import FEWEST_LAUNCHES, Row, make_rows
 from collbench.records.stats import median
 from collbench.records.types import Record, RunFile
@@ -94,9 +97,11 @@ def summarize_lives(file: RunFile) -> LifeSummary:
         if record.status == "skipped"
     ]
     failures = [record.note for record in records if record.status in ("failed", "wrong")]
+    excluded = [flag for row, _ in lives for flag in row.unfit if flag in EXCLUDED]
+    left_out += [f"{count:,} rows {EXCLUDED[flag]}" for flag, count in Counter(excluded).items()]
     return LifeSummary(
         _summarize_phases(lives),
-        _summarize_losses(losses),
+        _summarize_losses(losses, is_fake(file)),
         list(dict.fromkeys(failures)),
         list(dict.fromkeys(left_out)),
     )
@@ -164,13 +169,17 @@ def _summarize_phase(key: tuple[str, int, Setting, str, str], of_phase: Sequence
     )
 
 
-def _summarize_losses(losses: Sequence[tuple[Record, Loss]]) -> list[LossSummary]:
+def _summarize_losses(
+    losses: Sequence[tuple[Record, Loss]], has_no_times: bool
+) -> list[LossSummary]:
     found: dict[tuple[str, int, Setting, Loss], list[Record]] = {}
     for record, loss in losses:
         if record.status != "skipped":
             case = record.case
             found.setdefault((case.backend, case.n, case.env, loss), []).append(record)
-    return [_summarize_loss(key, records) for key, records in found.items()]
+    summaries = [_summarize_loss(key, records) for key, records in found.items()]
+    nothing = {"known": None, "back": None} if has_no_times else {}
+    return [summary._replace(**nothing) for summary in summaries]
 
 
 def _summarize_loss(key: tuple[str, int, Setting, Loss], records: Sequence[Record]) -> LossSummary:
