@@ -15,6 +15,7 @@ import datetime
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -91,7 +92,7 @@ def list_losses(files: list[RunFile]) -> list[tuple[str, Record, Record]]:
             if record.case.collective == rows.KNOWN
         }
         for record in file.records:
-            if record.case.collective == rows.RECOVERED:
+            if record.case.collective == rows.RECOVERED and record.status != "skipped":
                 way = record.case.subject.split(", ")[1]
                 key = record.case.subject, record.case.cycle
                 found.append((way, known[key], record))
@@ -104,6 +105,11 @@ def quantiles(times: list[int]) -> str:
         return "-"
     ordered = sorted(times)
     return f"{format_duration(ordered[len(ordered) // 2])}, {format_duration(ordered[-1])}"
+
+
+def shorten_error(text: str) -> str:
+    """The first sentence of a library's error, without places in its sources and addresses."""
+    return re.sub(r"\[[^\]]*\](:\d+)?:? ?", "", text).partition(". ")[0]
 
 
 def describe_losses(files: list[RunFile], asked: int) -> tuple[list[str], int]:
@@ -131,7 +137,7 @@ def describe_losses(files: list[RunFile], asked: int) -> tuple[list[str], int]:
     for _, _, back in losses:
         if back.findings:
             for rank in msgspec.convert(back.findings, LossFindings).ranks:
-                how[f"{rank.how}: {rank.text}"] += 1
+                how[f"{rank.how}: {shorten_error(rank.text)}"] += 1
     lines += ["", f"{len(losses)} kills, {silent} silences.", "", "How ranks knew, most often:", ""]
     lines += [f"- {count} times {text}" for text, count in how.most_common(6)]
     failures = [back.note for _, _, back in losses if back.status != "ok"]
@@ -160,9 +166,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--as-they-are", action="store_true", help="make no run that is lacking")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
-    make_runs(given.runs, given.kills)
+    if not given.as_they_are:
+        make_runs(given.runs, given.kills)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
@@ -181,14 +189,11 @@ def main() -> int:
         "",
         *lines,
         "",
-        "## Lives",
-        "",
-        "Six launches of each kind, two ranks: what `collbench lifecycle` prints.",
-        "",
     ]
-    for name in LIVES:
-        if (path := given.runs / f"life-{name}.jsonl").exists():
-            text += describe_life(run_file.read_file(path), name)
+    lives = [name for name in LIVES if (given.runs / f"life-{name}.jsonl").exists()]
+    text += ["## Lives", "", "Two ranks; what `collbench lifecycle` prints.", ""] * bool(lives)
+    for name in lives:
+        text += describe_life(run_file.read_file(given.runs / f"life-{name}.jsonl"), name)
     given.output.write_text("\n".join(text).rstrip() + "\n")
     return 1 if silent else 0
 

@@ -137,11 +137,14 @@ class LossOfRank:
                 call.reset()
                 call.run()
                 if wrong := call.count_wrong():
+                    if self._is_known:  # a call that was aborted has no result
+                        break
                     self._diary.write("checked", wrong=wrong, verified=call.elements)
                     return
         except Exception as e:
             if not self._know("error", first_line(e)):
-                self._aborted.wait()  # a group that is aborted late might be the next one
+                # a group that is aborted late might be the next one
+                self._aborted.wait(given.patience)
         self._recover()
 
     def _know(self, how: str, text: str) -> bool:
@@ -158,8 +161,13 @@ class LossOfRank:
         news = self._library.open_news()
         while not news():
             time.sleep(LOOK)
-        if self._know("told", "the process that watches it said so"):
+        if not self._know("told", "the process that watches it said so"):
+            return
+        try:
             self._library.abort()
+        except Exception as e:  # of a group that is half made, say: its own limit ends the call
+            self._diary.write("abort failed", text=first_line(e)[:300])
+        finally:
             self._aborted.set()
 
     def _recover(self) -> None:

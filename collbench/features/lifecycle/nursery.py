@@ -53,7 +53,9 @@ def main() -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                given = msgspec.json.decode(connection.recv(MOST), type=Instructions)
+                if not (text := connection.recv(MOST)):
+                    continue  # who only asked whether there is one
+                given = msgspec.json.decode(text, type=Instructions)
                 connection.send(str(_fork_life(given, listener, connection)).encode())
 
 

@@ -178,8 +178,9 @@ def _summarize_losses(
             case = record.case
             found.setdefault((case.backend, case.n, case.env, loss), []).append(record)
     summaries = [_summarize_loss(key, records) for key, records in found.items()]
-    nothing = {"known": None, "back": None} if has_no_times else {}
-    return [summary._replace(**nothing) for summary in summaries]
+    if not has_no_times:
+        return summaries
+    return [summary._replace(known=None, back=None) for summary in summaries]
 
 
 def _summarize_loss(key: tuple[str, int, Setting, Loss], records: Sequence[Record]) -> LossSummary:

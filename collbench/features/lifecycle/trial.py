@@ -23,6 +23,7 @@ from collbench.features.lifecycle.torch_life import make_store
 from collbench.features.lifecycle.watching import (
     STARTING,
     Watched,
+    open_nursery,
     wait_while,
     watch_fork,
     watch_life,
@@ -256,6 +257,8 @@ class LossTrial(_Watcher):
             )
         bench.board.enter(bench.rank, Phase.MEASURING)
         yield
+        with bench.control.refusing_alike():
+            open_nursery(self._beat)
         given = self._instruct(loss.limit, nbytes=loss.nbytes, way=loss.way)
         with watch_fork(given, self._beat) as watched:
             mine = self._lose(watched) if bench.rank == loss.victim else self._survive(watched)

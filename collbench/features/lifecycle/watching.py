@@ -26,7 +26,7 @@ from collbench.run.launch.children import bound_command, module_command
 
 CHILD = "collbench.features.lifecycle.child"
 NURSERY = "collbench.features.lifecycle.nursery"
-STARTING = 60.0  # seconds that a process may take to load its library
+STARTING = 180.0  # seconds that a process may take to load its library
 LOOK = 0.005  # seconds between two looks at what processes have written
 LAUNCHED = ("PMIX_", "PMI_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")
 KEPT = ("OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")  # of which a user's settings stay
@@ -166,6 +166,11 @@ def watch_life(given: Instructions) -> Iterator[tuple[Watched, int]]:
             yield watched, began
         finally:
             watched.close()
+
+
+def open_nursery(beat: Callable[[], object]) -> None:
+    """Have this rank's nursery ready. Raises CannotRun where it cannot be started."""
+    _connect_nursery(beat).close()
 
 
 @contextmanager
