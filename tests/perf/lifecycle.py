@@ -173,6 +173,7 @@ def main() -> int:
         make_runs(given.runs, given.kills)
     killed = [run_file.read_file(path) for path in sorted(given.runs.glob("kill-*.jsonl"))]
     lines, silent = describe_losses(killed, given.kills)
+    busy = max((load.busy for f in killed for load in f.run.load.values()), default=0.0)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     text = [
         "# Lives and losses of communicators",
@@ -185,7 +186,7 @@ def main() -> int:
         f"{RANKS} ranks on Gloo, all_reduce of 1 MiB without a pause; rank 0 or 1 is killed within"
         f" 2 s of the moment when all have loaded torch; a library waits {LIMIT // 3} s at most,"
         f" all of it {LIMIT} s. `rebuild`: ranks go by what Gloo says; `told`: who watches says so,"
-        " too.",
+        f" too. Other processes used {busy:.1f} CPUs meanwhile.",
         "",
         *lines,
         "",

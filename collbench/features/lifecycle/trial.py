@@ -361,13 +361,14 @@ class LossTrial(_Watcher):
         )
         verified = sum(report.get("recovered", {}).get("verified", 0) for report in reports)
         findings = msgspec.to_builtins(found)
-        known = _time_loss([rank.known_ns for rank in ranks], self._name_silent(ranks), findings)
+        silent = self._name_silent(ranks)
+        known = _time_loss([rank.known_ns for rank in ranks], silent, findings)
         if wrong:
             note = f"{wrong:,} wrong elements in the all_reduce of the ranks that were left"
             return [known, WrongData(wrong, note, None, verified, findings)]
-        back = _time_loss(
-            [rank.recovered_ns for rank in ranks], self._name_lost(ranks), findings, verified
-        )
+        # who never knew keeps the others from coming back
+        reason = silent or self._name_lost(ranks)
+        back = _time_loss([rank.recovered_ns for rank in ranks], reason, findings, verified)
         return [known, back]
 
     def _describe_rank(self, rank: int, report: Any, killed: int) -> RankLoss:
