@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from collbench.core.backend_info import BackendInfo, backend_info, list_infos
+from collbench.core.backend_info import backend_info, list_infos
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.rows import LOSS_TABLE, TABLE
 from collbench.records.types import Record
@@ -27,7 +27,7 @@ OWN = (
 )
 
 
-def is_torch_library(name: str, info: BackendInfo) -> bool:
+def is_torch_library(name: str) -> bool:
     """Whether torch.distributed opens this backend by its name."""
     return name in ("gloo", "nccl", "ucc", "xccl") or name not in list_infos()
 
@@ -38,7 +38,7 @@ def _refuse(case: Case) -> str:
         return f"{case.backend} predicts times and makes no communicator"
     if case.algorithm != "native":
         return "a life calls the library's own collectives: leave --algo out"
-    if case.backend != "mpi" and not is_torch_library(case.backend, info):
+    if case.backend != "mpi" and not is_torch_library(case.backend):
         return OWN.format(name=case.backend)
     return ""
 
