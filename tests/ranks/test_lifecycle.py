@@ -86,7 +86,9 @@ def test_ab_finds_an_init_that_50_ms_make_longer(cli: Cli, tmp_path: Path) -> No
         "json",
         timeout=900,
     )
-    verdicts = {row["collective"]: row["verdict"] for row in json.loads(done.stdout)["rows"]}
+    verdicts = {
+        row["case"]["collective"]: row["verdict"] for row in json.loads(done.stdout)["rows"]
+    }
     assert verdicts[rows.INIT] == "REGRESSED", done.stdout
     assert done.returncode == Exit.BAD
 
