@@ -53,6 +53,7 @@ HOME = {  # where alone each package of others may be imported
         "features.order.probing",
         "features.order.proving",
         "features.order.trial",
+        "features.lifecycle.torch_life",
     },
     "triton": {"run"},
     "mpi4py": {"run"},

@@ -62,8 +62,10 @@ def fake_gpus(backends: Collection[str]) -> list[str]:
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
+    from collbench.core.paths import find_path
     from collbench.machine import cpus
     from collbench.records import limits
+    from collbench.records.path_proof import judge_paths
     from collbench.run import plan, session
     from collbench.run.launch import join
     from collbench.run.order import plan_rows, prepare_order, refuse_nothing
@@ -72,9 +74,12 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     from collbench.show.views import plan_table
 
     if not dry_run:
-        if not any(threshold.min_busbw for threshold in order.suite.thresholds):
+        has_limits = any(threshold.min_busbw for threshold in order.suite.thresholds)
+        has_paths = any(find_path(env) for env in order.suite.values("envs"))
+        if not has_limits and not has_paths:
             return session.execute_order(order, reporter)
         limit_results: list[limits.Held] = []
+        path_codes: list[Exit] = []
 
         class Judging(Gathered):
             def end(self, end: End, path: Path | None) -> None:
@@ -83,9 +88,13 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
                 for result in limit_results:
                     if result.answer != "met":
                         print_message(limits.describe_held(result))
+                code, sentence = judge_paths(self.file.records)
+                path_codes.append(code)
+                if sentence:
+                    print_message(sentence)
 
         code = session.execute_order(order, lambda: Several(reporter(), Judging()))
-        return code or limits.find_limits_exit(limit_results)
+        return code or limits.find_limits_exit(limit_results) or max(path_codes, default=Exit.OK)
     member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:
         prepared = prepare_order(order)

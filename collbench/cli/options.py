@@ -3,6 +3,7 @@ errors that name the option."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,10 @@ from collbench.core import groups, splits
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, find_collective
 from collbench.core.errors import UsageError
+from collbench.core.paths import NAMES as PATHS
+from collbench.core.paths import VARIABLE, expand_path, needs_nic, strip_preset
 from collbench.core.text import print_message
+from collbench.machine.routes import find_default_interface
 from collbench.records.types import End
 from collbench.run import refusal
 from collbench.run.launch import join
@@ -73,6 +77,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         "groups": choose_groups(values["groups"], launcher, source),
     }
     axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, source)
+    axes = add_paths(axes, values["paths"])
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
@@ -94,6 +99,28 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
 
 
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
+
+
+def add_paths(axes: Axes, paths: Sequence[str]) -> Axes:
+    """The sweep with the settings of each path in place of each setting. Raises UsageError where
+    both decide the same."""
+    if not paths:
+        return axes
+    nic = find_default_interface()
+    if not nic and (name := next((n for n in paths if needs_nic(n, axes.backends)), "")):
+        raise UsageError(
+            f"--path {name}: this host has no default route, so no card to name",
+            "set the interface by --env (GLOO_SOCKET_IFNAME=eth0)",
+        )
+    presets = [expand_path(name, axes.backends, nic) for name in paths]
+    for env, preset in itertools.product(axes.envs, presets):
+        if both := sorted({name for name, _ in env} & {name for name, _ in preset}):
+            raise UsageError(
+                f"--env {both[0]} and --path {dict(preset)[VARIABLE]} decide the same",
+                "leave one of them out",
+            )
+    envs = tuple(env + preset for env in axes.envs for preset in presets)
+    return msgspec.structs.replace(axes, envs=envs)
 
 
 def _select_fields(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
@@ -298,6 +325,7 @@ def change_suite(
     source: PlaceSource | None = None,
     inject: str = "",
     launches: int | None = None,
+    path: str = "",
 ) -> Suite:
     """A suite with what the command line says in place of it, and filled in where it says nothing
     itself."""
@@ -324,7 +352,11 @@ def change_suite(
         grammar.parse_duration(max_time, "--max-time") if max_time else suite.policy.max_seconds
     )
     replace = msgspec.structs.replace
-    settle = partial(_settle_axes, launcher=launcher, source=source)
+    paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
+
+    def settle(axes: Axes) -> Axes:
+        return add_paths(_settle_axes(axes, launcher, source), paths)
+
     changed = replace(
         suite,
         policy=replace(suite.policy, max_seconds=seconds, inject=inject),
@@ -447,7 +479,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     """Notes options that change nothing of this suite, which is that of the collective ``row``
     alone if that is given."""
     axes, swept = suite.axes, suite.values("backends")
-    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
+    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in strip_preset(env))
     ineffective = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
     if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         ineffective["--share-gpu"] = " or ".join(swept)

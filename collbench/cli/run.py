@@ -81,6 +81,7 @@ class RunOptions:
     placement: Annotated[str, make_option("placement")] = ""
     hosts: Hosts = ""
     ssh: Ssh = ""
+    path: Annotated[str, make_option("paths")] = ""
     resume: Annotated[
         str,
         Option(
@@ -109,7 +110,7 @@ class RunOptions:
     def has_changes(self) -> bool:
         """Whether an option other than --backend changes suites, or where their runs go."""
         saving = self.saving
-        overrides = (self.ranks, self.max_seconds, self.launches, self.only)
+        overrides = (self.ranks, self.max_seconds, self.launches, self.only, self.path)
         places = (saving.output, saving.tag, not saving.save)
         return any((*overrides, self.budget, self.inject, *places))
 
@@ -150,6 +151,7 @@ def run(options: RunOptions) -> None:
         source=source,
         inject=options.inject,
         launches=options.launches,
+        path=options.path,
     )
     suites = [changed(toml.load_suite(name)) for name in options.suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, source=source)

@@ -366,12 +366,14 @@ def make_subject_row(name: str, meaning: str, moves_data: bool = True) -> Collec
 
 class RowTable(NamedTuple):
     """The rows of one kind of case, by the names that stand in ``Case.collective``. ``together``:
-    one job measures all of them, in turns, each a case. ``noun`` is what a report counts."""
+    one job measures all of them, in turns, each a case. ``noun`` is what a report counts.
+    ``once``: a launch has one sample of a case, as that can happen but once in a process."""
 
     kind: str
     rows: Mapping[str, Collective]
     together: bool = False
     noun: str = "case"
+    once: bool = False
 
     def find_row(self, name: str) -> Collective:
         """The row of this name; one that knows nothing of its data where there is none."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from collbench.core.paths import strip_preset
+
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -75,8 +77,8 @@ def format_bandwidth(value: float | None) -> str:
 
 
 def format_settings(env: Iterable[tuple[str, str]]) -> str:
-    """Environment variables as a shell takes them: A=1 B=2."""
-    return " ".join(f"{name}={value}" for name, value in env)
+    """Environment variables as a shell takes them: A=1 B=2; of a path's preset its name."""
+    return " ".join(f"{name}={value}" for name, value in strip_preset(env))
 
 
 def plain_line(text: str) -> str:

@@ -11,6 +11,7 @@ NAMES = (
     "backends",
     "p2p",
     "forms",
+    "lifecycle",
     "predict",
     "study",
     "interop",

@@ -16,6 +16,7 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
 from collbench.records.choice import is_unlike_sums, without_effect
 from collbench.records.origins import ORIGINS
+from collbench.records.path_proof import prove_path
 from collbench.records.types import Record, World
 
 Effect = Literal["", "ungates", "excludes"]
@@ -259,6 +260,23 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         letter="E",
     ),
     Flag(
+        "off-path",
+        lambda inputs: prove_path(inputs.record).state == "broken",
+        is_always,
+        "data did not go the path that --path leaves; the record's note says which way it went",
+        "collbench help paths says what each library needs for it",
+        effect="ungates",
+        letter="P",
+    ),
+    Flag(
+        "path-unproved",
+        lambda inputs: prove_path(inputs.record).state == "unknown",
+        is_always,
+        "nothing shows whether data went the path that --path leaves",
+        "larger sizes are counted; NCCL says it in its log (NCCL_DEBUG)",
+        letter="Q",
+    ),
+    Flag(
         "order-unlike-log",
         lambda inputs: is_unlike_sums(inputs.record.chose),
         is_always,
@@ -279,7 +297,9 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
     Flag(
         "n<6",
         lambda inputs: (
-            len(inputs.record.times_ns) < FEWEST_SAMPLES and inputs.record.status == "ok"
+            len(inputs.record.times_ns) < FEWEST_SAMPLES
+            and inputs.record.status == "ok"
+            and not inputs.record.case.table.once
         ),
         is_always,
         "fewer than 6 samples: too few for an interval",

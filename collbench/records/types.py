@@ -184,6 +184,8 @@ class Sent(
     idle_ns: Whole
     bytes: dict[str, Whole] = {}
     idle: dict[str, Whole] = {}
+    loopback: Whole = 0  # of "tcp", what left by loopback; the same without calls
+    idle_loopback: Whole = 0
 
 
 class Calibration(

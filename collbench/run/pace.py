@@ -292,7 +292,8 @@ class BudgetPace(Pace):
         job, parts = self._out.pop(record.case, None), [record, *self._parts]
         self._parts.clear()
         if job is not None and record.status == "ok":
-            times = np.sum([part.times_ns for part in parts], axis=0) / 1e9
+            timed = [part.times_ns for part in parts if part.times_ns]  # one may be left out
+            times = np.sum(timed, axis=0) / 1e9
             call = float(np.median(times))
             cost = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._costs[record.case.key] = cost

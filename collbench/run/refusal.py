@@ -17,6 +17,7 @@ from collbench.core.backend_info import (
 from collbench.core.backend_sources import list_imports
 from collbench.core.errors import UsageError
 from collbench.core.groups import count_placed_ranks
+from collbench.core.paths import refuse_path
 from collbench.core.text import suggest_name
 from collbench.machine import environment
 from collbench.suite.backgrounds import background_case
@@ -126,6 +127,10 @@ def _refuse_blocking(case: Case, info: BackendInfo, policy: Policy, machine: Pla
     return ""
 
 
+def _refuse_path(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
+    return refuse_path(case.env, case.backend)
+
+
 def _refuse_launcher(case: Case, info: BackendInfo, policy: Policy, machine: Place) -> str:
     if machine.launcher and info.launch == "mpirun":
         return f"{case.backend} needs ranks that mpirun has started, not {machine.launcher}"
@@ -152,6 +157,7 @@ Rule = Callable[[Case, BackendInfo, Policy, Place], str]
 RULES: tuple[Rule, ...] = (  # in the order in which they are asked
     _refuse_launcher,
     _refuse_anywhere,
+    _refuse_path,
     _refuse_virtual_ranks,
     _refuse_registration,
     _refuse_groups,

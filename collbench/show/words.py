@@ -20,6 +20,7 @@ from collbench.core.text import (
 from collbench.records.derive import Derived
 from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.path_proof import prove_path
 from collbench.records.time_summary import TimeSummary
 from collbench.records.traffic import is_silent
 from collbench.records.types import Record, Run, World
@@ -333,7 +334,9 @@ def count_notes(outcomes: Iterable[Outcome]) -> list[str]:
 def notes_of(record: Record) -> list[str]:
     """Notes of a case that went well; none of an imported one, whose notes are the importer's."""
     good = record.status == "ok" and record.told is None
-    return plain_line(record.note).split("; ") if good and record.note else []
+    path = [plain_line(prove_path(record).sentence)] if good else []
+    notes = plain_line(record.note).split("; ") if good and record.note else []
+    return [*notes, *filter(None, path)]
 
 
 def count_reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from collbench.core.dtypes import DTYPES, OPS
+from collbench.core.paths import NAMES as PATHS
 
 Kind = Literal[
     "whole",  # a whole number
@@ -207,6 +208,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
         "--env", "NAME=V1,V2: one world of ranks per value. May be repeated."
+    ),
+    Field("command", "paths", "choice", default=(), many=True, choices=PATHS).option(
+        "--path",
+        (
+            "Leave data one path between ranks, and prove that it went there: nvlink-only,"
+            " nic-only, loopback-nic or shm-off; a list. `collbench help paths` has what is set."
+        ),
     ),
     Field("axes", "align", "size", default=1).option(
         "--align", "Round each rank's block down to a multiple of this (nccl-tests: 16).", text="1"

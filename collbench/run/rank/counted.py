@@ -58,10 +58,18 @@ def count_once(
 ) -> Sent:
     """The bytes that left all hosts in so many calls of all ranks, and in as long a time
     without."""
-    ns, sent = _count_during(control, watch, lambda: [call() for _ in range(calls)])
+    ns, sent, loopback = _count_during(control, watch, lambda: [call() for _ in range(calls)])
     pause = min(ns * 1e-9, LONGEST)
-    idle_ns, idle = _count_during(control, watch, partial(time.sleep, pause))
-    return Sent(calls=calls, ns=ns, idle_ns=idle_ns, bytes=sent, idle=idle)
+    idle_ns, idle, idle_loopback = _count_during(control, watch, partial(time.sleep, pause))
+    return Sent(
+        calls=calls,
+        ns=ns,
+        idle_ns=idle_ns,
+        bytes=sent,
+        idle=idle,
+        loopback=loopback,
+        idle_loopback=idle_loopback,
+    )
 
 
 def _choose_calls(case: Case) -> int:
@@ -75,9 +83,9 @@ def _choose_calls(case: Case) -> int:
 
 def _count_during(
     control: Control, watch: Watch | None, action: Callable[[], object]
-) -> tuple[int, dict[str, int]]:
-    """How long it took the slowest rank, and the bytes that left all hosts, by what counted
-    them."""
+) -> tuple[int, dict[str, int], int]:
+    """How long it took the slowest rank, the bytes that left all hosts, by what counted them, and
+    those that loopback counted."""
     control.barrier()
     before = _read_counters(watch)
     control.barrier()
@@ -96,7 +104,9 @@ def _count_during(
     for name, by in once.items():
         kind = name.partition(" ")[0]
         sums[kind] = sums.get(kind, 0) + by
-    return max(took for took, _ in everyone), {k: by for k, by in sums.items() if by > 0}
+    loopback = sum(by for name, by in once.items() if _is_loopback(name))
+    slowest = max(took for took, _ in everyone)
+    return slowest, {k: by for k, by in sums.items() if by > 0}, max(0, loopback)
 
 
 def _read_counters(watch: Watch | None) -> Counters:
@@ -126,6 +136,11 @@ def read_ports(root: Path) -> Counters:
     files = (root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")
     counters = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.read_integer(path) for path in files}
     return {name: WORD * count for name, count in counters.items() if count is not None}
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether a counter is that of a network's loopback interface."""
+    return name.startswith("tcp ") and name.endswith(" lo")
 
 
 def _ask_carries(name: str, root: Path) -> bool:

@@ -107,6 +107,7 @@ class MeasuredCase(NamedTuple):
     operations: Sequence[list[Operation]] = ()  # of a step, by rank
     background: Background | None = None
     note: str = ""
+    findings: dict[str, Any] = {}  # what a feature's kind found besides
 
 
 class FoundCase(NamedTuple):
@@ -207,6 +208,7 @@ def _record_times(case: Case, outcome: MeasuredCase) -> Record:
         calibration=outcome.calibration,
         operations=list(outcome.operations),
         background=outcome.background,
+        findings=outcome.findings,
     )
 
 

@@ -70,6 +70,7 @@ class AbOptions:
         float | None,
         make_option("timeout", "Seconds without progress: hung."),
     ] = None
+    path: Annotated[str, make_option("paths")] = ""
     imports: Imports = ""
     launcher: Launcher = "auto"
     hosts: Hosts = ""
@@ -178,6 +179,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
         toml.load_suite(options.suite),
         ngpus=options.ranks,
         max_time=options.max_seconds,
+        path=options.path,
         launcher=options.launcher,
         source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
     )

@@ -1,0 +1,22 @@
+"""The life of a communicator: made, called, divided, destroyed; and what becomes of one whose rank
+is killed."""
+
+from collbench.core.feature import Command, Entry, Feature
+
+KIND = "lifecycle"
+LOSS_KIND = "lifecycle_loss"
+FEATURE = Feature(
+    name="lifecycle",
+    commands=(
+        Command(
+            "lifecycle",
+            "command:lifecycle",
+            "Measure what a communicator costs to make, call first, divide, destroy and lose.",
+            starts_ranks=True,
+        ),
+    ),
+    sections=(Entry("lifecycle", "view:make_section", after="skips"),),
+    row_tables=(Entry(KIND, "rows:TABLE"), Entry(LOSS_KIND, "rows:LOSS_TABLE")),
+    measurables=(Entry(KIND, "measurable:LIVES"), Entry(LOSS_KIND, "measurable:LOSSES")),
+    runners=(Entry(KIND, "runner:RUNNER"), Entry(LOSS_KIND, "runner:LOSS_RUNNER")),
+)

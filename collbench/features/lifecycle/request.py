@@ -1,0 +1,72 @@
+"""What is asked of a communicator's life, and of a rank's being killed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.text import format_count, format_size
+from collbench.features.lifecycle import KIND, LOSS_KIND
+from collbench.suite.case import Ranks
+
+CALLED = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+)  # collectives that a life can call
+WAYS = ("rebuild", "told", "shrink")
+DEFAULT_CALLS, DEFAULT_LIMIT, WINDOW = 20, 30.0, 2.0
+SILENT = "silence"  # with which the reason of a failure begins that must not pass unseen
+
+CalledCollective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+Way = Literal["rebuild", "told", "shrink"]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+Bytes = Annotated[int, Meta(ge=4, le=1 << 30)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND):
+    """The life of a communicator of ``world`` ranks: its first call and ``calls`` more of a
+    collective, ``groups`` further groups, its end. A rank that has not ended after ``limit``
+    seconds hangs. A suite's subject."""
+
+    world: Ranks
+    groups: Count = 1
+    collective: CalledCollective = "all_reduce"
+    nbytes: Bytes = 1 << 20
+    calls: Count = DEFAULT_CALLS
+    limit: Seconds = DEFAULT_LIMIT
+
+    @property
+    def title(self) -> str:
+        """What it is about, in words."""
+        return (
+            f"life with {format_count(self.groups, 'new group')}, {self.collective} of"
+            f" {format_size(self.nbytes)}, {format_count(self.calls, 'call')}"
+        )
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=LOSS_KIND):
+    """The loss of rank ``victim`` of ``world``: it is killed ``at`` so many seconds after all
+    have loaded their library, at random within WINDOW where that is negative. The others come back
+    by ``way``, within ``limit`` seconds. A suite's subject."""
+
+    world: Ranks
+    victim: Annotated[int, Meta(ge=0)] = 0
+    at: Annotated[float, Meta(ge=-1, le=3600)] = -1.0
+    way: Way = "rebuild"
+    nbytes: Bytes = 1 << 20
+    limit: Seconds = DEFAULT_LIMIT
+
+    @property
+    def title(self) -> str:
+        """What it is about, in words."""
+        moment = "at random" if self.at < 0 else f"after {self.at:g} s"
+        return (
+            f"rank {self.victim} killed {moment}, {self.way}, all_reduce of"
+            f" {format_size(self.nbytes)}"
+        )

@@ -1,0 +1,263 @@
+"""The processes of a life as the rank that started them sees them: their events, their memory,
+their end. A rank starts the one process that lives in its place; under MPI rank 0 starts mpirun,
+which starts all."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from collbench.core.errors import CannotRun
+from collbench.features.lifecycle.instructions import Event, Instructions
+from collbench.run.launch import mpirun
+from collbench.run.launch.children import bound_command, module_command
+
+CHILD = "collbench.features.lifecycle.child"
+NURSERY = "collbench.features.lifecycle.nursery"
+STARTING = 180.0  # seconds that a process may take to load its library
+LOOK = 0.005  # seconds between two looks at what processes have written
+LAUNCHED = ("PMIX_", "PMI_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")
+KEPT = ("OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")  # of which a user's settings stay
+
+
+def name_nursery(pid: int) -> str:
+    """The abstract address of the nursery of a rank's process."""
+    return f"\0collbench-nursery-{os.getuid()}-{pid}"
+
+
+class Process(Protocol):
+    """What is done with a process: subprocess.Popen, or Forked."""
+
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def terminate(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Forked:
+    """A process that a nursery has forked, whose end is seen by its descriptor; with which status
+    it ended, nobody is told."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = -1
+        with suppress(ProcessLookupError):
+            self._fd = os.pidfd_open(pid)
+
+    def _has_ended(self, seconds: float | None) -> bool:
+        if self._fd < 0:
+            return True
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return False
+        os.close(self._fd)
+        self._fd = -1
+        return True
+
+    def poll(self) -> int | None:
+        """0 once it has ended."""
+        return 0 if self._has_ended(0.0) else None
+
+    def kill(self) -> None:
+        """Kill it, if it is there."""
+        with suppress(ProcessLookupError):
+            if self._fd >= 0:
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    terminate = kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended. Raises TimeoutExpired."""
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return 0
+
+
+class Watched:
+    """A process that was started, and the diaries of ``ranks`` that it makes."""
+
+    def __init__(self, process: Process, folder: Path, ranks: list[int]) -> None:
+        self.process, self._folder, self.ranks = process, folder, ranks
+        self.events: dict[int, list[Event]] = {rank: [] for rank in ranks}
+        self._read = dict.fromkeys(ranks, 0)
+        self._errors = ""
+
+    def look(self) -> None:
+        """Read what was written since the last look."""
+        for rank in self.ranks:
+            with suppress(FileNotFoundError), (self._folder / f"{rank}.jsonl").open("rb") as file:
+                file.seek(self._read[rank])
+                lines, end, _ = file.read().rpartition(b"\n")
+                self._read[rank] += len(lines + end)
+                decoded = [msgspec.json.decode(line, type=Event) for line in lines.splitlines()]
+                self.events[rank] += decoded
+
+    def find(self, rank: int, name: str) -> Event | None:
+        """A rank's first event of this name, if it has come to it."""
+        return next((event for event in self.events[rank] if event.name == name), None)
+
+    def find_phase(self, rank: int, phase: str) -> Event | None:
+        """A rank's event of a phase that has ended."""
+        return next((e for e in self.events[rank] if e.name == "phase" and e.phase == phase), None)
+
+    def last_phase(self, rank: int) -> str:
+        """What a rank was doing when it last said so."""
+        begun = [event.phase for event in self.events[rank] if event.name == "at"]
+        return begun[-1].replace("_", " ") if begun else "starting"
+
+    def last_complaint(self) -> str:
+        """The last line that the processes have written for people."""
+        with suppress(FileNotFoundError):
+            self._errors = (self._folder / "errors").read_text(errors="replace")
+        lines = self._errors.strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, which is then known of it."""
+        return self.process.poll() is not None
+
+    def kill(self) -> int:
+        """Kill the process; the moment."""
+        at = time.monotonic_ns()
+        self.process.kill()
+        return at
+
+    def close(self) -> None:
+        """End what is left of it."""
+        if not self.ended:
+            self.process.terminate() if len(self.ranks) > 1 else self.process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+        if not self.ended:
+            self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def watch_life(given: Instructions) -> Iterator[tuple[Watched, int]]:
+    """The process that lives as it is told, in a private folder, and the moment just before it was
+    started. It is ended with the block."""
+    under_mpi = given.backend == "mpi"
+    with tempfile.TemporaryDirectory(prefix="collbench-life-") as name:
+        folder = Path(name)
+        rank = -1 if under_mpi else given.rank
+        parent = 0 if under_mpi else os.getpid()
+        given = msgspec.structs.replace(given, folder=name, rank=rank, parent=parent)
+        command = module_command(sys.executable, CHILD, msgspec.json.encode(given).decode())
+        environment = dict(os.environ)
+        if under_mpi:
+            command, environment = _launch_by_mpirun(given.world, command, environment, folder)
+        with (folder / "errors").open("wb") as errors:
+            began = time.monotonic_ns()
+            process = _start(command, environment, errors, on_all_cores=under_mpi)
+        watched = Watched(process, folder, [*range(given.world)] if under_mpi else [rank])
+        try:
+            yield watched, began
+        finally:
+            watched.close()
+
+
+def open_nursery(beat: Callable[[], object]) -> None:
+    """Have this rank's nursery ready. Raises CannotRun where it cannot be started."""
+    _connect_nursery(beat).close()
+
+
+@contextmanager
+def watch_fork(given: Instructions, beat: Callable[[], object]) -> Iterator[Watched]:
+    """A process that this rank's nursery forks to live as it is told; ended with the block. Raises
+    CannotRun where there is none."""
+    with tempfile.TemporaryDirectory(prefix="collbench-life-") as name:
+        given = msgspec.structs.replace(given, folder=name)
+        with _connect_nursery(beat) as nursery:
+            nursery.send(msgspec.json.encode(given))
+            pid = int(nursery.recv(64) or b"0")
+        if not pid:
+            raise CannotRun("the process that forks lives has ended", "try again")
+        watched = Watched(Forked(pid), Path(name), [given.rank])
+        try:
+            yield watched
+        finally:
+            watched.close()
+
+
+def _connect_nursery(beat: Callable[[], object]) -> socket.socket:
+    """A connection to this rank's nursery, which is started where there is none. Raises
+    CannotRun."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    address = name_nursery(os.getpid())
+    try:
+        connection.connect(address)
+        return connection
+    except ConnectionRefusedError:
+        command = module_command(sys.executable, NURSERY, str(os.getpid()))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def is_loading() -> bool:
+        with suppress(ConnectionRefusedError):
+            connection.connect(address)
+            return False
+        return process.poll() is None
+
+    if not wait_while(is_loading, STARTING, beat) or process.poll() is not None:
+        connection.close()
+        process.kill()
+        raise CannotRun("no process that forks lives could be started", "try it with --debug")
+    return connection
+
+
+def _start(
+    command: list[str], environment: Mapping[str, str], errors: Any, on_all_cores: bool
+) -> subprocess.Popen[bytes]:
+    """The process, on this rank's cores or on all that there are."""
+    cores = os.sched_getaffinity(0)
+    try:
+        if on_all_cores:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _launch_by_mpirun(
+    ranks: int, command: list[str], environment: Mapping[str, str], folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """The command and environment that start ``ranks`` of a command by mpirun, from within a rank
+    that mpirun has started: what that one was told of itself is left out."""
+    program = mpirun.find_mpirun()
+    clean = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(LAUNCHED) or name.startswith(KEPT)
+    }
+    clean |= mpirun.SETTINGS | (mpirun.AS_ROOT if os.getuid() == 0 else {})
+    clean |= {
+        "PATH": mpirun.put_folder_first(program, clean.get("PATH", os.defpath)),
+        "TMPDIR": str(folder),
+    }
+    launched = [program, "-n", str(ranks), *command]
+    return bound_command(sys.executable, signal.SIGTERM, os.getpid(), *launched), clean
+
+
+def wait_while(is_open: Callable[[], bool], seconds: float, beat: Callable[[], object]) -> bool:
+    """Wait as long as something is open, at most so long, and show that this rank is alive;
+    whether it has closed."""
+    end = time.monotonic() + seconds
+    while is_open():
+        if time.monotonic() > end:
+            return False
+        beat()
+        time.sleep(LOOK)
+    return True

@@ -1,0 +1,22 @@
+"""Where this host's packets go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collbench.machine import sysfs
+
+IPV4, IPV6 = "proc/net/route", "proc/net/ipv6_route"
+
+
+def find_default_interface(root: Path = sysfs.ROOT) -> str:
+    """The interface that the default route goes by; empty where there is none."""
+    for line in (sysfs.read_text(root / IPV4) or "").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 7 and words[1] == words[7] == "00000000":
+            return words[0]
+    for line in (sysfs.read_text(root / IPV6) or "").splitlines():
+        words = line.split()
+        if len(words) == 10 and set(words[0]) == {"0"} and words[1] == "00" and words[9] != "lo":
+            return words[9]
+    return ""

@@ -1,0 +1,37 @@
+"""The interface of the default route, by the kernel's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench.machine.routes import find_default_interface
+
+HEAD = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+NEAR = "eth1\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+DEFAULT = "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+ZERO = "0" * 32
+LOST = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo\n"
+SIX = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000003     ens3\n"
+
+
+@pytest.mark.parametrize(
+    ("four", "six", "name"),
+    [
+        (HEAD + NEAR + DEFAULT, "", "eth0"),
+        (HEAD + NEAR, LOST + SIX, "ens3"),
+        (HEAD + NEAR, LOST, ""),
+        ("", "", ""),
+        ("garbage\nmore", "\x00", ""),
+    ],
+)
+def test_the_default_route_is_found(tmp_path: Path, four: str, six: str, name: str) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/route").write_text(four)
+    (tmp_path / "proc/net/ipv6_route").write_text(six)
+    assert find_default_interface(tmp_path) == name
+
+
+def test_a_host_without_tables_has_none(tmp_path: Path) -> None:
+    assert find_default_interface(tmp_path) == ""

@@ -1,0 +1,67 @@
+"""Presets of paths on real ranks: bytes on loopback are counted, and a path that was not taken is
+seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from collbench.core.errors import Exit
+
+pytestmark = pytest.mark.slow
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+HAS_MPI = importlib.util.find_spec("mpi4py") is not None
+needs_mpi = pytest.mark.skipif(not HAS_MPI, reason="no mpi4py here: pip install 'collbench[mpi]'")
+SWEEP = ("all_reduce", "-g", "2", "--sizes", "1M", "--place", "in", "--max-time", "0.1")
+
+
+def flags_of(done: subprocess.CompletedProcess[str]) -> set[str]:
+    (row,) = json.loads(done.stdout)["records"]
+    return {*row["flags"]}
+
+
+def test_gloo_on_loopback_holds(cli: Cli) -> None:
+    done = cli(*SWEEP, "--backend", "gloo", "--path", "loopback-nic", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "the path was taken in 1 of 1 case" in done.stderr
+    assert not {"off-path", "path-unproved"} & flags_of(done)
+
+
+@needs_mpi
+@pytest.mark.long
+def test_mpi_without_shared_memory_holds(cli: Cli) -> None:
+    done = cli(*SWEEP, "--backend", "mpi", "--path", "shm-off", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "the path was taken in 1 of 1 case" in done.stderr
+
+
+@needs_mpi
+@pytest.mark.long
+def test_mpi_in_shared_memory_that_was_to_be_off_is_seen(cli: Cli) -> None:
+    asked = ("--env", "COLLBENCH_PATH=shm-off")
+    done = cli(*SWEEP, "--backend", "mpi", *asked, "--format", "json")
+    assert done.returncode == Exit.BAD
+    assert "off-path" in flags_of(done)
+    assert "the rest went through memory" in done.stderr
+
+
+def test_gloo_has_no_memory_to_leave_out(cli: Cli) -> None:
+    done = cli(*SWEEP, "--backend", "gloo", "--path", "shm-off")
+    assert done.returncode == Exit.CANNOT_RUN
+    assert "there is nothing to turn off" in done.stderr
+
+
+def test_a_setting_that_the_path_decides_is_refused(cli: Cli) -> None:
+    both = ("--path", "loopback-nic", "--env", "GLOO_SOCKET_IFNAME=eth0")
+    done = cli(*SWEEP, "--backend", "gloo", *both)
+    assert done.returncode == Exit.USAGE
+    assert "--env GLOO_SOCKET_IFNAME and --path loopback-nic decide the same" in done.stderr
+
+
+def test_an_unknown_path_is_refused(cli: Cli) -> None:
+    done = cli(*SWEEP, "--path", "by-pigeon")
+    assert done.returncode == Exit.USAGE
