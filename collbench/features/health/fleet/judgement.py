@@ -35,7 +35,7 @@ import numpy as np
 
 from collbench.core.text import format_count, format_size
 from collbench.features.health.fleet.places import Racks
-from collbench.features.health.fleet.reading import NodeRun, read_runs
+from collbench.features.health.fleet.reading import Batch, NodeRun, read_runs
 from collbench.features.health.fleet.tails import Tail, fit_tail
 from collbench.machine import environment
 from collbench.records import stats
@@ -145,53 +145,75 @@ def judge_runs(
     paths: Sequence[Path], expected: Sequence[str] = (), racks: Racks | None = None
 ) -> Fleet:
     """The fleet that these files are of. ``expected`` are the nodes that were to give a run, where
-    that is known: others are not judged, and not named."""
-    by_host: dict[str, dict[str, NodeRun]] = {}
-    cases: dict[str, Case] = {}
-    facts: dict[str, Mapping[str, Any]] = {}
-    digests: dict[int, str] = {}
-    unnamed: list[NodeRun] = []
-    wanted = set(expected)
-    names = list[str]()
-    for batch in read_runs(paths):
-        cases |= {name: case for name, case in batch.cases.items() if name not in cases}
-        for run in batch.runs:
-            names.append(run.run or Path(run.path).stem)
-            if not run.host:
-                unnamed.append(run)
-                continue
-            if wanted and not {run.host, run.host.partition(".")[0]} & wanted:
-                continue
-            digest = environment.digest_facts(run.facts)
-            facts.setdefault(digest, run.facts)
-            run.facts = {}
-            by_host.setdefault(run.host, {}).setdefault(run.run, run)
-            digests[id(run)] = digest
-    runs = [run for entries in by_host.values() for run in entries.values()]
+    that is known: others are left out."""
+    return judge_batches(read_runs(paths), expected, racks)
+
+
+def judge_batches(
+    batches: Iterable[Batch], expected: Sequence[str] = (), racks: Racks | None = None
+) -> Fleet:
+    """The fleet that these runs are of."""
+    gathered = _gather_runs(batches, set(expected))
+    runs = [run for entries in gathered.by_host.values() for run in entries.values()]
     night = Counter(run.night for run in runs).most_common(1)[0][0] if runs else ""
     nodes = [
-        _make_node(host, list(entries.values()), digests, night)
-        for host, entries in by_host.items()
+        _make_node(host, list(entries.values()), gathered.digests, night)
+        for host, entries in gathered.by_host.items()
     ]
-    nodes += _list_missing(expected, by_host)
+    nodes += _list_missing(expected, gathered.by_host)
     for node in nodes:
         node.rack = racks.find_rack(node.host) if racks else ""
     nodes.sort(key=lambda node: natural_key(node.host))
-    groups, parts = _judge_groups(nodes, facts, cases)
-    injected = ", ".join(dict.fromkeys(run.injected for run in runs if run.injected))
+    groups, parts = _judge_groups(nodes, gathered.facts, gathered.cases)
     return Fleet(
         nodes=nodes,
         groups=groups,
-        cases=cases,
+        cases=gathered.cases,
         parts=parts,
-        unnamed=unnamed,
+        unnamed=gathered.unnamed,
         night=night,
-        runs=names,
+        runs=gathered.names,
         ended=max((run.ended or run.started for run in runs), default=""),
-        injected=injected,
+        injected=", ".join(dict.fromkeys(run.injected for run in runs if run.injected)),
         fake=any(run.fake for run in runs),
         checked=sum(run.checked for run in runs),
     )
+
+
+class _Gathered(NamedTuple):
+    """Runs by host and id, the digest of the facts of each by its identity, and these facts once."""
+
+    by_host: dict[str, dict[str, NodeRun]]
+    digests: dict[int, str]
+    facts: dict[str, Mapping[str, Any]]
+    cases: dict[str, Case]
+    unnamed: list[NodeRun]
+    names: list[str]
+
+
+def _gather_runs(batches: Iterable[Batch], wanted: set[str]) -> _Gathered:
+    """All runs of ``wanted`` nodes, or of all if there are none. A run given twice counts once."""
+    gathered = _Gathered({}, {}, {}, {}, [], [])
+    for batch in batches:
+        for name, case in batch.cases.items():
+            gathered.cases.setdefault(name, case)
+        for run in batch.runs:
+            if not run.host:
+                gathered.unnamed.append(run)
+                gathered.names.append(run.run or Path(run.path).stem)
+                continue
+            if wanted and not {run.host, run.host.partition(".")[0]} & wanted:
+                continue
+            entries = gathered.by_host.setdefault(run.host, {})
+            if run.run in entries:
+                continue
+            digest = environment.digest_facts(run.facts)
+            gathered.facts.setdefault(digest, run.facts)
+            gathered.digests[id(run)] = digest
+            gathered.names.append(run.run)
+            run.facts = {}  # of which thousands are equal
+            entries[run.run] = run
+    return gathered
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

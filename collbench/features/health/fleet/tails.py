@@ -27,11 +27,11 @@ CENSORED = 0.05  # share of nodes, the slowest, that are not fitted
 
 FLOOR = 0.002  # the least scatter assumed between nodes
 
-SHAPES = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0)  # degrees of freedom that are tried
+SHAPES = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0, 100.0)  # degrees of freedom that are tried
 
 LEAST_WEIGHT = 1e-6  # of a shape that is not left out
 
-PRIOR, WIDTH = 10.0, 0.4  # degrees of freedom expected, and how surely, in their logarithm
+PRIOR, WIDTH = 15.0, 0.5  # degrees of freedom expected, and how surely, in their logarithm
 
 
 class Shape(NamedTuple):
