@@ -176,23 +176,23 @@ def _make_row(
 ) -> RowMedian:
     fit: list[tuple[TimedRecord, tuple[str, ...]]] = []
     unfit: list[str] = []
-    median = math.nan
+    medians: list[float] = []
     for record in cycles:
         median, flags = _judge_record(record, worlds.get(record.world))
-        if reason := explain_unfit(
-            record.status, None if math.isnan(median) else median, flags
-        ):
+        timed = None if math.isnan(median) else median
+        if reason := explain_unfit(record.status, timed, flags):
             unfit.append(reason)
         else:
             fit.append((record, flags))
+            medians.append(median)
     if len(fit) > 1:
         times = [np.asarray(record.times_ns, float) / record.inner for record, _ in fit]
-        median = stats.median(np.concatenate(times))
+        medians = [stats.median(np.concatenate(times))]
     samples = sum(len(record.times_ns) for record, _ in fit)
     return RowMedian(
         case,
         launch,
-        median if fit else math.nan,
+        medians[0] if fit else math.nan,
         samples,
         () if fit else tuple(dict.fromkeys(unfit)),
         find_ungated(samples, [flags for _, flags in fit]),

@@ -74,12 +74,15 @@ class Scatter(NamedTuple):
         return rng.standard_t(self.heavy, size) if self.heavy else rng.normal(size=size)
 
 
+DEDICATED = Scatter()
+
+
 def draw_logs(
     rng: np.random.Generator,
     nodes: int,
     launches: int,
     cases: Sequence[Case],
-    scatter: Scatter = Scatter(),
+    scatter: Scatter = DEDICATED,
     offsets: Mapping[Case, Sequence[float]] | None = None,
 ) -> np.ndarray:
     """How far each launch's row lies from the fleet's, as logarithms: nodes, launches, cases. With

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collbench.features.health.fleet.judgement import Fleet
     from collbench.show.document import Document
 
+
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
     """The nodes that are held against each other, and their racks."""

@@ -232,9 +232,7 @@ def _list_missing(expected: Iterable[str], by_host: Mapping[str, Any]) -> list[N
     ]
 
 
-def _make_node(
-    host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], night: str
-) -> Node:
+def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], night: str) -> Node:
     """A host by all its runs: those of the night that may be judged, of the kind of machine that
     the last of them is of; where there are none, the trouble of the last."""
     runs = sorted(runs, key=lambda run: run.started)
@@ -362,9 +360,16 @@ def _test_group(
             deviations = np.nanmedian(block[has_rows], axis=1)
             tests.append(_Test(part, members, deviations, fit_tail(deviations)))
     limit = _find_limit(tests[0].tail, total)
+    modes = stats.find_modes(np.exp(tests[0].deviations))
+    group = group._replace(
+        rows=len(names),
+        limit=limit,
+        scatter=tests[0].tail.scale,
+        levels=(modes[0] - 1, modes[1] - 1) if modes else None,
+    )
     if limit > BLIND:
         return _refuse_group(
-            group._replace(limit=limit, rows=len(names)),
+            group,
             "scatter",
             f"its like scatter so much that only a node {limit:.0%} slower would stand out",
         )
@@ -375,10 +380,7 @@ def _test_group(
             for name, value in zip(names, row_values, strict=True)
             if math.isfinite(value)
         }
-    modes = stats.find_modes(np.exp(tests[0].deviations))
-    levels = (modes[0] - 1, modes[1] - 1) if modes else None
-    scatter = tests[0].tail.scale
-    return group._replace(rows=len(names), limit=limit, scatter=scatter, levels=levels), tests
+    return group, tests
 
 
 def _find_limit(tail: Tail, total: int) -> float:

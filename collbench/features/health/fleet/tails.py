@@ -27,7 +27,18 @@ CENSORED = 0.05  # share of nodes, the slowest, that are not fitted
 
 FLOOR = 0.002  # the least scatter assumed between nodes
 
-SHAPES = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0, 100.0)  # degrees of freedom that are tried
+SHAPES = (
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    7.0,
+    10.0,
+    15.0,
+    30.0,
+    100.0,
+)  # degrees of freedom that are tried
 
 LEAST_WEIGHT = 1e-6  # of a shape that is not left out
 
@@ -57,8 +68,7 @@ class Tail(NamedTuple):
         """The chance of each value, or of a slower one, in a healthy node."""
         off = values - self.center
         chances = [
-            shape.weight * special.stdtr(shape.freedom, -off / shape.scale)
-            for shape in self.shapes
+            shape.weight * special.stdtr(shape.freedom, -off / shape.scale) for shape in self.shapes
         ]
         return np.asarray(np.sum(chances, axis=0), dtype=float)
 

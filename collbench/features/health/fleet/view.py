@@ -403,9 +403,7 @@ def _map_sections(fleet: Fleet) -> list[Section]:
     return [Section(name="map", title="Racks", sentences=[], figures=[figure])]
 
 
-def _draw_marks(
-    name: str, symbol: str, colour: str, cells: Sequence[_Cell]
-) -> dict[str, Any]:
+def _draw_marks(name: str, symbol: str, colour: str, cells: Sequence[_Cell]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -421,9 +419,7 @@ def _draw_marks(
 
 def _table_sections(fleet: Fleet) -> list[Section]:
     tables = [
-        table
-        for table in (_apart_table(fleet), _racks_table(fleet), _groups_table(fleet))
-        if table
+        table for table in (_apart_table(fleet), _racks_table(fleet), _groups_table(fleet)) if table
     ]
     tables.append(_nodes_table(fleet))
     return [Section(name="nodes", title="Nodes", sentences=[], tables=tables)]
@@ -436,8 +432,7 @@ def _apart_table(fleet: Fleet) -> Table | None:
         for node in fleet.apart
     ]
     lines += [
-        Line((run.run or run.path, "", run.trouble, run.why), {}, "notice")
-        for run in fleet.unnamed
+        Line((run.run or run.path, "", run.trouble, run.why), {}, "notice") for run in fleet.unnamed
     ]
     if not lines:
         return None
