@@ -63,9 +63,11 @@ SCATTERS = {
 
 
 class Reading(NamedTuple):
-    """What a command took: seconds, the most memory in MiB, its exit code, and what it printed."""
+    """What a command took: seconds, those of CPUs, the most memory in MiB of one of its processes;
+    its exit code, and what it printed."""
 
     seconds: float
+    cpu: float
     mib: float
     exit: int
     values: Mapping[str, object]
@@ -78,8 +80,9 @@ def run_health(*args: str) -> Reading:
         "import json,resource,subprocess,sys,time\n"
         "begin=time.perf_counter()\n"
         "done=subprocess.run(sys.argv[1:],stdout=subprocess.PIPE)\n"
-        "peak=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss/1024\n"
-        "print(json.dumps([time.perf_counter()-begin,peak,done.returncode,"
+        "used=resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps([time.perf_counter()-begin,used.ru_utime+used.ru_stime,"
+        "used.ru_maxrss/1024,done.returncode,"
         "json.loads(done.stdout)]))"
     )
     done = subprocess.run(
@@ -169,7 +172,7 @@ def power_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
 
 
 def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iterator[str]:
-    """The command on files: seven planted nodes among a thousand, and how long ten thousand take."""
+    """The command on files: seven planted nodes among a thousand, and reading ten thousand."""
     small = folder / "thousand"
     small.mkdir()
     nbytes = write_fleet(small, seeds, NODES, PLANTED, 7)
@@ -200,7 +203,8 @@ def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iter
 def describe_reading(reading: Reading, runs: int, nbytes: int) -> str:
     return (
         f"{runs:,} runs ({nbytes / runs / 1024:.0f} KiB each, {nbytes / 2**30:.1f} GiB) took"
-        f" {reading.seconds:.1f} s and at most {reading.mib:.0f} MiB in a process."
+        f" {reading.seconds:.1f} s ({reading.cpu:.1f} s of CPU) and at most {reading.mib:.0f} MiB"
+        " in a process."
     )
 
 

@@ -181,7 +181,7 @@ def judge_batches(
 
 
 class _Gathered(NamedTuple):
-    """Runs by host and id, the digest of the facts of each by its identity, and these facts once."""
+    """Runs by host and id, the digest of each one's facts by its identity, and these facts once."""
 
     by_host: dict[str, dict[str, NodeRun]]
     digests: dict[int, str]
@@ -257,8 +257,15 @@ def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], n
         why="" if usable else last.why,
         wrong=sum(run.wrong for run in wrong),
         wrong_cases=[case for run in wrong for case in run.wrong_cases],
-        values={name: math.log(stats.median(np.exp(values))) for name, values in logs.items()},
+        values={name: _median_log(values) for name, values in logs.items()},
     )
+
+
+def _median_log(logs: list[float]) -> float:
+    """The logarithm of the median of values whose logarithms these are."""
+    logs.sort()
+    low, high = logs[(len(logs) - 1) // 2], logs[len(logs) // 2]
+    return low if low == high else math.log((math.exp(low) + math.exp(high)) / 2)
 
 
 def list_parts(cases: Mapping[str, Case]) -> dict[str, list[str]]:

@@ -163,28 +163,27 @@ def _device_name(device: str) -> str:
 def _find_trouble(file: RunMedians, hosts: Sequence[str], usable: int) -> tuple[str, str]:
     """Why a run's times may not be judged: a word and a sentence, both empty where they may."""
     name, records = file.run.id, file.records
+    failed = [record for record in records if record.status == "failed"]
+    code = file.end.exit if file.end else Exit.OK
+    trouble, why = "", ""
     if len(hosts) != 1:
         which = format_count(len(hosts), "host") if hosts else "no host that it names"
-        return "not of one node", f"{name} is of {which}"
-    if any(
-        origin.effect == "apart" and origin.holds(record, None)  # type: ignore[arg-type]
-        for origin in ORIGINS.values()
-        for record in records[:1]
-    ):
-        return "not measured", f"{name} was predicted by a model"
-    if file.end is None:
-        return "unfinished", f"{name} was cut short: its file has no end"
-    failed = [record for record in records if record.status == "failed"]
-    if failed:
+        trouble, why = "not of one node", f"{name} is of {which}"
+    elif any(record.status == "predicted" for record in records):
+        trouble, why = "not measured", f"{name} was predicted by a model"
+    elif file.end is None:
+        trouble, why = "unfinished", f"{name} was cut short: its file has no end"
+    elif failed:
         first = f"{failed[0].case.collective}: {failed[0].note}"
-        return "unfinished", f"{format_count(len(failed), 'case')} failed in {name}; {first}"
-    if file.end.exit not in (Exit.OK, Exit.WRONG_DATA):
-        return "unfinished", f"{name} ended with {file.end.exit}: {file.end.note}"
-    if described := busy.describe_run_load(file.run, records, file.end):  # type: ignore[arg-type]
-        return "disturbed", described
-    if 2 * usable < len(file.rows) or not usable:
-        return _explain_unusable(file)
-    return "", ""
+        trouble = "unfinished"
+        why = f"{format_count(len(failed), 'case')} failed in {name}; {first}"
+    elif code not in (Exit.OK, Exit.WRONG_DATA):
+        trouble, why = "unfinished", f"{name} ended with {code}: {file.end.note}"
+    elif described := busy.describe_run_load(file.run, records, file.end):
+        trouble, why = "disturbed", described
+    elif 2 * usable < len(file.rows) or not usable:
+        trouble, why = _explain_unusable(file)
+    return trouble, why
 
 
 def _explain_unusable(file: RunMedians) -> tuple[str, str]:
