@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,9 +38,11 @@ from fleets import (
 )
 
 from collbench.features.health.fleet.judgement import Fleet, judge_batches
+from collbench.records.types import Record
 
 PLANTED = {13: 0.05, 111: 0.06, 222: 0.08, 377: 0.10, 505: 0.12, 701: 0.15, 940: 0.20}
 NODES, LAUNCHES = 1000, 3
+BLOCKS = 40  # launches that the runs which are only read are drawn from
 RACK = r"^(r\d+)"
 SUITE = """description = "A node of a fleet."
 tags = ["health"]
@@ -113,6 +116,30 @@ def write_fleet(
     return total
 
 
+def write_many(folder: Path, seeds: Seeds, nodes: int, seed: int) -> int:
+    """A folder of runs to read; the bytes of all. Their launches are drawn from BLOCKS of each, so
+    that ten thousand are written in a minute."""
+    rng = np.random.default_rng(seed)
+    cases = list(seeds.records)
+    logs = draw_logs(rng, BLOCKS, LAUNCHES, cases, Scatter(), seeds.offsets)
+    blocks: list[list[bytes]] = [[] for _ in range(LAUNCHES)]
+    encode = msgspec.json.encode
+    for number in range(BLOCKS):
+        lines = node_lines(number, logs[number], cases, seeds=seeds, rng=rng, environment={})
+        records = [line for line in lines if isinstance(line, Record)]
+        for launch in range(LAUNCHES):
+            own = [encode(record) for record in records if record.world == launch]
+            blocks[launch].append(b"\n".join(own) + b"\n")
+    total = 0
+    for number in range(nodes):
+        lines = node_lines(number, logs[0], (), seeds=seeds, rng=rng, environment={})
+        head, *worlds, end = [encode(line) + b"\n" for line in lines]
+        pairs = zip(worlds, blocks, strict=True)
+        body = b"".join(own + block[int(rng.integers(BLOCKS))] for own, block in pairs)
+        total += (folder / f"{number:05}.jsonl").write_bytes(head + body + end)
+    return total
+
+
 def judge(
     seeds: Seeds, seed: int, scatter: Scatter, nodes: int, slower: Mapping[int, float]
 ) -> Fleet:
@@ -130,9 +157,7 @@ def healthy_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for nodes in (8, 64, NODES):
         for name, scatter in SCATTERS.items():
-            number = fleets if nodes == NODES else 2 * fleets
-            if nodes == NODES and scatter.heavy:
-                number = max(1, fleets // 4)
+            number = max(1, fleets // 10) if nodes == NODES and scatter.heavy else fleets
             found = [judge(seeds, 1000 + seed, scatter, nodes, {}) for seed in range(number)]
             accused = sum(bool(fleet.odd) for fleet in found)
             limits = [fleet.groups[0].limit or 0.0 for fleet in found]
@@ -150,17 +175,16 @@ def power_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
     for nodes in (16, 64, NODES):
         slower = dict(zip(range(1, nodes, max(1, nodes // 7)), PLANTED.values(), strict=False))
         if nodes < 100:
-            number = fleets
+            number = max(1, fleets // 10)
             counts = dict.fromkeys(PLANTED.values(), 0)
             wrong = 0
             for share in counts:
-                for seed in range(number // 4):
+                for seed in range(number):
                     odd = [n.host for n in judge(seeds, seed, Scatter(), nodes, {3: share}).odd]
                     counts[share] += name_node(3) in odd
                     wrong += bool(set(odd) - {name_node(3)})
-            number //= 4
         else:
-            number = max(1, fleets // 4)
+            number = max(1, fleets // 10)
             counts, wrong = dict.fromkeys(slower.values(), 0), 0
             for seed in range(number):
                 odd = {n.host for n in judge(seeds, seed, Scatter(), nodes, slower).odd}
@@ -176,7 +200,8 @@ def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iter
     small = folder / "thousand"
     small.mkdir()
     nbytes = write_fleet(small, seeds, NODES, PLANTED, 7)
-    args = ["--rack", RACK, *(["-o", str(page)] if page else [])]
+    args = ["--rack", RACK]
+    args += ["-o", str(page), "--plotlyjs", "directory"] if page else []
     reading = run_health(str(small), *args)
     odd = [n for n in reading.values["fleet"]["nodes"] if n["state"] == "odd"]  # type: ignore[index]
     names = {name_node(number): share for number, share in PLANTED.items()}
@@ -193,7 +218,7 @@ def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iter
     if many:
         large = folder / "many"
         large.mkdir()
-        nbytes = write_fleet(large, seeds, many, {}, 8)
+        nbytes = write_many(large, seeds, many, 8)
         reading = run_health(str(large), "--rack", RACK)
         yield ""
         yield f"{describe_reading(reading, many, nbytes)} Exit {reading.exit}."

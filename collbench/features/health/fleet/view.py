@@ -336,7 +336,7 @@ def _map_sections(fleet: Fleet) -> list[Section]:
     for cell in cells:
         heat[cell.y][cell.x] = round_finite(cell.node.deviation, 4)
         text[cell.y][cell.x] = join_hover(_hover_lines(cell.node))
-    most = max([HOT, *(max(n.deviations.values()) for n in fleet.odd)])
+    most = max([HOT, *(2 * (group.limit or 0.0) for group in fleet.groups if not group.why)])
     ticks = [-most, -most / 2, 0.0, most / 2, most]
     trace = {
         "type": "heatmap",
@@ -354,7 +354,7 @@ def _map_sections(fleet: Fleet) -> list[Section]:
         "colorbar": {
             "title": {"text": "slower"},
             "tickvals": [round_finite(tick, 4) for tick in ticks],
-            "ticktext": [format_signed(tick) for tick in ticks],
+            "ticktext": [*map(format_signed, ticks[:-1]), f"{format_signed(most)} or more"],
             "thickness": 12,
             "len": 1.0,
         },
