@@ -237,8 +237,11 @@ def _list_checks(fleet: Fleet, lacking: int) -> list[Checked]:
         checks = [Checked("fleet", "no data", f"{why}; at least {FEWEST} like nodes are needed")]
     wrong = any(node.wrong_cases for node in fleet.nodes)
     compared = f"{fleet.checked:,} elements compared bit for bit"
-    seen = "found" if wrong else "passed" if fleet.checked else "no data"
-    checks.append(Checked("data", seen, compared if fleet.checked else "nothing verified yet"))
+    if wrong or not fleet.checked:
+        note = compared if fleet.checked else "nothing verified yet"
+        checks.append(Checked("data", "found" if wrong else "no data", note))
+    else:
+        checks.append(Checked("data", "passed", compared))
     complete = "; ".join(describe_apart(fleet)) or "every node has a verdict"
     checks.append(Checked("completeness", "no data" if lacking else "passed", complete))
     if fleet.groups:
