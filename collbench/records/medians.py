@@ -19,7 +19,7 @@ import numpy as np
 from collbench.core.errors import UsageError
 from collbench.machine.load import Load
 from collbench.records import derive, run_file, stats
-from collbench.records.flags import FlagInputs, find_effective_flags
+from collbench.records.flags import GRADED, FlagInputs, find_effective_flags
 from collbench.records.rows import Launch, explain_unfit, find_launches, find_ungated
 from collbench.records.types import End, Record, Run, Scheme, Status, Stop, World
 from collbench.suite.case import Case
@@ -205,21 +205,19 @@ def _judge_record(record: TimedRecord, world: World | None) -> tuple[float, tupl
     follows: the shares that they rest on are derive.py's."""
     if not record.times_ns or record.status == "failed":
         return math.nan, ()
-    times = np.asarray(record.times_ns, dtype=float) / record.inner
-    median = stats.median(times)
+    median = _find_middle(record.times_ns, record.inner)
     least = max(median, stats.TINY)
-    alone = record.sync == "none" or record.case.arrival or not record.skew_ns
     repeated = sum(record.invalid.values())
     inputs = FlagInputs(
         record=cast(Record, record),
         world=world,
-        skew=0.0 if alone else stats.median(record.skew_ns) / record.inner / least,
+        skew=_measure_skew(record, least),
         overhead=record.overhead_ns / record.inner / least,
         discarded=repeated / (repeated + len(record.times_ns)),
         late_rank=None,
         unsteady=False,
         bimodal=False,
-        is_arrival_sensitive=_is_arrival_sensitive(record, times, median),
+        is_arrival_sensitive=_is_arrival_sensitive(record, median),
         algbw=0.0,
         traffic_factor=1.0,
         imported=False,
@@ -228,12 +226,30 @@ def _judge_record(record: TimedRecord, world: World | None) -> tuple[float, tupl
     return median, find_effective_flags(inputs)
 
 
-def _is_arrival_sensitive(record: TimedRecord, times: stats.Floats, median: float) -> bool:
+def _find_middle(times_ns: list[int], inner: int) -> float:
+    """The median of samples of ``inner`` calls, a call."""
+    ordered = np.array(times_ns, dtype=float)
+    ordered.sort()
+    low, high = ordered.item((len(ordered) - 1) // 2), ordered.item(len(ordered) // 2)
+    return (low / inner + high / inner) / 2
+
+
+def _measure_skew(record: TimedRecord, least: float) -> float:
+    """The share of a call by which ranks start apart; 0 where it is too small for a flag."""
+    if record.sync == "none" or record.case.arrival or not record.skew_ns:
+        return 0.0
+    if max(record.skew_ns) <= GRADED * least * record.inner:
+        return 0.0
+    return stats.median(record.skew_ns) / record.inner / least
+
+
+def _is_arrival_sensitive(record: TimedRecord, median: float) -> bool:
     """As derive.py has it; intervals are made only where the medians are far apart."""
     if not record.control_ns or record.case.mode == "host":
         return False
     control = stats.median(record.control_ns) / (record.control_inner or record.inner)
     if max(control, median) <= derive.ARRIVAL_MATTERS * min(control, median):
         return False
+    times = np.asarray(record.times_ns, dtype=float) / record.inner
     interval = stats.median_interval(np.sort(times), stats.n_eff(times))
     return derive.derive_control(record, Middle(*interval))[1]

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,6 +153,14 @@ def judge(
     return judge_batches([plain_batch(logs, cases, slower)])
 
 
+def _judge_healthy(
+    seeds: Seeds, scatter: Scatter, nodes: int, seed: int
+) -> tuple[bool, float, bool]:
+    """Whether anybody is accused, from which deviation on, and whether nobody has a verdict."""
+    fleet = judge(seeds, seed, scatter, nodes, {})
+    return bool(fleet.odd), fleet.groups[0].limit or 0.0, not fleet.judged
+
+
 def healthy_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
     """How often anybody is accused, by how nodes scatter and how many there are."""
     yield "| nodes | scatter | fleets | with an accused node | odd from (median) | no verdict |"
@@ -158,10 +168,12 @@ def healthy_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
     for nodes in (8, 64, NODES):
         for name, scatter in SCATTERS.items():
             number = max(1, fleets // 10) if nodes == NODES and scatter.heavy else fleets
-            found = [judge(seeds, 1000 + seed, scatter, nodes, {}) for seed in range(number)]
-            accused = sum(bool(fleet.odd) for fleet in found)
-            limits = [fleet.groups[0].limit or 0.0 for fleet in found]
-            blind = sum(not fleet.judged for fleet in found)
+            work = partial(_judge_healthy, seeds, scatter, nodes)
+            with ProcessPoolExecutor(2) as pool:
+                found = list(pool.map(work, range(1000, 1000 + number), chunksize=5))
+            accused = sum(is_accused for is_accused, _, _ in found)
+            limits = [limit for _, limit, _ in found]
+            blind = sum(is_blind for _, _, is_blind in found)
             yield (
                 f"| {nodes:,} | {name} | {number} | {accused} | {np.median(limits):.1%} | {blind} |"
             )
@@ -195,7 +207,9 @@ def power_lines(seeds: Seeds, fleets: int) -> Iterator[str]:
             yield f"| {nodes:,} | {share:.0%} | {count} of {number} | {wrong} |"
 
 
-def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iterator[str]:
+def file_lines(
+    seeds: Seeds, folder: Path, many: int, page: Path | None, keep: Path | None
+) -> Iterator[str]:
     """The command on files: seven planted nodes among a thousand, and reading ten thousand."""
     small = folder / "thousand"
     small.mkdir()
@@ -216,13 +230,14 @@ def file_lines(seeds: Seeds, folder: Path, many: int, page: Path | None) -> Iter
         yield f"| {node['node']} | {names.get(node['node'], 0):.0%} | {node['deviation']:+.1%} |"
     shutil.rmtree(small)
     if many:
-        large = folder / "many"
+        large = keep or folder / "many"
         large.mkdir()
         nbytes = write_many(large, seeds, many, 8)
         reading = run_health(str(large), "--rack", RACK)
         yield ""
         yield f"{describe_reading(reading, many, nbytes)} Exit {reading.exit}."
-        shutil.rmtree(large)
+        if not keep:
+            shutil.rmtree(large)
 
 
 def describe_reading(reading: Reading, runs: int, nbytes: int) -> str:
@@ -259,7 +274,7 @@ def make_report(args: argparse.Namespace) -> list[str]:
         "",
     ]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        lines += file_lines(seeds, Path(folder), args.many, args.page)
+        lines += file_lines(seeds, Path(folder), args.many, args.page, args.keep)
     lines += ["", "## Healthy fleets", ""]
     lines += healthy_lines(seeds, args.fleets)
     lines += ["", "## Planted nodes", "", *power_lines(seeds, args.fleets)]
@@ -274,10 +289,20 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where files are made for the time being")
     parser.add_argument("--fleets", type=int, default=200)
     parser.add_argument("--many", type=int, default=10_000, help="runs to read; 0: none")
+    parser.add_argument(
+        "--keep", type=Path, help="make the many runs in this folder, and leave them"
+    )
+    parser.add_argument("--read", type=Path, help="only read the runs of this folder")
     parser.add_argument("--suite", action="store_true", help="print the suite of the seeds")
     args = parser.parse_args()
     if args.suite:
         print(SUITE, end="")
+        return
+    if args.read:
+        files = list(args.read.glob("*.jsonl"))
+        nbytes = sum(file.stat().st_size for file in files)
+        reading = run_health(str(args.read), "--rack", RACK)
+        print(f"{describe_reading(reading, len(files), nbytes)} Exit {reading.exit}.")
         return
     begin = time.perf_counter()
     text = "\n".join(make_report(args))

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from collbench.machine import environment
 from collbench.records import run_file
 from collbench.records.case_rows import MANNER
 from collbench.records.flags import INJECTED
-from collbench.records.medians import MedianReader, RowMedian, RunMedians
+from collbench.records.medians import MOST_CASES, MedianReader, RunMedians
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.show import busy
 from collbench.suite.case import Case
@@ -109,7 +110,7 @@ def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
     by_row: dict[str, list[float]] = {}
     for row in file.rows:
         if not row.unfit and not set(row.ungated) - {INJECTED}:
-            name = _name_row(row)
+            name = _name_row(row.case, row.start)
             cases.setdefault(name, row.case)
             by_row.setdefault(name, []).append(math.log(row.median))
     fit = {row.launch for row in file.rows if not row.unfit}
@@ -135,11 +136,12 @@ def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
     )
 
 
-def _name_row(row: RowMedian) -> str:
+@lru_cache(maxsize=MOST_CASES)
+def _name_row(case: Case, start: str) -> str:
     """The name by which rows of several nodes are held against each other: the case, and what its
     key leaves out of how it was timed."""
-    align = f"/align {row.case.align}" if row.case.align > 1 and row.case.row.total else ""
-    return f"{row.case.key}{align}/{row.start}"
+    align = f"/align {case.align}" if case.align > 1 and case.row.total else ""
+    return f"{case.key}{align}/{start}"
 
 
 def _list_facts(file: RunMedians) -> dict[str, Any]:
