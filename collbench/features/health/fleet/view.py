@@ -381,29 +381,34 @@ def _map_sections(fleet: Fleet) -> list[Section]:
         title="Nodes by rack" if several else "Nodes, in the order of their names",
         caption=caption,
         data=[trace, *(mark for mark in marks if mark["x"])],
-        layout={
-            "xaxis": {
-                "title": {"text": "place in the rack" if several else "place in the line"},
-                "range": [-0.5, width - 0.5],
-                "dtick": max(1, width // 8),
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "yaxis": {
-                "tickvals": list(range(len(labels))),
-                "ticktext": [escape_plotly(label) for label in labels],
-                "range": [len(labels) - 0.5, -0.5],
-                "automargin": True,
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "hovermode": "closest",
-            "showlegend": True,
-            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
-        },
+        layout=_make_layout(width, labels, several),
         height=180 + max(8, min(18, 1800 // len(labels))) * len(labels),
     )
     return [Section(name="map", title="Racks", sentences=[], figures=[figure])]
+
+
+def _make_layout(width: int, labels: Sequence[str], several: bool) -> dict[str, Any]:
+    """The map's axes: places in a line, and lines from above."""
+    return {
+        "xaxis": {
+            "title": {"text": "place in the rack" if several else "place in the line"},
+            "range": [-0.5, width - 0.5],
+            "dtick": max(1, width // 8),
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "yaxis": {
+            "tickvals": list(range(len(labels))),
+            "ticktext": [escape_plotly(label) for label in labels],
+            "range": [len(labels) - 0.5, -0.5],
+            "automargin": True,
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+    }
 
 
 def _draw_marks(name: str, symbol: str, colour: str, cells: Sequence[_Cell]) -> dict[str, Any]:
