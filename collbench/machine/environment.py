@@ -147,14 +147,14 @@ def make_fingerprint(
 ) -> str:
     """Twelve hexadecimal digits, equal where everything that decides performance of ``backends``
     is (None: of all)."""
-    return digest_facts(_select_relevant(environment, backends))
+    return digest_facts(select_relevant(environment, backends))
 
 
 def find_differences(
     a: Mapping[str, Any], b: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> list[Difference]:
     """Every fact by which the fingerprints for ``backends`` differ, in order of key paths."""
-    old, right = _select_relevant(a, backends), _select_relevant(b, backends)
+    old, right = select_relevant(a, backends), select_relevant(b, backends)
     return [
         (k, old.get(k), right.get(k)) for k in sorted({*old, *right}) if old.get(k) != right.get(k)
     ]
@@ -191,7 +191,7 @@ def host_facts(root: Path = ROOT) -> dict[str, Any]:
     """Facts by key path that hosts of one world are compared by: all that decides performance, and
     what keeps the time."""
     source = read_text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
-    return {**_select_relevant(gather_facts(None, root)), "clock_source": source}
+    return {**select_relevant(gather_facts(None, root)), "clock_source": source}
 
 
 def digest_facts(of_host: Mapping[str, Any]) -> str:
@@ -249,7 +249,7 @@ def _is_relevant(fact: str) -> bool:
     return not is_known and setting.startswith(list_settings()) and not re.search(QUIET, setting)
 
 
-def _select_relevant(
+def select_relevant(
     environment: Mapping[str, Any], backends: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Key paths and values that go into the fingerprint for ``backends``. Null equals absent; a NIC

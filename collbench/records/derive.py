@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -130,7 +130,7 @@ def _derive_timed(record: Record, world: World | None, imported: bool = False) -
     median = summary.median
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _derive_ranks(record, world)
-    control, sensitive = _derive_control(record, summary)
+    control, sensitive = derive_control(record, summary)
     algbw, counted_traffic = (
         _compute_algbw(record.case, median),
         traffic.derive_traffic(record, world),
@@ -188,7 +188,31 @@ def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived 
     return msgspec.structs.replace(row, flags=flags)
 
 
-def _derive_control(record: Record, summary: TimeSummary) -> tuple[float | None, bool]:
+class Interval(Protocol):
+    """A median with its interval."""
+
+    @property
+    def median(self) -> float: ...
+    @property
+    def lo(self) -> float: ...
+    @property
+    def hi(self) -> float: ...
+
+
+class Controlled(Protocol):
+    """A record with samples in the other cadence."""
+
+    @property
+    def case(self) -> Case: ...
+    @property
+    def inner(self) -> int: ...
+    @property
+    def control_ns(self) -> Sequence[int]: ...
+    @property
+    def control_inner(self) -> int | None: ...
+
+
+def derive_control(record: Controlled, summary: Interval) -> tuple[float | None, bool]:
     """The median in the other cadence, and whether it is another time: far from that of the
     ``summary``, and with an interval of its own that does not touch that one."""
     if not record.control_ns:

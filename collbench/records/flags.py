@@ -8,7 +8,7 @@ want to know of a time that stands: how sure a time is, its interval says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple, Protocol
 
@@ -468,6 +468,7 @@ def _names_of(effect: Effect) -> tuple[str, ...]:
 
 
 UNGATED = _names_of("ungates")
+EFFECTIVE = tuple(flag for flag in FLAGS if flag.effect or flag.severe_effect)
 EXCLUDED = {name: FLAGS_BY_NAME[name.rstrip("!")].reason for name in _names_of("excludes")}
 
 INVALID, FEW, BIMODAL, SENSITIVE = "invalid!", "n<6", "bimodal", "arrival-sensitive"
@@ -478,14 +479,24 @@ PREDICTED, COPY, DISPATCH = "predicted", "+copy", "dispatch"
 
 def find_flags(inputs: FlagInputs) -> tuple[str, ...]:
     """The flags of a row as it shows them: with their grade, `late` with its rank."""
+    return _find_flags_of(FLAGS, inputs)
+
+
+def _find_flags_of(flags: Sequence[Flag], inputs: FlagInputs) -> tuple[str, ...]:
     names = []
-    for flag in FLAGS:
+    for flag in flags:
         share = flag.holds(inputs)
         if not (share if isinstance(share, bool) else share > GRADED):
             continue
         rank = f":{inputs.late_rank}" if flag.name == "late" else ""
         names.append(f"{flag.name}{rank}{'!' * (share > flag.severe)}")
     return tuple(names)
+
+
+def find_effective_flags(inputs: FlagInputs) -> tuple[str, ...]:
+    """Of the flags of a row those from which anything may follow, with their grade: the quick way
+    to say of millions of records which are fit."""
+    return _find_flags_of(EFFECTIVE, inputs)
 
 
 def flag_kind(flag: str) -> str:

@@ -167,7 +167,7 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
     rows: list[Row] = []
     for number, file in enumerate(files):
         worlds = {world.index: world for world in file.worlds}
-        launches = _find_launches(file.worlds)
+        launches = find_launches(file.worlds)
         together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
         begun: dict[tuple[Case, int, int], int] = {}
         for index, record in enumerate(file.records):
@@ -181,7 +181,11 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
                 first = begun.setdefault((case, world.stage, world.round), record.world)
                 launch = Launch(file.run.id, first, world.stage, world.round)
             key = case, launch, record.status == "predicted"
-            cycle = Cycle(index, record, derived, _explain_unfit(record, derived))
+            times = derived and derived.times
+            unfit = explain_unfit(
+                record.status, times.median if times else None, derived.flags if derived else ()
+            )
+            cycle = Cycle(index, record, derived, unfit)
             together.setdefault(key, []).append(cycle)
         rows += [
             _make_row(number, file.run, case, launch, worlds.get(launch.world), cycles)
@@ -190,7 +194,7 @@ def make_rows(files: Sequence[RunFile]) -> list[Row]:
     return rows
 
 
-def _find_launches(worlds: Sequence[World]) -> dict[int, int]:
+def find_launches(worlds: Sequence[World]) -> dict[int, int]:
     """By a world's index that of the first with the same processes: a launcher's ranks, which make
     worlds anew, are not newly started, and have the same addresses in memory."""
     first: dict[object, int] = {}
@@ -202,13 +206,14 @@ def _find_launches(worlds: Sequence[World]) -> dict[int, int]:
     }
 
 
-def _explain_unfit(record: Record, derived: derive.Derived | None) -> str:
-    """The reason why the time of a record does not count, or an empty string."""
-    if record.status not in MEASURED:
-        return record.status
-    if derived is None or derived.times.median <= 0:
+def explain_unfit(status: str, median: float | None, flags: Collection[str]) -> str:
+    """The reason why the time of a record does not count, or an empty string. ``median`` is None
+    where there are no samples."""
+    if status not in MEASURED:
+        return status
+    if median is None or median <= 0:
         return NO_TIME
-    return next((flag for flag in EXCLUDED if flag in derived.flags), "")
+    return next((flag for flag in EXCLUDED if flag in flags), "")
 
 
 def _make_row(
@@ -227,7 +232,9 @@ def _make_row(
         derived=derived,
         flags=tuple(dict.fromkeys(flag for summary in timed for flag in summary.flags)),
         unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
-        ungated=_find_ungated(derived, fit),
+        ungated=find_ungated(
+            derived.times.samples if derived else 0, [c.derived.flags for c in fit if c.derived]
+        ),
     )
 
 
@@ -263,14 +270,16 @@ def _join_times(cycles: Sequence[Cycle]) -> stats.Floats:
     return np.concatenate(cycle_times) if cycle_times else np.array([])
 
 
-def _find_ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
-    """The flags of at least half the cycles for which a row decides nothing; that there are too few
-    samples is a matter of all cycles together."""
-    cycle_flags = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
-    if derived is None or not cycle_flags:
+def find_ungated(samples: int, flags_by_cycle: Sequence[Collection[str]]) -> tuple[str, ...]:
+    """The flags of at least half the cycles that count for which a row of so many ``samples``
+    decides nothing; that there are too few samples is a matter of all cycles together."""
+    cycle_flags = [flag for flags in flags_by_cycle for flag in flags]
+    if not cycle_flags:
         return ()
-    enough = derived.times.samples >= FEWEST_SAMPLES
-    common = [flag for flag in UNGATED if cycle_flags.count(flag) >= max(1, len(fit) / 2)]
+    enough = samples >= FEWEST_SAMPLES
+    common = [
+        flag for flag in UNGATED if cycle_flags.count(flag) >= max(1, len(flags_by_cycle) / 2)
+    ]
     return tuple(flag for flag in common if not (flag == FEW and enough))
 
 

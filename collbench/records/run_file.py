@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -73,7 +73,22 @@ class _Brief(NamedTuple):
     stop: str
 
 
-R = TypeVar("R", Record, _Brief)
+class _Standing(Protocol):
+    """What says of a record whether it stands."""
+
+    @property
+    def case(self) -> Hashable: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def again(self) -> bool: ...
+    @property
+    def stop(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Standing)
 
 
 WHOLE = _Part(0, 1, sys.maxsize)
@@ -166,7 +181,7 @@ class Writer:
         kinds = b'{"line":"run"', b'{"line":"world"'
         last = b""
         with self.path.open("rb") as f:
-            for _, last in _read_bounded(self.path, f):
+            for _, last in read_bounded(self.path, f):
                 self._heads += [last] if last.startswith(kinds) else []
                 if last.endswith(b"\n"):
                     self._good += len(last)
@@ -267,7 +282,7 @@ class Writer:
 
 
 @contextmanager
-def _guard_reading() -> Iterator[None]:
+def guard_reading() -> Iterator[None]:
     """Raise errors of reading as CannotRun. Garbage collection is off meanwhile: reading makes
     millions of objects and no cycles."""
     was = gc.isenabled()
@@ -283,7 +298,7 @@ def _guard_reading() -> Iterator[None]:
             gc.enable()
 
 
-@_guard_reading()
+@guard_reading()
 def read_run(path: Path) -> Run:
     """The first line of a run's file."""
     with path.open("rb") as f:
@@ -291,10 +306,10 @@ def read_run(path: Path) -> Run:
     try:
         return msgspec.json.decode(line, type=Run)
     except (msgspec.DecodeError, RecursionError) as e:
-        raise _unreadable_error(path, 1, line, e) from e
+        raise unreadable_error(path, 1, line, e) from e
 
 
-def _unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
+def unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     """The error on a line that cannot be read; on a file's first line it says what the file may
     be."""
     if number > 1 or line.startswith(b'{"line":'):
@@ -307,7 +322,7 @@ def _unreadable_error(path: Path, number: int, line: bytes, e: Exception) -> Usa
     return UsageError(f"{path} is not a run of collbench", hint)
 
 
-@_guard_reading()
+@guard_reading()
 def read_file(path: Path) -> RunFile:
     """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is
     a UsageError. Of a resumed run only the last attempt at a case is left, and an End is the end
@@ -317,31 +332,31 @@ def read_file(path: Path) -> RunFile:
     return _sort_lines(path, _decode_lines(path))
 
 
-@_guard_reading()
+@guard_reading()
 def read_outline(path: Path) -> Outline:
     """The line of one run in a list, without reading what its records hold. Raises UsageError."""
     run, last, fake = read_run(path), None, False
     briefs: list[_Brief] = []
     decoder = msgspec.json.Decoder(Run | World | _Read | End)
     with path.open("rb") as f:
-        for number, line in _read_bounded(path, f):
+        for number, line in read_bounded(path, f):
             try:
                 last = decoder.decode(line)
             except (msgspec.DecodeError, RecursionError) as e:
                 if line == b"\n" or not line.endswith(b"\n"):
                     continue
-                raise _unreadable_error(path, number, line, e) from e
+                raise unreadable_error(path, number, line, e) from e
             if isinstance(last, Run) and number > 1:
-                raise _several_runs_error(path, run, last)
+                raise several_runs_error(path, run, last)
             fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
                 briefs.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
     end = last if isinstance(last, End) else None
-    cases, nbytes = len(_select_standing(run, briefs)), path.stat().st_size
+    cases, nbytes = len(select_standing(run, briefs)), path.stat().st_size
     return Outline(run, cases, end, fake, is_running(path), nbytes)
 
 
-@_guard_reading()
+@guard_reading()
 def read_digest(path: Path) -> RunFile:
     """A run for showing it: as ``read_file``, but its records are Digested, of which 100,000 take
     some hundred MiB. Large files are read by several processes."""
@@ -361,7 +376,7 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
         end = None
         match line:
             case Run() if run is not None:
-                raise _several_runs_error(path, run, line)
+                raise several_runs_error(path, run, line)
             case Run():
                 run = line
             case World():
@@ -379,23 +394,23 @@ def _sort_lines(path: Path, lines: Iterable[Line]) -> RunFile:
             "name a run that collbench runs lists, or its file",
         )
     return RunFile(
-        run=run, worlds=worlds, records=_select_standing(run, records), end=end, path=path
+        run=run, worlds=worlds, records=select_standing(run, records), end=end, path=path
     )
 
 
-def _several_runs_error(path: Path, first: Run, second: Run) -> UsageError:
+def several_runs_error(path: Path, first: Run, second: Run) -> UsageError:
     return UsageError(
         f"{path} holds several runs, {first.id} and {second.id}",
         'cut it before the second line that begins with {"line":"run"',
     )
 
 
-def is_unfinished(record: Record | _Brief) -> bool:
+def is_unfinished(record: _Standing) -> bool:
     """Whether its case is measured again where the run is resumed: it failed, or was cut short."""
     return record.status == "failed" or record.stop == "cut"
 
 
-def _select_standing(run: Run, records: list[R]) -> list[R]:
+def select_standing(run: Run, records: list[R]) -> list[R]:
     """All but unfinished and skipped records whose case was measured again, and those in whose
     place another stands; of an interleaved comparison, where every launch counts, all."""
 
@@ -416,7 +431,7 @@ def _decode_lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     with path.open("rb") as f:
         f.seek(part.begin)
-        for number, line in islice(_read_bounded(path, f, part.number), part.lines):
+        for number, line in islice(read_bounded(path, f, part.number), part.lines):
             if line == b"\n":
                 continue
             try:
@@ -425,10 +440,10 @@ def _decode_lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
                 ours = number > 1 or line.startswith(b'{"line":')
                 if ours and not line.endswith(b"\n"):
                     return
-                raise _unreadable_error(path, number, line, e) from e
+                raise unreadable_error(path, number, line, e) from e
 
 
-def _read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
+def read_bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
     """The lines from here on with their numbers. Raises UsageError where one is longer, or they are
     more, than any run's."""
     for number, line in enumerate(iter(partial(file.readline, MOST_LINE + 1), b""), first):
@@ -447,7 +462,7 @@ def _survey_file(path: Path) -> tuple[dict[int, World], list[_Part]]:
     begins: list[tuple[int, int]] = []
     at, number = 0, 0
     with path.open("rb") as f:
-        for number, line in _read_bounded(path, f):
+        for number, line in read_bounded(path, f):
             if not begins or at - begins[-1][0] > PART_BYTES:
                 begins.append((at, number))
             if not line.startswith(RECORD):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from collbench.core.text import format_count, plain_line
 from collbench.machine.load import Load
-from collbench.records.types import End, Record, Run, RunFile
+from collbench.records.types import End, Run, RunFile
 
 REMEDY = "stop them or use an idle machine"
 
@@ -21,7 +22,16 @@ def describe_now(load: Mapping[str, Load]) -> str:
     return f"other processes use {_describe_used(load, busy)}: expect noisy results; {REMEDY}"
 
 
-def describe_run_load(run: Run, records: Iterable[Record], end: End | None) -> str:
+class Loaded(Protocol):
+    """What others did while a case was measured, and what time that took."""
+
+    @property
+    def load(self) -> Mapping[str, Load]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def describe_run_load(run: Run, records: Iterable[Loaded], end: End | None) -> str:
     """About the busiest host of a run; how busy while measuring decides, where that is known."""
     moments = {
         "while measuring": mean_load(records),
@@ -50,7 +60,7 @@ def of_files(files: Iterable[RunFile]) -> str:
     return f"{descriptions[0]}{more}" if descriptions else ""
 
 
-def mean_load(records: Iterable[Record]) -> dict[str, Load]:
+def mean_load(records: Iterable[Loaded]) -> dict[str, Load]:
     """Mean load by host, over the time that cases took."""
     seconds: defaultdict[str, float] = defaultdict(float)
     used: defaultdict[str, float] = defaultdict(float)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from factories import NIGHTLY, case, dated
+from factories import ENVIRONMENT, NIGHTLY, case, dated
 from msgspec.structs import replace
 
 from collbench.features.health import history
@@ -150,3 +150,38 @@ def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book)
         book.add(level(number, 1.0), "rack 7")
     one, two = told(book, level(8, 1.5), machine="rack 7")
     assert one.since == two.since == "tonight" and book.machines() == ["rack 7"]
+
+
+def alternating(number: int, loss: float) -> RunFile:
+    """Nights of two versions of torch by turns, the newer 15 % slower, and by ``loss`` more from
+    the sixteenth night on."""
+    torch = ("2.6.0", "2.7.0")[number % 2]
+    facts = ENVIRONMENT | {"host": "node1", "libraries": {"torch": torch}}
+    factor = (1.15 if number % 2 else 1.0) * (1 + loss * (number % 2 and number >= 16))
+    wobble = 1 + 0.002 * (number // 2 % 3)
+    return dated(number, dict.fromkeys(ROWS, 1e6 * factor * wobble), environment=facts)
+
+
+def test_a_loss_in_one_of_two_ways_by_turns_is_found_and_named_with_its_way(book: Book) -> None:
+    for number in range(29):
+        book.add(alternating(number, 0.1))
+    findings = told(book, alternating(29, 0.1))
+    (finding,) = [each for each in findings if each.severity == "warning"]
+    assert finding.since == "2026-01-18"
+    assert "longer with libraries.torch 2.7.0" in finding.what
+
+
+def test_healthy_nights_of_two_ways_by_turns_find_nothing(book: Book) -> None:
+    for number in range(29):
+        book.add(alternating(number, 0.0))
+    assert told(book, alternating(29, 0.0)) == []
+
+
+def test_a_slow_night_of_one_way_is_held_against_its_own_nights(book: Book) -> None:
+    """A tenth slower than its own way, and still quicker than the other."""
+    for number in range(28):
+        book.add(alternating(number, 0.0))
+    slow = alternating(28, 0.0)
+    records = [replace(r, times_ns=[round(1.1 * t) for t in r.times_ns]) for r in slow.records]
+    finding, *_ = told(book, replace(slow, records=records))
+    assert "with libraries.torch 2.6.0" in finding.what

@@ -22,6 +22,12 @@ from collbench.cli.families import Debug, Plotlyjs
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.text import print_message
+from collbench.features.health.fleet.command import (
+    FleetOptions,
+    judge_fleet,
+    make_fleet_document,
+    refuse_fleet_conflicts,
+)
 from collbench.features.health.history.command import HistoryUrl
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from collbench.features.health.checks.table import Check
     from collbench.features.health.expect.power import Power
     from collbench.features.health.findings import Verdict
+    from collbench.features.health.fleet.judgement import Fleet
     from collbench.features.health.history.outlook import Outlook
     from collbench.features.health.locate.command import Found
     from collbench.features.health.night import Night
@@ -169,6 +176,7 @@ class HealthOptions:
             " launches; collbench expect power takes several nodes.",
         ),
     ] = False
+    fleet: FleetOptions
     title: Annotated[str, Option("--title", help="Heading of the page and of the Markdown.")] = ""
     debug: Debug = False
 
@@ -209,6 +217,16 @@ def health(options: HealthOptions) -> None:
 def refuse_conflicts(options: HealthOptions) -> None:
     """Whether options go together. Raises UsageError."""
     past = options.history or options.machine
+    night_only = {
+        "--rerun": options.rerun,
+        "--inject": bool(options.inject),
+        "--locate": options.locate,
+        "--history": bool(options.history),
+        "--machine": bool(options.machine),
+        "--expect": bool(options.expect),
+        "--gate-power": options.gate_power,
+    }
+    refuse_fleet_conflicts(options.fleet, night_only, bool(options.runs))
     if options.budget and not (options.rerun or options.inject):
         raise UsageError(
             "--budget is given without --rerun or --inject, whose time it limits",
@@ -261,6 +279,9 @@ def judge_night(options: HealthOptions, seconds: float | None) -> JudgedNight | 
     from collbench.features.health.views import health as views
     from collbench.records import run_file, store
 
+    if options.fleet.fleet:
+        verdict, fleet = judge_fleet(options.fleet, options.runs or [])
+        return JudgedNight(views.clean_verdict(verdict), [], None, fleet=fleet)
     runs, more = options.runs, list[checks.Check]()
     table = curves.load_tables(options.expect) if options.expect else []
     if options.expect:
@@ -320,13 +341,14 @@ def _last_night() -> str:
 
 
 class JudgedNight(NamedTuple):
-    """The verdict on a night, its files, what became of their rows over the nights, and what the
-    table of --expect finds how often."""
+    """The verdict on a night, its files, what became of their rows over the nights, what the table
+    of --expect finds how often; or the verdict on a fleet."""
 
     verdict: Verdict
     files: list[RunFile]
     trend: Outlook | None
     power: Power | None = None
+    fleet: Fleet | None = None
 
 
 def _rerun_path(name: str) -> Path:
@@ -525,6 +547,8 @@ def _deliver_verdict(judged_night: JudgedNight, hook: Sequence[str], options: He
     code, line = views.make_nagios(verdict) if nagios else (verdict.exit, views.make_line(verdict))
 
     def make(name: str) -> Document:
+        if judged_night.fleet:
+            return make_fleet_document(judged_night.fleet, verdict, options.title, line)
         document = views.make_document(
             verdict, judged_night.files if name == "html" else (), judged_night.trend
         )

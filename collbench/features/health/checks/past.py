@@ -16,6 +16,7 @@ from collbench.features.health.history import nights as nights_
 from collbench.features.health.history.gates import LEARNING, PAST, RERUNS
 from collbench.features.health.history.levels import WINDOW
 from collbench.features.health.history.outlook import Outlook, make_outlook
+from collbench.features.health.history.ways import find_past
 from collbench.features.health.night import Night, Timing
 from collbench.records import stats
 from collbench.records.case_rows import gather_case_rows, smallest_change
@@ -63,7 +64,15 @@ def add_night(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
         if series.key in tonight and series.nights[0].day <= last
     ]
     return Known(
-        series, make_outlook(machine, series, book.anchors(machine, last), taus=taus), taus
+        series,
+        make_outlook(
+            machine,
+            series,
+            book.anchors(machine, last),
+            taus=taus,
+            reviewed=book.reviewed(machine, last),
+        ),
+        taus,
     )
 
 
@@ -76,6 +85,7 @@ class Candidate(NamedTuple):
     past: Sequence[float]
     tau: float
     gate: gates.Gate
+    way: str = ""
 
 
 def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
@@ -91,13 +101,13 @@ def check_past(history: Known, fresh: Fresh | None, night: Night) -> Looked:
         tonight_point, timing = tonight.get(series.key), timings.get(series.key)
         if tonight_point is None or timing is None or not tonight_point.valid:
             continue
-        before = nights_.past_values(series, tonight_point)
+        before, way = find_past(series, tonight_point)
         gate = gates.gate_night(before, tonight_point.value, history.taus[series.key])
         state_counts[gate.state] += 1
         most = max(most, gate.nights)
         if gate.state == "candidate":
             tau, median = history.taus[series.key], math.exp(tonight_point.value)
-            candidates.append(Candidate(timing, median, before, tau, gate))
+            candidates.append(Candidate(timing, median, before, tau, gate, way))
     if not state_counts:
         return Looked(
             missing=f"no row of {format_count(RERUNS, 'launch')} or more is in the history"
@@ -183,7 +193,8 @@ def _find_slower(candidate: Candidate, gate: gates.Gate, severity: str, how: str
         since="tonight",
         subject=Subject("collective", describe_case(candidate.timing.case)),
         what=(
-            f"takes {gate.delta:.1%} longer than in the last {gate.nights} nights (z {gate.z:.1f}),"
+            f"takes {gate.delta:.1%} longer than in the last {gate.nights} nights"
+            f"{f' with {candidate.way}' if candidate.way else ''} (z {gate.z:.1f}),"
             f" {how}"
         ),
         advice="look at the other findings and at collbench pairs for who is at fault",
@@ -206,6 +217,7 @@ def _find_shifted(outlook: Outlook) -> list[Finding]:
             ]
             kind = "part" if shift.stands[0].case.table.together else "size"
             more = f" and {format_count(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
+            way = f" with {shift.stands[0].way}" if shift.stands[0].way else ""
             cases = describe_case(shift.stands[0].case) + more
             findings.append(
                 Finding(
@@ -213,7 +225,7 @@ def _find_shifted(outlook: Outlook) -> list[Finding]:
                     severity="warning",
                     subject=Subject("collective", cases),
                     since=shift.day,
-                    what=f"takes {shift.delta:.1%} longer",
+                    what=f"takes {shift.delta:.1%} longer{way}",
                     advice=ADVICE,
                     evidence=rows,
                     sure=max(0.0, 1 - WINDOW * shift.p),  # the night was chosen among so many
@@ -226,7 +238,7 @@ def _find_crept(outlook: Outlook, timings: Mapping[str, Timing]) -> list[Finding
     """A finding for each row that has become slower than its anchor, little by little."""
     findings = []
     for series in outlook.series:
-        drift, timing = outlook.creeping.get(series.key), timings.get(series.key)
+        drift, timing = outlook.creeping.get(series.name), timings.get(series.key)
         if drift and timing:
             findings.append(
                 Finding(
@@ -236,7 +248,7 @@ def _find_crept(outlook: Outlook, timings: Mapping[str, Timing]) -> list[Finding
                     advice=ADVICE,
                     what=(
                         f"crept to {drift.delta:.1%} above its anchor, by the last {drift.nights}"
-                        " nights"
+                        f" nights{f' with {series.way}' if series.way else ''}"
                     ),
                     evidence=[
                         Evidence(

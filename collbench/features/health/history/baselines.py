@@ -16,6 +16,7 @@ from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.features.health.history.gates import LEARNING, PAST
 from collbench.features.health.history.nights import Night, Series
+from collbench.features.health.history.ways import find_current
 from collbench.records import stats
 
 SCHEMA = 1
@@ -51,9 +52,9 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def learn_baseline(series: Sequence[Series], reason: str, commit: str) -> Baseline:
-    """A baseline of the last nights, for each row those of its last segment. Raises UsageError
-    where they are too few."""
-    nights = {row.key: row.segments[-1].valid[-PAST:] for row in series if row.nights}
+    """A baseline of the last nights, for each row those of its last segment, of the way in which it
+    was measured last. Raises UsageError where they are too few."""
+    nights = {row.key: find_current(row).segments[-1].valid[-PAST:] for row in series if row.nights}
     enough = {key: values for key, values in nights.items() if len(values) >= LEARNING}
     if not enough:
         most = max(map(len, nights.values()), default=0)
@@ -69,8 +70,11 @@ def accept_baseline(series: Sequence[Series], begins: str, reason: str, commit: 
     """The level that rows have since the night ``begins``. Raises UsageError where none has a valid
     night since."""
     nights = {
-        row.key: [night for night in row.nights if night.day >= begins and night.valid]
+        row.key: [
+            night for night in find_current(row).nights if night.day >= begins and night.valid
+        ]
         for row in series
+        if row.nights
     }
     since = {key: values for key, values in nights.items() if values}
     if not since:

@@ -205,7 +205,9 @@ def trend(options: TrendOptions) -> None:
                 f"no row of {name} matches these options",
                 "collbench history list shows what there is",
             )
-        outlook = make_outlook(name, series, book.anchors(name), share)
+        outlook = make_outlook(
+            name, series, book.anchors(name), share, reviewed=book.reviewed(name)
+        )
     document = views.make_document(outlook, options.everything, terminal.text_width())
     if page:
         files.save_text(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.features.health.history.gates import ANCHOR, PAST
+from collbench.features.health.history.gates import ANCHOR
 from collbench.machine import environment
 from collbench.records import rows, stats
 from collbench.records.case_rows import gather_case_rows
@@ -88,13 +88,23 @@ class Stretch(NamedTuple):
 class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A row of one machine over all its nights, oldest first. ``accepted`` are the (day, reason)
     from which on another level was accepted; ``environments`` the facts behind each fingerprint,
-    which is of what decides for the row's backend."""
+    which is of what decides for the row's backend. Of a row that was measured in several ways by
+    turns (ways.py), each has a series: its ``way`` in words, why it ``began`` where it is not the
+    first, and whether it has ``ended``."""
 
     machine: str
     case: Case
     nights: Sequence[Night]
     accepted: Sequence[tuple[str, str]] = ()
     environments: Mapping[str, Mapping[str, Any]] = {}
+    way: str = ""
+    began: str = ""
+    ended: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its key, and its way if there are several."""
+        return f"{self.key} ({self.way})" if self.way else self.key
 
     @property
     def key(self) -> str:
@@ -108,7 +118,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         accepted."""
         if not self.nights:
             return []
-        begins = {0: "first night"}
+        begins = {0: self.began or "first night"}
         begins |= {
             index: why
             for index, pair in enumerate(pairwise(self.nights), 1)
@@ -116,6 +126,16 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
         ends = [*begins, len(self.nights)]
         return [Stretch(begins[begin], self.nights[begin:end]) for begin, end in pairwise(ends)]
+
+    @property
+    def beginnings(self) -> list[Stretch]:
+        """The segments that began for a reason: all but the first night's."""
+        return self.segments if self.began else self.segments[1:]
+
+    def explain_change(self, index: int) -> str:
+        """The reason why the night of this index is of another way than the one before it; empty
+        for the first night."""
+        return self._between(*self.nights[index - 1 : index + 1]) if index else ""
 
     def until(self, day: str) -> Series:
         """The series up to the night ``day``."""
@@ -259,14 +279,6 @@ def nights_of(files: Sequence[RunFile]) -> dict[str, Night]:
             f"these runs are of {len(days)} nights: {', '.join(sorted(days))}", "name those of one"
         )
     return {key: merge_nights(group)[-1] for key, group in launches_by_case.items()}
-
-
-def past_values(series: Series, tonight: Night) -> list[float]:
-    """Values of the last valid nights that ``tonight`` may be held against: earlier ones of its
-    segment."""
-    earlier = [night for night in series.nights if night.day < tonight.day]
-    with_it = msgspec.structs.replace(series, nights=[*earlier, tonight])
-    return [night.value for night in with_it.segments[-1].nights[:-1] if night.valid][-PAST:]
 
 
 def first_level(segment: Stretch) -> float | None:

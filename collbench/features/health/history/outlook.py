@@ -12,6 +12,7 @@ from collbench.features.health.history.gates import RECENT, Creep, find_creep
 from collbench.features.health.history.levels import TAU
 from collbench.features.health.history.nights import Series, first_level
 from collbench.features.health.history.shifts import Shift, find_shifts
+from collbench.features.health.history.ways import find_current, split_ways
 from collbench.records import stats
 
 
@@ -44,6 +45,15 @@ class Outlook(NamedTuple):
         )
 
     @property
+    def ways(self) -> dict[str, list[Series]]:
+        """The rows of each way, by its words, where rows were measured in several by turns."""
+        rows: dict[str, list[Series]] = {}
+        for row in self.series:
+            if row.way:
+                rows.setdefault(row.way, []).append(row)
+        return rows
+
+    @property
     def changed(self) -> list[Shift]:
         """Changes on which neighbours agree."""
         return [shift for shift in self.shifts if shift.agreed]
@@ -55,10 +65,18 @@ def make_outlook(
     anchors: Mapping[str, float],
     tau: float = TAU,
     taus: Mapping[str, float] = {},
+    reviewed: Mapping[str, str] = {},
 ) -> Outlook:
-    """``anchors`` are the reviewed levels by key, as of Book.anchors; ``taus`` the smallest changes
-    that matter of rows by key, in place of ``tau``. Neighbours need not have the same: of theirs
-    the median holds."""
+    """``anchors`` are the reviewed levels by key, as of Book.anchors, and ``reviewed`` the days on
+    which they were; ``taus`` the smallest changes that matter of rows by key, in place of ``tau``.
+    Neighbours need not have the same: of theirs the median holds. Of a row that was measured in
+    several ways, the anchor is that of the way of its day."""
+    own_anchors = {
+        find_current(row, reviewed.get(row.key, "")).name: anchors[row.key]
+        for row in series
+        if row.key in anchors
+    }
+    series = [way for row in series for way in split_ways(row)]
     taus_by_key = {row.key: taus.get(row.key, tau) for row in series}
     tau = min(taus_by_key.values(), default=tau)
     shifts = [
@@ -67,14 +85,14 @@ def make_outlook(
         if abs(shift.delta) >= stats.median([taus_by_key[row.key] for row in shift.rows])
     ]
     explained = {
-        row.key for shift in shifts if shift.agreed and shift.delta > 0 for row in shift.stands
+        row.name for shift in shifts if shift.agreed and shift.delta > 0 for row in shift.stands
     }
     drifts = {
-        row.key: _find_creep(row, anchors.get(row.key), taus_by_key[row.key])
+        row.name: _find_creep(row, own_anchors.get(row.name), taus_by_key[row.key])
         for row in series
-        if row.key not in explained
+        if row.name not in explained and not row.ended
     }
-    begun = Counter((part.nights[0].day, part.why) for row in series for part in row.segments[1:])
+    begun = Counter((part.nights[0].day, part.why) for row in series for part in row.beginnings)
     return Outlook(
         machine=machine,
         tau=tau,
@@ -82,7 +100,7 @@ def make_outlook(
         shifts=shifts,
         days=sorted({night.day for row in series for night in row.nights}),
         beginnings=[Beginning(day, why, rows) for (day, why), rows in sorted(begun.items())],
-        creeping={key: drift for key, drift in drifts.items() if drift.found},
+        creeping={name: drift for name, drift in drifts.items() if drift.found},
     )
 
 

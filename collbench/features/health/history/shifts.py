@@ -37,7 +37,8 @@ class Turn(NamedTuple):
 class Shift(NamedTuple):
     """A change that ``rows`` saw: neighbours where ``agreed``, else one alone, which is no
     reason for alarm. ``delta`` is the median of theirs, ``p`` the largest; it stands in the rows
-    ``stands``, and is ``over`` where each row began a new segment since."""
+    ``stands``, and is ``over`` where each row began a new segment since, or
+    is measured in that way no more."""
 
     day: str
     delta: float
@@ -68,9 +69,9 @@ def find_shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
     if no size lies between them, and so is a whole step of training to its computation and to its
     communication; rows without a neighbour agree with nobody."""
     days = sorted({night.day for row in series for night in row.nights})
-    lines: dict[tuple[str, Case], list[Series]] = {}
+    lines: dict[tuple[str, str, Case], list[Series]] = {}
     for row in series:
-        lines.setdefault((row.machine, _strip_size(row.case)), []).append(row)
+        lines.setdefault((row.machine, row.way, _strip_size(row.case)), []).append(row)
     shifts = []
     for line in lines.values():
         rows = sorted(line, key=_size_order)
@@ -98,7 +99,7 @@ def _size_order(series: Series) -> tuple[int, int]:
 def find_turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
     """The changes within each segment of a row, by its valid nights."""
     for segment in series.segments:
-        nights, over = segment.valid, segment is not series.segments[-1]
+        nights, over = segment.valid, series.ended or segment is not series.segments[-1]
         values = [night.value for night in nights]
         changes = find_changes(values, tau)
         ends = [0, *(change.position for change in changes), len(values)]

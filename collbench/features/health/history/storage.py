@@ -255,6 +255,15 @@ class Book:
             key: math.log(row.median) for baseline in reviewed for key, row in baseline.rows.items()
         }
 
+    def reviewed(self, machine: str, last: str = "") -> dict[str, str]:
+        """The days on which the ``anchors`` were reviewed, by key."""
+        return {
+            key: baseline.when[:10]
+            for baseline in self.baselines(machine)
+            if not last or baseline.begins <= last
+            for key in baseline.rows
+        }
+
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""

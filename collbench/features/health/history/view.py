@@ -55,7 +55,13 @@ def label_rows(series: Sequence[Series]) -> dict[str, str]:
     """A label for each row, by its key: in what it differs from the others, and its size."""
     varying = split_axes([row.case for row in series])[0] if series else []
     several = len({row.case.mode for row in series}) > 1
-    return {row.key: _label_case(row.case, {"collective", *varying}, several) for row in series}
+    return {
+        row.name: plain_line(
+            _label_case(row.case, {"collective", *varying}, several)
+            + (f" ({row.way})" if row.way else "")
+        )
+        for row in series
+    }
 
 
 def _label_case(case: Case, varying: set[str], several: bool) -> str:
@@ -76,10 +82,13 @@ def describe_shift(shift: Shift) -> str:
     what = ", ".join(
         filter(None, [split_axes([row.case for row in shift.rows])[1], sizes if high else ""])
     )
+    what += f" with {shift.rows[0].way}" if shift.rows[0].way else ""
     direction = "slower" if shift.delta > 0 else "faster"
     until = (
         ""
         if shift.standing
+        else "; measured so no more"
+        if all(row.ended for row in shift.rows)
         else "; a new segment began since"
         if shift.over
         else "; a level of before is back"
@@ -127,14 +136,15 @@ def list_sentences(outlook: Outlook) -> list[tuple[str, Weight]]:
     sentences += [
         (
             (
-                f"{names[key]}: {format_signed(drift.delta)} against the baseline, by the last"
+                f"{names[name]}: {format_signed(drift.delta)} against the baseline, by the last"
                 f" {drift.nights}"
                 " nights"
             ),
             "bad",
         )
-        for key, drift in outlook.creeping.items()
+        for name, drift in outlook.creeping.items()
     ]
+    sentences += [(text, "") for text in _describe_ways(outlook)]
     sentences += [
         (
             plain_line(
@@ -161,10 +171,26 @@ def list_sentences(outlook: Outlook) -> list[tuple[str, Weight]]:
     return sentences
 
 
+def _describe_ways(outlook: Outlook) -> list[str]:
+    """A sentence for each way in which rows were measured by turns."""
+    sentences = []
+    for way, rows in outlook.ways.items():
+        days = sorted({night.day for row in rows for night in row.nights})
+        no_more = ", and no more since" if all(row.ended for row in rows) else ""
+        sentences.append(
+            plain_line(
+                f"measured by turns with {way}: {format_count(len(rows), 'row')},"
+                f" {format_count(len(days), 'night')}, {days[0]} to {days[-1]}{no_more}; a history"
+                " of its own"
+            )
+        )
+    return sentences
+
+
 def _find_remarkable(outlook: Outlook) -> dict[str, Shift | None]:
     """Keys of rows that changed or crept, with the last change of each."""
     remarkable: dict[str, Shift | None] = dict.fromkeys(outlook.creeping)
-    return remarkable | {row.key: shift for shift in outlook.changed for row in shift.rows}
+    return remarkable | {row.name: shift for shift in outlook.changed for row in shift.rows}
 
 
 def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]:
@@ -176,7 +202,7 @@ def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]
         tone_text(make_headline(outlook), find_weight(outlook)),
         *(tone_text(text, colour) for text, colour in list_sentences(outlook)),
     ]
-    listed = [row for row in outlook.series if everything or row.key in _find_remarkable(outlook)]
+    listed = [row for row in outlook.series if everything or row.name in _find_remarkable(outlook)]
     if listed:
         blocks += ["", _rows_table(outlook, listed, columns), ""]
     if hidden := len(outlook.series) - len(listed):
@@ -189,15 +215,15 @@ def _make_brief(outlook: Outlook, everything: bool, columns: int) -> list[Block]
 
 def _rows_table(outlook: Outlook, rows: Sequence[Series], columns: int) -> Table:
     names, changed = label_rows(outlook.series), _find_remarkable(outlook)
-    name_width = min(NAMED, max(map(len, (names[row.key] for row in rows))))
+    name_width = min(NAMED, max(map(len, (names[row.name] for row in rows))))
     drawn = max(8, min(DRAWN, columns - name_width - FIGURED, max(len(row.nights) for row in rows)))
     lines = []
     for row in rows:
-        shift, crept = changed.get(row.key), outlook.creeping.get(row.key)
+        shift, crept = changed.get(row.name), outlook.creeping.get(row.name)
         delta = shift.delta if shift else crept.delta if crept else None
         latest, valid = row.nights[-1].value, sum(night.valid for night in row.nights)
         cells = (
-            names[row.key],
+            names[row.name],
             draw_bars(relative_times(row), drawn),
             format_duration(math.exp(latest)),
             format_signed(delta),
@@ -321,12 +347,13 @@ def make_sections(outlook: Outlook) -> list[Section]:
     table = Table(
         name="happened", title="What happened", columns=[Column("what", "left")], lines=happened
     )
-    lines: dict[Case, list[Series]] = {}
+    lines: dict[tuple[Case, str], list[Series]] = {}
     for row in outlook.series:
         if len(row.nights) > 1:
-            lines.setdefault(msgspec.structs.replace(row.case, nbytes=0), []).append(row)
+            like = msgspec.structs.replace(row.case, nbytes=0)
+            lines.setdefault((like, row.way), []).append(row)
     changed = _find_remarkable(outlook)
-    order = sorted(lines.values(), key=lambda line: not any(row.key in changed for row in line))
+    order = sorted(lines.values(), key=lambda line: not any(row.name in changed for row in line))
     omitted = len(order) - FIGURES
     note = [f"{omitted} further lines of rows are in the data."] if omitted > 0 else []
     nothing = [] if happened else ["No change, no new segment, no row beyond its baseline."]
@@ -345,12 +372,14 @@ def _draw_figure(outlook: Outlook, index: int, line: Sequence[Series]) -> Figure
     """Time over that of the first nights, a curve for each size; dotted where a segment begins,
     dashed where the level changed."""
     changed = _find_remarkable(outlook)
-    drawn = sorted(line, key=lambda row: (row.key not in changed, row.case.nbytes))[:CURVES]
+    drawn = sorted(line, key=lambda row: (row.name not in changed, row.case.nbytes))[:CURVES]
     drawn.sort(key=lambda row: row.case.nbytes)
     name = split_axes([row.case for row in line])[1]
-    shifts = [shift for shift in outlook.changed if shift.rows[0].key in {row.key for row in line}]
+    name += f", with {line[0].way}" if line[0].way else ""
+    of_line = {row.name for row in line}
+    shifts = [shift for shift in outlook.changed if shift.rows[0].name in of_line]
     marks = [_draw_mark(shift.day, "dash", format_signed(shift.delta), 1) for shift in shifts]
-    starts = {part.nights[0].day: part.why for row in line for part in row.segments[1:]}
+    starts = {part.nights[0].day: part.why for row in line for part in row.beginnings}
     marks += [_draw_mark(day, "dot", shorten_text(why, 40), 0) for day, why in starts.items()]
     summary = (
         "; ".join(describe_shift(shift) for shift in shifts)
@@ -431,7 +460,8 @@ def flatten_outlook(outlook: Outlook) -> dict[str, Any]:
         "headline": make_headline(outlook),
         "changes": [_flatten_shift(shift) for shift in outlook.shifts],
         "segments": [beginning._asdict() for beginning in outlook.beginnings],
-        "creeping": [{"row": key, **drift._asdict()} for key, drift in outlook.creeping.items()],
+        "creeping": [{"row": name, **drift._asdict()} for name, drift in outlook.creeping.items()],
+        "ways": {way: [row.key for row in rows] for way, rows in outlook.ways.items()},
         "nights": [_flatten_night(row, night) for row in outlook.series for night in row.nights],
     }
 
@@ -441,6 +471,7 @@ def _flatten_shift(shift: Shift) -> Mapping[str, Any]:
         "collective": shift.collective,
         "sizes": shift.sizes,
         "rows": [row.key for row in shift.rows],
+        "way": shift.rows[0].way,
     }
     return {
         name: getattr(shift, name) for name in ("day", "delta", "p", "standing", "agreed")
@@ -453,6 +484,7 @@ def _flatten_night(row: Series, night: Night) -> dict[str, Any]:
         "collective": row.case.collective,
         "size": row.case.size,
         "night": night.day,
+        "way": row.way,
     }
     details = {
         name: getattr(night, name)

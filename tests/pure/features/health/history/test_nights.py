@@ -20,9 +20,10 @@ from collbench.features.health.history import nights as history
 from collbench.features.health.history import view as trends
 from collbench.features.health.history.gates import confirm_reruns, find_creep, gate_night
 from collbench.features.health.history.levels import find_changes
-from collbench.features.health.history.nights import Night, Series, past_values
+from collbench.features.health.history.nights import Night, Series
 from collbench.features.health.history.outlook import make_outlook
 from collbench.features.health.history.shifts import find_shifts
+from collbench.features.health.history.ways import past_values
 from collbench.features.training.parts import PARTS
 from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html

@@ -1,0 +1,1 @@
+"""Single-node runs of one night, held against each other: which nodes are odd."""

@@ -1,0 +1,203 @@
+"""Thousands of single-node runs, read one after the other: of each its medians, what kind of
+machine it is of, and why it may not be judged. No samples are kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit
+from collbench.core.text import format_count, plain_line
+from collbench.features.health.history.nights import night_of
+from collbench.machine import environment
+from collbench.records import run_file
+from collbench.records.case_rows import MANNER
+from collbench.records.flags import INJECTED
+from collbench.records.medians import MOST_CASES, MedianReader, RunMedians
+from collbench.records.origins import FAKE, ORIGINS
+from collbench.show import busy
+from collbench.suite.case import Case
+
+CHUNK = 32  # files that a process reads at a time
+
+SINGLE = 4 * CHUNK  # files up to which no process is started
+
+
+class NodeRun(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """What is kept of one node's run. ``trouble`` is a word for why it may not be judged, empty
+    where it may, and ``why`` says it in full. ``medians`` are logarithms of nanoseconds by the name
+    of their row, one for each launch that is fit. ``facts`` are of what decides times there."""
+
+    path: str
+    run: str = ""
+    host: str = ""
+    started: str = ""
+    ended: str = ""
+    night: str = ""
+    suite: str = ""
+    trouble: str = ""
+    why: str = ""
+    facts: dict[str, Any] = {}
+    medians: dict[str, list[float]] = {}
+    launches: int = 0
+    wrong: int = 0  # elements
+    wrong_cases: list[str] = []
+    checked: int = 0  # elements that were compared
+    injected: str = ""
+    fake: bool = False
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """The runs of some files, and the cases behind the names of their rows."""
+
+    runs: list[NodeRun]
+    cases: dict[str, Case]
+
+
+def read_runs(paths: Sequence[Path]) -> Iterator[Batch]:
+    """Batches of what these files hold, in their order: by several processes where that is worth
+    starting them for. A file that cannot be read is a NodeRun that says so."""
+    chunks = [paths[begin : begin + CHUNK] for begin in range(0, len(paths), CHUNK)]
+    workers = min(len(chunks), len(os.sched_getaffinity(0)))
+    if len(paths) <= SINGLE or workers < 2:
+        yield from map(_read_chunk, chunks)
+        return
+    decoder = msgspec.msgpack.Decoder(Batch)
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # whoever interrupts wants to hear it once
+    try:
+        with ProcessPoolExecutor(workers, get_context("fork"), signal.signal, quiet) as pool:
+            yield from map(decoder.decode, pool.map(_pack_chunk, chunks))
+    except BrokenProcessPool as e:
+        raise CannotRun(
+            "a process that read runs was killed", "it may have lacked memory; try again"
+        ) from e
+
+
+def _pack_chunk(paths: Sequence[Path]) -> bytes:
+    return msgspec.msgpack.encode(_read_chunk(paths))
+
+
+def _read_chunk(paths: Sequence[Path]) -> Batch:
+    reader, cases = MedianReader(), dict[str, Case]()
+    return Batch([_read_node(reader, path, cases) for path in paths], cases)
+
+
+def _read_node(reader: MedianReader, path: Path, cases: dict[str, Case]) -> NodeRun:
+    """What a file holds of a node; the ``cases`` behind the names of its rows are added."""
+    try:
+        if run_file.is_running(path):
+            return NodeRun(path=str(path), trouble="running", why=run_file.describe_running(path))
+        medians = reader.read(path)
+        return _summarise_run(medians, cases)
+    except CollbenchError as e:
+        return NodeRun(path=str(path), trouble="unreadable", why=plain_line(e.message))
+
+
+def _summarise_run(file: RunMedians, cases: dict[str, Case]) -> NodeRun:
+    run = file.run
+    hosts = sorted({rank.host for world in file.worlds for rank in world.ranks})
+    wrong = [record for record in file.records if record.status == "wrong"]
+    by_row: dict[str, list[float]] = {}
+    for row in file.rows:
+        if not row.unfit and not set(row.ungated) - {INJECTED}:
+            name = _name_row(row.case, row.start)
+            cases.setdefault(name, row.case)
+            by_row.setdefault(name, []).append(math.log(row.median))
+    fit = {row.launch for row in file.rows if not row.unfit}
+    trouble, why = _find_trouble(file, hosts, sum(map(len, by_row.values())))
+    return NodeRun(
+        path=str(file.path),
+        run=run.id,
+        host=plain_line(hosts[0]) if len(hosts) == 1 else "",
+        started=run.started,
+        ended=file.end.ended if file.end else "",
+        night=night_of(run.started),
+        suite=run.suite.name,
+        trouble=trouble,
+        why=plain_line(why),
+        facts=_list_facts(file),
+        medians=by_row,
+        launches=len(fit),
+        wrong=sum(record.wrong or 0 for record in wrong),
+        wrong_cases=list(dict.fromkeys(record.case.key for record in wrong)),
+        checked=sum(record.checked for record in file.records),
+        injected=run.policy.inject,
+        fake=any(world.fake for world in file.worlds),
+    )
+
+
+@lru_cache(maxsize=MOST_CASES)
+def _name_row(case: Case, start: str) -> str:
+    """The name by which rows of several nodes are held against each other: the case, and what its
+    key leaves out of how it was timed."""
+    align = f"/align {case.align}" if case.align > 1 and case.row.total else ""
+    return f"{case.key}{align}/{start}"
+
+
+def _list_facts(file: RunMedians) -> dict[str, Any]:
+    """What decides times of this run, by key path: the machine, its software, its settings, and the
+    manner of measuring."""
+    backends = {row.case.backend for row in file.rows}
+    policy = file.run.policy
+    devices = sorted({_device_name(rank.device) for world in file.worlds for rank in world.ranks})
+    return {
+        **environment.select_relevant(file.run.environment, backends),
+        "devices": ", ".join(devices),
+        **{f"measured.{name}": getattr(policy, name) for name in ("cache", *MANNER)},
+    }
+
+
+def _device_name(device: str) -> str:
+    """The name of a rank's device without its number and address."""
+    return device.partition("] ")[2] if device.startswith("cuda") else device
+
+
+def _find_trouble(file: RunMedians, hosts: Sequence[str], usable: int) -> tuple[str, str]:
+    """Why a run's times may not be judged: a word and a sentence, both empty where they may."""
+    name, records = file.run.id, file.records
+    failed = [record for record in records if record.status == "failed"]
+    code = file.end.exit if file.end else Exit.OK
+    trouble, why = "", ""
+    if len(hosts) != 1:
+        which = format_count(len(hosts), "host") if hosts else "no host that it names"
+        trouble, why = "not of one node", f"{name} is of {which}"
+    elif any(record.status == "predicted" for record in records):
+        trouble, why = "not measured", f"{name} was predicted by a model"
+    elif file.end is None:
+        trouble, why = "unfinished", f"{name} was cut short: its file has no end"
+    elif failed:
+        first = f"{failed[0].case.collective}: {failed[0].note}"
+        trouble = "unfinished"
+        why = f"{format_count(len(failed), 'case')} failed in {name}; {first}"
+    elif code not in (Exit.OK, Exit.WRONG_DATA):
+        trouble, why = "unfinished", f"{name} ended with {code}: {file.end.note}"
+    elif described := busy.describe_run_load(file.run, records, file.end):
+        trouble, why = "disturbed", described
+    elif 2 * usable < len(file.rows) or not usable:
+        trouble, why = _explain_unusable(file)
+    return trouble, why
+
+
+def _explain_unusable(file: RunMedians) -> tuple[str, str]:
+    reasons = [
+        reason.rstrip("!")
+        for row in file.rows
+        for reason in (*row.unfit, *(flag for flag in row.ungated if flag != INJECTED))[:1]
+    ]
+    if not reasons:
+        return "unfinished", f"{file.run.id} measured nothing"
+    common = max(dict.fromkeys(reasons), key=reasons.count)
+    if common == FAKE:
+        return "not measured", f"{file.run.id} was {ORIGINS[FAKE].reason}"
+    what = f"{len(reasons)} of {format_count(len(file.rows), 'row')}"
+    return "disturbed", f"{what} of {file.run.id} may not be judged, most for: {common}"

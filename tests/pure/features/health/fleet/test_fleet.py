@@ -1,0 +1,379 @@
+"""A fleet of nodes: odd ones are found, healthy ones accused of nothing, and who has no verdict is
+named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fleets
+import msgspec
+import numpy as np
+import pytest
+from factories import ENDED, ENVIRONMENT
+from fleets import (
+    CASES,
+    DEDICATED,
+    Scatter,
+    draw_logs,
+    name_node,
+    node_lines,
+    plain_batch,
+    write_node,
+)
+
+from collbench.cli import main as commands
+from collbench.core.errors import UsageError
+from collbench.features.health.fleet import judgement, places
+from collbench.features.health.fleet.judgement import ALL, Fleet
+from collbench.features.health.fleet.tails import fit_tail
+from collbench.features.health.fleet.view import make_document, make_verdict
+from collbench.machine.load import Load
+from collbench.records.types import FirstWrong
+
+NODES = 40
+Said = Callable[..., tuple[int, str, str]]
+
+
+def fleet(
+    seed: int = 0,
+    nodes: int = NODES,
+    slower: Mapping[int, float] | None = None,
+    scatter: Scatter = DEDICATED,
+    **facts: Any,
+) -> Fleet:
+    rng = np.random.default_rng(seed)
+    logs = draw_logs(rng, nodes, 3, CASES, scatter)
+    return judgement.judge_batches([plain_batch(logs, slower=slower, **facts)])
+
+
+def odd_nodes(judged: Fleet) -> list[str]:
+    return [node.host for node in judged.odd]
+
+
+def test_planted_nodes_are_found_and_nobody_else() -> None:
+    judged = fleet(nodes=200, slower={7: 0.08, 90: 0.12, 151: 0.2})
+    assert odd_nodes(judged) == [name_node(151), name_node(90), name_node(7)]
+    assert [round(node.worst[1], 2) for node in judged.odd] == pytest.approx(
+        [0.2, 0.12, 0.08], abs=0.02
+    )
+
+
+@pytest.mark.parametrize("heavy", [0.0, 3.0])
+def test_nobody_is_accused_in_healthy_fleets(heavy: float) -> None:
+    for seed in range(15):
+        assert not fleet(seed, scatter=Scatter(heavy=heavy)).odd
+
+
+def test_a_node_slow_in_large_sizes_alone_is_found_there() -> None:
+    logs = draw_logs(np.random.default_rng(3), 60, 3, CASES)
+    large = [index for index, case in enumerate(CASES) if case.size >= 16 << 20]
+    logs[5][:, large] += 0.3
+    judged = judgement.judge_batches([plain_batch(logs)])
+    assert odd_nodes(judged) == [name_node(5)]
+    assert judged.odd[0].worst[0] == "sizes from 1 MiB"
+
+
+def test_a_node_slow_in_one_collective_is_found_there() -> None:
+    logs = draw_logs(np.random.default_rng(3), 60, 3, CASES)
+    own = [index for index, case in enumerate(CASES) if case.collective == "broadcast"]
+    logs[5][:, own] += 0.25
+    judged = judgement.judge_batches([plain_batch(logs)])
+    assert [(node.host, node.worst[0]) for node in judged.odd] == [(name_node(5), "broadcast")]
+
+
+def test_one_disturbed_row_accuses_nobody() -> None:
+    logs = draw_logs(np.random.default_rng(3), 60, 3, CASES)
+    logs[5][:, 0] += 3
+    assert not judgement.judge_batches([plain_batch(logs)]).odd
+
+
+def test_machine_types_are_compared_apart_and_told() -> None:
+    """A second type that is 30 % slower is no reason to accuse its nodes; one of them that is 15 %
+    slower than its like is found."""
+    facts = {n: {"kernel": "6.1", "cpu.model": "old" if n % 2 else "new"} for n in range(60)}
+    slower = {n: 0.3 for n in range(60) if n % 2}
+    slower[11] = 1.3 * 1.15 - 1
+    judged = fleet(nodes=60, slower=slower, facts=facts)
+    assert odd_nodes(judged) == [name_node(11)]
+    assert [len(group.nodes) for group in judged.groups] == [30, 30]
+    findings = make_verdict(judged).findings
+    assert any("cpu.model" in finding.what for finding in findings if finding.check == "alike")
+
+
+def test_two_levels_that_nothing_explains_are_told() -> None:
+    judged = fleet(nodes=60, slower=dict.fromkeys(range(0, 60, 2), 0.12))
+    assert not judged.odd
+    assert any("gather around two times" in f.what for f in make_verdict(judged).findings)
+
+
+def test_too_few_like_nodes_have_no_verdict() -> None:
+    judged = fleet(nodes=judgement.FEWEST - 1)
+    assert make_verdict(judged).state == "no verdict"
+    assert {node.trouble for node in judged.nodes} == {"few like it"}
+
+
+def test_nodes_that_scatter_too_much_have_no_verdict() -> None:
+    judged = fleet(nodes=12, scatter=Scatter(node=0.1))
+    assert make_verdict(judged).state == "no verdict"
+    assert {node.trouble for node in judged.nodes} == {"scatter"}
+
+
+def test_a_tail_is_what_was_drawn() -> None:
+    """The oracle draws: of many healthy nodes, so many exceed a limit as its chance says."""
+    values = np.random.default_rng(1).standard_t(5, 2000) * 0.01
+    limit = fit_tail(values).limit(0.01)
+    fresh = np.random.default_rng(2).standard_t(5, 200_000) * 0.01
+    assert np.mean(fresh > limit) == pytest.approx(0.01, rel=0.4)
+
+
+# by files
+
+
+@pytest.fixture
+def said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Said:
+    """Runs the command in this process: its exit code, standard output and standard error."""
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "home"))
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", "health", "--fleet", *args])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        printed = capfd.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+SMALL = CASES[:6]
+
+
+def save_fleet(
+    folder: Path, nodes: int = 24, slower: Mapping[int, float] = {}, seed: int = 4
+) -> np.ndarray:
+    folder.mkdir(exist_ok=True)
+    logs = draw_logs(np.random.default_rng(seed), nodes, 2, SMALL)
+    for number in range(nodes):
+        lines = node_lines(number, logs[number], SMALL, slower=slower.get(number, 0.0))
+        write_node(folder / f"{number:03}.jsonl", lines)
+    return logs
+
+
+def fleet_values(said: Said, *args: str) -> tuple[int, dict[str, Any]]:
+    code, out, err = said(*args, "--format", "json")
+    assert not err, err
+    values: dict[str, Any] = json.loads(out)
+    return code, values
+
+
+def states(values: Mapping[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["state"] for node in values["fleet"]["nodes"]}
+
+
+def test_odd_nodes_of_a_folder_exit_1_and_are_named(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", slower={3: 0.15})
+    code, values = fleet_values(said, str(tmp_path / "night"))
+    assert code == 1
+    assert [node for node, state in states(values).items() if state != "like"] == [name_node(3)]
+    assert values["findings"][0]["subject"] == {"kind": "host", "name": name_node(3)}
+    assert values["findings"][0]["sure"] > 0.999
+
+
+def test_a_healthy_fleet_exits_0(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    code, out, _ = said(str(tmp_path / "night" / "*.jsonl"))
+    assert (code, "24 of 24 nodes judged, none odd" in out) == (0, True)
+
+
+def test_one_node_alone_has_no_verdict(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", nodes=1)
+    code, out, _ = said(str(tmp_path / "night"))
+    assert code == 3
+    assert "8 are needed" in out
+
+
+def test_missing_nodes_are_named_and_no_pass(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    listed = tmp_path / "nodes"
+    listed.write_text("\n".join([*map(name_node, range(24)), "r77-n01 # new", ""]))
+    code, values = fleet_values(said, str(tmp_path / "night"), "--nodes", str(listed))
+    assert (code, states(values)["r77-n01"]) == (3, "missing")
+    assert "r77-n01" in values["summary"]
+    assert said(str(tmp_path / "night"), "--nodes", str(listed), "--may-lack", "1")[0] == 0
+
+
+def test_only_listed_nodes_count(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", slower={3: 0.15})
+    listed = tmp_path / "nodes"
+    listed.write_text("\n".join(name_node(n) for n in range(24) if n != 3))
+    assert said(str(tmp_path / "night"), "--nodes", str(listed))[0] == 0
+
+
+def test_wrong_data_is_critical(said: Said, tmp_path: Path) -> None:
+    logs = save_fleet(tmp_path / "night")
+    lines = node_lines(5, logs[5], SMALL)
+    wrong = msgspec.structs.replace(
+        lines[2],
+        status="wrong",
+        wrong=7,
+        first_wrong=FirstWrong(rank=1, index=3, got="1", expected="2"),
+    )
+    write_node(tmp_path / "night" / "005.jsonl", [*lines[:2], wrong, *lines[3:]])
+    code, values = fleet_values(said, str(tmp_path / "night"))
+    assert (code, states(values)[name_node(5)]) == (1, "wrong data")
+    assert values["findings"][0]["severity"] == "critical"
+
+
+def test_unfinished_disturbed_and_broken_runs_are_named_apart(said: Said, tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    logs = save_fleet(folder, slower={1: 0.4})
+    write_node(folder / "001.jsonl", node_lines(1, logs[1], SMALL, slower=0.4, end=None))
+    busy = {name_node(2): Load(4.0, 8)}
+    records = [
+        msgspec.structs.replace(line, load=busy, seconds=1.0) if hasattr(line, "case") else line
+        for line in node_lines(2, logs[2], SMALL)
+    ]
+    write_node(folder / "002.jsonl", records)
+    (folder / "003.jsonl").write_text("no run at all\n")
+    failed = node_lines(4, logs[4], SMALL)
+    failed[2] = msgspec.structs.replace(failed[2], status="failed", note="hung", times_ns=[])
+    write_node(folder / "004.jsonl", failed)
+    code, values = fleet_values(said, str(folder))
+    apart = {node: state for node, state in states(values).items() if state != "like"}
+    assert apart == {
+        name_node(1): "unfinished",
+        name_node(2): "disturbed",
+        name_node(4): "unfinished",
+    }
+    assert [run["path"] for run in values["fleet"]["unnamed"]] == [str(folder / "003.jsonl")]
+    assert code == 3
+
+
+def test_runs_of_one_host_are_one_node(said: Said, tmp_path: Path) -> None:
+    """Given twice a run counts once; a second run adds its launches."""
+    folder = tmp_path / "night"
+    logs = save_fleet(folder)
+    again = node_lines(99, logs[5], SMALL, host=name_node(5))
+    write_node(folder / "second.jsonl", again)
+    (folder / "copy.jsonl").write_bytes((folder / "006.jsonl").read_bytes())
+    _, values = fleet_values(said, str(folder))
+    launches = {node["node"]: node["launches"] for node in values["fleet"]["nodes"]}
+    assert len(launches) == 24
+    assert (launches[name_node(5)], launches[name_node(6)]) == (4, 2)
+
+
+def test_runs_of_another_night_are_named_apart(said: Said, tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    logs = save_fleet(folder)
+    old = node_lines(5, logs[5], SMALL, started="2025-12-02T03:04:05+00:00")
+    write_node(folder / "005.jsonl", old)
+    _, values = fleet_values(said, str(folder))
+    assert states(values)[name_node(5)] == "another night"
+
+
+def test_a_node_with_another_torch_is_not_judged_and_told(said: Said, tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    logs = save_fleet(folder)
+    other = {**ENVIRONMENT, "libraries": {"torch": "2.7.0"}}
+    write_node(folder / "005.jsonl", node_lines(5, logs[5], SMALL, slower=0.3, environment=other))
+    code, values = fleet_values(said, str(folder))
+    assert (code, states(values)[name_node(5)]) == (3, "few like it")
+    assert any("libraries.torch 2.6.0 -> 2.7.0" in f["what"] for f in values["findings"])
+
+
+def test_racks_by_pattern_and_by_file(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night")
+    _, by_pattern = fleet_values(said, str(tmp_path / "night"), "--rack", r"^(r\d+)")
+    assert {node["rack"] for node in by_pattern["fleet"]["nodes"]} == {"r00", "r01"}
+    racks = tmp_path / "racks"
+    racks.write_text("r00-n00 left\nr00-n01,left\n")
+    _, by_file = fleet_values(said, str(tmp_path / "night"), "--racks", str(racks))
+    found = {node["node"]: node["rack"] for node in by_file["fleet"]["nodes"]}
+    assert (found["r00-n01"], found["r00-n02"]) == ("left", places.NO_RACK)
+
+
+def test_every_output_is_written(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", slower={3: 0.15})
+    files = [tmp_path / f"x.{ending}" for ending in ("html", "md", "json", "prom", "xml")]
+    args = [word for file in files for word in ("-o", str(file))]
+    code, out, _ = said(str(tmp_path / "night"), "--rack", r"^(r\d+)", "--format", "line", *args)
+    assert code == 1
+    assert name_node(3) in out
+    for file in files:
+        assert name_node(3) in file.read_text(), file
+    assert 'collbench_fleet_node_odd{node="r00-n03",rack="r00"} 1' in files[3].read_text()
+    assert '"type":"heatmap"' in files[0].read_text().replace(" ", "")
+
+
+def test_nagios_and_the_hook_get_the_names(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", slower={3: 0.15})
+    told = tmp_path / "told"
+    hook = f"sh -c 'cat > {told}'"
+    code, out, _ = said(str(tmp_path / "night"), "--nagios", "--on-unhealthy", hook)
+    assert (code, out.startswith("COLLBENCH WARNING"), name_node(3) in out) == (1, True, True)
+    assert name_node(3) in json.loads(told.read_text())["summary"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--fleet", "x", "--rerun"],
+        ["--fleet", "x", "--history", "h.sqlite"],
+        ["--fleet"],
+        ["--rack", "(r)"],
+        ["--fleet", "x", "--rack", "("],
+        ["--fleet", "x", "--rack", "r"],
+        ["--fleet", "x", "--rack", "(r)", "--racks", "x"],
+        ["--fleet", "no*run"],
+    ],
+)
+def test_mistakes_exit_2(
+    args: Sequence[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["collbench", "health", *args])
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 2
+    assert len(capfd.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "a b c\n", "\x00\xff"])
+def test_a_bad_file_of_racks_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        places.read_racks(path)
+
+
+def test_a_node_in_two_racks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    path.write_text("a r1\na r2\n")
+    with pytest.raises(UsageError, match="two racks"):
+        places.read_racks(path)
+
+
+def test_nodes_are_in_the_order_that_a_person_counts() -> None:
+    names = ["n10", "n9", "a2b10", "a2b9", "n"]
+    assert sorted(names, key=judgement.natural_key) == ["a2b9", "a2b10", "n", "n9", "n10"]
+
+
+def test_the_map_has_a_cell_for_each_node() -> None:
+    judged = fleet(nodes=90)
+    for node in judged.nodes:
+        node.rack = node.host[:3]
+    figure = make_document(judged, make_verdict(judged)).sections[1].figures[0]
+    cells = [value for line in figure.data[0]["z"] for value in line if value is not None]
+    assert len(cells) == 90
+    assert figure.layout["yaxis"]["ticktext"][:2] == ["r00", "r01"]
+
+
+def test_deviations_are_of_all_rows() -> None:
+    judged = fleet(slower={3: 0.5})
+    assert fleets.name_node(3) in odd_nodes(judged)
+    assert set(judged.nodes[0].deviations) >= {ALL, "all_reduce", "broadcast"}
+    assert ENDED.exit == 0
