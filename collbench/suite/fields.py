@@ -103,10 +103,10 @@ FIELDS: tuple[Field, ...] = (
     Field("axes", "collectives", "collective", many=True, case="collective"),
     Field("axes", "sizes", "sizes", many=True, case="nbytes"),
     Field("command", "minbytes", "size").option(
-        "-b --minbytes", "Smallest size: bytes, or with K, M, G (1024-based)."
+        "-b --minbytes", "Smallest size: bytes, or with K, M, G (1024-based). Default 32M."
     ),
     Field("command", "maxbytes", "size").option(
-        "-e --maxbytes", "Largest size, included. Default 32M, or -b."
+        "-e --maxbytes", "Largest size, where a step meets it. Default 32M, or -b."
     ),
     Field("command", "stepfactor", "number").option(
         "-f --stepfactor", "Multiply sizes by this; 1.5 works. Default 2."

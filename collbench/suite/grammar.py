@@ -139,6 +139,11 @@ def choose_sizes(
     if listed is not None and (factor is not None or step is not None):
         raise UsageError("--sizes and -f/-i exclude each other", "give a list or a sweep")
     if listed is None:
+        if smallest is None and largest is not None and largest < DEFAULT_SIZE:
+            raise UsageError(
+                f"-e {largest} is below -b, which is {DEFAULT_SIZE >> 20}M unless given",
+                f"give -b, too: -b 8 -e {largest}",
+            )
         smallest = DEFAULT_SIZE if smallest is None else smallest
         largest = max(smallest, DEFAULT_SIZE) if largest is None else largest
         if factor is not None and step is not None:  # as in nccl-tests -f counts, and 1 is none

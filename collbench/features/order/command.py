@@ -50,7 +50,7 @@ class SweepOptions:
 
     minbytes: Annotated[str, make_option("minbytes", "Smallest size. Default: 4.")] = ""
     maxbytes: Annotated[
-        str, make_option("maxbytes", "Largest size, included. Default: 16M, or -b.")
+        str, make_option("maxbytes", "Largest size, where a step meets it. Default: 16M, or -b.")
     ] = ""
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 4.")

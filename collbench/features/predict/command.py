@@ -24,7 +24,10 @@ class PredictOptions:
         str, make_option("minbytes", "Smallest size; K, M and G are 1024-based. Default 8.")
     ] = ""
     maxbytes: Annotated[
-        str, make_option("maxbytes", "Largest size, included. Default 32M, or -b; without -b, 1G.")
+        str,
+        make_option(
+            "maxbytes", "Largest size, where a step meets it. Default 32M, or -b; without -b, 1G."
+        ),
     ] = ""
     stepfactor: Annotated[float | None, make_option("stepfactor")] = None
     stepbytes: Annotated[str, make_option("stepbytes")] = ""

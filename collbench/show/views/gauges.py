@@ -35,7 +35,7 @@ RUN_GAUGES = {
     "cases": "Records of the run, by how they ended.",
     "start_timestamp_seconds": "When the run began.",
     "end_timestamp_seconds": "When the run ended; absent where it was cut short.",
-    "exit_code": "The run's exit code; absent where it was cut short.",
+    "exit_code": "How measuring ended, before limits were judged; absent where it was cut short.",
     "injected": "1 where faults were planted on purpose.",
     "fake": "1 where the run was measured on a fake GPU.",
 }

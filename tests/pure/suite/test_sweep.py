@@ -17,7 +17,13 @@ from collbench.run import collectives, plan
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.suite import toml
 from collbench.suite.case import Case
-from collbench.suite.grammar import expand_envs, parse_duration, parse_size, sweep_sizes
+from collbench.suite.grammar import (
+    choose_sizes,
+    expand_envs,
+    parse_duration,
+    parse_size,
+    sweep_sizes,
+)
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Override, Part, Suite, expand_axes
 
@@ -60,6 +66,12 @@ def test_sweeps() -> None:
     assert sweep_sizes(8, 29, step=10) == (8, 18, 28)
     assert sweep_sizes(1, 4, factor=1.1) == (1, 2, 3, 4)  # always grows
     assert len(sweep_sizes(8, 1 << 30)) == 28
+
+
+def test_an_end_below_the_usual_beginning_is_explained() -> None:
+    with pytest.raises(UsageError, match="-e 1024 is below -b, which is 32M unless given"):
+        choose_sizes(None, 1024, None, None, None)
+    assert choose_sizes(8, 32, None, None, None) == (8, 16, 32)
 
 
 def test_envs_are_a_product() -> None:
