@@ -53,13 +53,13 @@ def commands(text: str) -> list[list[str]]:
         each = joined(block)
         lines += [line for line in each if line.startswith("$ ")] or each
     for line in lines:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|")
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
         lexer.whitespace_split = True
         try:
             words = list(lexer)
         except ValueError:  # output with an apostrophe
             words = []
-        for part in " ".join(map(shlex.quote, words)).split("'&&'"):
+        for part in re.split("'(?:&&|;)'", " ".join(map(shlex.quote, words))):
             if given := STARTED.search(part):
                 found.append(shlex.split(given[1]))
     return found
