@@ -235,6 +235,12 @@ def test_every_check_of_health_is_explained() -> None:
     assert [name for name in names if name not in told] == []
 
 
+def test_every_key_of_a_curve_is_explained() -> None:
+    keys = {*curves.Curve.__struct_fields__} - {"file"}
+    table = "\n".join(re.findall(r"^\| (`.*?) \|", PAGES["acceptance"], re.MULTILINE))
+    assert keys - {*re.findall(r"`(\w+)`", table)} == set()
+
+
 def test_every_key_of_a_suite_is_explained() -> None:
     keys = [row.name for row in FIELDS if row.group in ("axes", "policy") and row.name not in KEPT]
     assert [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])] == []

@@ -228,8 +228,8 @@ def _list_checks(fleet: Fleet, lacking: int) -> list[Checked]:
         limit = max(group.limit or 0.0 for group in judged)
         note = (
             f"{format_count(len(fleet.judged), 'node')} in {format_count(len(judged), 'group')} of"
-            f" like nodes; slower by {limit:.1%} in all rows would have been odd, with a chance of"
-            f" {CHANCE:g} that anybody is accused in a healthy fleet"
+            f" like nodes; detection threshold: {limit:.1%} slower in all rows, with a chance of"
+            f" {CHANCE:g} that any node of a healthy fleet is marked"
         )
         checks = [Checked("fleet", "found" if odd else "passed", note)]
     else:
