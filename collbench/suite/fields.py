@@ -290,8 +290,8 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "hosts", "text", default="").option(
         "--hosts",
         (
-            "With --launcher ssh: the hosts and how many ranks each may have, as a:8,b:8, or a file"
-            " with lines such as: a slots=8. Default: COLLBENCH_HOSTS."
+            "With --launcher ssh: the hosts and how many ranks each may have, as a:8,b:8 or"
+            " node[01-04]:8, or a file with lines such as: a slots=8. Default: COLLBENCH_HOSTS."
         ),
         metavar="HOST:N,…|FILE",
     ),

@@ -53,13 +53,13 @@ def commands(text: str) -> list[list[str]]:
         each = joined(block)
         lines += [line for line in each if line.startswith("$ ")] or each
     for line in lines:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|")
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
         lexer.whitespace_split = True
         try:
             words = list(lexer)
         except ValueError:  # output with an apostrophe
             words = []
-        for part in " ".join(map(shlex.quote, words)).split("'&&'"):
+        for part in re.split("'(?:&&|;)'", " ".join(map(shlex.quote, words))):
             if given := STARTED.search(part):
                 found.append(shlex.split(given[1]))
     return found
@@ -233,6 +233,12 @@ def test_every_check_of_health_is_explained() -> None:
         for word in line.split(", ")
     }
     assert [name for name in names if name not in told] == []
+
+
+def test_every_key_of_a_curve_is_explained() -> None:
+    keys = {*curves.Curve.__struct_fields__} - {"file"}
+    table = "\n".join(re.findall(r"^\| (`.*?) \|", PAGES["acceptance"], re.MULTILINE))
+    assert keys - {*re.findall(r"`(\w+)`", table)} == set()
 
 
 def test_every_key_of_a_suite_is_explained() -> None:

@@ -18,6 +18,9 @@ SLOTS_MAX = 4096  # ranks of a host; more is a mistake
 FILE_MAX = 4 << 20  # bytes
 
 
+FILE_ENDINGS = (".txt", ".conf", ".cfg", ".ini", ".list", ".hosts", ".toml", ".json", ".csv")
+
+
 HINT = "write --hosts a,b:8 (HOST:RANKS) or --hosts FILE with lines such as: a slots=8"
 
 
@@ -55,9 +58,11 @@ class ListedHost(NamedTuple):
 
 
 def parse_hosts(text: str) -> tuple[ListedHost, ...]:
-    """The hosts of --hosts: a file where ``@`` says so, where the text has a slash, or where it
-    names a file; else words. Raises UsageError, also for a host that is there twice."""
-    if text.startswith("@") or "/" in text or (text and Path(text).is_file()):
+    """The hosts of --hosts: a file where ``@`` says so, where the text has a slash or ends as names
+    of files do, or where it names a file; else words. Raises UsageError, also for a host that is
+    there twice."""
+    is_path = text.startswith("@") or "/" in text or text.endswith(FILE_ENDINGS)
+    if is_path or (text and Path(text).is_file()):
         path = Path(text.removeprefix("@")).expanduser()
         hosts = [host for where, line in _read_lines(path) for host in _parse_line(line, where)]
         lacking = f"--hosts {plain_line(str(path))}: no host is named in it"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from collbench.core import files
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
+from collbench.core.text import plain_line
 from collbench.features.health.findings import Severity
 from collbench.suite import toml
 from collbench.suite.grammar import parse_size
@@ -36,6 +37,12 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 Kind = Literal["measured", "threshold", "unofficial"]
+
+
+CHOICES = {"severity": get_args(Severity), "kind": get_args(Kind)}  # by key
+
+
+LEARN = "collbench expect learn RUN… -o FILE writes a table; collbench help acceptance shows one"
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -167,7 +174,7 @@ def load_tables(path: Path) -> list[Curve]:
     if not names:
         raise UsageError(
             f"{path}: the folder has no table (*.toml)",
-            "collbench expect learn RUN… -o FILE writes one; collbench help acceptance shows one",
+            LEARN,
         )
     return [curve for name in names for curve in load_tables(path / name)]
 
@@ -177,7 +184,13 @@ def load_curves(path: Path = FILE) -> list[Curve]:
     hint = "write each [[curve]] as collbench help health shows one"
     try:
         text, document = files.read_toml(path, toml.MOST_BYTES)
-    except (OSError, ValueError, RecursionError) as e:
+    except FileNotFoundError as e:
+        raise UsageError(f"{path}: no such file or folder", LEARN) from e
+    except OSError as e:
+        raise UsageError(
+            f"{path}: {e.strerror or first_line(e)}", "give a table that you may read"
+        ) from e
+    except (ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     entries = document.get("curve")
     if set(document) != {"curve"} or not isinstance(entries, list) or not entries:
@@ -190,9 +203,10 @@ def load_curves(path: Path = FILE) -> list[Curve]:
                 raise msgspec.ValidationError("Object contains unknown field `file`")
             curve = msgspec.convert(completed, Curve)
         except msgspec.ValidationError as e:
-            key = re.search(r"field `(\w+)`|`\$\.(\w+)", str(e))
-            where = _locate_key(text, number, (key[1] or key[2]) if key else "")
-            raise UsageError(f"{path}: {where}: {first_line(e)}", hint) from e
+            match = re.search(r"field `(\w+)`|`\$\.(\w+)", str(e))
+            key = (match[1] or match[2]) if match else ""
+            where = _locate_key(text, number, key)
+            raise UsageError(f"{path}: {where}: {_explain_value(entry, key, e)}", hint) from e
         if impossible := _find_impossible(curve):
             where = f"{_locate_key(text, number, impossible[0])}: {curve.name}"
             raise UsageError(
@@ -201,6 +215,15 @@ def load_curves(path: Path = FILE) -> list[Curve]:
             )
         curves.append(curve)
     return curves
+
+
+def _explain_value(entry: Any, key: str, error: msgspec.ValidationError) -> str:
+    """The reason why a key's value is not taken, without the place, which the line has; of a key
+    with few values, these values."""
+    if key in CHOICES and isinstance(entry.get(key), str):
+        *others, last = CHOICES[key]
+        return f"'{plain_line(entry[key])[:60]}' is not {', '.join(others)} or {last}"
+    return first_line(error).partition(" - at `$.")[0]
 
 
 def _locate_key(text: str, number: int, key: str) -> str:

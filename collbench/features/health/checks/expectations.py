@@ -138,9 +138,9 @@ def expect_case(
     case: Case,
     shapes: Mapping[int, tuple[int, int]],
 ) -> list[list[Expected]]:
-    """What is expected of a case, for each severity: by each table the lowest of its curves at this
-    size, the strictest limit first. Curves are of the case's collective and size, and were made the
-    way the library said it ran, which ``chose`` has by the key of cases."""
+    """What is expected of a case, for each severity: by each table the lowest limit of its curves
+    at this size, the strictest first. Curves are of the case's collective and size, and were made
+    the way the library said it ran, which ``chose`` has by the key of cases."""
     lowest: dict[tuple[Severity, str], Expected] = {}
     is_native = case.algorithm == "native"
     for curve in curves:
@@ -155,7 +155,7 @@ def expect_case(
         ):
             expected = Expected(curve, busbw, busbw * curve.share_at(case.size))
             key = curve.severity, curve.file
-            if key not in lowest or busbw < lowest[key].busbw:
+            if key not in lowest or expected.limit < lowest[key].limit:
                 lowest[key] = expected
     by_severity: dict[Severity, list[Expected]] = {}
     for (severity, _), expected in lowest.items():

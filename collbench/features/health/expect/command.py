@@ -123,7 +123,7 @@ class PowerOptions:
 
 
 def power(options: PowerOptions) -> None:
-    """Show what loss tables would find how often, by the scatter of these runs, one of each node.
+    """Estimate which loss of busbw the tables would detect, and how often. Give one run per node.
 
     Exit code 3: no row of the runs has a limit.
     """

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """The nodes that are held against each other, and their racks."""
+    """The nodes that are compared with each other, and their racks."""
 
     fleet: Annotated[
         bool,
         Option(
             "--fleet",
-            help="Hold runs of single nodes against each other, and name odd nodes. RUN may be a"
+            help="Compare runs of single nodes with each other, and name odd nodes. RUN may be a"
             " folder or a quoted pattern. See collbench help fleet.",
         ),
     ] = False
@@ -54,13 +54,13 @@ class FleetOptions:
             " out, and missing ones named.",
         ),
     ] = None
-    may_lack: Annotated[
+    max_missing: Annotated[
         int,
         Option(
-            "--may-lack",
+            "--max-missing",
             metavar="N",
             min=0,
-            help="With --fleet: so many nodes may be without a verdict. Default: 0.",
+            help="With --fleet: as many nodes may be without a verdict. Default: 0.",
         ),
     ] = 0
 
@@ -72,7 +72,7 @@ def refuse_fleet_conflicts(options: FleetOptions, others: dict[str, bool], runs:
         "--rack": bool(options.rack),
         "--racks": bool(options.racks),
         "--nodes": bool(options.nodes),
-        "--may-lack": bool(options.may_lack),
+        "--max-missing": bool(options.max_missing),
     }
     if not options.fleet:
         if given := [flag for flag, is_given in own.items() if is_given]:
@@ -96,7 +96,7 @@ def judge_fleet(options: FleetOptions, runs: list[str]) -> tuple[Verdict, Fleet]
     racks = places.parse_racks(options.rack, options.racks)
     expected = places.read_nodes(options.nodes) if options.nodes else ()
     fleet = judgement.judge_runs(places.list_runs(runs), expected, racks)
-    return view.make_verdict(fleet, options.may_lack), fleet
+    return view.make_verdict(fleet, options.max_missing), fleet
 
 
 def make_fleet_document(fleet: Fleet, verdict: Verdict, title: str, line: str) -> Document:

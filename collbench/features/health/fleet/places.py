@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core import files
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.core.text import format_count, plain_line
 
 MOST_NODES = 100_000  # of a file of names
@@ -19,6 +19,8 @@ MOST_NODES = 100_000  # of a file of names
 MOST_BYTES = 16 << 20  # the same
 
 NO_RACK = "no rack"  # of nodes that neither pattern nor file gives one
+
+SAVE = "give the folder to which nodes save their runs, as by collbench run --output FOLDER"
 
 
 class Racks(NamedTuple):
@@ -40,8 +42,8 @@ class Racks(NamedTuple):
 
 def list_runs(names: Sequence[str]) -> list[Path]:
     """The files of runs that are meant: of a folder all with the ending .jsonl, of a pattern with
-    ``*`` those that match, else what any command takes for a run; each once. Raises UsageError
-    where a folder or pattern has none."""
+    ``*`` those that match, else what any command takes for a run; each once. Raises NoVerdict where
+    a folder has none, and UsageError where there is no such folder, file or run."""
     from collbench.records import store
 
     paths: list[Path] = []
@@ -49,15 +51,22 @@ def list_runs(names: Sequence[str]) -> list[Path]:
         if os.path.isdir(name):  # noqa: PTH112 - Path's raises for a name that is too long
             found = sorted(Path(name).glob("*.jsonl"))
             if not found:
-                raise UsageError(f"{name} has no run", "give a folder of .jsonl files")
+                raise NoVerdict(f"nothing was read: {name} has no run (*.jsonl)", SAVE)
             paths += found
         elif not os.path.exists(name) and glob.has_magic(name):  # noqa: PTH110
             matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of any folder
+            if not matches and os.path.isdir(os.path.dirname(name) or "."):  # noqa: PTH112, PTH120
+                raise NoVerdict(f"nothing was read: no file matches {name}", SAVE)
             if not matches:
-                raise UsageError(f"no file matches {name}", "quote the pattern, or give a folder")
+                raise UsageError(f"no file matches {name}", SAVE)
             paths += [Path(match) for match in matches if os.path.isfile(match)]  # noqa: PTH113
         else:
-            paths.append(store.find_run(name))
+            try:
+                paths.append(store.find_run(name))
+            except UsageError as e:
+                if name.startswith("@") or "~" in name:
+                    raise
+                raise UsageError(f"{name}: no such folder, file or run", SAVE) from e
     return list(dict.fromkeys(paths))
 
 

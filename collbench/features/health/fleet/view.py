@@ -71,9 +71,9 @@ TROUBLES = {  # what is said of nodes apart, in the order in which they are name
 }
 
 
-def make_verdict(fleet: Fleet, may_lack: int = 0) -> Verdict:
+def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     """The fleet's verdict, as of a night: unhealthy where a node is odd or has wrong data; healthy
-    only where all but ``may_lack`` nodes have a verdict."""
+    only where all but ``max_missing`` nodes have a verdict."""
     findings = [
         *(_find_wrong(node) for node in fleet.nodes if node.wrong_cases),
         *(_find_slow(fleet, node) for node in fleet.odd),
@@ -88,7 +88,7 @@ def make_verdict(fleet: Fleet, may_lack: int = 0) -> Verdict:
         "unhealthy"
         if grave
         else "no verdict"
-        if lacking > may_lack or not fleet.judged
+        if lacking > max_missing or not fleet.judged
         else "healthy"
     )
     return Verdict(
@@ -145,7 +145,7 @@ def _find_slow(fleet: Fleet, node: Node) -> Finding:
     if part != ALL:
         where += f" ({format_count(len(rows), 'row')})"
     group = next(group for group in fleet.groups if group.digest == node.digest)
-    others = sum(other.deviation is not None for other in group.nodes) - 1
+    like = format_count(sum(n.deviation is not None for n in group.nodes) - 1, "node")
     rest = node.deviations[ALL]
     also = f"; {format_signed(rest)} in all rows" if part != ALL else ""
     worst = sorted(rows.items(), key=lambda item: -item[1])[:SHOWN]
@@ -153,7 +153,7 @@ def _find_slow(fleet: Fleet, node: Node) -> Finding:
         check="fleet",
         severity="critical" if delta >= GRAVE else "warning",
         subject=Subject("host", node.host),
-        what=f"is {delta:.1%} slower than {format_count(others, 'like node')} {where}{also}",
+        what=f"is {delta:.1%} slower than the median of {like} like it {where}{also}",
         advice=(
             f"take a second run of {node.host}; if it is slow again, look at its clocks, cooling,"
             " memory and what else runs there, or take it out of service"
@@ -228,8 +228,8 @@ def _list_checks(fleet: Fleet, lacking: int) -> list[Checked]:
         limit = max(group.limit or 0.0 for group in judged)
         note = (
             f"{format_count(len(fleet.judged), 'node')} in {format_count(len(judged), 'group')} of"
-            f" like nodes; slower by {limit:.1%} in all rows would have been odd, with a chance of"
-            f" {CHANCE:g} that anybody is accused in a healthy fleet"
+            f" like nodes; detection threshold: {limit:.1%} slower in all rows, with a chance of"
+            f" {CHANCE:g} that any node of a healthy fleet is marked"
         )
         checks = [Checked("fleet", "found" if odd else "passed", note)]
     else:

@@ -82,6 +82,8 @@ def test_a_file_of_this_folder_needs_no_slash(
         ("n[1-999999999]", "is not a range of hosts"),
         ("@", "Is a directory"),
         ("./absent", "No such file"),
+        ("absent.txt", "No such file"),
+        ("@absent.txt", "No such file"),
     ],
 )
 def test_what_is_refused(text: str, words: str, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None
     [
         (("gpus = 4", 'gpus = "4"'), "line 4, gpus", "Expected `int`"),
         (("gpus = 4", "ranks = 4"), "line 4, ranks", "unknown field"),
-        (('"critical"', '"fatal"'), "line 7, severity", "Invalid enum value 'fatal'"),
+        (('"critical"', '"fatal"'), "line 7, severity: 'fatal' is not critical", "warning or hint"),
         (('"64M" = 5', '"64M" = "x"'), "line 6, points", "Expected `float`"),
         (('"64M"', '"lots"'), "line 6, points", "'lots' is not a size"),
         (('"^node"', '"("'), "line 3, machine", "not a regular expression"),
@@ -263,6 +263,26 @@ def test_a_mistake_is_told_with_line_and_key(
     with pytest.raises(UsageError) as caught:
         expected(tmp_path, change)
     assert place in caught.value.message and reason in caught.value.message
+
+
+def test_a_mistake_has_no_place_of_the_library(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"gpus: Expected `int`, got `str`$"):
+        load(tmp_path, EXPECT.replace("gpus = 4", 'gpus = "4"'))
+
+
+def test_a_missing_table_is_named_with_the_command_that_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml: no such file or folder$") as caught:
+        load_tables(tmp_path / "absent.toml")
+    assert "collbench expect learn" in caught.value.hint
+
+
+def test_of_two_curves_of_a_table_the_lowest_limit_counts(tmp_path: Path) -> None:
+    """Not that of the lowest busbw, where shares differ."""
+    (low,) = load(tmp_path, CURVE)
+    lax = msgspec.structs.replace(low, points={"1M": 44, "1G": 330}, share=0.5)
+    for both in ([low, lax], [lax, low]):
+        ((expected,),) = expectations.expect_case(both, {}, ROW, {8: (8, 1)})
+        assert (expected.curve, expected.limit) == (lax, 165)
 
 
 def test_the_line_is_that_of_the_second_table(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_missing_nodes_are_named_and_no_pass(said: Said, tmp_path: Path) -> None
     code, values = fleet_values(said, str(tmp_path / "night"), "--nodes", str(listed))
     assert (code, states(values)["r77-n01"]) == (3, "missing")
     assert "r77-n01" in values["summary"]
-    assert said(str(tmp_path / "night"), "--nodes", str(listed), "--may-lack", "1")[0] == 0
+    assert said(str(tmp_path / "night"), "--nodes", str(listed), "--max-missing", "1")[0] == 0
 
 
 def test_only_listed_nodes_count(said: Said, tmp_path: Path) -> None:
@@ -329,7 +329,9 @@ def test_nagios_and_the_hook_get_the_names(said: Said, tmp_path: Path) -> None:
         ["--fleet", "x", "--rack", "("],
         ["--fleet", "x", "--rack", "r"],
         ["--fleet", "x", "--rack", "(r)", "--racks", "x"],
-        ["--fleet", "no*run"],
+        ["--fleet", "absent/no*run"],
+        ["--fleet", "absent"],
+        ["--fleet", "/absent/night"],
     ],
 )
 def test_mistakes_exit_2(
@@ -340,6 +342,23 @@ def test_mistakes_exit_2(
         commands.main()
     assert ended.value.code == 2
     assert len(capfd.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["", "*.jsonl"])
+def test_an_empty_folder_is_no_verdict(name: str, said: Said, tmp_path: Path) -> None:
+    code, _, error = said(str(tmp_path / name))
+    assert (code, error.startswith("collbench: nothing was read: ")) == (3, True), error
+
+
+def test_a_missing_folder_is_called_one(said: Said, tmp_path: Path) -> None:
+    code, _, error = said(str(tmp_path / "absent"))
+    assert (code, f"{tmp_path / 'absent'}: no such folder, file or run" in error) == (2, True)
+
+
+def test_a_finding_names_the_median(said: Said, tmp_path: Path) -> None:
+    save_fleet(tmp_path / "night", slower={3: 0.15})
+    _, values = fleet_values(said, str(tmp_path / "night"))
+    assert " slower than the median of 23 nodes like it in " in values["findings"][0]["what"]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "a b c\n", "\x00\xff"])
