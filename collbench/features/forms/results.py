@@ -45,17 +45,14 @@ class FormResult(NamedTuple):
         return list(dict.fromkeys(flag for row in self.rows for flag in row.flags))
 
     @property
-    def named_flags(self) -> list[str]:
-        """The flags, each with the side that has it where the other has it not."""
-        sides_by_flag = {flag: self._list_sides(flag) for flag in self.flags}
-        return [
-            flag if len(sides) > 1 else f"{sides[0]}: {flag}"
-            for flag, sides in sides_by_flag.items()
-        ]
-
-    def _list_sides(self, flag: str) -> list[str]:
-        sides = [self._name_side(row) for row in self.rows if flag in row.flags]
-        return list(dict.fromkeys(sides))
+    def flags_text(self) -> str:
+        """The flags of both sides, then those of one with its name."""
+        flags_by_side: dict[str, list[str]] = {"": []}
+        for flag in self.flags:
+            sides = {self._name_side(row) for row in self.rows if flag in row.flags}
+            flags_by_side.setdefault("".join(sides) if len(sides) == 1 else "", []).append(flag)
+        texts = {side: " ".join(flags) for side, flags in flags_by_side.items() if flags}
+        return "; ".join(f"{side}: {text}" if side else text for side, text in texts.items())
 
     def _name_side(self, row: Row) -> str:
         return self.form.sides[row.case.collective == PLAIN]

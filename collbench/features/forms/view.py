@@ -114,8 +114,6 @@ def _make_line(result: FormResult) -> Line:
         format_duration(result.plain.median if result.plain else None),
         f"{ratio:.2f}" if math.isfinite(ratio) else "-",
         f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else "-",
-        tone_text(plain_line(result.problem), "bad")
-        if result.problem
-        else ", ".join(result.named_flags),
+        tone_text(plain_line(result.problem), "bad") if result.problem else result.flags_text,
     )
     return Line(cells)

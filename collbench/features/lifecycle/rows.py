@@ -41,6 +41,7 @@ TABLE = RowTable(
     together=True,
     noun="life",
     once=True,
+    planned_as_one=True,
 )
 LOSS_TABLE = RowTable(
     LOSS_KIND,
@@ -53,4 +54,5 @@ LOSS_TABLE = RowTable(
     together=True,
     noun="loss",
     once=True,
+    planned_as_one=True,
 )
