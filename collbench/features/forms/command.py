@@ -37,8 +37,13 @@ FORMATS = ("table", "md", "csv", "json")
 class SweepOptions:
     """The sizes and libraries, how long each is measured, and where the run goes."""
 
-    minbytes: Annotated[str, make_option("minbytes", "Smallest size. Default: 8.")] = "8"
-    maxbytes: Annotated[str, make_option("maxbytes", "Largest size, always included.")] = ""
+    minbytes: Annotated[str, make_option("minbytes", "Smallest size.")] = "8"
+    maxbytes: Annotated[
+        str,
+        make_option(
+            "maxbytes", "Largest size, always included. Default: 1M (coalesce: 64K), or -b."
+        ),
+    ] = ""
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 8.")
     ] = None

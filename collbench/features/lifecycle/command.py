@@ -39,12 +39,11 @@ class LifeOptions:
 
     groups: Annotated[
         str,
-        Option(
-            "--groups", help="New groups that processes make; a list. Each is a run of its own."
-        ),
+        Option("--groups", help="New groups to make; a list. Each has processes of its own."),
     ] = "1,4,16"
     sizes: Annotated[
-        str, make_option("listed", "Sizes of the first call; a list. Each is a run of its own.")
+        str,
+        make_option("listed", "Sizes of the first call; a list. Each has processes of its own."),
     ] = "1K,1M"
     collective: Annotated[
         str,

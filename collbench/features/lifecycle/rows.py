@@ -47,8 +47,8 @@ LOSS_TABLE = RowTable(
     LOSS_KIND,
     _make_rows(
         {
-            KNOWN: "From a rank's being killed until every other rank knows.",
-            RECOVERED: "From a rank's being killed until the others' first right all_reduce.",
+            KNOWN: "From a rank's being killed until every other rank has detected it.",
+            RECOVERED: "From a rank's being killed until the others' first correct all_reduce.",
         }
     ),
     together=True,

@@ -44,7 +44,7 @@ class PatternOptions:
             " list. W messages are under way at once.",
         ),
     ] = "ping-pong"
-    minbytes: Annotated[str, make_option("minbytes", "Smallest message. Default: 8.")] = "8"
+    minbytes: Annotated[str, make_option("minbytes", "Smallest message.")] = "8"
     maxbytes: Annotated[
         str,
         make_option("maxbytes", "Largest message, always included. Default: 4M (rate: 8K), or -b."),
@@ -139,16 +139,21 @@ def p2p(options: TransferOptions) -> None:
 def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
     """Run what is asked for and show what came of it, or only what would run."""
     from collbench.cli.measure import and_tell, carry_out
+    from collbench.features.p2p.results import list_results
     from collbench.show import live
 
     if dry_run:
         return carry_out(order, live.Status, True)
 
+    has_time: list[bool] = []
+
     def show(file: RunFile) -> None:
+        has_time.extend(bool(result.time) for result in list_results(file))
         if file.records:
             _deliver(file, output_format)
 
-    return and_tell(order, show)
+    code = and_tell(order, show)
+    return code or (Exit.NO_VERDICT if has_time and not any(has_time) else Exit.OK)
 
 
 def _deliver(file: RunFile, output_format: str) -> None:
