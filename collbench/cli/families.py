@@ -29,7 +29,9 @@ Hosts = Annotated[str, make_option("hosts")]
 Ssh = Annotated[str, make_option("ssh")]
 Timeout = Annotated[
     float | None,
-    make_option("timeout", "Seconds without progress after which a run is hung."),
+    make_option(
+        "timeout", "Seconds without progress after which a run is hung. Default: 30, on GPUs 90."
+    ),
 ]
 Inject = Annotated[
     str,

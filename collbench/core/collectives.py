@@ -367,13 +367,15 @@ def make_subject_row(name: str, meaning: str, moves_data: bool = True) -> Collec
 class RowTable(NamedTuple):
     """The rows of one kind of case, by the names that stand in ``Case.collective``. ``together``:
     one job measures all of them, in turns, each a case. ``noun`` is what a report counts.
-    ``once``: a launch has one sample of a case, as that can happen but once in a process."""
+    ``once``: a launch has one sample of a case, as that can happen but once in a process.
+    ``planned_as_one``: --dry-run has one line for all of them, by their subject."""
 
     kind: str
     rows: Mapping[str, Collective]
     together: bool = False
     noun: str = "case"
     once: bool = False
+    planned_as_one: bool = False
 
     def find_row(self, name: str) -> Collective:
         """The row of this name; one that knows nothing of its data where there is none."""

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from collbench.core.text import format_count, format_duration
+from collbench.core.text import format_count, format_duration, plain_line
 from collbench.records.derive import Derived
 from collbench.records.flags import (
     BIMODAL,
@@ -24,6 +24,8 @@ from collbench.records.flags import (
     list_remarks,
     look_up,
 )
+from collbench.records.rows import Row
+from collbench.records.types import RunFile
 from collbench.run.reporter import Outcome
 from collbench.suite.policy import Policy
 
@@ -119,6 +121,14 @@ def explain_doubts(
     lines = [(flag, times, explain_flag(flag, limits)) for flag, times in doubted.most_common()]
     sentences = [f"{flag} ({times}): {row.meaning}; {row.remedy}" for flag, times, row in lines]
     return [*sentences, *explain_remarks(rows, limits, besides)]
+
+
+def explain_row_flags(rows: Iterable[Row], file: RunFile) -> list[str]:
+    """A line for each doubt of these rows of a run, as ``explain_doubts`` has them."""
+    outcomes = [(cycle.record, cycle.derived) for row in rows for cycle in row.cycles]
+    crowded = {world.cramped for world in file.worlds}
+    doubts = explain_doubts(outcomes, file.run.policy, crowded, file.run.command)
+    return [f"flagged: {plain_line(line)}" for line in doubts]
 
 
 MARK = "·"  # of a row of which there is a remark

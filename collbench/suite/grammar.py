@@ -193,6 +193,11 @@ def sweep_sizes(
         sizes.append(following)
 
 
+def sweep_to_end(smallest: int, largest: int, factor: float) -> tuple[int, ...]:
+    """As sweep_sizes by a factor, but ``largest`` itself is always the last."""
+    return tuple(dict.fromkeys((*sweep_sizes(smallest, largest, factor), largest)))
+
+
 MOST_TAG = 100  # characters
 
 

@@ -26,6 +26,7 @@ import msgspec
 from collbench.core.text import format_duration
 from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings
+from collbench.features.lifecycle.request import NOTIFIED, TOLD
 from collbench.features.lifecycle.summary import summarize_lives
 from collbench.features.lifecycle.view import make_phase_table
 from collbench.records import run_file
@@ -34,7 +35,7 @@ from collbench.show import markdown
 from collbench.show.document import Document
 
 RANKS, LIMIT = 3, 30
-WAYS = ("rebuild", "told")
+WAYS = ("rebuild", NOTIFIED)
 LIVES = {
     "gloo": ("-g", "2", "--backend", "gloo", "--groups", "1,4,16", "--sizes", "1K,1M"),
     "mpi": ("-g", "2", "--backend", "mpi", "--groups", "1,4,16", "--sizes", "1K,1M"),
@@ -93,7 +94,7 @@ def list_losses(files: list[RunFile]) -> list[tuple[str, Record, Record]]:
         }
         for record in file.records:
             if record.case.collective == rows.RECOVERED and record.status != "skipped":
-                way = record.case.subject.split(", ")[1]
+                way = record.case.subject.split(", ")[1].replace(TOLD, NOTIFIED)
                 key = record.case.subject, record.case.cycle
                 found.append((way, known[key], record))
     return found
@@ -117,8 +118,8 @@ def describe_losses(files: list[RunFile], asked: int) -> tuple[list[str], int]:
     losses = list_losses(files)
     silent = asked - len(losses) + sum(not is_named(back) for _, _, back in losses)
     lines = [
-        "| way | killed while | kills | came back | named failures | known: median, most |"
-        " first right all_reduce: median, most |",
+        "| way | killed while | kills | came back | named failures | detected: median, most |"
+        " recovered: median, most |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     doing: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
@@ -137,8 +138,15 @@ def describe_losses(files: list[RunFile], asked: int) -> tuple[list[str], int]:
     for _, _, back in losses:
         if back.findings:
             for rank in msgspec.convert(back.findings, LossFindings).ranks:
-                how[f"{rank.how}: {shorten_error(rank.text)}"] += 1
-    lines += ["", f"{len(losses)} kills, {silent} silences.", "", "How ranks knew, most often:", ""]
+                name = NOTIFIED if rank.how == TOLD else rank.how
+                how[f"{name}: {shorten_error(rank.text)}"] += 1
+    lines += [
+        "",
+        f"{len(losses)} kills, {silent} silences.",
+        "",
+        "How ranks detected it, most often:",
+        "",
+    ]
     lines += [f"- {count} times {text}" for text, count in how.most_common(6)]
     failures = [back.note for _, _, back in losses if back.status != "ok"]
     lines += ["", "Failures, as they are named:", ""] if failures else ["", "Nothing failed."]
@@ -185,8 +193,8 @@ def main() -> int:
         "",
         f"{RANKS} ranks on Gloo, all_reduce of 1 MiB without a pause; rank 0 or 1 is killed within"
         f" 2 s of the moment when all have loaded torch; a library waits {LIMIT // 3} s at most,"
-        f" all of it {LIMIT} s. `rebuild`: ranks go by what Gloo says; `told`: who watches says so,"
-        f" too. Other processes used {busy:.1f} CPUs meanwhile.",
+        f" all of it {LIMIT} s. `rebuild`: ranks go by what Gloo says; `notified`: the process that"
+        f" watches says so, too. Other processes used {busy:.1f} CPUs meanwhile.",
         "",
         *lines,
         "",

@@ -105,7 +105,7 @@ def test_others_of_a_killed_rank_know_and_come_back(cli: Cli) -> None:
 
 @pytest.mark.long
 def test_five_random_kills_are_never_silent(cli: Cli) -> None:
-    kill = ("--kill", "0", "--launches", "5", "--way", "rebuild,told", "--timeout", "24")
+    kill = ("--kill", "0", "--launches", "5", "--way", "rebuild,notified", "--timeout", "24")
     done = cli("lifecycle", "-g", "3", "--backend", "gloo", *kill, "--format", "json", timeout=900)
     losses = json.loads(done.stdout)["losses"]
     assert [loss["killed"] for loss in losses] == [5, 5]

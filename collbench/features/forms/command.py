@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from collbench.cli.families import (
     Timeout,
 )
 from collbench.cli.parameters import make_option
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.features.forms.measurable import FormRequest
@@ -36,23 +37,40 @@ FORMATS = ("table", "md", "csv", "json")
 class SweepOptions:
     """The sizes and libraries, how long each is measured, and where the run goes."""
 
-    minbytes: Annotated[str, make_option("minbytes", "Smallest size. Default: 8.")] = "8"
-    maxbytes: Annotated[str, make_option("maxbytes", "Largest size, included.")] = ""
+    minbytes: Annotated[str, make_option("minbytes", "Smallest size.")] = "8"
+    maxbytes: Annotated[
+        str,
+        make_option(
+            "maxbytes", "Largest size, always included. Default: 1M (coalesce: 64K), or -b."
+        ),
+    ] = ""
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 8.")
     ] = None
     ngpus: Annotated[
         str, make_option("ranks", "Ranks on this machine; a list. Default: 2, or a launcher's.")
     ] = ""
-    backend: Annotated[str, make_option("backends")] = ""
+    backend: Annotated[
+        str,
+        make_option(
+            "backends",
+            "gloo, nccl, or any other torch.distributed backend; a list. Default: nccl with GPUs,"
+            " else gloo.",
+        ),
+    ] = ""
     imports: Imports = ""
-    iters: Annotated[int | None, make_option("iters", "Samples of each form.")] = None
-    warmup: Annotated[int | None, make_option("warmup", "Samples before, not counted.")] = None
+    iters: Annotated[
+        int | None, make_option("iters", "Samples of each form. Default: until times are precise.")
+    ] = None
+    warmup: Annotated[
+        int | None, make_option("warmup", "Warm-up samples. Default: until times settle.")
+    ] = None
     max_time: Annotated[
         str, Option("--max-time", help="Longest time spent measuring a form. Default 2s.")
     ] = ""
     launches: Annotated[
-        int | None, make_option("launches", "Measure so often, each time by ranks newly started.")
+        int | None,
+        make_option("launches", "Measure so often, each time by ranks newly started. Default: 1."),
     ] = None
     check: Annotated[int, make_option("check")] = 1
     timeout: Timeout = None
@@ -136,7 +154,7 @@ def _list_sizes(sweep: SweepOptions, largest: int) -> tuple[int, ...]:
 
     smallest = grammar.parse_size(sweep.minbytes, "-b")
     most = grammar.parse_size(sweep.maxbytes, "-e") if sweep.maxbytes else max(smallest, largest)
-    return grammar.sweep_sizes(smallest, most, sweep.stepfactor or 8.0)
+    return grammar.sweep_to_end(smallest, most, sweep.stepfactor or 8.0)
 
 
 def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
@@ -144,6 +162,7 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import and_tell, carry_out
     from collbench.cli.options import find_source, read_save_options
+    from collbench.features.forms.results import list_results
     from collbench.features.forms.view import make_document
     from collbench.run.order import Order
     from collbench.show import live
@@ -155,13 +174,17 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     suite = make_suite(requests, sweep)
     order = Order(suite=suite, command=sys.argv, launcher=sweep.launcher, source=source, **keeping)
 
+    has_ratio: list[bool] = []
+
     def show(file: RunFile) -> None:
+        has_ratio.extend(math.isfinite(result.ratio[0]) for result in list_results(file))
         if file.records:
             outputs.deliver_document(make_document(file), sweep.output_format)
 
     if saving.dry_run:
         raise typer.Exit(carry_out(order, live.Status, True))
-    raise typer.Exit(and_tell(order, show))
+    code = and_tell(order, show)
+    raise typer.Exit(code or (Exit.NO_VERDICT if has_ratio and not any(has_ratio) else Exit.OK))
 
 
 def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:

@@ -62,6 +62,11 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=KIND
         return OBJECTS[self.collective]
 
     @property
+    def sides(self) -> tuple[str, str]:
+        """The names of the form asked for and of the plain one."""
+        return ("in one", "apart") if self.together else ("objects", "tensors")
+
+    @property
     def title(self) -> str:
         """What it is, in words."""
         ranks = f", {self.world} ranks" if self.world != 2 else ""

@@ -45,16 +45,33 @@ class FormResult(NamedTuple):
         return list(dict.fromkeys(flag for row in self.rows for flag in row.flags))
 
     @property
+    def flags_text(self) -> str:
+        """The flags of both sides, then those of one with its name."""
+        flags_by_side: dict[str, list[str]] = {"": []}
+        for flag in self.flags:
+            sides = {self._name_side(row) for row in self.rows if flag in row.flags}
+            flags_by_side.setdefault("".join(sides) if len(sides) == 1 else "", []).append(flag)
+        texts = {side: " ".join(flags) for side, flags in flags_by_side.items() if flags}
+        return "; ".join(f"{side}: {text}" if side else text for side, text in texts.items())
+
+    def _name_side(self, row: Row) -> str:
+        return self.form.sides[row.case.collective == PLAIN]
+
+    @property
     def problem(self) -> str:
-        """Why a time is missing, or an empty string."""
+        """Why a time is missing, and of which side; or an empty string."""
         if self.time and self.plain:
             return ""
-        reasons = [
-            ": ".join(filter(None, [" ".join(row.unfit), row.record.note]))
-            for row in self.rows
-            if row.unfit
-        ]
-        return next((text for text in reasons if text.startswith("wrong")), "".join(reasons[:1]))
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.unfit:
+                text = ": ".join(filter(None, [" ".join(row.unfit), row.record.note]))
+                reasons.setdefault(text, []).append(self._name_side(row))
+        named = {
+            text: f"{' and '.join(dict.fromkeys(sides))}: {text}" for text, sides in reasons.items()
+        }
+        wrong = next((name for text, name in named.items() if text.startswith("wrong")), "")
+        return wrong or "; ".join(named.values())
 
 
 def list_results(file: RunFile) -> list[FormResult]:

@@ -15,4 +15,5 @@ TABLE = RowTable(
     },
     together=True,
     noun="form",
+    planned_as_one=True,
 )

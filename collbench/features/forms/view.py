@@ -25,18 +25,25 @@ from collbench.show.document import (
     make_columns,
     tone_text,
 )
+from collbench.show.flags import explain_row_flags
 from collbench.show.views.series import View, make_table
 from collbench.show.words import count_reasons, list_caveats
 
 COLUMNS = make_columns(
-    ("backend", "ranks", "form", "size", "time", "plain", "x plain", "between", "flags"),
-    "lllrrrrrl",
+    ("backend", "ranks", "form", "size", "time", "baseline", "ratio", "95 % of ratio", "flags"),
+    "lllrrrrrc",
 )
-LEGEND = (
-    "time: of a call of objects, or of all small calls in one; plain: of the collective of tensors"
-    " with the same bytes, or of the same calls one after the other. Both were measured in turns;"
-    " between: the ratio by the ends of their 95 % intervals. size: bytes of an object, or of one"
-    " small call."
+OF_OBJECTS = (
+    "time: of a call of objects; baseline: of the collective that moves the same bytes as a tensor."
+    " size: bytes of an object."
+)
+OF_COALESCED = (
+    "time: of all calls in one; baseline: of the same calls one after the other. size: bytes of one"
+    " call."
+)
+OF_RATIO = (
+    "ratio: time over baseline, which were measured in turns; 95 % of ratio: from the lower end of"
+    " time over the upper end of baseline to the opposite, where both 95 % intervals are known."
 )
 
 
@@ -45,7 +52,8 @@ def make_document(file: RunFile) -> Document:
     results = list_results(file)
     body: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
     if results:
-        body += [_make_table("forms of calls", results), tone_text(LEGEND, "quiet")]
+        body += [_make_table("forms of calls", results), tone_text(_make_legend(results), "quiet")]
+        body += list_doubts(results, file)
     skipped = [
         (record, None)
         for record in file.records
@@ -59,16 +67,35 @@ def make_document(file: RunFile) -> Document:
     return Document(title=title, brief=body, comment=Comment(body), rows=rows, values=values)
 
 
+def list_doubts(results: Sequence[FormResult], file: RunFile) -> list[str]:
+    """How many rows have no ratio, and a line for each flag that occurred."""
+    missing = sum(not math.isfinite(result.ratio[0]) for result in results)
+    total = format_count(len(results), "row")
+    lines = [f"{missing} of {total} without a ratio: a side has no time, as `flags` says"]
+    rows = [row for result in results for row in result.rows]
+    return lines * bool(missing) + explain_row_flags(rows, file)
+
+
+def _make_legend(results: Sequence[FormResult]) -> str:
+    """What the columns of these results mean."""
+    kinds = {bool(result.form.together) for result in results}
+    return " ".join([OF_OBJECTS] * (False in kinds) + [OF_COALESCED] * (True in kinds) + [OF_RATIO])
+
+
 def make_section(view: View) -> Section | None:
     """The forms of a report's runs; None where there are none."""
-    tables = [
-        _make_table(view.prefix_run(number, "forms of calls"), results)
-        for number, file in enumerate(view.files)
-        if (results := list_results(file))
-    ]
+    tables: list[Table] = []
+    doubts: list[str] = []
+    every: list[FormResult] = []
+    for number, file in enumerate(view.files):
+        if results := list_results(file):
+            tables.append(_make_table(view.prefix_run(number, "forms of calls"), results))
+            doubts += list_doubts(results, file)
+            every += results
     if not tables:
         return None
-    return Section(name="forms", title="Forms of calls", sentences=[LEGEND], tables=tables)
+    sentences = [_make_legend(every), *dict.fromkeys(doubts)]
+    return Section(name="forms", title="Forms of calls", sentences=sentences, tables=tables)
 
 
 def _make_table(title: str, results: Sequence[FormResult]) -> Table:
@@ -87,6 +114,6 @@ def _make_line(result: FormResult) -> Line:
         format_duration(result.plain.median if result.plain else None),
         f"{ratio:.2f}" if math.isfinite(ratio) else "-",
         f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else "-",
-        tone_text(plain_line(result.problem), "bad") if result.problem else " ".join(result.flags),
+        tone_text(plain_line(result.problem), "bad") if result.problem else result.flags_text,
     )
     return Line(cells)

@@ -11,7 +11,7 @@ FEATURE = Feature(
         Command(
             "lifecycle",
             "command:lifecycle",
-            "Measure what a communicator costs to make, call first, divide, destroy and lose.",
+            "Measure setup, first call, new groups and end of a communicator, and loss of a rank.",
             starts_ranks=True,
         ),
     ),

@@ -177,7 +177,7 @@ class LossOfRank:
             self._diary.write("at", phase="destroying what is left")
             if given.way != "shrink":
                 library.leave_broken()
-            self._diary.write("at", phase="waiting to be told who is lost")
+            self._diary.write("at", phase="waiting to be notified who is lost")
             lost = library.wait_for_lost()
             self._diary.write("at", phase="making the smaller group")
             library.remake(lost, shrink=given.way == "shrink")

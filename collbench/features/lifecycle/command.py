@@ -39,10 +39,11 @@ class LifeOptions:
 
     groups: Annotated[
         str,
-        Option("--groups", help="Further groups that a life makes, a life for each; a list."),
+        Option("--groups", help="New groups to make; a list. Each has processes of its own."),
     ] = "1,4,16"
     sizes: Annotated[
-        str, make_option("listed", "Sizes of the first call, a life for each; a list.")
+        str,
+        make_option("listed", "Sizes of the first call; a list. Each has processes of its own."),
     ] = "1K,1M"
     collective: Annotated[
         str,
@@ -72,8 +73,8 @@ class KillOptions:
         str,
         Option(
             "--way",
-            help="How others go on: rebuild (after an error), told (by who watches), shrink"
-            " (NCCL's own); a list. Default: rebuild.",
+            help="How others go on: rebuild (after an error), notified (by the process that"
+            " watches), shrink (NCCL's own); a list. Default: rebuild.",
         ),
     ] = ""
 
@@ -94,7 +95,7 @@ class LifecycleOptions:
     kills: KillOptions
     launches: Annotated[
         int | None,
-        make_option("launches", "Lives of each kind, by new processes. Default: 6; of kills 1."),
+        make_option("launches", "Repeat so often, by new processes. Default: 6; with --kill 1."),
     ] = None
     timeout: Annotated[
         float | None,
@@ -111,11 +112,11 @@ class LifecycleOptions:
 
 
 def lifecycle(options: LifecycleOptions) -> None:
-    """Measure what a communicator costs to make, call first, divide, destroy and lose.
+    """Measure setup, first call, new groups and end of a communicator, and loss of a rank.
 
-    Each launch is a life of new processes: they start, find each other, make a communicator, call
-    it, make further groups and end. With --kill a rank is killed, and the others have to notice and
-    to go on without it: what they do not manage is named, with exit code 4. A recorded run is shown
+    Each launch starts new processes: they find each other, make a communicator, call it, make
+    further groups and end. With --kill a rank is killed, and the others have to detect it and to go
+    on without it: what they do not manage is named, with exit code 4. A recorded run is shown
     again.
     """
     from collbench.cli import outputs

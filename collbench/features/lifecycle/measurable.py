@@ -14,6 +14,8 @@ from collbench.features.lifecycle import KIND, LOSS_KIND
 from collbench.features.lifecycle.request import (
     DEFAULT_CALLS,
     DEFAULT_LIMIT,
+    NOTIFIED,
+    TOLD,
     Bytes,
     CalledCollective,
     Count,
@@ -54,7 +56,7 @@ def _read_table(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str
             f"{where}: {odd}: there is no such key",
             suggest_name(odd, keys) or f"use {', '.join(keys)}",
         )
-    values = dict(table)
+    values = _record_way(table)
     try:
         if isinstance(values.get("size"), str):
             values["size"] = parse_size(values["size"], "size")
@@ -77,9 +79,14 @@ def make_loss(**values: Any) -> LossRequest:
     return _convert(values, LossRequest)  # type: ignore[no-any-return]
 
 
+def _record_way(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with the way as files have it."""
+    return {**values, **({"way": TOLD} if values.get("way") == NOTIFIED else {})}
+
+
 def _convert(values: Mapping[str, Any], kind: type[msgspec.Struct]) -> Any:
     names = {"nbytes": "size", "victim": "rank"}
-    named = {names.get(name, name): value for name, value in values.items()}
+    named = _record_way({names.get(name, name): value for name, value in values.items()})
     try:
         return msgspec.convert(named, kind)
     except msgspec.ValidationError as e:

@@ -18,7 +18,9 @@ CALLED = (
     "broadcast",
     "all_to_all",
 )  # collectives that a life can call
-WAYS = ("rebuild", "told", "shrink")
+TOLD = "told"  # as files have it; people read and write NOTIFIED
+NOTIFIED = "notified"
+WAYS = ("rebuild", NOTIFIED, "shrink")
 DEFAULT_CALLS, DEFAULT_LIMIT, WINDOW = 20, 30.0, 2.0
 SILENT = "silence"  # with which the reason of a failure begins that must not pass unseen
 
@@ -63,8 +65,13 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=LOSS
     limit: Seconds = DEFAULT_LIMIT
 
     @property
+    def way_name(self) -> str:
+        """The way as people write it."""
+        return NOTIFIED if self.way == TOLD else self.way
+
+    @property
     def title(self) -> str:
-        """What it is about, in words."""
+        """What it is about, in words, by which files name it."""
         moment = "at random" if self.at < 0 else f"after {self.at:g} s"
         return (
             f"rank {self.victim} killed {moment}, {self.way}, all_reduce of"

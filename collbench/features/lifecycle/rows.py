@@ -41,16 +41,18 @@ TABLE = RowTable(
     together=True,
     noun="life",
     once=True,
+    planned_as_one=True,
 )
 LOSS_TABLE = RowTable(
     LOSS_KIND,
     _make_rows(
         {
-            KNOWN: "From a rank's being killed until every other rank knows.",
-            RECOVERED: "From a rank's being killed until the others' first right all_reduce.",
+            KNOWN: "From a rank's being killed until every other rank has detected it.",
+            RECOVERED: "From a rank's being killed until the others' first correct all_reduce.",
         }
     ),
     together=True,
     noun="loss",
     once=True,
+    planned_as_one=True,
 )

@@ -14,6 +14,7 @@ from collbench.core.text import (
     plain_line,
 )
 from collbench.features.lifecycle import rows
+from collbench.features.lifecycle.request import TOLD
 from collbench.features.lifecycle.summary import (
     LifeSummary,
     LossSummary,
@@ -23,7 +24,16 @@ from collbench.features.lifecycle.summary import (
 )
 from collbench.records.stats import half_width
 from collbench.records.types import RunFile
-from collbench.show.document import Block, Document, Line, Section, Table, make_columns, tone_text
+from collbench.show.document import (
+    Block,
+    Comment,
+    Document,
+    Line,
+    Section,
+    Table,
+    make_columns,
+    tone_text,
+)
 from collbench.show.views.series import View
 from collbench.show.words import format_interval, list_caveats
 
@@ -37,10 +47,16 @@ NAMES = {
     rows.DESTROY: "destroy",
 }
 NOTE = (
-    "of the last rank's begin to the last rank's end, over launches; memory: what the rank that"
-    " grew most has grown by"
+    "Time: from the last rank's start to the last rank's end; median over launches. memory: the"
+    " largest growth of any rank. ±∞: fewer than 6 launches, no interval."
 )
-HOW = {"error": "by an error", "told": "by being told", "never": "never"}
+LOSS_NOTE = (
+    "detected: from the kill until the last of the other ranks has seen an error or was notified;"
+    " recovered: until the last of them has done a correct all_reduce of the smaller group; medians"
+    " over kills. detected by: how ranks learned of it first; with the way notified a rank may see"
+    " an error before. ±∞: fewer than 6 kills, no interval."
+)
+HOW = {"error": "an error", TOLD: "notification", "never": "never"}
 MOST_FAILURES = 20  # named in a table's note
 
 
@@ -70,7 +86,7 @@ def _describe_phase(phase: PhaseTime) -> str:
 
 def make_phase_table(phases: Sequence[PhaseTime], title: str = "") -> Table:
     """A line for each phase of the lives of one communicator."""
-    heads = ["phase", "of", "median", "95 %", "launches", "memory"]
+    heads = ["phase", "detail", "time", "95 %", "launches", "memory"]
     with_device = any(phase.device is not None for phase in phases)
     heads += ["GPU memory"] * with_device
     lines = []
@@ -84,12 +100,12 @@ def make_phase_table(phases: Sequence[PhaseTime], title: str = "") -> Table:
 
 def make_loss_table(losses: Sequence[LossSummary], title: str = "") -> Table:
     """A line for each way in which ranks went on."""
-    heads = ("way", "killed", "came back", "known", "95 %", "first right call", "95 %", "knew")
+    heads = ("way", "kills", "came back", "detected", "95 %", "recovered", "95 %", "detected by")
     lines = []
     for loss in losses:
         how = ", ".join(f"{count} {HOW[name]}" for name, count in loss.how.items())
         cells = (
-            loss.loss.way,
+            loss.loss.way_name,
             str(loss.kills),
             str(loss.recovered),
             *_format_spread(loss.known),
@@ -97,7 +113,7 @@ def make_loss_table(losses: Sequence[LossSummary], title: str = "") -> Table:
             how,
         )
         lines.append(Line(cells, weight="" if loss.recovered == loss.kills else "bad"))
-    return Table(columns=make_columns(heads, "lrrrrrrl"), lines=lines, title=title)
+    return Table(columns=make_columns(heads, "lrrrrrrc"), lines=lines, title=title, note=LOSS_NOTE)
 
 
 def make_tables(summary: LifeSummary, prefix: str = "") -> list[Table]:
@@ -141,11 +157,10 @@ def make_document(file: RunFile) -> Document:
         "failures": summary.failures,
         "left_out": summary.left_out,
     }
-    section = _make_section(make_tables(summary), troubles)
     return Document(
         title="Life of a communicator",
         brief=brief,
-        sections=[section] if section else [],
+        comment=Comment([block for block in brief if block != ""]),
         values=values,
         rows=_align_rows([*phases, *losses]),
     )
@@ -178,9 +193,8 @@ def _make_section(tables: list[Table], troubles: list[str]) -> Section | None:
     if not tables and not troubles:
         return None
     sentence = (
-        "Each launch is a life of new processes: they start, find each other, make a communicator,"
-        " call it, make further groups and end. A time is that from the last rank's begin to the"
-        " last rank's end; its interval is over launches, at 95 %."
+        "Each launch starts new processes, which find each other, make a communicator, call it,"
+        " make further groups and end. Intervals are over launches, at 95 %."
     )
     return Section(
         name="lifecycle",
@@ -221,7 +235,7 @@ def flatten_loss(loss: LossSummary) -> dict[str, Any]:
         "backend": loss.backend,
         "ranks": loss.ranks,
         "settings": format_settings(loss.env),
-        "of": loss.loss.way,
+        "of": loss.loss.way_name,
         "victim": loss.loss.victim,
         "killed": loss.kills,
         "recovered": loss.recovered,

@@ -44,22 +44,33 @@ class PatternOptions:
             " list. W messages are under way at once.",
         ),
     ] = "ping-pong"
-    minbytes: Annotated[str, make_option("minbytes", "Smallest message. Default: 8.")] = "8"
+    minbytes: Annotated[str, make_option("minbytes", "Smallest message.")] = "8"
     maxbytes: Annotated[
-        str, make_option("maxbytes", "Largest message, included. Default: 4M, or -b.")
+        str,
+        make_option("maxbytes", "Largest message, always included. Default: 4M (rate: 8K), or -b."),
     ] = ""
     stepfactor: Annotated[
         float | None, make_option("stepfactor", "Multiply sizes by this. Default: 4.")
     ] = None
     pairs: Annotated[
-        str,
-        Option("--pairs", help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2)."),
-    ] = "0-1"
+        str | None,
+        Option(
+            "--pairs",
+            help="Ranks that talk: 0-1,2-3, or all (each rank r with r + n/2). Default: 0-1.",
+        ),
+    ] = None
     ngpus: Annotated[
         str,
         make_option("ranks", "Ranks on this machine; a list. Default: 2, or a launcher's."),
     ] = ""
-    backend: Annotated[str, make_option("backends")] = ""
+    backend: Annotated[
+        str,
+        make_option(
+            "backends",
+            "gloo, mpi, nccl, or any other torch.distributed backend; a list. Default: nccl with"
+            " GPUs, else gloo.",
+        ),
+    ] = ""
     imports: Imports = ""
     env: Annotated[list[str] | None, make_option("envs")] = None
 
@@ -68,8 +79,12 @@ class PatternOptions:
 class EffortOptions:
     """How long each case is measured."""
 
-    iters: Annotated[int | None, make_option("iters", "Samples of each case.")] = None
-    warmup: Annotated[int | None, make_option("warmup", "Samples before, not counted.")] = None
+    iters: Annotated[
+        int | None, make_option("iters", "Samples of each case. Default: until times are precise.")
+    ] = None
+    warmup: Annotated[
+        int | None, make_option("warmup", "Warm-up samples. Default: until times settle.")
+    ] = None
     max_time: Annotated[
         str, Option("--max-time", help="Longest time spent measuring a case. Default 2s.")
     ] = ""
@@ -77,7 +92,8 @@ class EffortOptions:
         str, make_option("budget", "Fit all of it into this time, by fewer samples: 60s.")
     ] = ""
     launches: Annotated[
-        int | None, make_option("launches", "Measure so often, each time by ranks newly started.")
+        int | None,
+        make_option("launches", "Measure so often, each time by ranks newly started. Default: 1."),
     ] = None
     check: Annotated[int, make_option("check")] = 1
 
@@ -123,16 +139,21 @@ def p2p(options: TransferOptions) -> None:
 def _run_order(order: Order, dry_run: bool, output_format: str) -> int:
     """Run what is asked for and show what came of it, or only what would run."""
     from collbench.cli.measure import and_tell, carry_out
+    from collbench.features.p2p.results import list_results
     from collbench.show import live
 
     if dry_run:
         return carry_out(order, live.Status, True)
 
+    has_time: list[bool] = []
+
     def show(file: RunFile) -> None:
+        has_time.extend(bool(result.time) for result in list_results(file))
         if file.records:
             _deliver(file, output_format)
 
-    return and_tell(order, show)
+    code = and_tell(order, show)
+    return code or (Exit.NO_VERDICT if has_time and not any(has_time) else Exit.OK)
 
 
 def _deliver(file: RunFile, output_format: str) -> None:
@@ -173,17 +194,21 @@ def make_suite(options: TransferOptions) -> Suite:
     from msgspec.structs import replace
 
     from collbench.cli.options import change_suite, find_source
-    from collbench.features.p2p.measurable import make_requests
+    from collbench.features.p2p.measurable import make_requests, refuse_pairs_without_effect
     from collbench.run.launch import join
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
     what, launcher = options.what, options.launcher
-    sizes = _choose_sizes(what)
     patterns = grammar.split_words(what.pattern)
     if not patterns:
         raise UsageError("--pattern names none", "ping-pong, for example")
-    requests = make_requests(patterns, sizes, what.pairs)
+    refuse_pairs_without_effect("--pairs", what.pairs, patterns)
+    requests = [
+        request
+        for pattern in patterns
+        for request in make_requests([pattern], _choose_sizes(what, pattern), what.pairs)
+    ]
     axes = Axes(
         collectives=(), sizes=(), ranks=(), backends=(), envs=grammar.expand_envs(what.env or [])
     )
@@ -213,14 +238,17 @@ def _make_policy(options: TransferOptions) -> Policy:
     )
 
 
-def _choose_sizes(what: PatternOptions) -> tuple[int, ...]:
+def _choose_sizes(what: PatternOptions, pattern: str) -> tuple[int, ...]:
+    """The sizes of a pattern; without -e up to what it has by default."""
+    from collbench.features.p2p.patterns import MAX_RATE_BYTES, parse_pattern
     from collbench.suite import grammar
 
+    name, _ = parse_pattern(pattern)
     smallest = grammar.parse_size(what.minbytes, "-b")
-    largest = max(smallest, LARGEST)
+    largest = max(smallest, MAX_RATE_BYTES if name == "rate" else LARGEST)
     if what.maxbytes:
         largest = grammar.parse_size(what.maxbytes, "-e")
-    return grammar.sweep_sizes(smallest, largest, what.stepfactor or FACTOR)
+    return grammar.sweep_to_end(smallest, largest, what.stepfactor or FACTOR)
 
 
 LARGEST, FACTOR = 4 << 20, 4.0  # of sizes, where nothing is said

@@ -124,25 +124,36 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
         return ACK_BYTES if is_ack else self.nbytes
 
 
+def refuse_pairs_without_effect(where: str, pairs: str | None, patterns: Sequence[str]) -> None:
+    """Raises UsageError where pairs are given and none of the patterns has any."""
+    names = [parse_pattern(text)[0] for text in patterns]
+    if pairs is not None and not any(PATTERNS[name].is_paired for name in names):
+        raise UsageError(
+            f"{where} has no effect on {' and '.join(dict.fromkeys(names))}",
+            f"leave {where} out: rank 0 and all others take part",
+        )
+
+
 def make_requests(
-    patterns: Sequence[str], sizes: Sequence[int], pairs: str
+    patterns: Sequence[str], sizes: Sequence[int], pairs: str | None = None
 ) -> list[TransferRequest]:
-    """A request for each pattern at each size; rate has sizes up to MAX_RATE_BYTES alone. Raises
-    UsageError for what cannot be."""
+    """A request for each pattern at each size. Raises UsageError for what cannot be, and where
+    rate has no size that it measures; its others are skipped with the reason, by the runner."""
     requests = []
     for text in patterns:
         name, window = parse_pattern(text)
-        fitting = [size for size in sizes if name != "rate" or size <= MAX_RATE_BYTES]
-        if not fitting:
+        if name == "rate" and all(size > MAX_RATE_BYTES for size in sizes):
             raise UsageError(
                 f"{text}: no size is at most {MAX_RATE_BYTES} B, as messages that are counted have",
                 f"-b 8, or window:{window} for larger ones",
             )
-        for size in fitting:
+        for size in sizes:
             if not 1 <= size <= 1 << 40:
                 raise UsageError(f"a message has no {size} B", "1 B at least, 1T at most")
             pattern = f"{name}:{window}" if window else name
-            requests.append(TransferRequest(pattern=pattern, nbytes=size, pairs=pairs))
+            requests.append(
+                TransferRequest(pattern=pattern, nbytes=size, pairs=pairs or DEFAULT_PAIRS)
+            )
     return requests
 
 
@@ -159,9 +170,10 @@ class _Transfers:
                 hint = suggest_name(unknown, KEYS) or f"use {', '.join(KEYS)}"
                 raise UsageError(f"{unknown}: there is no such key", hint)
             patterns, sizes = (_read_list(table, key) for key in KEYS[:2])
-            pairs = table.get("pairs", DEFAULT_PAIRS)
-            if not isinstance(pairs, str):
+            pairs = table.get("pairs")
+            if "pairs" in table and not (isinstance(pairs, str) and pairs):
                 raise UsageError('pairs is no text such as "0-1,2-3"', 'pairs = "all", for example')
+            refuse_pairs_without_effect("pairs", pairs, patterns)
             return make_requests(patterns, [parse_size(size, "sizes") for size in sizes], pairs)
         except UsageError as e:
             raise UsageError(f"{where}: {e.message}", e.hint) from e

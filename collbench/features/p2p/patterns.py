@@ -16,7 +16,7 @@ ACK_BYTES = 4  # as osu_bw has it
 DEFAULT_WINDOW = 64  # as osu_bw, osu_mbw_mr and IMB have it
 MAX_WINDOW = 1024
 MAX_RATE_BYTES = 8 << 10  # of messages that are counted rather than weighed
-Pairs = tuple[tuple[int, int], ...]  # who begins, and whom with
+Pairs = tuple[tuple[int, int], ...]  # the rank that sends first, and its partner
 
 
 class Transmission(NamedTuple):

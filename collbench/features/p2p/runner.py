@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from collbench.core.backend_info import backend_info, list_capable
+from collbench.core.backend_info import backend_info, list_infos
 from collbench.core.text import format_count, format_size
 from collbench.features.p2p.layout import measure_buffers
 from collbench.features.p2p.measurable import Transfer
+from collbench.features.p2p.patterns import MAX_RATE_BYTES
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
@@ -36,8 +37,12 @@ class _TransferRunner:
         if case.algorithm != "native":
             return f"{case.algorithm}: messages have no algorithm"
         if not info.messages:
-            able = list_capable(lambda other: other.messages)
-            return f"{case.backend} has no messages from rank to rank; {able} have"
+            return (
+                f"{case.backend} has no messages from rank to rank; backends with messages:"
+                f" {', '.join(_list_libraries())}"
+            )
+        if subject.pattern == "rate" and subject.nbytes > MAX_RATE_BYTES:
+            return f"rate: messages have {MAX_RATE_BYTES} B at most; window has larger ones"
         return ""
 
     def list_probes(self, job: Job) -> list[Case]:
@@ -90,6 +95,15 @@ class _TransferRunner:
         from collbench.features.p2p.trial import TransferTrial
 
         return TransferTrial(bench, job)
+
+
+def _list_libraries() -> list[str]:
+    """Backends with messages of their own: those of torch's kernels are NCCL's."""
+    return [
+        name
+        for name, info in list_infos().items()
+        if info.messages and not info.predicts and not name.startswith("torch_")
+    ]
 
 
 RUNNER = _TransferRunner()

@@ -36,6 +36,7 @@ from collbench.show.document import (
     tone_text,
 )
 from collbench.show.figure_style import COLOURS, SYMBOLS, escape_plotly, log_axis, sizes_axis
+from collbench.show.flags import explain_row_flags
 from collbench.show.views.series import View, make_table
 from collbench.show.words import count_reasons, format_interval, list_caveats
 
@@ -52,11 +53,11 @@ COLUMNS = (
     Column("total\nGB/s", priority=2),
     Column("messages/s"),
     Column("N", priority=3),
-    Column("flags", "left", priority=1),
+    Column("flags", "cut"),
 )
 OPTIONAL = ("backend", "ranks", "pairs", "setting")  # columns only where rows differ
 MEANINGS = {
-    "ping-pong": "half of the way to the other rank and back",
+    "ping-pong": "half of a round trip",
     "one-way": "from the sender's call until it has the receiver's acknowledgement",
     "both-ways": "a message, while one comes the other way",
     "window": "a message, of a window that is acknowledged once",
@@ -81,6 +82,7 @@ def make_document(file: RunFile) -> Document:
         body += [
             _make_table(_name_common(results), results),
             tone_text(_make_legend(results), "quiet"),
+            *explain_row_flags([row for result in results for row in result.rows], file),
         ]
     body += [f"{number} skipped: {reason}" for reason, number in count_reasons((), skipped)]
     body += [] if results or skipped else ["no transfer was measured"]
@@ -179,8 +181,9 @@ def _make_legend(results: Sequence[TransferResult]) -> str:
     names = dict.fromkeys(result.transfer.pattern for result in results)
     meanings = "; ".join(f"{name}: {MEANINGS[name]}" for name in names)
     return (
-        f"Time: {meanings}. GB/s: of one pair and one way; total: of all pairs and both ways; of"
-        " incast and outcast both are rank 0's. Intervals are at 95 %."
+        f"time: {meanings}. GB/s: of one pair and one way; total: of all pairs and both ways; of"
+        " incast and outcast both are rank 0's. ±: the wider side of the 95 % interval, relative"
+        " to time; above 100 % time is hardly known. A flag with ! is a severe one."
     )
 
 

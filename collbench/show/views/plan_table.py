@@ -34,21 +34,28 @@ def describe_plan(
     cycles = Counter(row.case.cycle for row in rows)
     are_alike = len(cycles) > 1 == len({*cycles.values()})
     listed = [row for row in rows if row.case.cycle == 0] if are_alike else rows
+    listed = [row for row in listed if not _is_said_by_leader(row.case)] or listed
     varying, constant = split_axes([row.case for row in listed]) if rows else ([], "")
+    as_one = [row.case for row in listed if row.case.table.planned_as_one]
+    if len(as_one) == len(listed) and "collective" not in varying and rows:
+        constant = constant.removeprefix(f"{rows[0].case.collective}, ")
     constant += f"; each of {format_count(len(cycles), cycle)}" * are_alike
     lines = []
     for row in listed[:MOST_PLANNED]:
         values = word_axes(row.case)
         values["cycle"] = f"{cycle} {row.case.cycle + 1}"
+        if row.case.table.planned_as_one:
+            values["collective"] = ""
         value_words = [values[name] for name in varying if values[name]]
         label = plain_line(", ".join([*value_words, row.case.mode]))
         if row.skipped:
             why = tone_text(label) + tone_text(f": {plain_line(row.skipped)}", "notice")
             lines.append(Line((why, format_size(row.case.nbytes), "", "", "", "")))
         else:
+            is_one = row.case.table.planned_as_one
             memory = (
-                format_size(row.case.size),
-                format_size(row.moved),
+                format_size(row.case.nbytes if is_one else row.case.size),
+                "-" if is_one and not row.moved else format_size(row.moved),
                 format_size(row.bytes_per_rank),
             )
             time = format_duration(row.seconds * 1e9 or None)
@@ -64,9 +71,24 @@ def describe_plan(
         Table(columns=make_columns(heads, "w"), lines=lines),
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
         *(tone_text(sentence, "quiet") for sentence in PLANNED if run),
+        *(tone_text(sentence, "quiet") for sentence in _describe_joint(as_one)),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
         *_may_be_refused([row.case for row in run]),
         *_describe_crowded([row.case for row in run], cores),
+    ]
+
+
+def _is_said_by_leader(case: Case) -> bool:
+    """Whether the line of the case that leads it stands for this one, too."""
+    return case.is_part and case.table.planned_as_one
+
+
+def _describe_joint(leaders: Sequence[Case]) -> list[str]:
+    """How many cases the lines of these leaders stand for."""
+    tables = {case.table.kind: case.table for case in leaders}
+    return [
+        f"each {table.noun}: {format_count(len(table.rows), 'case')}, measured together"
+        for table in tables.values()
     ]
 
 

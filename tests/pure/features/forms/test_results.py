@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from factories import make_file, world
+from msgspec.structs import replace
 
 from collbench.features.forms.measurable import FORMS, make_requests
 from collbench.features.forms.results import flatten_result, list_results
@@ -60,6 +61,30 @@ def test_a_plain_form_without_a_time_leaves_no_ratio() -> None:
     (result,) = list_results(make_file(records, file.worlds, suite=file.run.suite))
     values = flatten_result(result)
     assert values["time_us"] == pytest.approx(30) and values["ratio"] is None
+
+
+def test_the_side_that_has_no_time_is_named_and_rows_without_a_ratio_counted() -> None:
+    file = measured()
+    plain = [
+        replace(record, invalid={"late start": 50}) if record.case.collective == PLAIN else record
+        for record in file.records
+    ]
+    file = make_file(plain, file.worlds, suite=file.run.suite)
+    (result,) = list_results(file)
+    assert result.problem == "apart: invalid!"
+    text = terminal.render_text(make_document(file))
+    assert "1 of 1 row without a ratio" in text
+    assert "flagged: invalid (1): more than 5 %" in text
+
+
+def test_a_flag_of_one_side_is_named_with_it() -> None:
+    file = measured()
+    records = [
+        replace(record, times_ns=record.times_ns[:3]) if record.case.collective == PLAIN else record
+        for record in file.records
+    ]
+    (result,) = list_results(make_file(records, file.worlds, suite=file.run.suite))
+    assert "apart: n<6" in result.flags_text
 
 
 def test_a_report_has_a_table_and_one_without_forms_none() -> None:

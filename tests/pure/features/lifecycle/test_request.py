@@ -60,11 +60,18 @@ def test_launches_are_fresh() -> None:
 
 
 def test_a_kill_has_a_loss_for_each_way() -> None:
-    losses = requests(kill=1, kill_at="0.5", way="rebuild,told", timeout=7.0)
+    losses = requests(kill=1, kill_at="0.5", way="rebuild,notified", timeout=7.0)
     assert [(loss.victim, loss.at, loss.way, loss.limit) for loss in losses] == [
         (1, 0.5, "rebuild", 7.0),
         (1, 0.5, "told", 7.0),
     ]
+
+
+@pytest.mark.parametrize("way", ["notified", "told"])
+def test_a_suite_takes_the_way_as_people_and_as_files_write_it(way: str) -> None:
+    request = LOSSES.parse({"rank": 1, "way": way}, "suite.toml", Path("suite.toml"))
+    loss = LOSSES.resolve(request, 3, True, ["gloo"])
+    assert (loss.way, loss.way_name) == ("told", "notified")
 
 
 @pytest.mark.parametrize("at", ["", "random"])
@@ -75,7 +82,7 @@ def test_the_moment_is_random_unless_it_is_said(at: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"way": "told"}, "--way has no effect without --kill"),
+        ({"way": "notified"}, "--way has no effect without --kill"),
         ({"kill_at": "1"}, "--kill-at has no effect without --kill"),
         ({"kill": 1, "way": "pray"}, "--way"),
         ({"kill": 1, "kill_at": "soon"}, "--kill-at"),

@@ -20,7 +20,10 @@ from collbench.features.lifecycle.view import make_document, make_section
 from collbench.records.derive import derive_row
 from collbench.records.rows import make_rows
 from collbench.records.types import Record, RunFile
+from collbench.run.reporter import PlanRow
 from collbench.show import markdown, programs, terminal
+from collbench.show.document import Document
+from collbench.show.views.plan_table import describe_plan
 from collbench.show.views.series import make_view
 from collbench.suite.case import Case
 
@@ -96,6 +99,29 @@ def test_lives_of_one_launch_count_once() -> None:
     ]
     (phase,) = summarize_lives(run_of(records, 6)).phases
     assert (phase.time.launches, phase.time.median) == (6, 2000.0)
+
+
+def test_markdown_has_each_table_once() -> None:
+    text = markdown.render_markdown(make_document(run_of([lived(SMALL, rows.INIT, 1000)])))
+    assert "****" not in text and text.count("### gloo, 2 ranks") == 1
+    assert "median over launches" in text and "fewer than 6 launches" in text
+
+
+def test_how_ranks_learned_of_a_loss_is_said_in_the_words_of_the_option() -> None:
+    text = terminal.render_text(make_document(run_of([lost(9)])))
+    assert "1 an error, 1 notification" in text and "told" not in text
+    assert "a rank may see an error before" in " ".join(text.split())
+
+
+def test_a_plan_has_one_line_for_each_life() -> None:
+    cases = [lived(life, phase, 1).case for life in (SMALL, MANY) for phase in rows.TABLE.rows]
+    for planned in (
+        [PlanRow(case=case) for case in cases],
+        [PlanRow(case=case, skipped="no such library") for case in cases],
+    ):
+        text = terminal.render_text(Document(title="", brief=describe_plan(planned)))
+        assert text.count("life with") == 2 and "communicator_init" not in text
+        assert "each life: 7 cases, measured together" in text
 
 
 def test_groups_are_told_apart_and_calls_are_pooled() -> None:

@@ -17,7 +17,7 @@ from collbench.features.p2p.command import (
     make_order,
     make_suite,
 )
-from collbench.features.p2p.measurable import TRANSFERS, Transfer, TransferRequest, make_requests
+from collbench.features.p2p.measurable import TRANSFERS, Transfer, TransferRequest
 from collbench.features.p2p.runner import RUNNER
 from collbench.suite.measurable import decode_subject
 from collbench.suite.toml import load_suite
@@ -144,14 +144,39 @@ def test_what_a_file_says_of_a_subject_is_checked(fields: dict[str, Any]) -> Non
 
 def test_the_command_measures_8_B_to_4_MiB_by_4_on_two_ranks() -> None:
     suite = make_suite(options())
-    assert [request.nbytes for request in suite.requests] == [8 * 4**power for power in range(10)]
+    sizes = [8 * 4**power for power in range(10)]
+    assert [request.nbytes for request in suite.requests] == [*sizes, 4 << 20]
     assert suite.axes.ranks == (2,)
 
 
-def test_rate_has_small_messages_alone() -> None:
-    requests = make_requests(["window", "rate"], [8, 8192, 65536], "0-1")
-    assert [request.nbytes for request in requests if request.pattern == "rate:64"] == [8, 8192]
-    assert len(requests) == 5
+@pytest.mark.parametrize(
+    ("end", "sizes"),
+    [("8", [8]), ("16", [8, 16]), ("32", [8, 32]), ("1K", [8, 32, 128, 512, 1024])],
+)
+def test_the_largest_size_is_always_measured(end: str, sizes: list[int]) -> None:
+    requests = make_suite(options(maxbytes=end)).requests
+    assert [request.nbytes for request in requests] == sizes
+
+
+def test_rate_has_small_messages_unless_larger_ones_are_asked_for() -> None:
+    sizes = [request.nbytes for request in make_suite(options(pattern="rate")).requests]
+    assert max(sizes) == 8192
+
+
+def test_messages_that_rate_has_not_are_skipped_with_the_reason() -> None:
+    suite = make_suite(options(pattern="rate", minbytes="8192", maxbytes="32K")).resolve()
+    cases, _ = suite.expand()
+    reasons = [RUNNER.refuse(case, suite.subject_finder(case), lambda _: "") for case in cases]
+    assert [bool(reason) for reason in reasons] == [False, True]
+    assert "8192 B at most" in reasons[1]
+
+
+def test_pairs_without_effect_are_refused() -> None:
+    with pytest.raises(UsageError, match="--pairs has no effect on incast and outcast"):
+        make_suite(options(pattern="incast,outcast", pairs="all"))
+    assert make_suite(options(pattern="incast,ping-pong", pairs="all")).requests
+    with pytest.raises(UsageError, match=r"suite.toml: \[\[p2p\]\]: pairs has no effect on incast"):
+        parse(patterns="incast", sizes=8, pairs="0-1")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +199,7 @@ def test_a_bad_option_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_a_backend_without_messages_is_refused_with_those_that_have_them() -> None:
     (case,), _ = make_suite(options(backend="shm", maxbytes="8")).resolve().expand()
     reason = RUNNER.refuse(case, None, lambda _: "")  # type: ignore[arg-type]
-    assert "shm has no messages from rank to rank" in reason and "gloo" in reason
+    assert reason.endswith("backends with messages: gloo, mpi, nccl, ucc, xccl")
 
 
 def test_a_model_is_refused() -> None:

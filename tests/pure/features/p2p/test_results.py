@@ -102,6 +102,12 @@ def test_what_was_skipped_is_said_with_the_reason() -> None:
     assert "1 skipped: no room" in text and not list_results(file)
 
 
+def test_flags_are_explained_below_the_table() -> None:
+    file = measured(subject("ping-pong"), times_ns=[1000 * US] * 3)
+    text = terminal.render_text(make_document(file))
+    assert "n<6" in text and "flagged: n<6 (1): fewer than 6 samples" in text
+
+
 def test_nothing_measured_is_said() -> None:
     assert "no transfer was measured" in terminal.render_text(make_document(make_file([])))
 
