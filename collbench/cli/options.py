@@ -77,7 +77,7 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
         "groups": choose_groups(values["groups"], launcher, source),
     }
     axes = _settle_axes(_select_fields(Axes, {**values, **swept}), launcher, source)
-    axes = add_paths(axes, values["paths"])
+    axes = add_paths(axes, values["paths"], source)
     thresholds = _read_thresholds(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=thresholds)
     suite = _add_launches(suite, values["launches"], launcher, values["max_seconds"])
@@ -101,15 +101,20 @@ def read_request(name: str, given: Mapping[str, Any]) -> Asked:
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
 
 
-def add_paths(axes: Axes, paths: Sequence[str]) -> Axes:
+def add_paths(axes: Axes, paths: Sequence[str], source: PlaceSource | None = None) -> Axes:
     """The sweep with the settings of each path in place of each setting. Raises UsageError where
     both decide the same."""
     if not paths:
         return axes
-    nic = find_default_interface()
+    nic = "" if source else find_default_interface()
     if not nic and (name := next((n for n in paths if needs_nic(n, axes.backends)), "")):
+        unknown = (
+            f"the cards of hosts that {source.name} reaches are not known here"
+            if source
+            else "this host has no default route, so no card to name"
+        )
         raise UsageError(
-            f"--path {name}: this host has no default route, so no card to name",
+            f"--path {name}: {unknown}",
             "set the interface by --env (GLOO_SOCKET_IFNAME=eth0)",
         )
     presets = [expand_path(name, axes.backends, nic) for name in paths]
@@ -355,7 +360,7 @@ def change_suite(
     paths = [grammar.parse_choice("--path", word, PATHS) for word in grammar.split_words(path)]
 
     def settle(axes: Axes) -> Axes:
-        return add_paths(_settle_axes(axes, launcher, source), paths)
+        return add_paths(_settle_axes(axes, launcher, source), paths, source)
 
     changed = replace(
         suite,
@@ -519,7 +524,7 @@ class RunExport(Gathered):
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
-        outputs.write_runs([self.file], self._path, self._format)
+        outputs.write_runs([self.file], self._path, self._format, "--output")
 
 
 def make_reporter(

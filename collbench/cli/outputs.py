@@ -109,19 +109,19 @@ def write_file(
     return [(file, len(text.encode())) for file, text, _ in files]
 
 
-def write_runs(files: Sequence[RunFile], path: Path, name: str) -> int:
+def write_runs(files: Sequence[RunFile], path: Path, name: str, option: str = "-o") -> int:
     """Writes runs in the format ``name`` of RUN_FORMATS; the file's bytes. Raises UsageError and
     CannotRun."""
     from collbench.core.files import replace_file
     from collbench.show.parquet import render_parquet
     from collbench.show.views import gauges
 
-    check_file(path, name)
+    check_file(path, name, option=option)
     if name == "parquet":
         data = render_parquet(files)
     else:
         data = render_text(gauges.make_document(files), name).encode()
-    replace_file(path, data, shared=True)
+    replace_file(path, data, option, shared=True)
     return len(data)
 
 

@@ -61,6 +61,7 @@ SECTIONS = {
         "ssh",
         "groups",
         "envs",
+        "paths",
         "pin",
         "virtual",
         "share_gpu",

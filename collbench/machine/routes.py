@@ -7,16 +7,25 @@ from pathlib import Path
 from collbench.machine import sysfs
 
 IPV4, IPV6 = "proc/net/route", "proc/net/ipv6_route"
+UP, REJECT = 0x1, 0x200  # flags of a route
 
 
 def find_default_interface(root: Path = sysfs.ROOT) -> str:
     """The interface that the default route goes by; empty where there is none."""
     for line in (sysfs.read_text(root / IPV4) or "").splitlines()[1:]:
         words = line.split()
-        if len(words) > 7 and words[1] == words[7] == "00000000":
+        if len(words) > 7 and words[1] == words[7] == "00000000" and _is_usable(words[3]):
             return words[0]
     for line in (sysfs.read_text(root / IPV6) or "").splitlines():
         words = line.split()
         if len(words) == 10 and set(words[0]) == {"0"} and words[1] == "00" and words[9] != "lo":
             return words[9]
     return ""
+
+
+def _is_usable(flags: str) -> bool:
+    """Whether packets may go by a route with these flags, in hexadecimal."""
+    try:
+        return int(flags, 16) & (UP | REJECT) == UP
+    except ValueError:
+        return False

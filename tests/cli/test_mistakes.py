@@ -160,7 +160,7 @@ def test_help_begins_with_ten_options_that_everybody_needs(inside) -> None:
 
 
 def test_help_has_a_crontab_line_a_nagios_command_and_node_exporters_folder(inside) -> None:
-    text = inside("help", "health").stdout
+    text = inside("help", "outputs").stdout
     assert "* * *" in text and "flock" in text and "COLLBENCH_HOME=" in text
     assert "define command" in text and "--nagios" in text
     assert "--collector.textfile.directory=" in text

@@ -35,7 +35,19 @@ with open({log!r}, "a") as file:
 print({answer!r})
 sys.exit({code})
 """
-EVIL = ["$(touch x)", "a b", "node[1-9]", "a,b", "-o", "ALL", "", "x" * 65, "a\nb"]
+EVIL = [
+    "$(touch x)",
+    "a b",
+    "node[1-9]",
+    "a,b",
+    "-o",
+    "ALL",
+    "all.cluster.local",
+    "10.0.0.5",
+    "",
+    "x" * 65,
+    "a\nb",
+]
 
 
 def verdict(*hosts: str, **fields: Any) -> Verdict:
@@ -381,9 +393,11 @@ def test_a_webhook_that_refuses_is_told_without_its_address(
     assert refused.returncode == 1 and "it answered 404" in refused.stderr
     away = post(path, "http://127.0.0.1:9/secret", given)
     assert away.returncode == 1 and "cannot be reached" in away.stderr
+    bad = post(path, "http://127.0.0.1:9/a secret", given)
+    assert bad.returncode == 1 and "cannot be reached" in bad.stderr
     for url in ("", "file:///etc/passwd", "secret"):
         assert post(path, url, given).returncode == 2
-    assert "secret" not in refused.stderr + away.stderr
+    assert "secret" not in refused.stderr + away.stderr + bad.stderr
 
 
 # Node Health Check

@@ -198,11 +198,12 @@ def test_a_report_is_written_whole_or_not_at_all(
     linked.symlink_to(page)
     with monkeypatch.context() as patched:
 
-        def half(path: Path, text: str, **more: Any) -> int:
-            path.write_bytes(text[: len(text) // 2].encode())
+        def half(path: Path, data: bytes) -> int:
+            with path.open("wb") as file:
+                file.write(data[: len(data) // 2])
             raise OSError(28, "No space left on device")
 
-        patched.setattr(Path, "write_text", half)
+        patched.setattr(Path, "write_bytes", half)
         with pytest.raises(CannotRun, match="No space left"):
             files.save_text(page, "new text", "old")
     assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == [

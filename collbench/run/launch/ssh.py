@@ -53,7 +53,15 @@ _LOOK_SECONDS = 0.2
 _LAST_LINES = 3  # of standard error, that say why ssh ended
 
 
-_OWN = ("COLLBENCH_TOKEN", "COLLBENCH_HOME", "COLLBENCH_HOSTS", "COLLBENCH_SSH", "COLLBENCH_WORLD")
+_OWN = (
+    "COLLBENCH_TOKEN",
+    "COLLBENCH_WEBHOOK_URL",
+    "COLLBENCH_HISTORY",
+    "COLLBENCH_HOME",
+    "COLLBENCH_HOSTS",
+    "COLLBENCH_SSH",
+    "COLLBENCH_WORLD",
+)
 
 
 # What a scheduler or launcher has told the launching process of itself.

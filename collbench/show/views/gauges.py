@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any, get_args
 
 from collbench.core.text import format_settings, plain_line
-from collbench.core.version import __version__
 from collbench.records.flags import UNGATED
 from collbench.records.machines import name_machine
 from collbench.records.origins import is_fake
@@ -31,7 +30,7 @@ CASE_GAUGES = {  # by what a case has
     "doubts": "Flags for which the case decides no verdict.",
 }
 RUN_GAUGES = {
-    "info": "1, with the run's id, its tag and collbench's version.",
+    "info": "1, with the run's id, its tag and the version of collbench that measured it.",
     "cases": "Records of the run, by how they ended.",
     "start_timestamp_seconds": "When the run began.",
     "end_timestamp_seconds": "When the run ended; absent where it was cut short.",
@@ -67,7 +66,7 @@ def _describe_run(file: RunFile) -> list[Gauge]:
                     **labels,
                     "run": plain_line(run.id),
                     "tag": plain_line(run.tag),
-                    "version": __version__,
+                    "version": _find_version(file),
                 },
                 1,
             )
@@ -159,6 +158,12 @@ def parse_time(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _find_version(file: RunFile) -> str:
+    """The collbench that measured a run; empty where that was not recorded."""
+    libraries = file.run.environment.get("libraries")
+    return plain_line(str(libraries.get("collbench", ""))) if isinstance(libraries, dict) else ""
 
 
 def _find_time(file: RunFile) -> float | None:

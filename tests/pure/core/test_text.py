@@ -23,6 +23,8 @@ def test_what_is_told_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> 
 def test_nobody_else_prints_words_to_standard_error() -> None:
     found = []
     for path in ROOT.rglob("*.py"):
+        if path.parent.name == "files":  # recipes, programs of their own
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"):
                 continue

@@ -11,6 +11,7 @@ from collbench.machine.routes import find_default_interface
 HEAD = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 NEAR = "eth1\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
 DEFAULT = "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+REJECTED = "*\t00000000\t00000000\t0200\t0\t0\t0\t00000000\t0\t0\t0\n"
 ZERO = "0" * 32
 LOST = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo\n"
 SIX = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000003     ens3\n"
@@ -20,6 +21,7 @@ SIX = f"{ZERO} 00 {ZERO} 00 {ZERO} 00000400 00000001 00000000 00000003     ens3\
     ("four", "six", "name"),
     [
         (HEAD + NEAR + DEFAULT, "", "eth0"),
+        (HEAD + REJECTED + DEFAULT, "", "eth0"),
         (HEAD + NEAR, LOST + SIX, "ens3"),
         (HEAD + NEAR, LOST, ""),
         ("", "", ""),

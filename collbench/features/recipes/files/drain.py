@@ -41,7 +41,8 @@ def main() -> int:
         print(f"drain: this is no verdict of collbench: {error!r}", file=sys.stderr)
         return 2
     for host in reasons:
-        if not HOST.fullmatch(host) or host.lower() == "all":
+        short = host.partition(".")[0]
+        if not HOST.fullmatch(host) or short.lower() == "all" or short.isdigit():
             print(f"drain: {host!r} is no host's name; nothing is done", file=sys.stderr)
             return 2
     if len(reasons) > options.most:

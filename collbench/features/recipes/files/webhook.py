@@ -14,6 +14,7 @@ Needs Python 3.9.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import sys
@@ -62,8 +63,9 @@ def describe(verdict: dict[str, Any]) -> list[str]:
 
 
 def chat(lines: list[str]) -> dict[str, Any]:
-    """A message, in which no name is a link or calls people."""
+    """A message, in which no name is a link or calls people: after an @ stands a space."""
     text = "\n".join(lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = text.replace("@", "@ ")
     return {"text": text}
 
 
@@ -82,7 +84,7 @@ def post(url: str, body: dict[str, Any]) -> int:
     try:
         with urllib.request.urlopen(request, timeout=20):
             return 0
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         code = getattr(error, "code", "")
         why = f"it answered {code}" if code else f"it cannot be reached ({type(error).__name__})"
         print(f"webhook: not posted: {why}", file=sys.stderr)

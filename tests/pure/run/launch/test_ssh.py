@@ -76,6 +76,7 @@ def test_settings_go_to_hosts_and_secrets_and_jobs_do_not() -> None:
         "PYTHONPATH": "/tree",
         "COLLBENCH_TOKEN": "secret",
         "COLLBENCH_HOME": "/home/me",
+        "COLLBENCH_WEBHOOK_URL": "https://hooks/secret",
         "COLLBENCH_WORLD": "w",
         "SLURM_JOB_ID": "7",
         "RANK": "0",
