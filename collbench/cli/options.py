@@ -283,6 +283,14 @@ def _settle_axes(axes: Axes, launcher: str, source: PlaceSource | None) -> Axes:
     return axes.resolve(member.n, member.local_n) if member else axes.resolve()
 
 
+def refuse_fixed_samples(iters: int | None, max_time: str, samples: str = "samples") -> None:
+    """Raises UsageError where -n and --max-time both say how often a case is measured."""
+    if iters and max_time:
+        raise UsageError(
+            f"-n fixes the {samples} that --max-time would choose", "leave out -n or --max-time"
+        )
+
+
 def find_source(
     launcher: str, address: str = "", placement: str = "", hosts: str = "", ssh: str = ""
 ) -> PlaceSource | None:

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -111,6 +111,14 @@ def inert_cell(value: Any) -> Any:
     return (
         re.sub(r"(^|[;\t\r\n])(?=[=+\-@\t\r])", r"\1'", value) if isinstance(value, str) else value
     )
+
+
+def clear_unknown(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with None for every number that is not finite."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def escape_markdown(text: str) -> str:

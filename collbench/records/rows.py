@@ -150,6 +150,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.derived.times.samples if self.derived else 0
 
 
+def list_wrong(rows: Iterable[Row]) -> list[Record]:
+    """The records with wrong data, of any cycle, be there times beside them or not."""
+    records = (cycle.record for row in rows for cycle in row.cycles)
+    return [record for record in records if record.status == "wrong"]
+
+
+def were_skipped(rows: Iterable[Row]) -> bool:
+    """Whether no cycle of the rows was started."""
+    return all(cycle.record.status == "skipped" for row in rows for cycle in row.cycles)
+
+
 class CaseTime(NamedTuple):
     """A case over its fit launches: the median of their medians with its 95 % interval, infinite
     where too little bounds it, and how many launches and samples are behind them."""

@@ -16,7 +16,7 @@ from collbench.core.text import format_count, format_size
 from collbench.machine import cpus
 from collbench.records.types import Cache, Record
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, Room
+from collbench.run.memory import PAGE, Room, explain_no_room
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -146,18 +146,14 @@ class CollectiveRunner:
         """The job with as many pairs of buffers as the cache asks for and memory holds, or why not
         even those of one sample fit."""
         pair = buffer_bytes(case, policy)
-        where, available, cache_bytes, sharers, base = room
+        _, available, cache_bytes, sharers, base = room
         fixed = sharers * (base + scratch_bytes(case))
         target_rotation = wanted_rotation(case, policy, cache_bytes)
         possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
             need = fixed + sharers * pair * policy.agg_iters
-            return Skip(
-                case,
-                f"{format_size(case.size)} on {format_count(sharers, 'rank')} needs"
-                f" {need >> 20:,} MiB"
-                f" {where}, {available >> 20:,} MiB are available",
-            )
+            what = f"{format_size(case.size)} on {format_count(sharers, 'rank')}"
+            return Skip(case, explain_no_room(what, need, room))
         rotation = min(target_rotation, possible)
         if policy.cache == "hot":
             cache: Cache = "hot"

@@ -18,6 +18,8 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun
 from collbench.machine import amd, cpus, memory, sysfs
 from collbench.machine import gpu as nvml
+from collbench.run.jobs import Job
+from collbench.suite.case import Skip
 from collbench.suite.policy import Policy
 
 RANK_BYTES = (
@@ -45,6 +47,21 @@ class Room(NamedTuple):
     cache: int
     sharers: int
     base: int
+
+
+AVAILABLE = "MiB are available"  # ends what is said of a case that does not fit
+
+
+def explain_no_room(what: str, needed: int, room: Room) -> str:
+    """Why what needs so many bytes is skipped."""
+    return f"{what} needs {needed >> 20:,} MiB {room.where}, {room.available >> 20:,} {AVAILABLE}"
+
+
+def fit_job(job: Job, what: str, needed: int, room: Room) -> Job | Skip:
+    """The job, or that what it needs, with all ranks that share the room, is not there."""
+    if needed <= room.available:
+        return job
+    return Skip(job.case, explain_no_room(what, needed, room))
 
 
 Rooms = Callable[[str, int, Policy], Room]

@@ -17,7 +17,7 @@ from collbench.core.text import format_count
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.run.collectives import measure_crowding
 from collbench.run.jobs import Job, Plan
-from collbench.run.memory import Room
+from collbench.run.memory import AVAILABLE, Room
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -163,7 +163,7 @@ def _calls_between_signs(case: Case, policy: Policy) -> int:
 
 REMEDIES = {  # by words of the reason
     "--scale": "use --scale for a part of every operation, or --slice for fewer of the ranks",
-    "MiB are available": "take smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    AVAILABLE: "take smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
     "does not exist among": "choose -r below the number of ranks (-g), or all",
     "takes at most": "take smaller sizes (-e), or a wider datatype (-d), which has fewer elements",
     "element": "take larger sizes (-b)",

@@ -217,10 +217,21 @@ def split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def list_words(value: object) -> list[str] | None:
+    """A suite's list of texts and whole numbers, or one of them, as texts; None for anything
+    else."""
+    values = value if isinstance(value, list) else [value]
+    usable = [str(v) for v in values if isinstance(v, str) or type(v) is int]
+    return usable if len(usable) == len(values) else None
+
+
+MOST_DIGITS = 100  # of a whole number; Python itself reads 4300
+
+
 def parse_integer(option: str, text: str, least: int = 0) -> int:
     """A whole number from ``least`` up. Raises UsageError."""
-    if not text.isdigit() or int(text) < least:
-        raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
+    if not text.isdecimal() or len(text) > MOST_DIGITS or int(text) < least:
+        raise UsageError(f"{option}: '{text[:40]}' is not a whole number from {least} up")
     return int(text)
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from collbench.core.errors import Exit, RunBroken
 from collbench.features.forms.measurable import COALESCED, FORMS, OBJECTS, make_requests
+from collbench.records.derive import NO_SAMPLE
+from collbench.records.flags import EXCLUDED
 from collbench.records.types import Record, World
 from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
@@ -60,12 +62,17 @@ def test_a_rank_that_ends_is_named(launcher: Launcher) -> None:
 
 @pytest.mark.slow
 def test_the_commands_print_both_forms(cli) -> None:
-    words = ("-e", "8", "--backend", "gloo", "-n", "5", "--no-save", "--format", "json")
+    words = ("-e", "8", "--backend", "gloo", "-n", "50", "--no-save", "--format", "json")
     for command in (("objects", "gather"), ("coalesce", "all-reduce", "--together", "4")):
         done = cli(*command, *words)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode in (Exit.OK, Exit.NO_VERDICT), done.stderr
         (row,) = json.loads(done.stdout)["rows"]
-        assert row["time_us"] > 0 < row["plain_us"] and not row["note"]
+        if done.returncode == Exit.NO_VERDICT:  # a busy machine may leave no sample that counts
+            assert row["ratio"] is None and any(
+                why in row["note"] for why in (*EXCLUDED, NO_SAMPLE)
+            )
+        else:
+            assert row["time_us"] > 0 < row["plain_us"] and not row["note"]
 
 
 @pytest.mark.slow

@@ -191,15 +191,13 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
     """A case of both forms for each request, backend and launch. Raises UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source
+    from collbench.cli.options import change_suite, find_source, refuse_fixed_samples
     from collbench.run.launch import join
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Axes, Suite
 
-    if sweep.iters and sweep.max_time:
-        raise UsageError(
-            "-n fixes the samples that --max-time would choose", "leave out -n or --max-time"
-        )
+    refuse_fixed_samples(sweep.iters, sweep.max_time)
+    source = find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh)
     policy = Policy(
         iters=sweep.iters, warmup=sweep.warmup, check=sweep.check, timeout=sweep.timeout
     )
@@ -209,11 +207,11 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
             axes=Axes(collectives=(), sizes=(), ranks=(), backends=()),
             policy=policy,
         ),
-        ngpus=sweep.ngpus or ("" if sweep.hosts or join.detect_launcher(sweep.launcher) else "2"),
+        ngpus=sweep.ngpus or ("" if source or join.detect_launcher(sweep.launcher) else "2"),
         backend=sweep.backend,
         max_time=sweep.max_time,
         launcher=sweep.launcher,
-        source=find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh),
+        source=source,
         inject=sweep.inject,
         launches=sweep.launches,
     )

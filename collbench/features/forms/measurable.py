@@ -15,7 +15,7 @@ from collbench.core.text import suggest_name
 from collbench.features.forms import KIND
 from collbench.features.forms.rows import OTHER
 from collbench.suite.case import Ranks
-from collbench.suite.grammar import parse_size
+from collbench.suite.grammar import list_words, parse_integer, parse_size
 
 OBJECTS = {  # by the collective that moves the same bytes as a tensor
     "all_gather": "all_gather_object",
@@ -24,7 +24,7 @@ OBJECTS = {  # by the collective that moves the same bytes as a tensor
     "scatter": "scatter_object_list",
 }
 COALESCED = ("all_reduce", "all_gather", "reduce_scatter", "sendrecv")
-MAX_TOGETHER = 1024
+TOGETHER, MAX_TOGETHER = 8, 1024  # where nothing is said, and at most
 Bytes = Annotated[int, Meta(ge=1, le=1 << 32)]
 Together = Annotated[int, Meta(ge=0, le=MAX_TOGETHER)]
 KEYS = ("objects", "coalesced", "sizes", "together")
@@ -113,10 +113,10 @@ class _Forms:
             objects, coalesced = (_read_list(table, key) for key in KEYS[:2])
             if not sizes or not (objects or coalesced):
                 raise UsageError("it needs sizes, and objects or coalesced", EXAMPLE)
-            numbers = [int(text) for text in _read_list(table, "together") if text.isdecimal()]
+            numbers = _read_together(table)
             return [
                 *make_requests(objects, sizes, ()),
-                *make_requests(coalesced, sizes, numbers or (8,)),
+                *make_requests(coalesced, sizes, numbers),
             ]
         except UsageError as e:
             raise UsageError(f"{where}: {e.message}", e.hint) from e
@@ -139,11 +139,27 @@ class _Forms:
 
 def _read_list(table: Mapping[str, Any], key: str) -> list[str]:
     """A list of texts and whole numbers, or one of them, as texts. Raises UsageError."""
-    value = table.get(key, [])
-    values = value if isinstance(value, list) else [value]
-    if any(not isinstance(v, str) and type(v) is not int for v in values):
+    words = list_words(table.get(key, []))
+    if words is None:
         raise UsageError(f"{key} is no list of names or numbers", EXAMPLE)
-    return [str(v) for v in values]
+    return words
+
+
+def _read_together(table: Mapping[str, Any]) -> list[int]:
+    """The numbers of calls in one; without any, the default. Raises UsageError."""
+    if "together" not in table:
+        return [TOGETHER]
+    words, hint = _read_list(table, "together"), f"together = {TOGETHER}, for example"
+    if not words:
+        raise UsageError("together names no number of calls", hint)
+    if not table.get("coalesced"):
+        raise UsageError(
+            "together has no effect on objects", "leave together out, or name coalesced calls"
+        )
+    try:
+        return [parse_integer("together", word) for word in words]
+    except UsageError as e:
+        raise UsageError(e.message, hint) from e
 
 
 FORMS = _Forms()

@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.text import format_settings
+from collbench.core.text import clear_unknown, format_settings
 from collbench.features.forms import KIND
 from collbench.features.forms.measurable import Form
 from collbench.features.forms.rows import OTHER, PLAIN
-from collbench.records.rows import CaseTime, Row, case_time, group_rows, make_rows, select_fit
+from collbench.records.rows import (
+    CaseTime,
+    Row,
+    case_time,
+    group_rows,
+    list_wrong,
+    make_rows,
+    select_fit,
+    were_skipped,
+)
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -59,7 +68,12 @@ class FormResult(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Why a time is missing, and of which side; or an empty string."""
+        """That data were wrong in any launch, or why a time is missing, and of which side; or an
+        empty string."""
+        for row in self.rows:
+            for record in list_wrong([row]):
+                text = ": ".join(filter(None, ["wrong", record.note]))
+                return f"{self._name_side(row)}: {text}"
         if self.time and self.plain:
             return ""
         reasons: dict[str, list[str]] = {}
@@ -67,11 +81,9 @@ class FormResult(NamedTuple):
             if row.unfit:
                 text = ": ".join(filter(None, [" ".join(row.unfit), row.record.note]))
                 reasons.setdefault(text, []).append(self._name_side(row))
-        named = {
-            text: f"{' and '.join(dict.fromkeys(sides))}: {text}" for text, sides in reasons.items()
-        }
-        wrong = next((name for text, name in named.items() if text.startswith("wrong")), "")
-        return wrong or "; ".join(named.values())
+        return "; ".join(
+            f"{' and '.join(dict.fromkeys(sides))}: {text}" for text, sides in reasons.items()
+        )
 
 
 def list_results(file: RunFile) -> list[FormResult]:
@@ -81,7 +93,7 @@ def list_results(file: RunFile) -> list[FormResult]:
     results = []
     for case, both in group_rows(rows, lambda row: replace(row.case, collective=OTHER)).items():
         form = find_subject(case)
-        if not isinstance(form, Form) or all(row.record.status == "skipped" for row in both):
+        if not isinstance(form, Form) or were_skipped(both):
             continue
         times = []
         for name in (OTHER, PLAIN):
@@ -100,23 +112,23 @@ def flatten_result(result: FormResult) -> dict[str, Any]:
     """A result as plain values for programs; None for what is not known."""
     form, case = result.form, result.case
     ratio, low, high = result.ratio
-    values = {
-        "form": form.label,
-        "collective": form.collective,
-        "together": form.together or None,
-        "implementation": case.label,
-        "ranks": case.n,
-        "env": format_settings(case.env),
-        "size": form.nbytes,
-        "time_us": result.time.median / 1e3 if result.time else math.nan,
-        "plain_us": result.plain.median / 1e3 if result.plain else math.nan,
-        "ratio": ratio,
-        "ratio_lo": low,
-        "ratio_hi": high,
-        "samples": result.time.samples if result.time else 0,
-        "checked": sum(row.record.checked for row in result.rows),
-        "flags": " ".join(result.flags),
-        "note": result.problem,
-    }
-    unknown = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
-    return values | dict.fromkeys(unknown)
+    return clear_unknown(
+        {
+            "form": form.label,
+            "collective": form.collective,
+            "together": form.together or None,
+            "implementation": case.label,
+            "ranks": case.n,
+            "env": format_settings(case.env),
+            "size": form.nbytes,
+            "time_us": result.time.median / 1e3 if result.time else math.nan,
+            "plain_us": result.plain.median / 1e3 if result.plain else math.nan,
+            "ratio": ratio,
+            "ratio_lo": low,
+            "ratio_hi": high,
+            "samples": result.time.samples if result.time else 0,
+            "checked": sum(cycle.record.checked for row in result.rows for cycle in row.cycles),
+            "flags": " ".join(result.flags),
+            "note": result.problem,
+        }
+    )

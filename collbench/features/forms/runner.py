@@ -11,7 +11,7 @@ from collbench.features.forms.measurable import Form
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
-from collbench.run.memory import Room
+from collbench.run.memory import Room, fit_job
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -50,14 +50,8 @@ class _FormRunner:
         """The job, or that its data does not fit."""
         job = Job(case, 1, "hot", subject=subject)
         needed = room.sharers * (room.base + self._count_bytes(subject))
-        if needed <= room.available:
-            return job
-        return Skip(
-            case,
-            f"{subject.label} of {format_size(subject.nbytes)} on"
-            f" {format_count(room.sharers, 'rank')} needs {needed >> 20:,} MiB {room.where},"
-            f" {room.available >> 20:,} MiB are available",
-        )
+        size, ranks = format_size(subject.nbytes), format_count(room.sharers, "rank")
+        return fit_job(job, f"{subject.label} of {size} on {ranks}", needed, room)
 
     def _count_bytes(self, subject: Form) -> int:
         return COPIES * subject.world * subject.nbytes * max(1, subject.together)

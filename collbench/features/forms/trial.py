@@ -51,6 +51,7 @@ class FormTrial:
         self._sides = [self._plant(side) for side in make_sides(self._form, place)]
         self._filling = 0
         self._verified = [0, 0]
+        self._took = [0, 0]  # ns of the call that was checked last
 
     def _plant(self, side: Side) -> Side:
         """The side with the faults that are planted on this rank."""
@@ -66,8 +67,10 @@ class FormTrial:
         self._bench.backend.finish()
         self._control.barrier()
         self._beat()
+        began = clock()
         side.call.run()
         self._bench.backend.finish()
+        self._took[index] = clock() - began
         if not self._policy.check:
             return []
         checked, bad, first = count_wrong(side, self._filling)
@@ -92,12 +95,10 @@ class FormTrial:
         self._enter(Phase.CHECKING)
         if self._bench.common:
             self._bench.common.refresh()
-        firsts = []
         for index in range(2):
-            began = clock()
             if wrong := self._check(index, "before timing"):
                 return wrong
-            firsts.append(clock() - began)
+        firsts = tuple(self._took)
         self._enter(Phase.MEASURING)
         measured = yield from self._in_turns(firsts)
         if self._bench.common:

@@ -10,7 +10,7 @@ from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.rows import LOSS_TABLE, TABLE
 from collbench.records.types import Record
 from collbench.run.jobs import Job
-from collbench.run.memory import RANK_BYTES, Room
+from collbench.run.memory import RANK_BYTES, Room, fit_job
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -61,13 +61,7 @@ class _Runner:
         """The job, or that its buffers do not fit."""
         job = Job(case, 1, "hot", subject=subject)
         needed = room.sharers * self.measure_memory(job, policy)
-        if needed <= room.available:
-            return job
-        return Skip(
-            case,
-            f"{subject.title} needs {needed >> 20:,} MiB {room.where},"
-            f" {room.available >> 20:,} MiB are available",
-        )
+        return fit_job(job, subject.title, needed, room)
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes, with the process whose life is watched."""

@@ -12,7 +12,7 @@ from collbench.features.order.request import SumOrder
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, RANK_BYTES, Room
+from collbench.run.memory import PAGE, RANK_BYTES, Room, fit_job
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -58,13 +58,8 @@ class _OrderRunner:
         """The job, or that its largest size does not fit."""
         job = Job(case, 1, "hot", subject=subject)
         needed = room.sharers * (self.measure_memory(job, policy) - RANK_BYTES + room.base)
-        if needed <= room.available:
-            return job
-        return Skip(
-            case,
-            f"{format_size(subject.sizes[-1])} on {format_count(room.sharers, 'rank')} needs"
-            f" {needed >> 20:,} MiB {room.where}, {room.available >> 20:,} MiB are available",
-        )
+        size, ranks = format_size(subject.sizes[-1]), format_count(room.sharers, "rank")
+        return fit_job(job, f"{size} on {ranks}", needed, room)
 
     def measure_memory(self, job: Job, policy: Policy) -> int:
         """Bytes that a rank takes, with results that are kept to compare."""

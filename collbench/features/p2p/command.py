@@ -171,7 +171,7 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
     if not results:
         raise UsageError(f"{file.run.id} has no transfers", "collbench p2p measures some")
     _deliver(file, output_format)
-    if any(result.rows[0].record.status == "wrong" for result in results):
+    if any(result.wrong for result in results):
         return Exit.WRONG_DATA
     return Exit.OK if any(result.time for result in results) else Exit.NO_VERDICT
 
@@ -200,6 +200,7 @@ def make_suite(options: TransferOptions) -> Suite:
     from collbench.suite.sweep import Axes, Suite
 
     what, launcher = options.what, options.launcher
+    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
     patterns = grammar.split_words(what.pattern)
     if not patterns:
         raise UsageError("--pattern names none", "ping-pong, for example")
@@ -214,11 +215,11 @@ def make_suite(options: TransferOptions) -> Suite:
     )
     suite = change_suite(
         Suite(name="p2p", axes=axes, policy=_make_policy(options)),
-        ngpus=what.ngpus or ("" if options.hosts or join.detect_launcher(launcher) else "2"),
+        ngpus=what.ngpus or ("" if source or join.detect_launcher(launcher) else "2"),
         backend=what.backend,
         max_time=options.effort.max_time,
         launcher=launcher,
-        source=find_source(launcher, hosts=options.hosts, ssh=options.ssh),
+        source=source,
         inject=options.inject,
         launches=options.effort.launches,
     )
@@ -226,13 +227,11 @@ def make_suite(options: TransferOptions) -> Suite:
 
 
 def _make_policy(options: TransferOptions) -> Policy:
+    from collbench.cli.options import refuse_fixed_samples
     from collbench.suite.policy import Policy
 
     effort = options.effort
-    if effort.iters and effort.max_time:
-        raise UsageError(
-            "-n fixes the samples that --max-time would choose", "leave out -n or --max-time"
-        )
+    refuse_fixed_samples(effort.iters, effort.max_time)
     return Policy(
         iters=effort.iters, warmup=effort.warmup, check=effort.check, timeout=options.timeout
     )

@@ -29,7 +29,7 @@ from collbench.features.p2p.patterns import (
     refuse_pairs,
 )
 from collbench.suite.case import Ranks
-from collbench.suite.grammar import parse_size
+from collbench.suite.grammar import list_words, parse_size
 
 Bytes = Annotated[int, Meta(ge=1, le=1 << 40)]
 DEFAULT_PAIRS = "0-1"
@@ -199,12 +199,9 @@ class _Transfers:
 
 def _read_list(table: Mapping[str, Any], key: str) -> list[str]:
     """A list of texts and whole numbers, or one of them, as texts. Raises UsageError."""
-    value = table.get(key)
-    values = value if isinstance(value, list) else [value]
-    usable = [v for v in values if isinstance(v, str) or type(v) is int]
-    if not usable or len(usable) < len(values):
-        raise UsageError("it needs patterns and sizes", EXAMPLE)
-    return [str(v) for v in usable]
+    if words := list_words(table.get(key)):
+        return words
+    raise UsageError("it needs patterns and sizes", EXAMPLE)
 
 
 TRANSFERS = _Transfers()

@@ -6,11 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collbench.core.text import format_settings
+from collbench.core.text import clear_unknown, format_settings
 from collbench.features.p2p import KIND
 from collbench.features.p2p.measurable import Transfer
-from collbench.records.rows import CaseTime, Row, case_time, group_rows, make_rows, select_fit
-from collbench.records.types import RunFile
+from collbench.records import stats
+from collbench.records.rows import (
+    CaseTime,
+    Row,
+    case_time,
+    group_rows,
+    list_wrong,
+    make_rows,
+    select_fit,
+    were_skipped,
+)
+from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
 
@@ -33,7 +43,7 @@ class TransferResult(NamedTuple):
         """The larger half of the median's interval, as a share of it."""
         if self.time is None:
             return math.nan
-        return max(self.time.hi / self.median - 1, 1 - self.time.lo / self.median)
+        return stats.half_width(self.time.median, self.time.lo, self.time.hi)
 
     @property
     def bandwidth(self) -> float:
@@ -60,11 +70,18 @@ class TransferResult(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Why there is no time, or an empty string."""
+        """That data were wrong in any launch, or why there is no time; or an empty string."""
+        if self.wrong:
+            return ": ".join(filter(None, ["wrong", self.wrong[0].note]))
         if self.time:
             return ""
         row = self.rows[0]
         return ": ".join(filter(None, [" ".join(row.unfit), row.record.note]))
+
+    @property
+    def wrong(self) -> list[Record]:
+        """The records with wrong data, of any launch."""
+        return list_wrong(self.rows)
 
 
 def list_results(file: RunFile) -> list[TransferResult]:
@@ -74,9 +91,7 @@ def list_results(file: RunFile) -> list[TransferResult]:
     results = []
     for case, launches in group_rows(rows, lambda row: row.case).items():
         transfer = find_subject(case)
-        if isinstance(transfer, Transfer) and any(
-            row.record.status != "skipped" for row in launches
-        ):
+        if isinstance(transfer, Transfer) and not were_skipped(launches):
             time = case_time(launches) if select_fit(launches) else None
             results.append(TransferResult(transfer, case, launches, time))
     return sorted(results, key=_reading_key)
@@ -92,33 +107,35 @@ def _reading_key(result: TransferResult) -> tuple[Any, ...]:
 def flatten_result(result: TransferResult) -> dict[str, Any]:
     """A result as plain values for programs; None for what is not known."""
     transfer, case, time = result.transfer, result.case, result.time
-    record = result.rows[0].record
+    records = [cycle.record for row in result.rows for cycle in row.cycles]
+    wrong = [record.wrong for record in records if record.wrong is not None]
+    record = result.wrong[0] if result.wrong else result.rows[0].record
     latency = result.median / 1e3 if transfer.kind_of.is_latency else math.nan
-    values = {
-        "pattern": transfer.pattern,
-        "window": transfer.window or None,
-        "pairs": transfer.pairs_text,
-        "implementation": case.label,
-        "ranks": case.n,
-        "env": format_settings(case.env),
-        "size": case.nbytes,
-        "status": record.status,
-        "time_us": result.median / 1e3,
-        "lo_us": time.lo / 1e3 if time else math.nan,
-        "hi_us": time.hi / 1e3 if time else math.nan,
-        "latency_us": latency,
-        "bandwidth_gbs": result.bandwidth,
-        "total_gbs": result.total_bandwidth,
-        "messages_per_s": result.rate,
-        "samples": time.samples if time else 0,
-        "launches": time.launches if time else 0,
-        "checked": sum(row.record.checked for row in result.rows),
-        "wrong": record.wrong,
-        "flags": " ".join(result.flags),
-        "note": result.problem or record.note,
-    }
-    unknown = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
-    return values | dict.fromkeys(unknown)
+    return clear_unknown(
+        {
+            "pattern": transfer.pattern,
+            "window": transfer.window or None,
+            "pairs": transfer.pairs_text,
+            "implementation": case.label,
+            "ranks": case.n,
+            "env": format_settings(case.env),
+            "size": case.nbytes,
+            "status": record.status,
+            "time_us": result.median / 1e3,
+            "lo_us": time.lo / 1e3 if time else math.nan,
+            "hi_us": time.hi / 1e3 if time else math.nan,
+            "latency_us": latency,
+            "bandwidth_gbs": result.bandwidth,
+            "total_gbs": result.total_bandwidth,
+            "messages_per_s": result.rate,
+            "samples": time.samples if time else 0,
+            "launches": time.launches if time else 0,
+            "checked": sum(record.checked for record in records),
+            "wrong": sum(wrong) if wrong else None,
+            "flags": " ".join(result.flags),
+            "note": result.problem or record.note,
+        }
+    )
 
 
 def select_varying(results: Sequence[TransferResult]) -> dict[str, bool]:

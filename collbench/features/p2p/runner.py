@@ -13,7 +13,7 @@ from collbench.features.p2p.patterns import MAX_RATE_BYTES
 from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
-from collbench.run.memory import PAGE, Room
+from collbench.run.memory import PAGE, Room, fit_job
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -57,14 +57,8 @@ class _TransferRunner:
         """The job, or that its messages do not fit."""
         job = Job(case, 1, "hot", subject=subject)
         needed = room.sharers * (room.base + self._count_bytes(subject))
-        if needed <= room.available:
-            return job
-        return Skip(
-            case,
-            f"{subject.label} of {format_size(subject.nbytes)} on"
-            f" {format_count(room.sharers, 'rank')} needs {needed >> 20:,} MiB {room.where},"
-            f" {room.available >> 20:,} MiB are available",
-        )
+        size, ranks = format_size(subject.nbytes), format_count(room.sharers, "rank")
+        return fit_job(job, f"{subject.label} of {size} on {ranks}", needed, room)
 
     def _count_bytes(self, subject: Transfer) -> int:
         """Bytes of a rank's buffers, and as many that the library may copy them to."""

@@ -125,13 +125,11 @@ class StepOptions:
 
     def make_policy(self) -> Policy:
         """The policy by which a step's parts are measured. Raises UsageError."""
+        from collbench.cli.options import refuse_fixed_samples
         from collbench.suite import grammar
         from collbench.suite.policy import Policy
 
-        if self.iters and self.max_time:
-            raise UsageError(
-                "-n fixes the rounds that --max-time would choose", "leave out -n or --max-time"
-            )
+        refuse_fixed_samples(self.iters, self.max_time, "rounds")
         seconds = grammar.parse_duration(self.max_time, "--max-time") if self.max_time else None
         return Policy(
             iters=self.iters,

@@ -16,7 +16,7 @@ from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.collectives import buffer_bytes, measure_crowding, scratch_bytes
 from collbench.run.jobs import Job
-from collbench.run.memory import RANK_BYTES, Room
+from collbench.run.memory import AVAILABLE, RANK_BYTES, Room
 from collbench.run.runner import Forecast
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -73,7 +73,7 @@ class _StepRunner:
             f"{subject.name}: a rank needs {rank_bytes >> 20:,} MiB for itself and a buffer for"
             f" each operation, {format_count(room.sharers, 'rank')} {needed >> 20:,} MiB"
             f" {room.where}, where"
-            f" {room.available >> 20:,} MiB are available; {fitting}",
+            f" {room.available >> 20:,} {AVAILABLE}; {fitting}",
         )
 
     def measure_memory(self, job: Job, policy: Policy) -> int:

@@ -12,7 +12,8 @@ import pytest
 
 from collbench.machine import cpus
 from collbench.run import memory, plan
-from collbench.suite.case import Case
+from collbench.run.jobs import Job
+from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
 GIB = 1 << 30
@@ -107,6 +108,16 @@ def test_what_does_not_fit_a_gpu_is_skipped_with_need_and_limit() -> None:
         [case], Policy(), lambda case: memory.measure_room(case.backend, case.n, Policy())
     )
     assert not jobs and "MiB on a GPU, 20,480 MiB are available" in skip.reason
+
+
+def test_a_job_is_skipped_only_beyond_the_room_and_a_hint_says_what_takes_less() -> None:
+    case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
+    job, room = Job(case, 1, "hot"), memory.Room("on this host", 3 << 20, 0, 2, 0)
+    assert memory.fit_job(job, "it", 3 << 20, room) is job
+    skip = memory.fit_job(job, "it", 5000 << 20, room)
+    assert isinstance(skip, Skip)
+    assert skip.reason == "it needs 5,000 MiB on this host, 3 MiB are available"
+    assert "smaller sizes" in plan.nothing_runs([skip.reason]).hint
 
 
 @pytest.mark.usefixtures("driver")

@@ -46,6 +46,14 @@ def test_a_table_asks_for_each_form_at_each_size() -> None:
         ({"coalesced": ["broadcast"]}, "'broadcast' is never coalesced"),
         ({"together": 1}, "1 calls in one"),
         ({"together": 5000}, "5000 calls in one"),
+        ({"together": ["abc"]}, "together: 'abc' is not a whole number"),
+        ({"together": [-4]}, "together: '-4' is not a whole number"),
+        ({"together": ["16x", 4]}, "together: '16x' is not a whole number"),
+        ({"together": "²"}, "together: '²' is not a whole number"),
+        ({"together": "9" * 5000}, "is not a whole number"),
+        ({"together": [True]}, "together is no list"),
+        ({"together": []}, "together names no number"),
+        ({"together": 4, "coalesced": []}, "together has no effect on objects"),
         ({"sizes": [True]}, "sizes is no list"),
         ({"sizes": ["8G"]}, "is no size of a call"),
     ],
@@ -55,6 +63,11 @@ def test_a_bad_table_is_refused_by_its_name(change: dict[str, Any], message: str
         parse(**{**TABLE, **change})
     assert refused.value.message.startswith("suite.toml: [[forms]]: ")
     assert message in refused.value.message and refused.value.hint
+
+
+def test_a_table_that_names_no_number_coalesces_eight() -> None:
+    assert {request.together for request in parse(**TABLE)} == {0, 8}
+    assert {request.together for request in parse(**TABLE, together=["2", 4])} == {0, 2, 4}
 
 
 def test_both_forms_are_cases_of_one_job() -> None:

@@ -55,6 +55,21 @@ def test_wrong_data_has_no_ratio_and_says_why() -> None:
     assert "wrong: 2 wrong elements" in terminal.render_text(make_document(file))
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_wrong_data_of_a_later_launch_is_said_beside_the_ratio(plain: bool) -> None:
+    file = measured(checked=5)
+    change = {"status": "wrong", "times_ns": [], "note": "2 wrong elements", "wrong": 2}
+    more = [
+        replace(record, world=1, **(change if (record.case.collective == PLAIN) == plain else {}))
+        for record in file.records
+    ]
+    worlds = [world(n=2), world(n=2, index=1)]
+    (result,) = list_results(make_file([*file.records, *more], worlds, suite=file.run.suite))
+    values = flatten_result(result)
+    assert values["ratio"] == pytest.approx(3) and values["checked"] == 20
+    assert values["note"] == f"{'apart' if plain else 'in one'}: wrong: 2 wrong elements"
+
+
 def test_a_plain_form_without_a_time_leaves_no_ratio() -> None:
     file = measured()
     records = [record for record in file.records if record.case.collective != PLAIN]

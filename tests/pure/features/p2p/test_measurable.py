@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_the_command_measures_8_B_to_4_MiB_by_4_on_two_ranks() -> None:
     sizes = [8 * 4**power for power in range(10)]
     assert [request.nbytes for request in suite.requests] == [*sizes, 4 << 20]
     assert suite.axes.ranks == (2,)
+
+
+def test_hosts_of_the_environment_have_a_rank_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLBENCH_HOSTS", "a:4,b:4")
+    asked = replace(options(), launcher="ssh")
+    assert make_suite(asked).axes.ranks == (8,)
+    assert make_suite(replace(asked, what=replace(asked.what, ngpus="3"))).axes.ranks == (3,)
+    assert make_suite(options()).axes.ranks == (2,)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 from factories import make_file, world
 from msgspec.structs import replace
 
+from collbench.core.errors import Exit
+from collbench.features.p2p.command import _show_run
 from collbench.features.p2p.measurable import TRANSFERS, Transfer, TransferRequest
 from collbench.features.p2p.results import flatten_result, list_results
 from collbench.features.p2p.view import make_document, make_section
@@ -94,6 +96,47 @@ def test_wrong_data_has_no_time_and_says_why() -> None:
     assert values["time_us"] is None and values["messages_per_s"] is None
     assert values["note"] == "wrong: 3 wrong"
     assert "wrong: 3 wrong" in terminal.render_text(make_document(file))
+
+
+WRONG = {"status": "wrong", "times_ns": [], "inner": 1, "note": "3 wrong", "wrong": 3}
+
+
+def add_records(file: RunFile, *changes: dict[str, Any]) -> RunFile:
+    """The run with its record again, with changes: each of another launch, or cycle."""
+    more = [replace(file.records[0], **change) for change in changes]
+    worlds = [world(n=4), *(world(n=4, index=record.world) for record in more if record.world)]
+    return replace(file, records=[*file.records, *more], worlds=worlds)
+
+
+def test_wrong_data_of_a_later_launch_is_said_beside_the_time() -> None:
+    file = add_records(measured(subject("ping-pong")), {"world": 1, **WRONG}, {"world": 2, **WRONG})
+    (result,) = list_results(file)
+    values = flatten_result(result)
+    assert values["time_us"] == pytest.approx(10)
+    assert (values["status"], values["wrong"]) == ("wrong", 6)
+    assert values["note"] == "wrong: 3 wrong"
+    assert "wrong: 3 wrong" in terminal.render_text(make_document(file))
+
+
+def test_wrong_data_of_a_later_cycle_of_a_launch_is_said() -> None:
+    file = measured(subject("ping-pong"))
+    again = {"case": replace(file.records[0].case, cycle=1), **WRONG}
+    (result,) = list_results(add_records(file, again))
+    assert len(result.rows) == 1
+    assert flatten_result(result)["wrong"] == 3 and result.problem == "wrong: 3 wrong"
+
+
+def test_a_run_with_wrong_data_in_any_launch_ends_with_7() -> None:
+    file = measured(subject("ping-pong"))
+    assert _show_run(file, "json") == Exit.OK
+    assert _show_run(add_records(file, {"world": 1, **WRONG}), "json") == Exit.WRONG_DATA
+
+
+def test_the_interval_is_told_by_its_wider_half() -> None:
+    (result,) = list_results(measured(subject("ping-pong")))
+    assert result.time
+    result = result._replace(time=result.time._replace(median=10.0, lo=7.0, hi=12.0))
+    assert result.half_width == pytest.approx(0.3)
 
 
 def test_what_was_skipped_is_said_with_the_reason() -> None:
