@@ -75,7 +75,7 @@ def measure(member: Membership, store: Store) -> None:
         recv, send = buffers.recv, buffers.send
         bare = {
             "all_reduce": partial(dist.all_reduce, recv, dist.ReduceOp.MAX, group),
-            "all_gather": partial(_torchdist._all_gather, recv, send, group),
+            "all_gather": partial(_torchdist.all_gather, recv, send, group),
             "all_to_all": partial(dist.all_to_all_single, recv, send, group=group),
         }[collective]
         sides: dict[str, list[float]] = {"ours": [], "bare": [], "again": []}

@@ -12,9 +12,11 @@ import psutil
 import pytest
 from paths import before
 
-from collbench.core.errors import Exit
-from collbench.features.lifecycle import rows
+from collbench.core.errors import CannotRun, Exit
+from collbench.features.lifecycle import rows, watching
+from collbench.features.lifecycle.instructions import Instructions
 from collbench.records import run_file
+from collbench.run.launch.folders import PREFIX
 
 pytestmark = pytest.mark.slow
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -101,6 +103,41 @@ def test_others_of_a_killed_rank_know_and_come_back(cli: Cli) -> None:
     assert (loss["killed"], loss["recovered"], loss["failures"]) == (1, 1, [])
     assert loss["known_median_ns"] <= loss["recovered_median_ns"]
     assert left_behind() == []
+
+
+def test_a_nursery_listens_nowhere_and_is_replaced_when_it_has_died() -> None:
+    given = Instructions(
+        rank=0,
+        world=1,
+        local_rank=0,
+        backend="gloo",
+        folder="",
+        parent=0,
+        address=("127.0.0.1", 1),  # where nobody listens, so that the life fails
+        one_clock=True,
+        way="rebuild",
+        patience=0.1,
+    )
+    first = watching.open_nursery(int)
+    try:
+        assert watching.open_nursery(int) is first
+        pid = first._process.pid
+        sockets = psutil.Process(pid).net_connections("unix")
+        assert sockets and {socket.laddr for socket in sockets} == {""}
+        with watching.watch_fork(given, int) as watched:
+            folder = watched._folder
+            watched.process.wait(60)
+            watched.look()
+            assert watched.find(0, "failed")
+        assert folder.name.startswith(PREFIX) and not folder.exists()
+        psutil.Process(pid).kill()
+        with pytest.raises(CannotRun, match="has ended"):
+            first.fork(given, int)
+        second = watching.open_nursery(int)
+        assert second is not first and not second.ended
+        second.close()
+    finally:
+        first.close()
 
 
 @pytest.mark.long

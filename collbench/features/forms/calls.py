@@ -15,10 +15,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from collbench.features.forms.measurable import Form
 from collbench.run.backends import Call
+from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 
-# torch 2.13 renamed the two tensor collectives
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Run = Callable[[], object]
 
 
@@ -122,7 +120,7 @@ def _of_tensors(form: Form, place: Place) -> Side:
     received = place.empty(len(_expect_objects(form, place, 0)))
     group = place.group
     runs: dict[str, Run] = {
-        "all_gather": lambda: _all_gather(received, send, group=group),
+        "all_gather": lambda: all_gather(received, send, group=group),
         "broadcast": lambda: dist.broadcast(received, 0, group=group),
         "gather": lambda: dist.gather(
             send, list(received.chunk(place.n)) if is_root else None, 0, group=group
@@ -215,8 +213,8 @@ def _make_single(name: str, out: torch.Tensor, into: torch.Tensor, group: Any) -
     if name == "all_reduce":
         return lambda: dist.all_reduce(into, group=group)
     if name == "all_gather":
-        return lambda: _all_gather(into, out, group=group)
-    return lambda: _reduce_scatter(into, out, group=group)
+        return lambda: all_gather(into, out, group=group)
+    return lambda: reduce_scatter(into, out, group=group)
 
 
 def count_wrong(side: Side, filling: int) -> tuple[int, int, tuple[int, int, int] | None]:

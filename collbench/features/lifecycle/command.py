@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "json", "csv")
 LAUNCHES, KILLS = 6, 1  # six launches are the fewest that have an interval
+GRAVE = (Exit.WRONG_DATA, Exit.TIMEOUT)  # found in lives, they go before what the run ended with
 KILL_OPTIONS = {"--kill-at": "kill_at", "--way": "way"}
 
 
@@ -148,18 +149,19 @@ def _execute(order: Order, output_format: str) -> int:
     try:
         code = and_tell(order, show)
     except CollbenchError as e:
-        if Exit.TIMEOUT not in codes:
+        if not codes or codes[0] not in GRAVE:
             raise
         print(f"collbench: {e.message}", file=sys.stderr)
-        return Exit.TIMEOUT
-    return next(iter(codes), Exit.OK) or code
+        return codes[0]
+    shown = next(iter(codes), Exit.OK)
+    return shown if shown in GRAVE else code or shown
 
 
 def _show_run(file: RunFile, output_format: str) -> Exit:
-    """Print what a run has of lives; TIMEOUT where something was silent or did not come back."""
+    """Print what a run has of lives; the exit code that it deserves. Raises UsageError where it
+    has none."""
     from collbench.cli import outputs
-    from collbench.features.lifecycle.request import SILENT
-    from collbench.features.lifecycle.summary import find_silence, summarize_lives
+    from collbench.features.lifecycle.summary import judge_lives, summarize_lives
     from collbench.features.lifecycle.view import make_document
 
     if summarize_lives(file).is_empty:
@@ -167,7 +169,7 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
             f"{file.run.id} has no life of a communicator", "collbench lifecycle measures one"
         )
     outputs.deliver_document(make_document(file), output_format)
-    return Exit.TIMEOUT if find_silence(file.records, SILENT) else Exit.OK
+    return judge_lives(file)
 
 
 def make_order(options: LifecycleOptions) -> Order:

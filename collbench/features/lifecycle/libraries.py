@@ -12,7 +12,7 @@ import numpy as np
 from collbench.core.collectives import find_collective
 from collbench.features.lifecycle.instructions import Instructions
 
-PERIOD = 251  # of the data; its sums over 2**13 ranks are exact in float32
+PERIOD, SHIFTS = 251, 1024  # of the data, in elements and ranks: sums of 2**14 ranks are exact
 
 
 class CheckedCall(NamedTuple):
@@ -52,12 +52,13 @@ def load_library(given: Instructions) -> Library:
 
 
 def make_inputs(collective: str, nbytes: int, world: int) -> list[np.ndarray]:
-    """What every rank sends: small whole numbers as float32, whose sums are exact."""
+    """What every rank sends: small whole numbers as float32, whose sums over 2**14
+    ranks are exact."""
     row = find_collective(collective)
     count = max(1, nbytes // 4 // (world if row.total else 1))
     length = row.counts(world, count)[0]
     pattern = (np.arange(length) % PERIOD).astype(np.float32)
-    return [pattern + np.float32(rank) for rank in range(world)]
+    return [pattern + np.float32(rank % SHIFTS) for rank in range(world)]
 
 
 def make_expected(collective: str, inputs: list[np.ndarray], rank: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """A process that has loaded a library and forks those that live with it: so that a hundred ranks
 can be killed without loading it a hundred times. A rank has one, which ends with it.
 
-``nursery PARENT``: it listens at an abstract Unix socket that is named after its rank's process.
-Who connects sends Instructions, and is told the new process's number.
+``nursery PARENT DESCRIPTOR``: over the socket that it inherits it is sent Instructions, and tells
+the new process's number. No other process can reach it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from collbench.features.lifecycle import child, torch_life
 from collbench.features.lifecycle.instructions import Instructions
-from collbench.features.lifecycle.watching import name_nursery
+from collbench.features.lifecycle.watching import READY
 from collbench.run.launch.children import die_with_parent
 
 MOST = 1 << 16  # bytes of instructions
 
 
-def _fork_life(given: Instructions, *ours: socket.socket) -> int:
+def _fork_life(given: Instructions, ours: socket.socket) -> int:
     """Fork a process that lives as it is told; its number."""
     nursery = os.getpid()
     if pid := os.fork():
@@ -31,8 +32,7 @@ def _fork_life(given: Instructions, *ours: socket.socket) -> int:
     try:
         die_with_parent(nursery)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for end in ours:
-            end.close()
+        ours.close()
         errors = os.open(Path(given.folder) / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(errors, 1)
         os.dup2(errors, 2)
@@ -47,16 +47,11 @@ def main() -> None:
     die_with_parent(pid)
     assert torch_life  # loaded by now, and nothing of it begun
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(name_nursery(pid))
-        listener.listen()
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                if not (text := connection.recv(MOST)):
-                    continue  # who only asked whether there is one
-                given = msgspec.json.decode(text, type=Instructions)
-                connection.send(str(_fork_life(given, listener, connection)).encode())
+    with socket.socket(fileno=int(sys.argv[2])) as rank, suppress(ConnectionError):
+        rank.send(READY)
+        while text := rank.recv(MOST):
+            given = msgspec.json.decode(text, type=Instructions)
+            rank.send(str(_fork_life(given, rank)).encode())
 
 
 if __name__ == "__main__":

@@ -11,19 +11,13 @@ from collbench.core.text import format_count, format_size
 from collbench.features.lifecycle import KIND, LOSS_KIND
 from collbench.suite.case import Ranks
 
-CALLED = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "all_to_all",
-)  # collectives that a life can call
 TOLD = "told"  # as files have it; people read and write NOTIFIED
 NOTIFIED = "notified"
 WAYS = ("rebuild", NOTIFIED, "shrink")
 DEFAULT_CALLS, DEFAULT_LIMIT, WINDOW = 20, 30.0, 2.0
 SILENT = "silence"  # with which the reason of a failure begins that must not pass unseen
 
+# collectives that a life can call
 CalledCollective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 Way = Literal["rebuild", "told", "shrink"]
 Count = Annotated[int, Meta(ge=1, le=1024)]

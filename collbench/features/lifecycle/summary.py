@@ -10,10 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from collbench.core.errors import Exit
 from collbench.core.text import format_size
 from collbench.features.lifecycle import rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings
-from collbench.features.lifecycle.request import Life, Loss
+from collbench.features.lifecycle.request import SILENT, Life, Loss
 from collbench.records import paired
 from collbench.records.flags import EXCLUDED
 from collbench.records.origins import is_fake
@@ -78,6 +79,11 @@ class LifeSummary(NamedTuple):
         """Whether the run is about something else."""
         return not (self.phases or self.losses or self.failures or self.left_out)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether any phase or loss was timed."""
+        return bool(self.phases) or any(loss.known or loss.back for loss in self.losses)
+
 
 def summarize_lives(file: RunFile) -> LifeSummary:
     """The lives and losses of a run."""
@@ -115,6 +121,17 @@ def find_silence(records: Iterable[Record], silent: str) -> str:
         if record.status == "failed" and (lost or record.note.startswith(silent)):
             return record.note
     return ""
+
+
+def judge_lives(file: RunFile) -> Exit:
+    """WRONG_DATA where data of a life or a loss were wrong, TIMEOUT where something was silent or
+    did not come back, NO_VERDICT where nothing has a time."""
+    names = {*rows.TABLE.rows, *rows.LOSS_TABLE.rows}
+    if any(r.status == "wrong" and r.case.collective in names for r in file.records):
+        return Exit.WRONG_DATA
+    if find_silence(file.records, SILENT):
+        return Exit.TIMEOUT
+    return Exit.OK if summarize_lives(file).has_time else Exit.NO_VERDICT
 
 
 def spread_launches(times: Sequence[float]) -> Spread:

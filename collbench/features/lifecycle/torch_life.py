@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from collbench.features.lifecycle.instructions import Instructions
 from collbench.features.lifecycle.libraries import CheckedCall, make_expected, make_inputs
+from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 
 AHEAD_NS = 3_000_000  # from the last rank's coming to the common start
 make_store: Any = dist.TCPStore  # type: ignore[attr-defined]
@@ -86,8 +87,8 @@ class Torch:
         recv = given.clone() if in_place else torch.zeros_like(expected, device=self._device)
         issue = {
             "all_reduce": partial(dist.all_reduce, recv),
-            "all_gather": partial(dist.all_gather_into_tensor, recv, given),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, recv, given),
+            "all_gather": partial(all_gather, recv, given),
+            "reduce_scatter": partial(reduce_scatter, recv, given),
             "broadcast": partial(dist.broadcast, recv, 0),
             "all_to_all": partial(dist.all_to_all_single, recv, given),
         }[collective]

@@ -175,15 +175,16 @@ class LifeTrial(_Watcher):
         """An outcome for each phase, by its row."""
         by_rank = [reports[str(rank)] for rank in range(self._case.n)]
         troubles = [report["trouble"] for report in by_rank if report["trouble"]]
-        if troubles:
-            first = next((text for text in troubles if text.startswith(SILENT)), troubles[0])
-            return [FailedCase(first)] * len(rows.TABLE.rows)
         events = [report["events"] for report in by_rank]
-        checks = [_find(of_rank, "checked") for of_rank in events]
+        checks = [event for of_rank in events for event in of_rank if event["name"] == "checked"]
         verified = sum(check["verified"] for check in checks)
         if wrong := sum(check.get("wrong", 0) for check in checks):
             note = f"{wrong:,} wrong elements in the first or the last {self._life.collective}"
+            note = "; ".join([note, *troubles[:1]])
             return [WrongData(wrong, note, None, verified)] * len(rows.TABLE.rows)
+        if troubles:
+            first = next((text for text in troubles if text.startswith(SILENT)), troubles[0])
+            return [FailedCase(first)] * len(rows.TABLE.rows)
         return [self._make_outcome(row, by_rank, verified) for row in rows.TABLE.rows]
 
     def _make_outcome(self, row: str, by_rank: list[Any], verified: int) -> CaseOutcome:
@@ -216,6 +217,15 @@ class LifeTrial(_Watcher):
 
 def _find(events: list[Any], name: str, phase: str = "") -> Any:
     return next(e for e in events if e["name"] == name and (not phase or e["phase"] == phase))
+
+
+def _report_wrong(watched: Watched, rank: int) -> dict[str, int]:
+    """The wrong elements for which a rank stopped calling before it knew of any loss."""
+    checked = watched.find(rank, "checked")
+    return {
+        "wrong_before": checked.wrong if checked else 0,
+        "verified_before": checked.verified if checked else 0,
+    }
 
 
 def _list_growth(phases: Sequence[Any], kind: str) -> list[int]:
@@ -291,7 +301,8 @@ class LossTrial(_Watcher):
             self._store.set("lost", str(rank))
             failed = watched.find(rank, "failed")
             text = failed.text if failed else watched.last_complaint()
-            return {"trouble": f"rank {rank} ended before it was killed: {text}"}
+            trouble = f"rank {rank} ended before it was killed: {text}"
+            return {"trouble": trouble, **_report_wrong(watched, rank)}
         killed = watched.kill()
         watched.process.wait()
         watched.look()
@@ -300,6 +311,7 @@ class LossTrial(_Watcher):
             "killed": killed,
             "at": killed - loaded,
             "doing": watched.last_phase(rank),
+            **_report_wrong(watched, rank),
         }
 
     def _wait_for_loading(self, watched: Watched) -> None:
@@ -334,12 +346,11 @@ class LossTrial(_Watcher):
         ended = watched.ended
         watched.look()
         found = {name: watched.find(rank, name) for name in ("knows", "recovered", "failed")}
-        checked = watched.find(rank, "checked")
         return {
             **{name: msgspec.to_builtins(event) for name, event in found.items() if event},
             "last": watched.last_phase(rank),
             "ended": ended,
-            "wrong_before": checked.wrong if checked else 0,
+            **_report_wrong(watched, rank),
             "complaint": watched.last_complaint() if ended else "",
         }
 
@@ -347,6 +358,10 @@ class LossTrial(_Watcher):
         """What there is to say of knowing and of coming back."""
         loss = self._loss
         lost = reports[loss.victim]
+        if before := sum(report.get("wrong_before", 0) for report in reports):
+            verified = sum(report.get("verified_before", 0) for report in reports)
+            note = f"{before:,} wrong elements in the all_reduce before a rank was lost"
+            return [WrongData(before, note, None, verified)] * 2
         if "trouble" in lost:
             return [FailedCase(lost["trouble"])] * 2
         ranks = [
@@ -355,10 +370,7 @@ class LossTrial(_Watcher):
             if rank != loss.victim
         ]
         found = LossFindings(victim=loss.victim, at_ns=lost["at"], doing=lost["doing"], ranks=ranks)
-        wrong = sum(
-            report.get("recovered", {}).get("wrong", 0) + report.get("wrong_before", 0)
-            for report in reports
-        )
+        wrong = sum(report.get("recovered", {}).get("wrong", 0) for report in reports)
         verified = sum(report.get("recovered", {}).get("verified", 0) for report in reports)
         findings = msgspec.to_builtins(found)
         silent = self._name_silent(ranks)

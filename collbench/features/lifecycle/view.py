@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from collbench.core.errors import Exit
 from collbench.core.text import (
     format_count,
     format_duration,
@@ -20,6 +21,7 @@ from collbench.features.lifecycle.summary import (
     LossSummary,
     PhaseTime,
     Spread,
+    judge_lives,
     summarize_lives,
 )
 from collbench.records.stats import half_width
@@ -142,6 +144,8 @@ def make_document(file: RunFile) -> Document:
     """All that a run has to say of lives and losses."""
     summary = summarize_lives(file)
     brief: list[Block] = [tone_text(text, "bad") for text in list_caveats(file.run, file.worlds)]
+    if judge_lives(file) == Exit.NO_VERDICT:
+        brief.insert(0, tone_text("no verdict, as no life and no loss has a time", "notice"))
     for table in make_tables(summary):
         brief += ["", table]
     troubles = list_troubles(summary)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,18 +22,15 @@ from collbench.core.errors import CannotRun
 from collbench.features.lifecycle.instructions import Event, Instructions
 from collbench.run.launch import mpirun
 from collbench.run.launch.children import bound_command, module_command
+from collbench.run.launch.folders import make_private
 
 CHILD = "collbench.features.lifecycle.child"
 NURSERY = "collbench.features.lifecycle.nursery"
+READY = b"ready"  # what a nursery says once it has loaded its library
 STARTING = 180.0  # seconds that a process may take to load its library
 LOOK = 0.005  # seconds between two looks at what processes have written
 LAUNCHED = ("PMIX_", "PMI_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")
 KEPT = ("OMPI_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_")  # of which a user's settings stay
-
-
-def name_nursery(pid: int) -> str:
-    """The abstract address of the nursery of a rank's process."""
-    return f"\0collbench-nursery-{os.getuid()}-{pid}"
 
 
 class Process(Protocol):
@@ -106,10 +102,6 @@ class Watched:
         """A rank's first event of this name, if it has come to it."""
         return next((event for event in self.events[rank] if event.name == name), None)
 
-    def find_phase(self, rank: int, phase: str) -> Event | None:
-        """A rank's event of a phase that has ended."""
-        return next((e for e in self.events[rank] if e.name == "phase" and e.phase == phase), None)
-
     def last_phase(self, rank: int) -> str:
         """What a rank was doing when it last said so."""
         begun = [event.phase for event in self.events[rank] if event.name == "at"]
@@ -149,11 +141,10 @@ def watch_life(given: Instructions) -> Iterator[tuple[Watched, int]]:
     """The process that lives as it is told, in a private folder, and the moment just before it was
     started. It is ended with the block."""
     under_mpi = given.backend == "mpi"
-    with tempfile.TemporaryDirectory(prefix="collbench-life-") as name:
-        folder = Path(name)
+    with make_private() as folder:
         rank = -1 if under_mpi else given.rank
         parent = 0 if under_mpi else os.getpid()
-        given = msgspec.structs.replace(given, folder=name, rank=rank, parent=parent)
+        given = msgspec.structs.replace(given, folder=str(folder), rank=rank, parent=parent)
         command = module_command(sys.executable, CHILD, msgspec.json.encode(given).decode())
         environment = dict(os.environ)
         if under_mpi:
@@ -168,52 +159,82 @@ def watch_life(given: Instructions) -> Iterator[tuple[Watched, int]]:
             watched.close()
 
 
-def open_nursery(beat: Callable[[], object]) -> None:
-    """Have this rank's nursery ready. Raises CannotRun where it cannot be started."""
-    _connect_nursery(beat).close()
+class Nursery:
+    """The process that forks lives for this rank, at the other end of a pair of sockets that
+    nobody else has. It ends with the rank."""
+
+    def __init__(self, beat: Callable[[], object]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number = str(theirs.fileno())
+        self._process = subprocess.Popen(
+            module_command(sys.executable, NURSERY, str(os.getpid()), number),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        if self._receive(beat) != READY:
+            self.close()
+            raise CannotRun("no process that forks lives could be started", "try it with --debug")
+
+    def _receive(self, beat: Callable[[], object]) -> bytes:
+        """What it says next; nothing where it has ended, or says nothing for long."""
+
+        def is_silent() -> bool:
+            return not select.select([self._socket], [], [], 0.0)[0]
+
+        if not wait_while(is_silent, STARTING, beat):
+            return b""
+        with suppress(ConnectionResetError):
+            return self._socket.recv(64)
+        return b""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can fork no more."""
+        return self._process.poll() is not None
+
+    def fork(self, given: Instructions, beat: Callable[[], object]) -> int:
+        """The number of a new process that lives as it is told. Raises CannotRun."""
+        answer = b""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.send(msgspec.json.encode(given))
+            answer = self._receive(beat)
+        if not answer:
+            self.close()  # an answer that comes later is nobody's
+            raise CannotRun("the process that forks lives has ended", "try again")
+        return int(answer)
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+_nurseries: dict[int, Nursery] = {}  # this process's, by its number: forks have none
+
+
+def open_nursery(beat: Callable[[], object]) -> Nursery:
+    """This rank's nursery, which is started where there is none. Raises CannotRun."""
+    found = _nurseries.get(os.getpid())
+    if found is None or found.ended:
+        found = _nurseries[os.getpid()] = Nursery(beat)
+    return found
 
 
 @contextmanager
 def watch_fork(given: Instructions, beat: Callable[[], object]) -> Iterator[Watched]:
     """A process that this rank's nursery forks to live as it is told; ended with the block. Raises
     CannotRun where there is none."""
-    with tempfile.TemporaryDirectory(prefix="collbench-life-") as name:
-        given = msgspec.structs.replace(given, folder=name)
-        with _connect_nursery(beat) as nursery:
-            nursery.send(msgspec.json.encode(given))
-            pid = int(nursery.recv(64) or b"0")
-        if not pid:
-            raise CannotRun("the process that forks lives has ended", "try again")
-        watched = Watched(Forked(pid), Path(name), [given.rank])
+    with make_private() as folder:
+        given = msgspec.structs.replace(given, folder=str(folder))
+        pid = open_nursery(beat).fork(given, beat)
+        watched = Watched(Forked(pid), folder, [given.rank])
         try:
             yield watched
         finally:
             watched.close()
-
-
-def _connect_nursery(beat: Callable[[], object]) -> socket.socket:
-    """A connection to this rank's nursery, which is started where there is none. Raises
-    CannotRun."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    address = name_nursery(os.getpid())
-    try:
-        connection.connect(address)
-        return connection
-    except ConnectionRefusedError:
-        command = module_command(sys.executable, NURSERY, str(os.getpid()))
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
-    def is_loading() -> bool:
-        with suppress(ConnectionRefusedError):
-            connection.connect(address)
-            return False
-        return process.poll() is None
-
-    if not wait_while(is_loading, STARTING, beat) or process.poll() is not None:
-        connection.close()
-        process.kill()
-        raise CannotRun("no process that forks lives could be started", "try it with --debug")
-    return connection
 
 
 def _start(

@@ -26,6 +26,7 @@ from collbench.run.backends._torch_refusal import WAITING
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, make_world_control
 from collbench.run.rank.gpu import explain_unwatched
+from collbench.run.rank.tensor_collectives import all_gather, reduce_scatter
 from collbench.suite.case import Case
 
 _REDUCTIONS = {
@@ -38,13 +39,6 @@ _REDUCTIONS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-
-
-# torch 2.13 renamed the two tensor collectives
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
@@ -107,11 +101,11 @@ def _broadcast(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..
 
 
 def _gathering(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(_all_gather, recv, send, group=at.group)
+    return partial(all_gather, recv, send, group=at.group)
 
 
 def _reducing(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(_reduce_scatter, recv, send, op=_reduce_op(case, at.rank), group=at.group)
+    return partial(reduce_scatter, recv, send, op=_reduce_op(case, at.rank), group=at.group)
 
 
 def _exchange(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:

@@ -11,11 +11,16 @@ import msgspec
 import pytest
 from factories import SUITE, make_file, world
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 from collbench.features.lifecycle import command, rows
 from collbench.features.lifecycle.findings import LossFindings, PhaseFindings, RankLoss
 from collbench.features.lifecycle.request import SILENT, Life, Loss
-from collbench.features.lifecycle.summary import find_silence, spread_launches, summarize_lives
+from collbench.features.lifecycle.summary import (
+    find_silence,
+    judge_lives,
+    spread_launches,
+    summarize_lives,
+)
 from collbench.features.lifecycle.view import make_document, make_section
 from collbench.records.derive import derive_row
 from collbench.records.rows import make_rows
@@ -156,6 +161,34 @@ def test_a_loss_counts_kills_and_returns() -> None:
 )
 def test_what_must_not_pass_unseen_is_found(record: Record, expected: str) -> None:
     assert find_silence([record], SILENT) == expected
+
+
+TIMED = lived(SMALL, rows.START, 1000)
+HUNG = lived(SMALL, rows.INIT, 1, status="failed", note=f"{SILENT}: rank 1", times_ns=[])
+WRONG = lived(SMALL, rows.FIRST, 1, status="wrong", note="3 wrong", times_ns=[])
+SKIPPED = lived(SMALL, rows.INIT, 1, status="skipped", note="not here", times_ns=[])
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([TIMED], Exit.OK),
+        ([lost(9)], Exit.OK),
+        ([TIMED, SKIPPED], Exit.OK),
+        ([SKIPPED], Exit.NO_VERDICT),
+        ([TIMED, HUNG], Exit.TIMEOUT),
+        ([TIMED, WRONG], Exit.WRONG_DATA),
+        ([HUNG, WRONG], Exit.WRONG_DATA),
+        ([lost(None, "it did not start")], Exit.TIMEOUT),
+    ],
+)
+def test_a_recorded_runs_exit_code(
+    records: list[Record], expected: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_of(records)
+    assert judge_lives(file) == command._show_run(file, "table") == expected
+    said = "no verdict, as no life and no loss has a time" in capsys.readouterr().out
+    assert said == (expected == Exit.NO_VERDICT)
 
 
 @pytest.mark.parametrize("status", ["failed", "wrong", "skipped"])

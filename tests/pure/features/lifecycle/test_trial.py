@@ -1,0 +1,51 @@
+"""What a trial makes of the reports of its ranks: wrong data go before everything else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from collbench.features.lifecycle.request import Life, Loss
+from collbench.features.lifecycle.trial import LifeTrial, LossTrial
+from collbench.run.rank.outcome import FailedCase, WrongData
+
+
+def judge_loss(reports: list[dict[str, Any]]) -> Any:
+    trial = object.__new__(LossTrial)
+    trial._loss = Loss(world=len(reports), victim=1)
+    return trial._make_outcomes(reports)
+
+
+def survived(wrong: int) -> dict[str, Any]:
+    return {"last": "calls", "ended": True, "complaint": "", "wrong_before": wrong}
+
+
+def test_wrong_data_that_end_the_victim_before_its_kill_are_wrong_data() -> None:
+    gone = {"trouble": "rank 1 ended before it was killed: ", "wrong_before": 2}
+    for outcome in judge_loss([survived(3), gone, survived(0)]):
+        assert isinstance(outcome, WrongData) and outcome.wrong == 5
+
+
+def test_a_victim_that_ends_without_wrong_data_is_a_failure() -> None:
+    gone = {"trouble": "rank 1 ended before it was killed: no port", "wrong_before": 0}
+    for outcome in judge_loss([survived(0), gone, survived(0)]):
+        assert isinstance(outcome, FailedCase) and "no port" in outcome.reason
+
+
+def test_wrong_data_of_a_survivor_are_no_silence() -> None:
+    killed = {"killed": 10, "at": 5, "doing": "calls", "wrong_before": 0}
+    for outcome in judge_loss([survived(3), killed, survived(0)]):
+        assert isinstance(outcome, WrongData) and outcome.wrong == 3
+
+
+def test_wrong_data_of_a_life_are_found_though_another_rank_hangs() -> None:
+    trial = object.__new__(LifeTrial)
+    trial._life, trial._case = Life(world=2), SimpleNamespace(n=2)  # type: ignore[assignment]
+    checked = {"name": "checked", "ns": 1, "wrong": 4, "verified": 8}
+    reports = {
+        "0": {"events": [checked], "trouble": ""},
+        "1": {"events": [], "trouble": "silence: rank 1 hangs"},
+    }
+    for outcome in trial._make_outcomes(reports):
+        assert isinstance(outcome, WrongData) and outcome.wrong == 4
+        assert "silence: rank 1 hangs" in outcome.note
