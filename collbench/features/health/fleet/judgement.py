@@ -16,7 +16,8 @@ What is done, in order:
 6. Chances are adjusted for all that was tested in the whole fleet: half of CHANCE is for all rows
    together, half for the other parts, each over all nodes by Holm's procedure. A node is odd only
    below CHANCE, and if it is slower by at least LEAST. In a healthy fleet anybody is accused in one
-   night of a thousand.
+   night of a thousand, if the slow side of its nodes is no heavier than Student's t: tails.py has
+   how much oftener where it is skewed.
 
 A group whose limit (the deviation from which on a node would have been called odd) is above BLIND
 has seen nothing, and is not judged.
