@@ -7,6 +7,7 @@ None or empty.
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import itertools
 import json
@@ -212,6 +213,14 @@ def find_odd_hosts(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def host_name() -> str:
     """The name of this machine."""
     return socket.gethostname()
+
+
+def user_name() -> str:
+    """The user's name, or number where it has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def boot_id(root: Path = ROOT) -> str | None:

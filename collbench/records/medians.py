@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -21,31 +21,42 @@ from collbench.machine.load import Load
 from collbench.records import derive, run_file, stats
 from collbench.records.flags import GRADED, FlagInputs, find_effective_flags
 from collbench.records.rows import Launch, explain_unfit, find_launches, find_ungated
-from collbench.records.types import End, Record, Run, Scheme, Status, Stop, World
-from collbench.suite.case import Case
+from collbench.records.types import (
+    Cache,
+    End,
+    Record,
+    Run,
+    Samples,
+    Scheme,
+    Status,
+    Stop,
+    World,
+)
+from collbench.suite.case import Case, Positive, Whole
 
 MOST_CASES = 10_000  # of which the decoded form is kept, as many files have the same
 
 
 class TimedRecord(msgspec.Struct, tag_field="line", tag="record", kw_only=True, gc=False):
-    """The fields of a Record by which it is timed and judged; ``case`` is set once it is read."""
+    """The fields of a Record by which it is timed and judged, within the same bounds; ``case`` is
+    set once it is read."""
 
     case_json: msgspec.Raw = msgspec.field(name="case")
     case: Case = msgspec.field(name="", default=cast(Case, None))
     status: Status
-    world: int = -1
-    times_ns: list[int] = []
-    inner: int = 1
-    skew_ns: list[int] = []
+    world: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
+    times_ns: Samples = []
+    inner: Positive = 1
+    skew_ns: Samples = []
     sync: Scheme = ""
-    overhead_ns: int = 0
-    invalid: dict[str, int] = {}
+    overhead_ns: Whole = 0
+    invalid: dict[str, Whole] = {}
     stop: Stop = ""
     again: bool = False
     injected: str = ""
-    control_ns: list[int] = []
-    control_inner: int | None = None
-    cache: str = ""
+    control_ns: Samples = []
+    control_inner: Positive | None = None
+    cache: Cache = ""
     checked: int = 0
     wrong: int | None = None
     note: str = ""

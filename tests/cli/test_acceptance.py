@@ -211,6 +211,21 @@ def test_what_was_not_tested_is_listed(said: Said, tmp_path: Path) -> None:
     }
 
 
+def skipped_wholly(record: Record) -> Record:
+    if record.case.collective == "all_gather":
+        return replace(record, status="skipped", times_ns=[], note="too little memory")
+    return sampled(record)
+
+
+def test_a_critical_curve_of_which_every_row_was_skipped_decides(
+    said: Said, tmp_path: Path
+) -> None:
+    run, limits = run_of(tmp_path, change=skipped_wholly), table(tmp_path / "ours.toml")
+    code, out, _ = said("accept", "--run", run, "--expect", limits, "--format", "json")
+    assert code == Exit.NO_VERDICT and values(out)["state"] == "not decided"
+    assert "no row of its ranks, implementation and sizes" in values(out)["summary"]
+
+
 def test_a_certificate_names_the_run_that_it_is_of(said: Said, tmp_path: Path) -> None:
     run, other = run_of(tmp_path), run_of(tmp_path, 2)
     for end in ("html", "json", "md"):

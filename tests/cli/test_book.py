@@ -189,7 +189,7 @@ def test_segments_of_what_was_kept_before_go_by_the_libraries_of_a_rows_backend(
         assert [part.why for part in mpi.segments][1:] == ["libraries.mpi4py absent -> 4.1.2"]
         tonight = nights_.nights_of([dated(2, rows)])
         # without mpi4py as at first: that history goes on
-        assert [len(ways.past_values(row, tonight[row.key])) for row in (gloo, mpi)] == [2, 1]
+        assert [len(ways.find_past(row, tonight[row.key]).values) for row in (gloo, mpi)] == [2, 1]
 
 
 def test_a_fingerprint_that_the_kept_facts_do_not_make_stands(url: str) -> None:

@@ -39,13 +39,13 @@ def _find_host(finding: Finding, verdict: Verdict) -> str:
     """The one host of the night that a finding blames: by a critical finding that is not known to
     be unsure; or by a warning that is known to be sure, where nobody else used the machines. An
     empty string for hints, where the subject is no host, several, or a link between two, and for
-    SYMPTOMS where there are other hosts."""
+    SYMPTOMS where there were other hosts in the run that shows it."""
     hosts = host_of(finding.subject)
     if len(hosts) != 1 or hosts[0] not in verdict.hosts:
         return ""
     if finding.severity == "hint" or (finding.severity == "warning" and verdict.busy):
         return ""
-    if finding.check in SYMPTOMS and len(verdict.hosts) > 1:
+    if finding.check in SYMPTOMS and len(verdict.hosts) > 1 and not finding.alone:
         return ""
     default = 1.0 if finding.severity == "critical" else 0.0
     return hosts[0] if (default if finding.sure is None else finding.sure) >= SURE else ""

@@ -40,7 +40,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What one check holds against one subject. ``since`` is a day or a run's id. ``sure`` is 1
-    less the chance that this is said where nothing is wrong, if that is known."""
+    less the chance that this is said where nothing is wrong, if that is known. ``alone``: the runs
+    that show it were of one host each, so that no other host can have caused it."""
 
     check: str
     severity: Severity
@@ -49,6 +50,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     advice: str
     since: str = ""
     sure: float | None = None
+    alone: bool = False
     evidence: Sequence[Evidence] = ()
 
     @property

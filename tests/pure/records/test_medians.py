@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -12,8 +13,8 @@ from factories import case, make_file, record, world, write
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.records import rows, run_file
-from collbench.records.medians import MedianReader
-from collbench.records.types import End
+from collbench.records.medians import MedianReader, TimedRecord
+from collbench.records.types import End, Record
 
 RUNS = sorted((Path(__file__).parents[3] / "reports" / "runs").glob("*/*.jsonl"))
 SIDES = ("base", "head")
@@ -118,6 +119,40 @@ def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UsageError):
         MedianReader().read(path)
+
+
+BAD: list[tuple[str, Any]] = [
+    ("inner", 0),
+    ("inner", -1),
+    ("times_ns", [5, -1]),
+    ("times_ns", [1 << 62]),
+    ("skew_ns", [-1]),
+    ("control_ns", [-1]),
+    ("control_inner", 0),
+    ("overhead_ns", -1),
+    ("invalid", {"late": -1}),
+    ("world", -2),
+    ("cache", "warm"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_what_a_record_cannot_be_is_refused_by_both(field: str, value: Any, tmp_path: Path) -> None:
+    path = write(make_file([record(case()), record(case(64))]), tmp_path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(line for line in lines if line["line"] == "record")[field] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for read in (run_file.read_file, MedianReader().read):
+        with pytest.raises(UsageError):
+            read(path)
+
+
+def test_the_fields_of_a_timed_record_are_those_of_a_record() -> None:
+    of_record = get_type_hints(Record, include_extras=True)
+    of_timed = get_type_hints(TimedRecord, include_extras=True)
+    own = {"case_json", "told"}  # kept as they are written
+    shared = {name: kind for name, kind in of_timed.items() if name not in own}
+    assert shared == {name: of_record[name] for name in shared}
 
 
 def test_an_absent_file_cannot_be_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ whether a run's data are those of a certificate."""
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import re
 from datetime import UTC, datetime
@@ -45,7 +44,8 @@ def trace_provenance(runs: list[Path], tables: Path | None, by: str = "") -> Pro
     files = [digest_file(path, "run") for path in runs]
     files += [digest_file(path, "table") for path in list_tables(tables)]
     written = datetime.now(UTC).isoformat(timespec="seconds")
-    return Provenance(by or _find_user(), written, __version__, files)
+    by = by or f"{environment.user_name()} on {environment.host_name()}"
+    return Provenance(by, written, __version__, files)
 
 
 def list_tables(path: Path | None) -> list[Path]:
@@ -53,15 +53,6 @@ def list_tables(path: Path | None) -> list[Path]:
     if path is None:
         return []
     return sorted(path.glob("*.toml")) if path.is_dir() else [path]
-
-
-def _find_user() -> str:
-    """The user on this host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # an account without a name
-        user = "unknown"
-    return f"{user} on {environment.host_name()}"
 
 
 def digest_file(path: Path, kind: str = "run") -> DataFile:

@@ -104,11 +104,11 @@ def judge_acceptance(
         raise NoVerdict(night.trouble, "give runs that collbench measured on the same machines")
     machine, chose = describe_machine(night), list_choices(night)
     cases = group_rows(night.rows, lambda row: row.case)
+    tried = [case for case, launches in cases.items() if not _is_skipped(launches)]
     relevant = [curve for curve in curves if machine.is_subject_of(curve)]
     rivals_by_case = [
         (case, rivals)
-        for case, launches in cases.items()
-        if not all(row.unfit == ("skipped",) for row in launches)
+        for case in tried
         for rivals in expect_case(relevant, chose, case, machine.shapes)
     ]
     rows = [
@@ -128,7 +128,7 @@ def judge_acceptance(
     untested = [
         *_list_skipped(cases),
         *_list_unlimited(cases, {row.held.key for row in rows}),
-        *_list_unmeasured(curves, machine, chose, [*cases]),
+        *_list_unmeasured(curves, machine, chose, tried),
     ]
     checks = [data.check_data(night), data.check_completeness(night)]
     untested += _list_unchecked(night)
@@ -156,11 +156,16 @@ def _hold_expected(
     return LimitedRow(held, curve.file, describe_origin(curve, today), curve.severity)
 
 
+def _is_skipped(launches: Sequence[Row]) -> bool:
+    """Whether a case was skipped in every launch: nothing is said of it then."""
+    return all(row.unfit == ("skipped",) for row in launches)
+
+
 def _list_skipped(cases: dict[Case, list[Row]]) -> list[Untested]:
     """Cases that were skipped in every launch, by their reason."""
     by_reason: dict[str, list[Case]] = {}
     for case, launches in cases.items():
-        if all(row.unfit == ("skipped",) for row in launches):
+        if _is_skipped(launches):
             reason = plain_line(launches[0].record.note) or "no reason given"
             by_reason.setdefault(reason, []).append(case)
     return [
@@ -174,9 +179,7 @@ def _list_unlimited(cases: dict[Case, list[Row]], limited: set[str]) -> list[Unt
     return [
         Untested("row", describe_case(case), "measured, and no curve or suite has a limit for it")
         for case, launches in cases.items()
-        if case.key not in limited
-        and case.row.moves_data
-        and not all(row.unfit == ("skipped",) for row in launches)
+        if case.key not in limited and case.row.moves_data and not _is_skipped(launches)
     ]
 
 

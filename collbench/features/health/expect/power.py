@@ -20,19 +20,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collbench.core.errors import NoVerdict, UsageError
 from collbench.features.health.checks.curves import Curve
 from collbench.features.health.checks.expectations import expect_case
+from collbench.features.health.checks.table import GRAVE
 from collbench.features.health.expect.nodes import Node, Outlier, find_outliers, spread_of
 from collbench.features.health.findings import Severity
 from collbench.features.health.night import LAUNCHES
 from collbench.records import stats
+from collbench.records.stats import Floats
 from collbench.suite.case import Case
-
-Floats = npt.NDArray[np.float64]
-
 
 LOSSES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
 
@@ -47,9 +45,6 @@ DRAWS = 4000  # of mean and scatter, for the interval of normal margins
 
 
 DETECTED = 0.9  # how often the loss that is named for a row is found
-
-
-GRAVE: tuple[Severity, ...] = ("critical", "warning")
 
 
 Key = tuple[str, int]  # of a launch: its run and cycle
@@ -131,7 +126,7 @@ def find_power(
     """The power of a table by what these nodes took, for a night of so many ``launches``, by
     default as many as the smallest run has. Raises NoVerdict where no row of any node has a limit,
     and UsageError for more launches than there are."""
-    severities = GRAVE
+    severities: tuple[Severity, ...] = GRAVE
     rows = {node.name: select_rows(curves, node, GRAVE) for node in nodes}
     if not any(rows.values()):
         severities = ("hint",)

@@ -16,7 +16,8 @@ What is done, in order:
 6. Chances are adjusted for all that was tested in the whole fleet: half of CHANCE is for all rows
    together, half for the other parts, each over all nodes by Holm's procedure. A node is odd only
    below CHANCE, and if it is slower by at least LEAST. In a healthy fleet anybody is accused in one
-   night of a thousand.
+   night of a thousand, if the slow side of its nodes is no heavier than Student's t: tails.py has
+   how much oftener where it is skewed.
 
 A group whose limit (the deviation from which on a node would have been called odd) is above BLIND
 has seen nothing, and is not judged.
@@ -48,7 +49,7 @@ CHANCE = 1e-3  # that anybody is accused in a healthy fleet
 
 LEAST = 0.03  # by which a node is slower, at least, to be odd
 
-GRAVE = 0.20  # from which on that is critical
+CRITICAL = 0.20  # from which on that is critical
 
 BLIND = 0.25  # a limit above which a group is not judged
 
@@ -61,7 +62,8 @@ class Node(msgspec.Struct, kw_only=True):
     """A host. ``trouble`` and ``why`` are as of NodeRun, and further: "missing", "few like it",
     "unlike rows", "scatter". ``values`` are by the number of the row, nan where there is none;
     ``deviations`` relative, by part; ``odd`` the parts in which it is too slow, the surest first,
-    with the chance of that in a healthy fleet."""
+    with the chance of that in a healthy fleet. ``wrong_runs`` are elements of wrong data by the run
+    that received them, ``checked`` those that were compared."""
 
     host: str
     rack: str = ""
@@ -70,8 +72,9 @@ class Node(msgspec.Struct, kw_only=True):
     digest: str = ""
     trouble: str = ""
     why: str = ""
-    wrong: int = 0
+    wrong_runs: Mapping[str, int] = {}
     wrong_cases: Sequence[str] = ()
+    checked: int = 0
     values: Mapping[str, float] = {}
     deviations: Mapping[str, float] = {}
     rows: Mapping[str, float] = {}  # relative, by the name of the row
@@ -140,6 +143,21 @@ class Fleet(NamedTuple):
         """Nodes without a verdict, by name."""
         return [node for node in self.nodes if node.deviation is None]
 
+    @property
+    def unverified(self) -> list[Node]:
+        """Nodes whose times are judged, and of whose data nobody compared an element."""
+        return [node for node in self.judged if not node.checked and not node.wrong_cases]
+
+    @property
+    def wrong_nodes(self) -> list[Node]:
+        """Nodes that received wrong data."""
+        return [node for node in self.nodes if node.wrong_cases]
+
+    @property
+    def wrong_unnamed(self) -> list[NodeRun]:
+        """Runs of no one node that received wrong data."""
+        return [run for run in self.unnamed if run.wrong_cases]
+
 
 def judge_runs(
     paths: Sequence[Path], expected: Sequence[str] = (), racks: Racks | None = None
@@ -176,7 +194,7 @@ def judge_batches(
         ended=max((run.ended or run.started for run in runs), default=""),
         injected=", ".join(dict.fromkeys(run.injected for run in runs if run.injected)),
         fake=any(run.fake for run in runs),
-        checked=sum(run.checked for run in runs),
+        checked=sum(run.checked for run in [*runs, *gathered.unnamed]),
     )
 
 
@@ -255,8 +273,9 @@ def _make_node(host: str, runs: Sequence[NodeRun], digests: Mapping[int, str], n
         digest=digests[id(last)],
         trouble="" if usable else last.trouble,
         why="" if usable else last.why,
-        wrong=sum(run.wrong for run in wrong),
+        wrong_runs={run.run: run.wrong for run in wrong},
         wrong_cases=[case for run in wrong for case in run.wrong_cases],
+        checked=sum(run.checked for run in alike),
         values={name: _median_log(values) for name, values in logs.items()},
     )
 

@@ -7,8 +7,16 @@ slower, so that up to that many slow nodes change nothing, and of the rest the s
 tails are. Chances are those of all shapes together, weighed by their likelihood and a prior, so
 that few nodes, which do not know their tails, accuse nobody by a lucky guess; and as few nodes know
 their scale badly, so many degrees of freedom are left. The slower half is fitted by itself, too, as
-times are skewed, and the larger scale counts. Sources: Lange, Little & Taylor 1989 (t in
-place of the normal distribution); Cohen 1959 (censoring).
+times are skewed, and the larger scale counts.
+
+Only the scale is the slower half's own, not the shape, so a slow side that is heavier than the
+whole says is underrated. Of 4,000 simulated healthy fleets of 8 nodes, with deviations of 0.02
+times a lognormal of sigma 0.8, 45 accused a node in all rows (2,006 were judged), and 39 of 4,000
+of 40 nodes (708 were judged), where at most 2 of each were to be expected
+(tests/perf/fleet_skew.py).
+
+Sources: Lange, Little & Taylor 1989 (t in place of the normal distribution); Cohen 1959
+(censoring).
 """
 
 from __future__ import annotations

@@ -20,13 +20,14 @@ from collbench.features.health.findings import (
 from collbench.features.health.fleet.judgement import (
     ALL,
     CHANCE,
+    CRITICAL,
     FEWEST,
-    GRAVE,
     Fleet,
     Group,
     Node,
     natural_key,
 )
+from collbench.features.health.fleet.reading import NodeRun
 from collbench.features.health.night import list_several
 from collbench.features.health.views import health
 from collbench.records import stats
@@ -56,6 +57,8 @@ SCALE = [[0.0, "#3b82c4"], [0.5, "#c9ced4"], [0.75, "#e8a33d"], [1.0, "#b3261e"]
 
 ONE_BLOCK = "all nodes"
 
+NOT_VERIFIED = "not verified"  # the state of a node of whose data nobody compared an element
+
 TROUBLES = {  # what is said of nodes apart, in the order in which they are named
     "missing": "gave no run",
     "running": "is still running",
@@ -73,16 +76,17 @@ TROUBLES = {  # what is said of nodes apart, in the order in which they are name
 
 def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
     """The fleet's verdict, as of a night: unhealthy where a node is odd or has wrong data; healthy
-    only where all but ``max_missing`` nodes have a verdict."""
+    only where all but ``max_missing`` nodes have a verdict and verified data."""
     findings = [
-        *(_find_wrong(node) for node in fleet.nodes if node.wrong_cases),
+        *map(_find_wrong, fleet.wrong_nodes),
+        *map(_find_wrong_unnamed, fleet.wrong_unnamed),
         *(_find_slow(fleet, node) for node in fleet.odd),
         *(finding for group in fleet.groups if (finding := _find_unlike(group, fleet.groups[0]))),
         *(_find_levels(group) for group in fleet.groups if group.levels),
     ]
     ranks: tuple[Severity, ...] = ("critical", "warning", "hint")
     findings.sort(key=lambda finding: ranks.index(finding.severity))
-    lacking = len(fleet.apart) + len(fleet.unnamed)
+    lacking = len(fleet.apart) + len(fleet.unnamed) + len(fleet.unverified)
     grave = [finding for finding in findings if finding.severity != "hint"]
     state: State = (
         "unhealthy"
@@ -95,7 +99,7 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
         state=state,
         summary=plain_line(_summarise(fleet, state, findings)),
         findings=findings,
-        checks=_list_checks(fleet, lacking),
+        checks=_list_checks(fleet),
         runs=fleet.runs,
         injected=fleet.injected,
         fake=fleet.fake,
@@ -105,17 +109,18 @@ def make_verdict(fleet: Fleet, max_missing: int = 0) -> Verdict:
 
 
 def _summarise(fleet: Fleet, state: State, findings: Sequence[Finding]) -> str:
-    odd, wrong = fleet.odd, [node for node in fleet.nodes if node.wrong_cases]
+    odd = fleet.odd
     total = len(fleet.nodes) + len(fleet.unnamed)
     judged = f"{len(fleet.judged):,} of {format_count(total, 'node')} judged"
     parts = []
-    if wrong:
-        names = list_several(node.host for node in wrong)
-        parts.append(f"wrong data on {names}")
+    if wrong := fleet.wrong_nodes:
+        parts.append(f"wrong data on {list_several(node.host for node in wrong)}")
+    if runs := fleet.wrong_unnamed:
+        parts.append(f"wrong data in {list_several(map(_name_run, runs))}, not of one node")
     if odd:
         names = list_several(f"{node.host} ({format_signed(node.worst[1])})" for node in odd)
         parts.append(f"{format_count(len(odd), 'odd node')}: {names}")
-    lacking = describe_apart(fleet)
+    lacking = [*describe_apart(fleet), *_describe_unverified(fleet)]
     if state == "no verdict":
         none = "none odd" if fleet.judged else "nobody can be called odd"
         return "; ".join([*(lacking or ["no node has a run"]), f"{judged}, {none}"])
@@ -128,13 +133,26 @@ def describe_apart(fleet: Fleet) -> list[str]:
     for node in fleet.apart:
         names.setdefault(node.trouble or "unlike rows", []).append(node.host)
     for run in fleet.unnamed:
-        names.setdefault(run.trouble or "not of one node", []).append(run.run or run.path)
+        names.setdefault(run.trouble or "not of one node", []).append(_name_run(run))
     ordered = sorted(names.items(), key=lambda item: [*TROUBLES, item[0]].index(item[0]))
     return [
         f"{format_count(len(members), 'node')} without a verdict ({trouble}):"
         f" {list_several(members)}"
         for trouble, members in ordered
     ]
+
+
+def _name_run(run: NodeRun) -> str:
+    return run.run or run.path
+
+
+def _describe_unverified(fleet: Fleet) -> list[str]:
+    """A phrase for nodes of whose data nobody compared an element; none where there are none."""
+    nodes = fleet.unverified
+    if not nodes:
+        return []
+    count = format_count(len(nodes), "node")
+    return [f"{count} whose data nobody verified: {list_several(node.host for node in nodes)}"]
 
 
 def _find_slow(fleet: Fleet, node: Node) -> Finding:
@@ -151,7 +169,7 @@ def _find_slow(fleet: Fleet, node: Node) -> Finding:
     worst = sorted(rows.items(), key=lambda item: -item[1])[:SHOWN]
     return Finding(
         check="fleet",
-        severity="critical" if delta >= GRAVE else "warning",
+        severity="critical" if delta >= CRITICAL else "warning",
         subject=Subject("host", node.host),
         what=f"is {delta:.1%} slower than the median of {like} like it {where}{also}",
         advice=(
@@ -176,17 +194,33 @@ def _find_wrong(node: Node) -> Finding:
         check="data",
         severity="critical",
         subject=Subject("host", node.host),
-        what=(
-            f"received wrong data: {format_count(node.wrong, 'element')} in"
-            f" {list_several(dict.fromkeys(node.wrong_cases))}"
-        ),
+        what=_describe_wrong(sum(node.wrong_runs.values()), node.wrong_cases),
         advice="take the host out of service: memory, GPU or link corrupts data",
         sure=1.0,
+        alone=True,
         evidence=[
-            Evidence(what="wrong elements", value=node.wrong, expected=0, run=run)
-            for run in node.runs[:1]
+            Evidence(what="wrong elements", value=wrong, expected=0, run=run)
+            for run, wrong in [*node.wrong_runs.items()][:SHOWN]
         ],
     )
+
+
+def _find_wrong_unnamed(run: NodeRun) -> Finding:
+    """Wrong data in a run that is of no one node: it is known of no host that it is to blame."""
+    return Finding(
+        check="data",
+        severity="critical",
+        subject=Subject("cluster", _name_run(run)),
+        what=f"{_describe_wrong(run.wrong, run.wrong_cases)}; {run.why}",
+        advice="give this run to collbench health without --fleet: it names the rank",
+        sure=1.0,
+        evidence=[Evidence(what="wrong elements", value=run.wrong, expected=0, run=run.run)],
+    )
+
+
+def _describe_wrong(elements: int, cases: Sequence[str]) -> str:
+    count = format_count(elements, "element")
+    return f"received wrong data: {count} in {list_several(dict.fromkeys(cases))}"
 
 
 def _find_unlike(group: Group, largest: Group) -> Finding | None:
@@ -221,7 +255,7 @@ def _find_levels(group: Group) -> Finding:
     )
 
 
-def _list_checks(fleet: Fleet, lacking: int) -> list[Checked]:
+def _list_checks(fleet: Fleet) -> list[Checked]:
     odd = fleet.odd
     judged = [group for group in fleet.groups if group.limit is not None and not group.why]
     if judged:
@@ -235,21 +269,30 @@ def _list_checks(fleet: Fleet, lacking: int) -> list[Checked]:
     else:
         why = next((group.why for group in fleet.groups if group.why), "no usable run")
         checks = [Checked("fleet", "no data", f"{why}; at least {FEWEST} like nodes are needed")]
-    wrong = any(node.wrong_cases for node in fleet.nodes)
-    compared = f"{fleet.checked:,} elements compared bit for bit"
-    if wrong or not fleet.checked:
-        note = compared if fleet.checked else "nothing verified yet"
-        checks.append(Checked("data", "found" if wrong else "no data", note))
-    else:
-        checks.append(Checked("data", "passed", compared))
-    complete = "; ".join(describe_apart(fleet)) or "every node has a verdict"
-    checks.append(Checked("completeness", "no data" if lacking else "passed", complete))
+    checks.append(_check_data(fleet))
+    complete = "; ".join(describe_apart(fleet))
+    checks.append(
+        Checked("completeness", "no data", complete)
+        if complete
+        else Checked("completeness", "passed", "every node has a verdict")
+    )
     if fleet.groups:
         sizes = ", ".join(f"{len(group.nodes):,}" for group in fleet.groups[:10])
         alike = f"{format_count(len(fleet.groups), 'group')} of like nodes, of {sizes}"
         several = len(fleet.groups) > 1
         checks.append(Checked("alike", "found" if several else "passed", alike))
     return checks
+
+
+def _check_data(fleet: Fleet) -> Checked:
+    """Whether data were right: passed only where those of every judged node were verified."""
+    compared = f"{fleet.checked:,} elements compared bit for bit"
+    notes = [compared if fleet.checked else "nothing verified yet", *_describe_unverified(fleet)]
+    wrong = bool(fleet.wrong_nodes or fleet.wrong_unnamed)
+    lacking = not fleet.checked or fleet.unverified
+    return Checked(
+        "data", "found" if wrong else "no data" if lacking else "passed", "; ".join(notes)
+    )
 
 
 def make_document(fleet: Fleet, verdict: Verdict) -> Judgement:
@@ -440,7 +483,15 @@ def _apart_table(fleet: Fleet) -> Table | None:
         for node in fleet.apart
     ]
     lines += [
-        Line((run.run or run.path, "", run.trouble, run.why), {}, "notice") for run in fleet.unnamed
+        Line(
+            (node.host, node.rack, NOT_VERIFIED, "no element of its data was compared"),
+            {},
+            "notice",
+        )
+        for node in fleet.unverified
+    ]
+    lines += [
+        Line((_name_run(run), "", run.trouble, run.why), {}, "notice") for run in fleet.unnamed
     ]
     if not lines:
         return None
@@ -580,7 +631,9 @@ def _list_nodes(fleet: Fleet) -> list[dict[str, Any]]:
 def _name_state(node: Node) -> str:
     if node.wrong_cases:
         return "wrong data"
-    return "odd" if node.odd else "like" if node.deviation is not None else node.trouble
+    if node.deviation is None or node.odd:
+        return "odd" if node.odd else node.trouble
+    return "like" if node.checked else NOT_VERIFIED
 
 
 def flatten_fleet(fleet: Fleet) -> Mapping[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import math
-import os
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.features.health.history.gates import LEARNING, PAST
 from collbench.features.health.history.nights import Night, Series
 from collbench.features.health.history.ways import find_current
+from collbench.machine import environment
 from collbench.records import stats
 
 SCHEMA = 1
@@ -102,18 +101,10 @@ def _make_baseline(
         accepted=is_accepted,
         reason=reason,
         commit=commit,
-        who=_user_name(),
+        who=environment.user_name(),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         rows=dict(sorted(rows.items())),
     )
-
-
-def _user_name() -> str:
-    """The user's name, or number where it has none, as in many containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def render_baseline(baseline: Baseline) -> str:

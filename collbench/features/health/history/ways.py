@@ -69,11 +69,6 @@ def find_past(series: Series, tonight: Night) -> Past:
     return Past([], "")
 
 
-def past_values(series: Series, tonight: Night) -> list[float]:
-    """As ``find_past``, the values alone."""
-    return find_past(series, tonight).values
-
-
 def find_current(series: Series, last: str = "") -> Series:
     """The history of the way in which the last night was measured; of nights up to ``last``, if it
     is given and there are any."""

@@ -92,6 +92,11 @@ def test_where_a_fault_shows_is_blamed_only_where_there_is_no_other_host(check: 
     assert blamed(finding(check=check), hosts=("node1",)) == ["node1"]
 
 
+@pytest.mark.parametrize("check", SYMPTOMS)
+def test_where_a_fault_shows_in_a_run_of_one_host_this_is_blamed(check: str) -> None:
+    assert blamed(replace(finding(check=check), alone=True)) == ["node1"]
+
+
 def test_symptoms_are_checks_that_there_are() -> None:
     assert {*SYMPTOMS} <= {check.name for check in table.CHECKS}
 

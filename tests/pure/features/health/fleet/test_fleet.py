@@ -27,8 +27,10 @@ from fleets import (
 
 from collbench.cli import main as commands
 from collbench.core.errors import UsageError
+from collbench.features.health.blame import list_blamed
 from collbench.features.health.fleet import judgement, places
 from collbench.features.health.fleet.judgement import ALL, Fleet
+from collbench.features.health.fleet.reading import Batch, NodeRun
 from collbench.features.health.fleet.tails import fit_tail
 from collbench.features.health.fleet.view import make_document, make_verdict
 from collbench.machine.load import Load
@@ -227,6 +229,56 @@ def test_wrong_data_is_critical(said: Said, tmp_path: Path) -> None:
     code, values = fleet_values(said, str(tmp_path / "night"))
     assert (code, states(values)[name_node(5)]) == (1, "wrong data")
     assert values["findings"][0]["severity"] == "critical"
+
+
+def test_wrong_data_names_the_run_that_has_it_and_its_host() -> None:
+    """Of two runs of a host the second is wrong; no other host was in it."""
+    batch = plain_batch(draw_logs(np.random.default_rng(5), NODES, 2, CASES))
+    bad = msgspec.structs.replace(
+        batch.runs[5], run="bad", wrong=7, wrong_cases=["x"], started="2026-01-02T04:00:00+00:00"
+    )
+    verdict = make_verdict(judgement.judge_batches([Batch([*batch.runs, bad], batch.cases)]))
+    (found,) = [finding for finding in verdict.findings if finding.check == "data"]
+    assert [(item.run, item.value) for item in found.evidence] == [("bad", 7)]
+    assert [entry.host for entry in list_blamed(verdict)] == [name_node(5)]
+
+
+def test_wrong_data_of_a_run_of_several_hosts_are_no_pass() -> None:
+    """Not even where nodes may be missing; and no host is blamed for it."""
+    batch = plain_batch(draw_logs(np.random.default_rng(5), NODES, 2, CASES))
+    several = NodeRun(
+        path="s.jsonl",
+        run="several",
+        trouble="not of one node",
+        why="several is of 2 hosts",
+        wrong=7,
+        wrong_cases=["x"],
+        checked=9,
+    )
+    judged = judgement.judge_batches([Batch([*batch.runs, several], batch.cases)])
+    verdict = make_verdict(judged, max_missing=1)
+    assert verdict.state == "unhealthy" and "wrong data in several" in verdict.summary
+    assert [finding.sentence for finding in verdict.findings] == [
+        "several received wrong data: 7 elements in x; several is of 2 hosts"
+    ]
+    assert {check.check: check.outcome for check in verdict.checks}["data"] == "found"
+    assert list_blamed(verdict) == []
+
+
+@pytest.mark.parametrize("count", [1, NODES])
+def test_data_that_nobody_verified_are_no_pass(count: int) -> None:
+    batch = plain_batch(draw_logs(np.random.default_rng(5), NODES, 2, CASES))
+    for run in batch.runs[:count]:
+        run.checked = 0
+    judged = judgement.judge_batches([batch])
+    verdict = make_verdict(judged)
+    assert verdict.state == "no verdict" and "whose data nobody verified" in verdict.summary
+    assert {check.check: check.outcome for check in verdict.checks}["data"] == "no data"
+    assert len(judged.unverified) == count
+    if count == 1:
+        assert make_verdict(judged, max_missing=1).state == "healthy"
+    values = make_document(judged, verdict).values["fleet"]
+    assert [node["state"] for node in values["nodes"]].count("not verified") == count
 
 
 def test_unfinished_disturbed_and_broken_runs_are_named_apart(said: Said, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from collbench.features.health.history.levels import find_changes
 from collbench.features.health.history.nights import Night, Series
 from collbench.features.health.history.outlook import make_outlook
 from collbench.features.health.history.shifts import find_shifts
-from collbench.features.health.history.ways import past_values
+from collbench.features.health.history.ways import find_past
 from collbench.features.training.parts import PARTS
 from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
@@ -414,9 +414,8 @@ def test_a_new_fingerprint_or_manner_or_an_accepted_level_begins_a_segment_and_s
     taken = msgspec.structs.replace(row, accepted=[("2026-01-03", "a new switch")])
     assert [part.why for part in taken.segments][1] == "accepted: a new switch"
     assert [len(part.nights) for part in taken.segments] == [2, 3, 3]
-    assert (
-        len(past_values(taken, taken.nights[4])) == 2 and past_values(taken, taken.nights[5]) == []
-    )
+    assert len(find_past(taken, taken.nights[4]).values) == 2
+    assert find_past(taken, taken.nights[5]).values == []
     otherwise = [msgspec.structs.replace(n, manner="m, start barrier") for n in row.nights[5:]]
     told = msgspec.structs.replace(row, nights=[*series([0.0] * 5).nights, *otherwise])
     assert "measured otherwise:  -> start barrier" in told.segments[1].why
