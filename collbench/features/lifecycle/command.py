@@ -22,6 +22,7 @@ from collbench.cli.families import (
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.text import print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
@@ -151,7 +152,7 @@ def _execute(order: Order, output_format: str) -> int:
     except CollbenchError as e:
         if not codes or codes[0] not in GRAVE:
             raise
-        print(f"collbench: {e.message}", file=sys.stderr)
+        print_message(e.message, e.hint)
         return codes[0]
     shown = next(iter(codes), Exit.OK)
     return shown if shown in GRAVE else code or shown
