@@ -195,6 +195,7 @@ def test_a_heavy_import_is_found(register: Register) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_command_checks_what_new_wrote(cli: Callable[..., Any], tmp_path: Any) -> None:
     path = tmp_path / "mine.py"
     assert cli("backends", "new", str(path)).returncode == 0

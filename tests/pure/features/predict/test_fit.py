@@ -124,6 +124,7 @@ def test_segments_are_found_where_protocols_change() -> None:
     assert hits >= 5
 
 
+@pytest.mark.long
 def test_of_many_sizes_segments_end_at_some() -> None:
     sizes = np.arange(1, 1001) * 4096.0
     times = np.where(sizes < 2e6, 5e3 + 0.5 * sizes, 5e5 + 0.1 * sizes)
