@@ -48,7 +48,10 @@ def test_the_form_is_held_against_the_plain_one() -> None:
     assert values["ratio_lo"] < 3 < values["ratio_hi"]
 
 
-def test_wrong_data_has_no_ratio_and_says_why() -> None:
+def test_wrong_data_has_no_ratio_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     file = measured(status="wrong", times_ns=[], note="2 wrong elements")
     (result,) = list_results(file)
     assert flatten_result(result)["ratio"] is None

@@ -112,7 +112,10 @@ def test_markdown_has_each_table_once() -> None:
     assert "median over launches" in text and "fewer than 6 launches" in text
 
 
-def test_how_ranks_learned_of_a_loss_is_said_in_the_words_of_the_option() -> None:
+def test_how_ranks_learned_of_a_loss_is_said_in_the_words_of_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     text = terminal.render_text(make_document(run_of([lost(9)])))
     assert "1 an error, 1 notification" in text and "told" not in text
     assert "a rank may see an error before" in " ".join(text.split())
