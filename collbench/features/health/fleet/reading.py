@@ -3,6 +3,7 @@ machine it is of, and why it may not be judged. No samples are kept."""
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -73,14 +74,20 @@ def read_runs(paths: Sequence[Path]) -> Iterator[Batch]:
         yield from map(_read_chunk, chunks)
         return
     decoder = msgspec.msgpack.Decoder(Batch)
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # whoever interrupts wants to hear it once
     try:
-        with ProcessPoolExecutor(workers, get_context("fork"), signal.signal, quiet) as pool:
+        with ProcessPoolExecutor(workers, get_context("fork"), _begin_worker) as pool:
             yield from map(decoder.decode, pool.map(_pack_chunk, chunks))
     except BrokenProcessPool as e:
         raise CannotRun(
             "a process that read runs was killed", "it may have lacked memory; try again"
         ) from e
+
+
+def _begin_worker() -> None:
+    """Leaves Ctrl-C to the process that asks, and looks for no circles in what is read: it has
+    none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
 
 
 def _pack_chunk(paths: Sequence[Path]) -> bytes:
