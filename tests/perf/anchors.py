@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -105,30 +105,44 @@ def run_collbench(names: Sequence[str], sizes: Sequence[int], folder: Path) -> T
     return found
 
 
-def judge_difference(nbytes: int, theirs: float, low: float, high: float) -> str:
-    """Whether a difference whose interval is given in us is within what is wanted."""
-    most = SHARE * theirs if nbytes >= SMALL_BYTES else SMALL_US
+def judge_difference(most: float, low: float, high: float) -> str:
+    """Whether a difference whose interval is given is within what is wanted."""
     if -most <= low and high <= most:
         return "yes"
     return "no" if low > most or high < -most else "not shown"
 
 
-def format_row(point: Point, ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """A line of the table, of the times of all turns."""
+def format_cells(
+    point: Point,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    allow: Callable[[int, float], float],
+) -> list[str]:
+    """The cells of a line of the table, of the times in us of all turns; ``allow`` says what
+    difference is wanted at most, by bytes and the other's time."""
     differences = sorted(a - b for a, b in zip(ours, theirs, strict=True))
     middle, low, high = stats.median_interval(differences, len(differences))
-    mine, imbs = statistics.median(ours), statistics.median(theirs)
-    cells = (
+    mine, others = statistics.median(ours), statistics.median(theirs)
+    return [
         point[0],
         f"{point[1]}",
         f"{mine:.3f}",
-        f"{imbs:.3f}",
-        f"{mine / imbs:.2f}",
+        f"{others:.3f}",
+        f"{mine / others:.2f}",
         f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]",
-        judge_difference(point[1], imbs, low, high),
+        judge_difference(allow(point[1], others), low, high),
         f"{min(ours):.3f}, {min(theirs):.3f}",
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
+
+
+def format_row(point: Point, ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """A line of the table, of the times of all turns."""
+    return f"| {' | '.join(format_cells(point, ours, theirs, allow_difference))} |"
+
+
+def allow_difference(nbytes: int, theirs: float) -> float:
+    """The difference in us that is wanted at most."""
+    return SHARE * theirs if nbytes >= SMALL_BYTES else SMALL_US
 
 
 def measure_turns(chosen: argparse.Namespace) -> dict[Point, tuple[list[float], list[float]]]:

@@ -23,7 +23,6 @@ import json
 import os
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,11 +31,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import anchors
 import numpy as np
 import sections
 
 from collbench.features.p2p import results as p2p_results
-from collbench.records import run_file, stats
+from collbench.records import run_file
 from collbench.run.launch import mpirun
 from collbench.suite import grammar
 
@@ -182,31 +182,12 @@ def call_until_there(words: Sequence[str], environment: dict[str, str]) -> str:
     raise SystemExit(f"{words[0]} finds no server")
 
 
-def judge_difference(theirs: float, low: float, high: float) -> str:
-    """Whether a difference whose interval is given in us is within what is wanted."""
-    most = max(SHARE * theirs, SMALL_US)
-    if -most <= low and high <= most:
-        return "yes"
-    return "no" if low > most or high < -most else "not shown"
-
-
 def format_row(point: Point, ours: Sequence[float], theirs: Sequence[float]) -> str:
     """A line of the table, of the times of all turns."""
-    differences = sorted(a - b for a, b in zip(ours, theirs, strict=True))
-    middle, low, high = stats.median_interval(differences, len(differences))
-    mine, others = statistics.median(ours), statistics.median(theirs)
-    cells = (
-        point[0],
-        f"{point[1]}",
-        f"{mine:.3f}",
-        f"{others:.3f}",
-        f"{mine / others:.2f}",
-        f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]",
-        judge_difference(others, low, high),
-        f"{min(ours):.3f}, {min(theirs):.3f}",
-        f"{min(ours) / min(theirs):.2f}",
+    cells = anchors.format_cells(
+        point, ours, theirs, lambda _, theirs: max(SHARE * theirs, SMALL_US)
     )
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join([*cells, f'{min(ours) / min(theirs):.2f}'])} |"
 
 
 def measure_turns(
