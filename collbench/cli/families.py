@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from collbench.cli.parameters import make_option
+
+if TYPE_CHECKING:
+    from collbench.run.launch.places import PlaceSource
 
 Collective = Annotated[str, Argument(metavar="COLLECTIVE", help="As in `collbench list`.")]
 Root = Annotated[int, Option("-r", "--root", min=0, help="Root rank.")]
@@ -69,3 +72,18 @@ class SaveOptions:
     save: Save = True
     tag: Tag = ""
     dry_run: DryRun = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherOptions:
+    """The launcher of ranks, and the hosts that ssh reaches."""
+
+    launcher: Launcher = "auto"
+    hosts: Hosts = ""
+    ssh: Ssh = ""
+
+    def find_source(self) -> PlaceSource | None:
+        """Who gives places for ranks; None where none is needed. Raises UsageError."""
+        from collbench.cli.options import find_source
+
+        return find_source(self.launcher, hosts=self.hosts, ssh=self.ssh)

@@ -14,12 +14,10 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
-    Hosts,
     Imports,
     Inject,
-    Launcher,
+    LauncherOptions,
     SaveOptions,
-    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -75,9 +73,7 @@ class SweepOptions:
     check: Annotated[int, make_option("check")] = 1
     timeout: Timeout = None
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -161,7 +157,7 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     """Run what is asked for and show what came of it, or only what would run."""
     from collbench.cli import outputs
     from collbench.cli.measure import and_tell, carry_out
-    from collbench.cli.options import find_source, read_save_options
+    from collbench.cli.options import read_save_options
     from collbench.features.forms.results import list_results
     from collbench.features.forms.view import make_document
     from collbench.run.order import Order
@@ -170,9 +166,9 @@ def _run(requests: Sequence[FormRequest], sweep: SweepOptions) -> None:
     outputs.check_outputs(sweep.output_format, (), FORMATS)
     saving = sweep.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    source = find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh)
+    launcher, source = sweep.where.launcher, sweep.where.find_source()
     suite = make_suite(requests, sweep)
-    order = Order(suite=suite, command=sys.argv, launcher=sweep.launcher, source=source, **keeping)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
 
     has_ratio: list[bool] = []
 
@@ -191,13 +187,13 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
     """A case of both forms for each request, backend and launch. Raises UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source, refuse_fixed_samples
+    from collbench.cli.options import change_suite, refuse_fixed_samples
     from collbench.run.launch import join
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Axes, Suite
 
     refuse_fixed_samples(sweep.iters, sweep.max_time)
-    source = find_source(sweep.launcher, hosts=sweep.hosts, ssh=sweep.ssh)
+    source = sweep.where.find_source()
     policy = Policy(
         iters=sweep.iters, warmup=sweep.warmup, check=sweep.check, timeout=sweep.timeout
     )
@@ -207,10 +203,10 @@ def make_suite(requests: Sequence[FormRequest], sweep: SweepOptions) -> Suite:
             axes=Axes(collectives=(), sizes=(), ranks=(), backends=()),
             policy=policy,
         ),
-        ngpus=sweep.ngpus or ("" if source or join.detect_launcher(sweep.launcher) else "2"),
+        ngpus=sweep.ngpus or ("" if source or join.detect_launcher(sweep.where.launcher) else "2"),
         backend=sweep.backend,
         max_time=sweep.max_time,
-        launcher=sweep.launcher,
+        launcher=sweep.where.launcher,
         source=source,
         inject=sweep.inject,
         launches=sweep.launches,

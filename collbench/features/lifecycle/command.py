@@ -12,13 +12,11 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
-    Hosts,
     Imports,
     Inject,
-    Launcher,
+    LauncherOptions,
     Ranks,
     SaveOptions,
-    Ssh,
 )
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CollbenchError, Exit, UsageError
@@ -105,9 +103,7 @@ class LifecycleOptions:
     ] = None
     seed: Annotated[int, make_option("seed", "Seed of the moments of kills.")] = 1
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -175,14 +171,14 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
 
 def make_order(options: LifecycleOptions) -> Order:
     """The run that the options ask for. Raises UsageError."""
-    from collbench.cli.options import find_source, read_save_options
+    from collbench.cli.options import read_save_options
     from collbench.run.order import Order
 
     saving = options.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
+    launcher, source = options.where.launcher, options.where.find_source()
     suite = make_suite(options)
-    return Order(suite=suite, command=sys.argv, launcher=options.launcher, source=source, **keeping)
+    return Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
 
 
 def make_suite(options: LifecycleOptions) -> Suite:
@@ -190,7 +186,7 @@ def make_suite(options: LifecycleOptions) -> Suite:
     UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source
+    from collbench.cli.options import change_suite
     from collbench.run.launch import join
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
@@ -199,7 +195,7 @@ def make_suite(options: LifecycleOptions) -> Suite:
     _refuse_faults(options)
     launches = options.launches or (LAUNCHES if options.kills.kill is None else KILLS)
     # ranks that are killed are forked for it, so that those that watch them may stay the same
-    stays = options.kills.kill is not None or bool(join.detect_launcher(options.launcher))
+    stays = options.kills.kill is not None or bool(join.detect_launcher(options.where.launcher))
     axes = Axes(
         collectives=(),
         sizes=(),
@@ -212,8 +208,8 @@ def make_suite(options: LifecycleOptions) -> Suite:
         Suite(name="lifecycle", axes=axes, policy=Policy(seed=options.seed)),
         ngpus=options.ngpus,
         backend=options.backend,
-        launcher=options.launcher,
-        source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
+        launcher=options.where.launcher,
+        source=options.where.find_source(),
         inject=options.inject,
         path=options.path,
         launches=None if stays else launches,

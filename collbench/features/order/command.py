@@ -14,13 +14,11 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
-    Hosts,
     Imports,
     Inject,
-    Launcher,
+    LauncherOptions,
     Ranks,
     SaveOptions,
-    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -130,9 +128,7 @@ class OrderOptions:
     ] = ""
     timeout: Timeout = None
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -230,14 +226,14 @@ def _show_plan(asked: Order) -> int:
 
 def make_order(collective: str, options: OrderOptions) -> Order:
     """The run that the options ask for. Raises UsageError."""
-    from collbench.cli.options import find_source, read_save_options
+    from collbench.cli.options import read_save_options
     from collbench.run.order import Order
 
-    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
+    launcher, source = options.where.launcher, options.where.find_source()
     saving = options.saving
     keeping = read_save_options(saving.save, saving.output, saving.tag)
     suite = make_suite(collective, options)
-    return Order(suite=suite, command=sys.argv, launcher=options.launcher, source=source, **keeping)
+    return Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
 
 
 def make_suite(collective: str, options: OrderOptions) -> Suite:
@@ -245,7 +241,7 @@ def make_suite(collective: str, options: OrderOptions) -> Suite:
     UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source
+    from collbench.cli.options import change_suite
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Axes, Suite
@@ -263,8 +259,8 @@ def make_suite(collective: str, options: OrderOptions) -> Suite:
         Suite(name="order", axes=axes, policy=Policy(timeout=options.timeout)),
         ngpus=sweep.ngpus,
         backend=sweep.backend,
-        launcher=options.launcher,
-        source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
+        launcher=options.where.launcher,
+        source=options.where.find_source(),
         inject=options.inject,
         launches=options.effort.launches,
     )

@@ -14,12 +14,10 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
-    Hosts,
     Inject,
-    Launcher,
+    LauncherOptions,
     Ranks,
     SaveOptions,
-    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -61,9 +59,7 @@ class OverlapOptions:
     ] = ""
     timeout: Timeout = None
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -82,7 +78,6 @@ def overlap(options: OverlapOptions) -> None:
         add_budget,
         change_suite,
         choose_groups,
-        find_source,
         read_save_options,
     )
     from collbench.records import run_file
@@ -91,8 +86,8 @@ def overlap(options: OverlapOptions) -> None:
     outputs.check_outputs(options.output_format, (), FORMATS)
     if isinstance(subject := _find_subject(options.what), Path):
         raise typer.Exit(_show_run(run_file.read_digest(subject), options.output_format))
-    launcher = options.launcher
-    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
+    launcher = options.where.launcher
+    source = options.where.find_source()
     rule = choose_groups(options.split, launcher, source)
     suite = change_suite(
         make_suite(subject, options, rule),

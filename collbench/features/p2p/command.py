@@ -12,12 +12,10 @@ from typer import Argument, Option
 from collbench.cli.families import (
     AnyTable,
     Debug,
-    Hosts,
     Imports,
     Inject,
-    Launcher,
+    LauncherOptions,
     SaveOptions,
-    Ssh,
     Timeout,
 )
 from collbench.cli.parameters import make_option
@@ -109,9 +107,7 @@ class TransferOptions:
     effort: EffortOptions
     timeout: Timeout = None
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     output_format: AnyTable = "table"
     saving: SaveOptions
     debug: Debug = False
@@ -178,12 +174,12 @@ def _show_run(file: RunFile, output_format: str) -> Exit:
 
 def make_order(options: TransferOptions) -> Order:
     """The run that the options ask for. Raises UsageError."""
-    from collbench.cli.options import add_budget, find_source, read_save_options
+    from collbench.cli.options import add_budget, read_save_options
     from collbench.run.order import Order
 
-    saving, launcher = options.saving, options.launcher
+    saving, launcher = options.saving, options.where.launcher
     keeping = read_save_options(saving.save, saving.output, saving.tag)
-    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
+    source = options.where.find_source()
     suite = make_suite(options)
     order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
     return add_budget(order, options.effort.budget)
@@ -193,14 +189,14 @@ def make_suite(options: TransferOptions) -> Suite:
     """A case for each pattern, size, backend, setting and launch. Raises UsageError."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source
+    from collbench.cli.options import change_suite
     from collbench.features.p2p.measurable import make_requests, refuse_pairs_without_effect
     from collbench.run.launch import join
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
-    what, launcher = options.what, options.launcher
-    source = find_source(launcher, hosts=options.hosts, ssh=options.ssh)
+    what, launcher = options.what, options.where.launcher
+    source = options.where.find_source()
     patterns = grammar.split_words(what.pattern)
     if not patterns:
         raise UsageError("--pattern names none", "ping-pong, for example")

@@ -14,14 +14,12 @@ from typer import Argument, Option
 
 from collbench.cli.families import (
     Debug,
-    Hosts,
     Imports,
     Inject,
-    Launcher,
+    LauncherOptions,
     LinkSource,
     Output,
     Save,
-    Ssh,
     Tag,
     Timeout,
 )
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from collbench.features.training.request import Wanted
     from collbench.features.training.step import Step
     from collbench.records.types import End
-    from collbench.run.launch.places import PlaceSource
     from collbench.run.reporter import Reporter
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Suite
@@ -106,9 +103,7 @@ class StepOptions:
     ] = False
     timeout: Timeout = None
     inject: Inject = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     save: Save = True
     output: Output = None
     tag: Tag = ""
@@ -329,9 +324,9 @@ def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Sui
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
-    source = _find_source(options)
+    source = options.where.find_source()
     policy = options.make_policy()
-    member = join.detect_launcher(options.launcher)
+    member = join.detect_launcher(options.where.launcher)
     if member and ngpus not in (None, member.n):
         raise UsageError(
             f"-g {ngpus}: {environments.describe_member(member)}",
@@ -355,22 +350,16 @@ def _make_suite(request: Wanted, ngpus: int | None, options: StepOptions) -> Sui
     return Suite(name="workload", axes=axes, policy=policy, subjects=(step,))
 
 
-def _find_source(options: StepOptions) -> PlaceSource | None:
-    from collbench.cli.options import find_source
-
-    return find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
-
-
 def _run_suite(suite: Suite, options: StepOptions) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import carry_out
     from collbench.cli.options import add_budget, read_save_options
     from collbench.run.order import Order
 
-    printed, launcher = options.output_format, options.launcher
+    printed, launcher = options.output_format, options.where.launcher
     outputs.check_outputs(printed, (), FORMATS)
     keeping = read_save_options(options.save, options.output, options.tag)
-    source = _find_source(options)
+    source = options.where.find_source()
     order = Order(suite=suite, command=sys.argv, launcher=launcher, source=source, **keeping)
     order = add_budget(order, options.budget)
     raise typer.Exit(carry_out(order, _make_reporter(printed), options.dry_run))

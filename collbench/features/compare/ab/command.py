@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from collbench.cli.families import Debug, Hosts, Imports, Launcher, RunsTag, Ssh
+from collbench.cli.families import Debug, Imports, LauncherOptions, RunsTag
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.text import format_clock, plain_line
@@ -72,9 +72,7 @@ class AbOptions:
     ] = None
     path: Annotated[str, make_option("paths")] = ""
     imports: Imports = ""
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     tau: Annotated[
         str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row.")
     ] = ""
@@ -130,7 +128,7 @@ def _join_places(options: AbOptions, folder: Path, stack: ExitStack) -> Places |
     from collbench.run.launch import join, launched
 
     timeout, dry_run = options.timeout, options.dry_run
-    member = join.detect_launcher(options.launcher)
+    member = join.detect_launcher(options.where.launcher)
     if member and member.rank:
         sides = partial(_parse_sides, options)
         raise typer.Exit(0 if dry_run else launched.serve_place(member, timeout, sides))
@@ -171,7 +169,7 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
     backend or algorithm is unknown."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import change_suite, find_source
+    from collbench.cli.options import change_suite
     from collbench.features.compare.ab import variants
     from collbench.suite import toml
 
@@ -180,8 +178,8 @@ def _make_suite(options: AbOptions, sides: Mapping[SideName, Variant]) -> Suite:
         ngpus=options.ranks,
         max_time=options.max_seconds,
         path=options.path,
-        launcher=options.launcher,
-        source=find_source(options.launcher, hosts=options.hosts, ssh=options.ssh),
+        launcher=options.where.launcher,
+        source=options.where.find_source(),
     )
     for side, variant in sides.items():
         variants.refuse_unknown(variant, suite, f"--{side}")
@@ -195,13 +193,12 @@ def _build_homes(order: Order, options: AbOptions, folder: Path, stack: ExitStac
     places, which ``stack`` gives back."""
     from msgspec.structs import replace
 
-    from collbench.cli.options import find_source
     from collbench.features.compare.ab import variants
     from collbench.run.launch import join
 
     build = variants.Build(options.build, options.rebuild)
     homes = variants.settle_homes(order.variants, build, folder)
-    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
+    source = options.where.find_source()
     seconds = order.suite.policy.timeout or join.SECONDS
     places = (
         stack.enter_context(closing(source.hold_places(order.suite, seconds)))

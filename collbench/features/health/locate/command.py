@@ -19,12 +19,10 @@ from typer import Option
 from collbench.cli.families import (
     Backend,
     Debug,
-    Hosts,
     Inject,
-    Launcher,
+    LauncherOptions,
     Ranks,
     SaveOptions,
-    Ssh,
     TableOrJson,
     Timeout,
 )
@@ -65,9 +63,7 @@ class LocateOptions:
     ] = 80
     budget: Annotated[str, make_option("budget", "Begin no round after this time: 3m.")] = ""
     iters: Annotated[int, Option("-n", "--iters", min=1, help="Samples of each test.")] = 10
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     timeout: Timeout = None
     inject: Inject = ""
     output_format: TableOrJson = "table"
@@ -83,7 +79,7 @@ def locate(options: LocateOptions) -> None:
     be ruled out.
     """
     from collbench.cli.measure import fake_gpus
-    from collbench.cli.options import find_source, read_save_options
+    from collbench.cli.options import read_save_options
     from collbench.features.health.locate.search import Rules
     from collbench.features.health.pairs import command as pairs
     from collbench.run.order import prepare_order, refuse_nothing
@@ -95,9 +91,8 @@ def locate(options: LocateOptions) -> None:
     seconds = grammar.parse_duration(options.budget, "--budget") if options.budget else math.inf
     policy = Policy(iters=options.iters, warmup=2, timeout=options.timeout, inject=options.inject)
     size, ngpus, backend = options.size, options.ngpus, options.backend
-    launcher, hosts, ssh = options.launcher, options.hosts, options.ssh
-    source = find_source(launcher, hosts=hosts, ssh=ssh)
-    order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher, source)
+    where, source = options.where, options.where.find_source()
+    order = pairs.order_of("locate", [size], policy, ngpus, backend, where.launcher, source)
     saving = options.saving
     order = replace(order, **read_save_options(saving.save, saving.output, saving.tag))
     announce_search(order, rules)
@@ -111,9 +106,9 @@ def locate(options: LocateOptions) -> None:
     given = {
         "-g": ngpus,
         "--backend": backend,
-        "--launcher": launcher.replace("auto", ""),
-        "--hosts": hosts,
-        "--ssh": ssh,
+        "--launcher": where.launcher.replace("auto", ""),
+        "--hosts": where.hosts,
+        "--ssh": where.ssh,
     }
     selections = [f" {flag} {shlex.quote(word)}" for flag, word in given.items() if word]
     _show_found(

@@ -16,12 +16,10 @@ from collbench.cli.families import (
     AnyTable,
     Backend,
     Debug,
-    Hosts,
     Inject,
-    Launcher,
+    LauncherOptions,
     Ranks,
     SaveOptions,
-    Ssh,
     Timeout,
 )
 from collbench.core.errors import Exit, UsageError
@@ -82,9 +80,7 @@ class PairOptions:
     warmup: Annotated[
         int, Option("-w", "--warmup_iters", min=0, help="Samples before, not counted.")
     ] = 3
-    launcher: Launcher = "auto"
-    hosts: Hosts = ""
-    ssh: Ssh = ""
+    where: LauncherOptions
     timeout: Timeout = None
     inject: Inject = ""
     resume: Annotated[
@@ -105,7 +101,7 @@ def pairs(options: PairOptions) -> None:
     one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike.
     """
     from collbench.cli import outputs
-    from collbench.cli.options import find_source, read_save_options
+    from collbench.cli.options import read_save_options
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
@@ -113,12 +109,12 @@ def pairs(options: PairOptions) -> None:
     racks_by_host = racks.read_racks(options.topology) if options.topology else {}
     if options.run:
         raise typer.Exit(_show_recorded(options.run, racks_by_host, options.output_format))
-    source = find_source(options.launcher, hosts=options.hosts, ssh=options.ssh)
+    source = options.where.find_source()
     if options.resume:
-        order = _resume_order(options.resume, options.launcher, source)
+        order = _resume_order(options.resume, options.where.launcher, source)
     else:
         kind = "alone" if options.alone else "pairs"
-        rule = _choose_rule(kind, options.among, options.launcher, source)
+        rule = _choose_rule(kind, options.among, options.where.launcher, source)
         policy = Policy(
             iters=options.iters,
             warmup=options.warmup,
@@ -132,7 +128,7 @@ def pairs(options: PairOptions) -> None:
             policy,
             ngpus=options.ngpus,
             backend=options.backend,
-            launcher=options.launcher,
+            launcher=options.where.launcher,
             source=source,
             rule=rule,
             one_way=options.one_way,

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from collbench.cli.families import SaveOptions
+from collbench.cli.families import LauncherOptions, SaveOptions
 from collbench.core.errors import UsageError
 from collbench.features.forms.command import SweepOptions, make_suite
 from collbench.features.forms.measurable import make_requests
 from collbench.suite.sweep import Suite
 
 
-def ask(**given: Any) -> Suite:
+def ask(launcher: str = "local", **given: Any) -> Suite:
     sweep = SweepOptions(
-        **{"backend": "gloo", "launcher": "local", **given}, saving=SaveOptions(save=False)
+        **{"backend": "gloo", **given},
+        where=LauncherOptions(launcher=launcher),
+        saving=SaveOptions(save=False),
     )
     return make_suite(make_requests(["gather"], [8], []), sweep)
 

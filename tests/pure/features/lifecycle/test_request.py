@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collbench.cli.families import SaveOptions
+from collbench.cli.families import LauncherOptions, SaveOptions
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
 from collbench.features.lifecycle.command import (
@@ -31,6 +31,7 @@ def options(**fields: Any) -> LifecycleOptions:
         **{"ngpus": "2", "backend": "gloo", **fields},
         lives=LifeOptions(**lives),
         kills=KillOptions(**kills),
+        where=LauncherOptions(),
         saving=SaveOptions(),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collbench.cli.families import SaveOptions
+from collbench.cli.families import LauncherOptions, SaveOptions
 from collbench.core.errors import UsageError
 from collbench.features.order.command import (
     EffortOptions,
@@ -28,6 +28,7 @@ def options(**fields: Any) -> OrderOptions:
         what="all_reduce",
         sweep=SweepOptions(**fields),
         effort=EffortOptions(**effort),
+        where=LauncherOptions(),
         saving=SaveOptions(),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from collbench.cli.families import SaveOptions
+from collbench.cli.families import LauncherOptions, SaveOptions
 from collbench.core.errors import UsageError
 from collbench.features.p2p.command import (
     EffortOptions,
@@ -36,7 +36,7 @@ def options(**fields: Any) -> TransferOptions:
         what=PatternOptions(**{"backend": "gloo", **fields}),
         effort=EffortOptions(**effort),
         saving=SaveOptions(save=False),
-        launcher="local",
+        where=LauncherOptions(launcher="local"),
     )
 
 
@@ -152,7 +152,7 @@ def test_the_command_measures_8_B_to_4_MiB_by_4_on_two_ranks() -> None:
 
 def test_hosts_of_the_environment_have_a_rank_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLLBENCH_HOSTS", "a:4,b:4")
-    asked = replace(options(), launcher="ssh")
+    asked = replace(options(), where=LauncherOptions(launcher="ssh"))
     assert make_suite(asked).axes.ranks == (8,)
     assert make_suite(replace(asked, what=replace(asked.what, ngpus="3"))).axes.ranks == (3,)
     assert make_suite(options()).axes.ranks == (2,)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.experiments import sides, small
 
+from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, Exit
 from collbench.features.compare.ab.command import AbOptions, ab
 from collbench.records import run_file, store
@@ -35,7 +36,7 @@ def test_a_signal_while_files_are_made_leaves_both_an_end(
     disturbed(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGHUP))
     suite = small(tmp_path, backends='"model"')
     with pytest.raises(KeyboardInterrupt):
-        ab(AbOptions(base="algo:ring", head="algo:tree", suite=suite))
+        ab(AbOptions(where=LauncherOptions(), base="algo:ring", head="algo:tree", suite=suite))
     for side in sides():
         assert side.end and (side.end.exit, side.end.note) == (Exit.INTERRUPTED, "interrupted")
         assert side.records == []
@@ -49,7 +50,7 @@ def test_a_fault_of_the_program_is_written_to_both_files(
     monkeypatch.setattr(Experiment, "_pilot", lambda self: 1 / 0)
     suite = small(tmp_path, backends='"model"')
     with pytest.raises(ZeroDivisionError):
-        ab(AbOptions(base="algo:ring", head="algo:tree", suite=suite))
+        ab(AbOptions(where=LauncherOptions(), base="algo:ring", head="algo:tree", suite=suite))
     for side in sides():
         assert side.end and side.end.exit == Exit.FAULT
         assert side.end.note.startswith("ZeroDivisionError")
@@ -68,6 +69,13 @@ def test_a_second_file_that_cannot_be_opened_leaves_no_first_one(
 
     monkeypatch.setattr(store, "open_writer", open_first)
     with pytest.raises(CannotRun, match="no room for another"):
-        ab(AbOptions(base="algo:ring", head="algo:tree", suite=small(tmp_path, backends='"model"')))
+        ab(
+            AbOptions(
+                where=LauncherOptions(),
+                base="algo:ring",
+                head="algo:tree",
+                suite=small(tmp_path, backends='"model"'),
+            )
+        )
     assert there[0].path.suffix == ".jsonl"
     assert store.list_saved() == []

@@ -14,6 +14,7 @@ import pytest
 import typer
 from helpers.experiments import sides, small
 
+from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, Exit
 from collbench.features.compare.ab import forecast
 from collbench.features.compare.ab.command import AbOptions, ab
@@ -48,7 +49,7 @@ def experiment(tmp_path: Path, **options: Any) -> Exit:
     suite = small(tmp_path, backends='"model"', sizes='"4K", "64M"', iters=20)
     asked: dict[str, Any] = {"base": "algo:ring", "head": "algo:tree", "suite": suite, **options}
     try:
-        ab(AbOptions(**asked))
+        ab(AbOptions(where=LauncherOptions(), **asked))
     except typer.Exit as left:
         return Exit(left.exit_code)
     return Exit.OK
