@@ -49,15 +49,17 @@ class Format(Protocol):
         where it can."""
 
     def write(self, advised: Advised) -> str:
-        """The text of the file. Above each row a comment has gain, interval, launches and day. Sizes
-        and series that have no row stay the library's. No rows: a file that changes nothing."""
+        """The text of the file. Above each row a comment has gain, interval, launches and day.
+        Sizes and series that have no row stay the library's. No rows: a file that changes
+        nothing."""
 
     def read(self, text: str) -> Sequence[Rule]:
-        """The rules as the library's reader takes them, in the order in which they count (the first
-        match wins). Raises UsageError with the line for what the library would refuse or misread."""
+        """The rules as the library's reader takes them, in the order in which they count (the
+        first match wins). Raises UsageError with the line for what the library would refuse or
+        misread."""
 
     def use(self, path: Path) -> dict[str, str]:
-        """The variables by which the library reads the file ``path``; empty where it is a person who
+        """The variables by which the library reads the file ``path``; empty where a person
         reads it."""
 
 

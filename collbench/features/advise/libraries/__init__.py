@@ -35,8 +35,8 @@ class Library(Protocol):
         all variables that it takes to have effect. Empty where the library has none."""
 
     def name_setting(self, collective: str, setting: Setting) -> str:
-        """The setting in the library's words: "recursive_doubling", "Tree/LL128 x16". A setting that
-        it does not know by its variables: "UCX_TLS=tcp"."""
+        """The setting in the library's words: "recursive_doubling", "Tree/LL128 x16". A setting
+        that it does not know by its variables: "UCX_TLS=tcp"."""
 
 
 def load_libraries() -> list[Library]:
