@@ -67,8 +67,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a file: from ``low`` to ``high`` bytes, both inclusive, the setting is surely
     faster than the library's choice. Bounds between measured sizes are their geometric mean;
     nothing is extrapolated beyond the smallest and the largest measured size. ``gains`` has the
-    measured sizes in between, at least two. ``below`` and ``above`` are the cross-overs at both ends, None where
-    the row ends with the measured sizes, or they cannot be told."""
+    measured sizes in between, at least two. ``below`` and ``above`` are the
+    cross-overs at both ends, None where the row ends with the measured sizes, or they cannot be
+    told."""
 
     series: Series
     setting: Setting
