@@ -157,9 +157,10 @@ def describe_worth(worth: Worth) -> tuple[str, ...]:
             *_describe_unmeasured(worth),
         )
     saved, lo, hi = map(format_duration, worth.saved)
+    names = _name_calls(saving.calls for saving in advised)
     return (
         f"It saves {saved} [{lo}, {hi}] a step of {worth.name}, of {format_duration(worth.spent)}"
-        f" that a rank spends in calls of measured sizes ({_name_calls(s.calls for s in advised)}).",
+        f" that a rank spends in calls of measured sizes: {names}.",
         "That is at most: a call that overlaps with computing may save less. The interval is as"
         " wide as if all rows erred the same way.",
         *_describe_unmeasured(worth),
@@ -195,7 +196,7 @@ def interpolate(times: Mapping[int, float], nbytes: int) -> float:
     if low <= 0 or high < 0:
         raise ValueError(f"{nbytes} B lie outside of the measured sizes")
     share = math.log(nbytes / low) / math.log(high / low)
-    return times[low] * (times[high] / times[low]) ** share
+    return float(times[low] * (times[high] / times[low]) ** share)
 
 
 def _value_calls(rows: Iterable[Advice], series: Series, calls: SizeCalls, spent: float) -> Saving:
