@@ -119,3 +119,4 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     rivals: dict[Cell, dict[str, Gain]] = {}
     is_same_order: bool = False
     notes: tuple[str, ...] = ()
+    backend: str = ""
