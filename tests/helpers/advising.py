@@ -79,6 +79,7 @@ def sweep(
     sigma: float = 0.03,
     shared: float = 0.02,
     wilder: float = 1.0,
+    tau: float = 0.05,
 ) -> Evidence:
     """A sweep of the default and the settings ``changes`` names, in which a size takes
     1 + change of the default's time. Log times scatter by ``sigma``, settings' by ``wilder`` times
@@ -93,5 +94,5 @@ def sweep(
             change = changes[name].get(size, 0.0) if name else 0.0
             scatter = sigma * (wilder if name else 1.0)
             logs = base + math.log1p(change) + off[index] + rng.normal(0, scatter, launches)
-            rivals[size][setting(name) if name else DEFAULT] = launched(logs)
+            rivals[size][setting(name) if name else DEFAULT] = launched(logs, tau=tau)
     return gather(rivals)

@@ -10,7 +10,7 @@ Which test is made depends on the number of launches alone, never on what they s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -528,35 +528,33 @@ def _explain_cell(
 def _explain_standings(
     evidence: Evidence, base: Unadvised, standings: Mapping[Setting, Standing]
 ) -> Unadvised:
-    """Why none of the settings that compete in a cell is advised: the reason of the one that gains
-    most, where one is sure or open."""
+    """Why none of the settings that compete in a cell is advised: by the one that gains most, of
+    those that are faster, else of those that may be, of those that were tested, of all."""
     ordered = sorted(standings.items(), key=lambda item: -_gain_of(item[1].outcome))
-    told: dict[str, Callable[[Standing], bool]] = {
-        "sure": lambda standing: standing.is_sure,
-        "barred": lambda standing: standing.answer == "faster",
-        "open": lambda standing: standing.answer == "open" and not standing.barred,
-        "tested": lambda standing: bool(standing.outcome.gain) and not standing.barred,
-        "barred ones": lambda standing: bool(standing.barred),
-        "any": lambda standing: True,
-    }
-    kind, setting, standing = next(
-        (kind, setting, standing)
-        for kind, fits in told.items()
-        for setting, standing in ordered
-        if fits(standing)
-    )
+
+    def rank(standing: Standing) -> int:
+        able = bool(standing.outcome.gain)
+        faster, open_ = (standing.answer == answer for answer in ("faster", "open"))
+        free = not standing.barred
+        states = (faster and free, faster, open_ and free, able and free, not free, True)
+        return states.index(True)
+
+    setting, standing = min(ordered, key=lambda item: rank(item[1]))
     name = evidence.name_setting(base.cell.series.collective, setting)
-    gain = standing.outcome.gain
-    why = {
-        "sure": f"{name} is faster here, but surely at neither neighbouring size",
-        "barred": f"{name} is faster, but {standing.barred}",
-        "open": _explain_open(name, standing.outcome),
-        "tested": f"nothing is faster by {standing.outcome.contest.tau:.0%} or more",
-        "barred ones": f"{name} {standing.barred}",
-        "any": _explain_few(standing.outcome.contest),
-    }[kind]
-    decided = kind in ("sure", "barred", "tested")
-    return base._replace(why=why, decided=decided, best=gain, best_name=name if gain else "")
+    kind, gain, contest = rank(standing), standing.outcome.gain, standing.outcome.contest
+    if kind == 0:
+        why = f"{name} is faster here, but surely at neither neighbouring size"
+    elif kind == 1:
+        why = f"{name} is faster, but {standing.barred}"
+    elif kind == 2:
+        why = _explain_open(name, standing.outcome)
+    elif kind == 3:
+        why = f"nothing is faster by {contest.tau:.0%} or more"
+    else:
+        why = f"{name} {standing.barred}" if kind == 4 else _explain_few(contest)
+    return base._replace(
+        why=why, decided=kind in (0, 1, 3), best=gain, best_name=name if gain else ""
+    )
 
 
 def _explain_open(name: str, outcome: Outcome) -> str:
