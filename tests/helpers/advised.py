@@ -69,8 +69,8 @@ def some_rows(
         sizes = st.integers(0, 1 << 26)
         bounds = sorted(draw(st.lists(sizes, min_size=2, max_size=6, unique=True)))
         at = -1
-        for low, high in list(pairwise(bounds))[:: draw(st.sampled_from((1, 2)))]:
-            low = max(low, at + 1)
+        for bound, high in list(pairwise(bounds))[:: draw(st.sampled_from((1, 2)))]:
+            low = max(bound, at + 1)
             if settings and low <= high:
                 env = draw(st.sampled_from(list(settings)))
                 rows.append(row(library, collective, n, low, high, env, backend=backend))
