@@ -105,7 +105,7 @@ def list_doubts(advised: Advised, row: Advice) -> tuple[list[Cell], list[Cell]]:
 
 def format_variables(env: Variables) -> str:
     """Variables as a shell takes them, on one line: A=1 B='x y'."""
-    return " ".join(f"{name}={shlex.quote(plain_line(value))}" for name, value in env)
+    return " ".join(f"{plain_line(name)}={shlex.quote(plain_line(value))}" for name, value in env)
 
 
 def _is_exportable(advised: Advised, row: Advice) -> bool:
@@ -153,7 +153,7 @@ def _write_row(advised: Advised, row: Advice) -> Iterator[str]:
         f"# {series.collective} on {ranks}, {row.low} to {row.high} bytes:"
         f" use {_name_setting(advised, row)}"
     )
-    if row.setting.env:
+    if row.setting.env and all(VARIABLE.fullmatch(variable) for variable, _ in row.setting.env):
         yield f"{BY}{format_variables(row.setting.env)}"
 
 

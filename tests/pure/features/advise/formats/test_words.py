@@ -204,9 +204,11 @@ def test_hostile_values_stay_values(tmp_path: Path) -> None:
         backend=HARM,
     )
     assert source(WORDS.write(advised), tmp_path)  # which looks at the folder
-    odd_name = advise(row(Setting(backend="gloo", env=(("A;touch pwned", "1"),)), "A", *ALL))
-    (tmp_path / "advice.sh").unlink()
-    assert source(WORDS.write(odd_name), tmp_path)
+    for name in ("A;touch pwned", "A\ntouch pwned\n", ""):
+        odd = advise(row(Setting(backend="gloo", env=((name, "1"),)), "A", *ALL))
+        (tmp_path / "advice.sh").unlink()
+        assert source(WORDS.write(odd), tmp_path)
+        assert [rule.name for rule in WORDS.read(WORDS.write(odd))] == ["A"]
 
 
 @given(
