@@ -52,7 +52,7 @@ collectives = {collectives}
 sizes = {{ min = 8, max = "16M", factor = 8 }}
 ranks = {n}
 backends = "mpi"
-in_place = true
+in_place = false
 """
 
 
@@ -126,7 +126,7 @@ def tune(folder: Path, python: str, *args: str, write_format: str = "words") -> 
     saved = folder / "tuned.json"
     if not saved.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["collbench", "tune", *args, "--format", write_format]
+        command = ["collbench", "tune", *args, "--for", write_format]
         outputs = ["--write", str(folder / "advice"), "-o", str(folder / "advice.json")]
         code, seconds = run(folder, python, [*command, *outputs])
         told = {"command": shlex.join(command), "exit": code, "seconds": seconds}
@@ -169,7 +169,7 @@ def read_experiment(home: Path, tag: str) -> tuple[RunFile, RunFile] | None:
 def run_control(given: argparse.Namespace) -> list[list[str]]:
     name, values = CONTROL
     args = ("all_reduce", "--backend", "mpi", "-g", "2", "-b", "8", "-e", "1M", "-f", "8")
-    asked = (*args, "--env", f"{name}={values}", "--budget", given.budget or "90s")
+    asked = (*args, "--env", f"{name}={values}", "--budget", given.budget or "2m")
     outcomes = []
     for number in range(1, (given.repetitions or 20) + 1):
         outcomes.append(tune(given.home / f"control-{number:02}", sys.executable, *asked))
@@ -257,7 +257,7 @@ def tune_library(given: argparse.Namespace, key: str, python: str, n: int) -> li
     """A section on one library and number of ranks: tuned, and measured independently."""
     folder = given.home / f"{key}-{n}"
     budget = given.budget or "10m"
-    args = (*COLLECTIVES, "--backend", "mpi", "-g", str(n), "-b", "8", "-e", "16M", "-f", "8")
+    args = (",".join(COLLECTIVES), "--backend", "mpi", "-g", str(n), "-b", "8", "-e", "16M", "-f", "8")
     shares = ("--oversubscribed",) if n > (os.cpu_count() or 1) else ()
     outcome = tune(folder, python, *args, *shares, "--budget", budget, write_format=FORMATS[key])
     if not outcome.rows:

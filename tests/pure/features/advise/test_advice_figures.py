@@ -83,7 +83,7 @@ def test_planted_rows_are_counted(script: ModuleType) -> None:
 
 def judge(nbytes: int, verdict: Any, delta: float) -> Judged:
     (case,), _ = expand_axes(
-        Axes(collectives=("all_reduce",), sizes=(nbytes,), ranks=(2,), in_place=(True,))
+        Axes(collectives=("all_reduce",), sizes=(nbytes,), ranks=(2,), in_place=(False,))
     )
     return Judged(
         key=str(nbytes),
@@ -125,4 +125,4 @@ def test_what_is_there_already_is_not_measured_again(
     first = script.tune(tmp_path / "one", "python", "all_reduce")
     assert script.tune(tmp_path / "one", "python", "all_reduce") == first
     assert len(commands) == 1 and script.is_planted_found(first.rows)
-    assert first.command == "collbench tune all_reduce --format words"
+    assert first.command == "collbench tune all_reduce --for words"
