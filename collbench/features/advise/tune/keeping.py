@@ -176,16 +176,19 @@ def keep_confirmed(
     choices: Choices,
     day: str,
     despite_oversubscription: bool = False,
+    is_everywhere: bool = False,
 ) -> Kept:
     """The rows with what fresh launches measured, without the sizes that they did not confirm.
-    ``judged`` has sizes next to those of the rows, too, which the file must not slow down."""
+    ``judged`` has sizes next to those of the rows, too, which the file must not slow down; where
+    the setting ``is_everywhere``, not only in its rows, it must slow down no size of the
+    series."""
     kept: list[Advice] = []
     removed: list[Removed] = []
     slowed = {cell: judge for cell, judge in judged.items() if has_slowed(judge)}
     for row in rows:
         sizes = sizes_by_series[row.series]
         covered = [size for size in sizes if row.low <= size <= row.high]
-        harmed = _find_harm(row, sizes, slowed)
+        harmed = _find_harm(row, sizes, slowed, is_everywhere)
         if harmed:
             removed += [_remove_harmful(row, size, harmed, gains) for size in covered]
             continue
@@ -210,15 +213,17 @@ def keep_confirmed(
     return Kept(tuple(kept), tuple(removed))
 
 
-def _find_harm(row: Advice, sizes: Sequence[int], slowed: Mapping[Cell, Judged]) -> str:
-    """Where the file with this row is surely slower: in the row, or at a size next to it. Empty
-    where nowhere."""
+def _find_harm(
+    row: Advice, sizes: Sequence[int], slowed: Mapping[Cell, Judged], is_everywhere: bool
+) -> str:
+    """Where the file with this row is surely slower: in the row, or at a size next to it, or at any
+    of the series. Empty where nowhere."""
     covered = [index for index, size in enumerate(sizes) if row.low <= size <= row.high]
-    if not covered:
-        return ""
-    near = sizes[max(0, covered[0] - 1) : covered[-1] + 2]
+    near = sizes[max(0, covered[0] - 1) : covered[-1] + 2] if covered else ()
     worst = [
-        (judge.delta or 0.0, size) for size in near if (judge := slowed.get(Cell(row.series, size)))
+        (judge.delta or 0.0, size)
+        for size in (sizes if is_everywhere else near)
+        if (judge := slowed.get(Cell(row.series, size)))
     ]
     if not worst:
         return ""
