@@ -82,6 +82,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     default_ran: Choice | None = None  # what the library said that it chose, where it was heard
     ran: Choice | None = None  # what it said that it ran by the setting
     verified: str = ""  # the day on which fresh launches confirmed it
+    remark: str = ""  # what else to know of it, without a full stop: "its ranks share cores"
 
     @property
     def gain(self) -> tuple[float, float, float]:
