@@ -119,3 +119,5 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     rivals: dict[Cell, dict[str, Gain]] = {}
     is_same_order: bool = False
     notes: tuple[str, ...] = ()
+    backend: str = ""
+    device: str = ""  # model of all ranks' GPUs, "NVIDIA H200"; empty for CPUs, or where they differ
