@@ -30,7 +30,7 @@ from collbench.records import paired
 from collbench.records.types import Choice, RunFile
 from collbench.run import session
 from collbench.run.launch import folders, join
-from collbench.run.launch.interpreter import Variant
+from collbench.run.launch.interpreter import SideName, Variant
 from collbench.run.launch.places import PlaceSource
 from collbench.run.reporter import Step
 from collbench.show.live import Watch
@@ -270,7 +270,7 @@ class _Outcome:
             request.policy, max_seconds=request.policy.max_seconds or schedule.case_seconds
         )
         suite = make_suite(head.cells, msgspec.structs.replace(request, policy=policy))
-        sides = {
+        sides: dict[SideName, Variant] = {
             "base": Variant(text=""),
             "head": Variant(
                 text=head.text, env=head.env, backend=head.backend, algorithm=head.algorithm

@@ -115,3 +115,23 @@ def choose_for_all(cells: Sequence[Mapping[Variables, float]]) -> Variables:
         if min(savings) >= -SLACK - LITTLE and any(faster):
             totals[setting] = sum(savings)
     return max(sorted(totals), key=totals.__getitem__, default=())
+
+
+def keep_faster(cells: Sequence[Mapping[Variables, float]], setting: Variables) -> list[bool]:
+    """Where a setting seems faster, at two neighbouring sizes at least; nowhere for the default."""
+    return keep_neighbours([bool(setting) and _measure_saving(c, setting) > 0 for c in cells])
+
+
+def choose_best_stretch(cells: Sequence[Mapping[Variables, float]]) -> list[Variables]:
+    """The setting that looks best at two neighbouring sizes, there, though it seems no faster; the
+    default elsewhere."""
+    chosen: list[Variables] = [() for _ in cells]
+    best = -math.inf
+    for index, pair in enumerate(itertools.pairwise(cells)):
+        for setting in sorted({setting for cell in pair for setting in cell if setting}):
+            saved = sum(_measure_saving(cell, setting) for cell in pair)
+            if saved > best:
+                best = saved
+                chosen = [() for _ in cells]
+                chosen[index] = chosen[index + 1] = setting
+    return chosen

@@ -107,8 +107,9 @@ def describe_failing(row: Judged | None, choices: tuple[Choice | None, Choice | 
     if row is None or row.delta is None:
         reason = row.why if row and row.why else "no fresh launch measured it"
         return Removed(cell, name, "undecided", f"not verified: {reason}", False)
-    interval = "" if row.lo is None or row.hi is None else f" [{-100 * row.hi:+.0f}, "
-    interval += f"{-100 * row.lo:+.0f}]" if interval else ""
+    interval = ""
+    if row.lo is not None and row.hi is not None:
+        interval = f" [{-100 * row.hi:+.0f}, {-100 * row.lo:+.0f}]"
     figures = f"{-100 * row.delta:+.1f} %{interval}"
     if row.verdict != "IMPROVED" and (same := describe_sameness(*choices)):
         return Removed(cell, name, "no effect", f"had no effect: {same}: {figures}", True)

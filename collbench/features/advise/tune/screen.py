@@ -3,6 +3,7 @@ of the budget is over. It proposes; what it measured is no evidence (its runs ar
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -155,7 +156,10 @@ class Screening:
             began, trouble = time.monotonic(), None
             order = self._make_order(pending, max(1.0, until - began))
             try:
-                if session.execute_order(order, lambda told=reporter: told) == Exit.INTERRUPTED:
+                if (
+                    session.execute_order(order, itertools.repeat(reporter).__next__)
+                    == Exit.INTERRUPTED
+                ):
                     raise KeyboardInterrupt
             except CollbenchError as e:
                 trouble = e
