@@ -257,7 +257,19 @@ def tune_library(given: argparse.Namespace, key: str, python: str, n: int) -> li
     """A section on one library and number of ranks: tuned, and measured independently."""
     folder = given.home / f"{key}-{n}"
     budget = given.budget or "10m"
-    args = (",".join(COLLECTIVES), "--backend", "mpi", "-g", str(n), "-b", "8", "-e", "16M", "-f", "8")
+    args = (
+        ",".join(COLLECTIVES),
+        "--backend",
+        "mpi",
+        "-g",
+        str(n),
+        "-b",
+        "8",
+        "-e",
+        "16M",
+        "-f",
+        "8",
+    )
     shares = ("--oversubscribed",) if n > (os.cpu_count() or 1) else ()
     outcome = tune(folder, python, *args, *shares, "--budget", budget, write_format=FORMATS[key])
     if not outcome.rows:
