@@ -44,6 +44,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
 CONTROL = ("NO_SUCH_SETTING", "1,2,3")
 BACKEND = Path(planted_gain.__file__)
 FORMATS = {"openmpi": "openmpi", "mpich": "mpich", "intelmpi": "intelmpi"}
+ENDED = (0, 3)  # exit codes of a tune that came to its end
 FOUND = 0.9  # of planted gains, at least
 SUITE = """
 description = "What tune advised, measured anew."
@@ -129,6 +130,8 @@ def tune(folder: Path, python: str, *args: str, write_format: str = "words") -> 
         command = ["collbench", "tune", *args, "--for", write_format]
         outputs = ["--write", str(folder / "advice"), "-o", str(folder / "advice.json")]
         code, seconds = run(folder, python, [*command, *outputs])
+        if code not in ENDED:
+            raise SystemExit(f"{shlex.join(command)}: exit {code}, see above")
         told = {"command": shlex.join(command), "exit": code, "seconds": seconds}
         saved.write_text(json.dumps(told))
     told = json.loads(saved.read_text())

@@ -126,3 +126,7 @@ def test_what_is_there_already_is_not_measured_again(
     assert script.tune(tmp_path / "one", "python", "all_reduce") == first
     assert len(commands) == 1 and script.is_planted_found(first.rows)
     assert first.command == "collbench tune all_reduce --for words"
+    monkeypatch.setattr(script, "run", lambda *args: (70, 1.0))
+    with pytest.raises(SystemExit, match="exit 70"):
+        script.tune(tmp_path / "two", "python", "all_reduce")
+    assert not (tmp_path / "two" / "tuned.json").exists()
