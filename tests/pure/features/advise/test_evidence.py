@@ -243,7 +243,11 @@ def test_what_matters_is_as_in_comparisons() -> None:
 def test_hosts_make_another_series() -> None:
     file = swept({(): 1.0}, worlds={"ranks": ranks(["a", "a", "b", "b"])})
     assert {cell.series.nodes for cell in gather_evidence([file], Terms()).cells} == {2}
-    named = swept({(): 1.0}, worlds={"ranks": hosted(4, 4, device="cuda:0 [0:0] NVIDIA H200")})
+    gpus = [
+        msgspec.structs.replace(rank, device=f"cuda:{rank.rank} [0000:0f:00] NVIDIA H200")
+        for rank in hosted(4, 4)
+    ]
+    named = swept({(): 1.0}, worlds={"ranks": gpus})
     assert gather_evidence([named], Terms()).device == "NVIDIA H200"
 
 
