@@ -120,4 +120,4 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     is_same_order: bool = False
     notes: tuple[str, ...] = ()
     backend: str = ""
-    device: str = ""  # model of all ranks' GPUs, "NVIDIA H200"; empty for CPUs, or where they differ
+    device: str = ""  # the GPUs' model, "NVIDIA H200"; empty for CPUs, and where models differ

@@ -14,7 +14,9 @@ from pathlib import Path
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_size, plain_line
+from collbench.features.advise.crossings import describe_crossing
 from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats._rows import describe_advised, describe_row
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Variables
 
 RULE = re.compile(
@@ -86,16 +88,8 @@ def list_doubts(advised: Advised, row: Advice) -> tuple[list[Cell], list[Cell]]:
     """Measured cells in which the setting of a row is surely slower, and those in which it may be,
     by more than matters, or was not tried."""
     slower, unsure = [], []
-    advised_cells = {
-        Cell(other.series, gain.nbytes)
-        for other in advised.rows
-        if other.setting == row.setting
-        for gain in other.gains
-    }
-    for cell, rivals in sorted(advised.rivals.items()):
-        gain = rivals.get(row.name)
-        if cell in advised_cells:
-            continue
+    gains = _collect_gains(advised, row)
+    for cell, gain in sorted(gains.items(), key=lambda entry: entry[0]):
         if gain is not None and gain.hi < 0:
             slower.append(cell)
         elif gain is None or gain.lo < -max(advised.taus):
@@ -103,9 +97,25 @@ def list_doubts(advised: Advised, row: Advice) -> tuple[list[Cell], list[Cell]]:
     return slower, unsure
 
 
+def _collect_gains(advised: Advised, row: Advice) -> dict[Cell, Gain | None]:
+    """What the setting of a row gains in each measured cell; None where that is not known."""
+    gains: dict[Cell, Gain | None] = {}
+    for unadvised in advised.unadvised:
+        is_same = unadvised.best_name == row.name
+        gains[unadvised.cell] = unadvised.best if is_same else None
+    for cell, rivals in advised.rivals.items():
+        gains[cell] = rivals.get(row.name) or gains.get(cell)
+    for other in advised.rows:
+        for gain in other.gains:
+            cell = Cell(other.series, gain.nbytes)
+            is_same = other.setting == row.setting
+            gains[cell] = gain if is_same else gains.get(cell)
+    return gains
+
+
 def format_variables(env: Variables) -> str:
     """Variables as a shell takes them, on one line: A=1 B='x y'."""
-    return " ".join(f"{name}={shlex.quote(plain_line(value))}" for name, value in env)
+    return " ".join(f"{plain_line(name)}={shlex.quote(plain_line(value))}" for name, value in env)
 
 
 def _is_exportable(advised: Advised, row: Advice) -> bool:
@@ -120,40 +130,28 @@ def _is_other_backend(advised: Advised, row: Advice) -> bool:
 
 
 def _write_header(advised: Advised) -> Iterator[str]:
-    least, largest = (f"{100 * tau:.2g}" for tau in advised.taus)
-    tau = f"{least} %" if least == largest else f"{least} to {largest} %"
-    library = plain_line(f"{advised.library} {advised.version}".strip())
-    yield f"# collbench advise, {library}, {advised.day}, tau {tau}"
-    yield f"# of {plain_line(', '.join(advised.runs))}"
+    lines = describe_advised(advised, "what to set, in words; sh reads it, too")
     if advised.is_same_order:
-        yield "# only settings that keep the order of summation"
-    for note in advised.notes:
-        yield f"# {plain_line(note)}"
-    if not advised.rows:
-        yield "# nothing is surely faster than the library's choice: this file changes nothing"
+        lines.append("only settings that keep the order of summation")
+    for line in (*lines, *advised.notes):
+        yield f"# {plain_line(line)}"
 
 
 def _write_row(advised: Advised, row: Advice) -> Iterator[str]:
     """The comments of a row: its gain, where it crosses the library's choice, and the rule."""
-    gain, lo, hi = (100 * share for share in row.gain)
-    sizes = f"{format_size(row.gains[0].nbytes)} to {format_size(row.gains[-1].nbytes)}"
-    launches = min(each.launches for each in row.gains)
-    verified = f", verified {plain_line(row.verified)}" if row.verified else ""
-    yield (
-        f"# saves {gain:.0f} % [{lo:.0f}, {hi:.0f}] of the time at least, measured at {sizes},"
-        f" {format_count(launches, 'launch')} a side, {advised.day}{verified}"
-    )
+    yield f"# {describe_row(row, advised.day)}"
     for word, crossing in (("begins", row.below), ("ceases", row.above)):
         if crossing:
-            ends = f"{format_size(crossing.lo)} and {format_size(crossing.hi)}"
-            yield f"# it {word} to be faster between {ends}"
+            yield f"# it {word} to be faster {describe_crossing(crossing)}"
+    if row.remark:
+        yield f"# {plain_line(row.remark)}"
     series = row.series
     ranks = f"{format_count(series.n, 'rank')} of {format_count(series.nodes, 'host')}"
     yield (
         f"# {series.collective} on {ranks}, {row.low} to {row.high} bytes:"
         f" use {_name_setting(advised, row)}"
     )
-    if row.setting.env:
+    if row.setting.env and all(VARIABLE.fullmatch(variable) for variable, _ in row.setting.env):
         yield f"{BY}{format_variables(row.setting.env)}"
 
 
@@ -187,19 +185,19 @@ def _say_why(advised: Advised, rows: Sequence[Advice]) -> str:
     ]
     reasons = []
     if slower:
-        reasons.append(f"slower at {_name_cells(advised, slower, rows[0].name)}")
+        reasons.append(f"slower at {_name_cells(advised, slower, rows[0])}")
     if unsure:
-        reasons.append(f"not known to be as fast at {_name_cells(advised, unsure, rows[0].name)}")
+        reasons.append(f"not known to be as fast at {_name_cells(advised, unsure, rows[0])}")
     if not reasons:
         reasons.append("another setting is advised at more sizes, or it takes more than variables")
     return f"it holds for {', '.join(spans)} only; {'; '.join(reasons)}"
 
 
-def _name_cells(advised: Advised, cells: Sequence[Cell], name: str) -> str:
-    """Some cells in words, the first few with what the setting costs there."""
+def _name_cells(advised: Advised, cells: Sequence[Cell], row: Advice) -> str:
+    """Some cells in words, the first few with what the setting of a row costs there."""
+    gains = _collect_gains(advised, row)
     labels = [
-        f"{cell.series.collective} of {format_size(cell.nbytes)}"
-        + _format_gain(advised.rivals[cell].get(name))
+        f"{cell.series.collective} of {format_size(cell.nbytes)}" + _format_gain(gains.get(cell))
         for cell in cells[:MAX_SIZES]
     ]
     rest = len(cells) - len(labels)

@@ -21,6 +21,7 @@ from collbench.features.advise.types import (
     Gain,
     Series,
     Setting,
+    Unadvised,
     Variables,
 )
 
@@ -110,8 +111,8 @@ def test_a_setting_that_holds_everywhere_is_exported(tmp_path: Path) -> None:
     text = WORDS.write(advised)
     assert text.endswith("export OMP_NUM_THREADS=4\n")
     assert "\n#   by OMP_NUM_THREADS=4\n" in text
-    assert "# saves 14 % [9, 19] of the time at least, measured at 8 B to 4 MiB" in text
-    assert "6 launches a side, 2026-11-28" in text and "tau 3 to 5 %" in text
+    assert "8 B to 4 MiB: OMP_NUM_THREADS=4, 14.0% less time [9.0%, 19.0%], 6 launches" in text
+    assert "2026-11-28" in text and "run 20261128-b" in text
     assert source(text, tmp_path)["OMP_NUM_THREADS"] == "4"
     rules = WORDS.read(text)
     assert rules[0] == ("all_reduce", 4, 1, 8, (4 << 20) + 13, NAME)
@@ -156,6 +157,20 @@ def test_what_was_not_tried_somewhere_is_not_exported() -> None:
     assert "export OMP" not in text and "not known to be as fast" in text
 
 
+def test_a_cell_that_is_not_advised_counts_where_rivals_are_not_told() -> None:
+    """As in the advice that a verification leaves."""
+    of_gather = Cell(GATHER, 64)
+    for best, name, exports in (
+        (gain(64, 0.02), NAME, True),
+        (gain(64, -0.02), NAME, False),
+        (gain(64, 0.2), "another", False),
+        (None, "", False),
+    ):
+        left = (Unadvised(of_gather, "it is not surely faster", True, best, name),)
+        text = WORDS.write(advise(row(threads(), NAME, *ALL), unadvised=left))
+        assert ("\nexport OMP" in text) == exports
+
+
 def test_settings_that_were_measured_apart_are_not_exported_together(tmp_path: Path) -> None:
     two, four = threads("2"), threads("4")
     advised = advise(
@@ -179,7 +194,7 @@ def test_another_backend_is_a_sentence(tmp_path: Path) -> None:
     shm = row(Setting(backend="shm"), "shm", *ALL[:4], above=Crossing(3.1e6, 5e6))
     text = WORDS.write(advise(shm))
     assert "all_reduce on 4 ranks of 1 host, 8 to 65549 bytes: use shm in place of gloo" in text
-    assert "# it ceases to be faster between 2.956 MiB and 4.768 MiB" in text
+    assert "# it ceases to be faster between 2.96 and 4.77 MiB" in text
     assert {*source(text, tmp_path)} <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
     assert WORDS.read(text) == [("all_reduce", 4, 1, 8, 65549, "shm")]
 
@@ -187,7 +202,11 @@ def test_another_backend_is_a_sentence(tmp_path: Path) -> None:
 def test_no_rows_change_nothing(tmp_path: Path) -> None:
     text = WORDS.write(advise(notes=("nothing was slower",), is_same_order=True))
     assert all(line.startswith("#") for line in text.splitlines())
-    assert "changes nothing" in text and "keep the order" in text
+    assert (
+        "No setting is surely faster" in text
+        and "nothing was slower" in text
+        and "keep the order" in text
+    )
     assert WORDS.read(text) == [] and source(text, tmp_path)
 
 
@@ -204,9 +223,11 @@ def test_hostile_values_stay_values(tmp_path: Path) -> None:
         backend=HARM,
     )
     assert source(WORDS.write(advised), tmp_path)  # which looks at the folder
-    odd_name = advise(row(Setting(backend="gloo", env=(("A;touch pwned", "1"),)), "A", *ALL))
-    (tmp_path / "advice.sh").unlink()
-    assert source(WORDS.write(odd_name), tmp_path)
+    for name in ("A;touch pwned", "A\ntouch pwned\n", ""):
+        odd = advise(row(Setting(backend="gloo", env=((name, "1"),)), "A", *ALL))
+        (tmp_path / "advice.sh").unlink()
+        assert source(WORDS.write(odd), tmp_path)
+        assert [rule.name for rule in WORDS.read(WORDS.write(odd))] == ["A"]
 
 
 @given(
