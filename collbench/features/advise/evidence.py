@@ -29,7 +29,7 @@ from collbench.records.case_rows import CaseRows
 from collbench.records.choice import describe_adding
 from collbench.records.flags import OVERSUBSCRIBED
 from collbench.records.rows import Row
-from collbench.records.types import Choice, RunFile
+from collbench.records.types import Choice, RunFile, World
 from collbench.run.launch.interpreter import Variant
 from collbench.suite.case import Case
 
@@ -89,7 +89,8 @@ Rivals = dict[Setting, Measured]
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that advice rests on. ``refused`` are cells in which nothing may be judged, with the
-    reason; ``shared`` those whose ranks share cores."""
+    reason; ``shared`` those whose ranks share cores. ``device`` is the model of all GPUs, empty
+    where there is not one. ``cases`` are those of the default in the form measured first."""
 
     library: Library
     version: str
@@ -101,6 +102,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     shared: frozenset[Cell] = frozenset()
     names: dict[tuple[str, Setting], str] = {}
     notes: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    device: str = ""
+    cases: tuple[Case, ...] = ()
 
     def name_setting(self, collective: str, setting: Setting) -> str:
         """The setting in its library's words."""
@@ -157,6 +161,29 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         shared=frozenset(shared),
         names=names,
         notes=tuple(notes),
+        backends=tuple(dict.fromkeys(key[2].backend for key in gathered)),
+        device=find_device(ours),
+        cases=_list_cases(gathered, default),
+    )
+
+
+def find_device(worlds: Sequence[World]) -> str:
+    """The model of all ranks' GPUs; empty for CPUs, and where they differ or tell none."""
+    models = {
+        sides.DEVICE.sub("", rank.device) if rank.gpu else "" for w in worlds for rank in w.ranks
+    }
+    return models.pop() if len(models) == 1 else ""
+
+
+def _list_cases(
+    gathered: Mapping[tuple[Cell, Form, Setting], Sequence[Row]], default: Setting
+) -> tuple[Case, ...]:
+    """The cases of the default in the form that it was measured in first."""
+    keys = [key for key in gathered if key[2] == default]
+    return tuple(
+        msgspec.structs.replace(gathered[key][0].case, env=())
+        for key in keys
+        if key[1] == keys[0][1] or key[0].series.collective != keys[0][0].series.collective
     )
 
 

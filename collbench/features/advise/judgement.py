@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-
 from collbench.core.text import format_count, format_size
 from collbench.features.advise import crossings
 from collbench.features.advise.evidence import (
@@ -157,6 +156,8 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
             for cell, by_setting in standings.items()
         },
         is_same_order=is_same_order,
+        backend=evidence.default.backend if len(evidence.backends) > 1 else "",
+        device=evidence.device,
         notes=(*evidence.notes, *_list_faults(evidence)),
     )
 
@@ -265,9 +266,7 @@ def _judge_contest(contest: Contest, test: Test, p: float, number: int) -> Outco
         return Outcome(contest, "", "untested", None)
     shift, is_paired = estimate
     base, head = contest.pairs if is_paired else contest.sides
-    mde = (
-        paired.estimate_mde(_changes(contest)) if is_paired else paired.unpaired_mde(base, head)
-    )
+    mde = paired.estimate_mde(_changes(contest)) if is_paired else paired.unpaired_mde(base, head)
     gain = Gain(
         nbytes=contest.cell.nbytes,
         gain=-math.expm1(shift.estimate),

@@ -7,6 +7,8 @@ What its reader does, which decides how files are written (Open MPI 5.0):
 - A rule's size is the least for which it holds, and the first rule must be of size 0.
 - Sizes are those of the whole buffer, collbench's own count. But of scan the library compares the
   size of one element, times ranks, and of all_to_allv 0: these have no rules by size.
+- Of scatter it compares what only the root has to give, and of gather what the root does not give
+  in place: ranks would run different algorithms, and hang. These have no rules by size either.
 - It skips what is no number, and knows octal and hexadecimal numbers. A file that it cannot read it
   ignores without a word. An algorithm that it does not have makes the call fail, and so does one
   for two ranks among more.
@@ -42,7 +44,18 @@ from collbench.features.advise.libraries.openmpi import (
 )
 from collbench.features.advise.types import Advice, Advised
 
-SIZELESS = ("all_to_allv", "scan", "exscan")  # whose sizes no rule is compared with
+_NO_SIZE = "Open MPI compares no size of {} with its rules"
+_ONE_SIDED = (
+    "ranks of {} need not know its size as Open MPI compares it with its rules: they could run"
+    " different algorithms, and hang"
+)
+SIZELESS = {  # why there are no rules by size
+    "all_to_allv": _NO_SIZE,
+    "scan": _NO_SIZE,
+    "exscan": _NO_SIZE,
+    "gather": _ONE_SIDED,
+    "scatter": _ONE_SIDED,
+}
 MAX_NUMBER = (1 << 31) - 1  # of ranks, algorithms, segments
 MAX_SIZE = (1 << 63) - 1
 MAX_FUNCTIONS = 22
@@ -61,7 +74,7 @@ class OpenMpiRules:
         for row in advised.rows:
             collective = row.series.collective
             if collective in SIZELESS:
-                return f"Open MPI compares no size of {collective} with its rules"
+                return SIZELESS[collective].format(collective)
             if reason := _refuse_row(row):
                 return reason
         return refuse_shared(advised.rows) or _refuse_calls(advised.rows)
@@ -246,7 +259,7 @@ def _read_names(numbers: _Numbers, name: str, function: Function) -> list[tuple[
         if names and size <= names[-1][0]:
             raise fail_line(line, f"size {size} stands behind {names[-1][0]}")
         if names and (name in SIZELESS or name == "barrier"):
-            raise fail_line(line, f"Open MPI compares no size of {name} with its rules")
+            raise fail_line(line, SIZELESS.get(name, _NO_SIZE).format(name))
         algorithm = numbers.next(f"an algorithm of {name}", len(function.algorithms))
         fanout = numbers.next("a fan-out", MAX_NUMBER)
         segment = numbers.next("a segment's size", MAX_NUMBER)

@@ -257,8 +257,8 @@ def _make_variables(function: Function, word: str) -> Variables:
 
 def _list_words(collective: str, n: int) -> list[str]:
     """The algorithms worth trying: not those that fall back to another one for so many ranks, nor
-    those that others' variables change. all_to_allv and scan have none, since rules cannot tell
-    their sizes apart (formats/openmpi.py)."""
+    those that others' variables change. all_to_allv, scan, gather and scatter have none, since
+    rules cannot tell their sizes apart (formats/openmpi.py)."""
     few, even, power = n <= FEW, n % 2 == 0, n & (n - 1) == 0
     candidates = {
         "all_reduce": {
@@ -308,8 +308,6 @@ def _list_words(collective: str, n: int) -> list[str]:
             "recursive_halving": True,
             "butterfly": True,
         },
-        "gather": {"basic_linear": True, "binomial": n > 2, "linear_sync/32K": True},
-        "scatter": {"basic_linear": True, "binomial": n > 2, "linear_nb": True},
         "barrier": {
             "two_proc": n == 2,
             "linear": few and n > 2,

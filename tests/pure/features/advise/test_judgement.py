@@ -179,7 +179,9 @@ def test_six_pairs_are_too_few_among_many_tests() -> None:
 def test_launches_that_are_no_pairs_take_ten() -> None:
     for launches, is_found in ((9, False), (10, True)):
         evidence = settle({"a": (-0.3,) * 4}, launches=launches)
-        apart = {Place("other", 0, index): math.log(7e3) + AROUND[index] for index in range(launches)}
+        apart = {
+            Place("other", 0, index): math.log(7e3) + AROUND[index] for index in range(launches)
+        }
         advised = judge_evidence(with_measured(evidence, "a", logs=apart))
         assert bool(advised.rows) == is_found
     assert not advised.rows[0].gains[0].is_paired
@@ -206,7 +208,9 @@ def test_every_form_must_be_faster() -> None:
     evidence = settle({"a": (-0.2,) * 4})
     other = settle({"a": (-0.2, -0.2, -0.2, 0.0)})
     placed = FORM._replace(in_place=True)
-    cells = {cell: {**forms, placed: other.cells[cell][FORM]} for cell, forms in evidence.cells.items()}
+    cells = {
+        cell: {**forms, placed: other.cells[cell][FORM]} for cell, forms in evidence.cells.items()
+    }
     both = msgspec.structs.replace(evidence, cells=cells)
     assert spans(judge_evidence(both)) == [("a", 1024, 16384)]
     for forms in cells.values():

@@ -1,0 +1,102 @@
+"""Advice as tests write it to files, and what a file's rules say of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from collbench.features.advise.formats import Format, choose
+from collbench.features.advise.libraries import Library
+from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
+
+
+def gain(nbytes: int) -> Gain:
+    return Gain(
+        nbytes=nbytes,
+        gain=0.14,
+        lo=0.09,
+        hi=0.18,
+        p=0.001,
+        launches=6,
+        is_paired=True,
+        default=20_000.0,
+        setting=17_200.0,
+    )
+
+
+def row(
+    library: Library,
+    collective: str,
+    n: int,
+    low: int,
+    high: int,
+    env: Variables,
+    nodes: int = 1,
+    backend: str = "mpi",
+    algorithm: str = "native",
+) -> Advice:
+    """One row, of a setting by its variables, with the library's own name for it."""
+    setting = Setting(backend=backend, env=env, algorithm=algorithm)
+    name = library.name_setting(collective, setting)
+    gains = (gain(low), gain(high))
+    series = Series(collective, n, nodes)
+    return Advice(series=series, setting=setting, name=name, low=low, high=high, gains=gains)
+
+
+def advised(library: Library, rows: Sequence[Advice], version: str = "1.0") -> Advised:
+    return Advised(
+        library=library.key,
+        version=version,
+        runs=("20261128-101010",),
+        day="2026-11-28",
+        taus=(0.03, 0.05),
+        rows=tuple(rows),
+    )
+
+
+@st.composite
+def some_rows(
+    draw: Any, library: Library, collectives: Sequence[str], backend: str = "mpi"
+) -> list[Advice]:
+    """Rows of several series, none of which overlap: neighbours may touch."""
+    rows = []
+    keys = st.tuples(st.sampled_from(collectives), st.sampled_from((2, 3, 4, 8)))
+    for collective, n in draw(st.lists(keys, min_size=0, max_size=4, unique=True)):
+        settings = library.list_settings(collective, n, "")
+        sizes = st.integers(0, 1 << 26)
+        bounds = sorted(draw(st.lists(sizes, min_size=2, max_size=6, unique=True)))
+        at = -1
+        for bound, high in list(pairwise(bounds))[:: draw(st.sampled_from((1, 2)))]:
+            low = max(bound, at + 1)
+            if settings and low <= high:
+                env = draw(st.sampled_from(list(settings)))
+                rows.append(row(library, collective, n, low, high, env, backend=backend))
+                at = high
+    return rows
+
+
+def expect(rows: Sequence[Advice], series: Series, nbytes: int) -> str:
+    """The name of the row that holds, found without any file."""
+    names = [
+        each.name for each in rows if each.series == series and each.low <= nbytes <= each.high
+    ]
+    return names[0] if names else ""
+
+
+def find_differences(library: Library, kind: Format, rows: Sequence[Advice]) -> list[Any]:
+    """Where what was written and read back chooses otherwise than the rows: at bounds and beside
+    them, for ranks beside them, too."""
+    rules = kind.read(kind.write(advised(library, rows)))
+    sizes = {0, 1 << 40}
+    for each in rows:
+        sizes |= {each.low - 1, each.low, each.high, each.high + 1, (each.low + each.high) // 2}
+    series = {Series(each.series.collective, n, 1) for each in rows for n in (2, 3, 4, 5, 7, 8, 9)}
+    return [
+        (one, nbytes, choose(rules, one, nbytes), expect(rows, one, nbytes))
+        for one in series
+        for nbytes in sizes
+        if nbytes >= 0 and choose(rules, one, nbytes) != expect(rows, one, nbytes)
+    ]
