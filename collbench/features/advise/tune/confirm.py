@@ -36,14 +36,14 @@ from collbench.run.reporter import Step
 from collbench.show.live import Watch
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import FIELDS, Axes, Suite
+from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
 from collbench.survive.signals import interrupts
 
 ROUNDS = (8, 12)  # the fewest paired launches of both stages
 FEWEST_ROUNDS = (6, 8)  # of them, where time is short: fewer have no interval
-MIN_SECONDS, MAX_SECONDS = 0.03, 0.25  # of samples of a case in a launch
+MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
 GUESS_START = 7.0  # seconds until two worlds have started at once
-GUESS_FIXED = 0.15  # seconds of a case beside its samples: warm-up and checks
+GUESS_FIXED = 0.2  # seconds of a case beside its samples: warm-up and checks
 USED = 0.9  # of a budget may be planned for
 
 
@@ -96,14 +96,19 @@ class Variation(NamedTuple):
 
 
 def make_axes(cases: Iterable[Case]) -> Axes:
-    """The sweep of measured cases that differ in collective, ranks and size alone, by the first of
-    them."""
+    """The sweep of measured cases: all collectives, sizes, ranks and forms (datatypes, in place)
+    among them, with groups and alignment as the first has them."""
     every = list(cases)
-    values: dict[str, Any] = {axis: (getattr(every[0], field),) for axis, field in FIELDS.items()}
+    values: dict[str, Any] = {
+        axis: tuple(dict.fromkeys(getattr(case, field) for case in every))
+        for axis, field in FIELDS.items()
+    }
+    usual = all(case.mode == default_mode(case.backend, case.world) for case in every)
     values |= {
-        "collectives": tuple(dict.fromkeys(case.collective for case in every)),
-        "sizes": tuple(sorted({case.nbytes for case in every})),
+        "sizes": tuple(sorted(values["sizes"])),
         "ranks": tuple(sorted({case.world for case in every})),
+        "backends": values["backends"][:1],
+        "modes": () if usual else values["modes"],
         "envs": ((),),
         "algorithms": ("native",),
         "groups": every[0].groups,
@@ -354,7 +359,7 @@ def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None
     sizes = sorted(request.axes.sizes)
     return keeping.keep_confirmed(
         head.rows,
-        {keeping.find_cell(row, nodes): row for row in judged},
+        keeping.choose_worst(judged, nodes),
         keeping.measure_gains(judged, nodes),
         {row.series: sizes for row in head.rows},
         outcome.list_choices(nodes) if outcome else {},

@@ -64,26 +64,36 @@ def adjust_by_holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def choose_worst(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Judged]:
+    """The row of each cell; where it was measured in several forms (datatypes, in place), the one
+    in which the file does worst, as what holds must hold in all."""
+    order = {"IMPROVED": 2, "REGRESSED": 0}
+    by_cell: dict[Cell, Judged] = {}
+    for row in sorted(rows, key=lambda row: (order.get(row.verdict, 1), -(row.delta or 0.0))):
+        by_cell.setdefault(find_cell(row, nodes), row)
+    return by_cell
+
+
 def measure_gains(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Gain]:
-    """What head saves in each row whose change has an interval."""
-    bounded = [row for row in rows if row.base and row.head and None not in (row.lo, row.hi)]
-    tested = [row for row in bounded if row.stage == 2 and row.p is not None]
+    """What head saves in each cell whose change has an interval, in its worst form. The p of rows
+    of the second stage are adjusted by Holm over all of these."""
+    tested = [row for row in rows if row.stage == 2 and row.p is not None]
     adjusted = adjust_by_holm([row.p or 0.0 for row in tested])
     p_by_key = dict(zip([row.key for row in tested], adjusted, strict=True))
     return {
-        find_cell(row, nodes): Gain(
-            nbytes=row.case.nbytes,
+        cell: Gain(
+            nbytes=cell.nbytes,
             gain=-(row.delta or 0.0),
-            lo=-(row.hi or 0.0),
-            hi=-(row.lo or 0.0),
+            lo=-row.hi,
+            hi=-row.lo,
             p=p_by_key.get(row.key, 1.0 if row.p is None else row.p),
             launches=row.pairs,
             is_paired=True,
             default=row.base.median,
             setting=row.head.median,
         )
-        for row in bounded
-        if row.base and row.head
+        for cell, row in choose_worst(rows, nodes).items()
+        if row.base and row.head and row.lo is not None and row.hi is not None
     }
 
 
