@@ -77,13 +77,13 @@ class AdviseOptions:
     """The runs, the rules by which settings count, and the outputs."""
 
     names: Annotated[
-        list[str],
+        list[str] | None,
         Argument(
             metavar="RUN…",
             help="@last, @last~1, an id, a tag, a file or a folder of files. Of an `ab` both sides"
             " are read.",
         ),
-    ]
+    ] = None
     kind: For = ""
     write: Write = None
     default: Annotated[
@@ -131,7 +131,7 @@ def advise(options: AdviseOptions) -> None:
     refuse_conflicts(options)
     terms = make_terms(options)
     budget = grammar.parse_duration(options.budget or BUDGET, "--budget")
-    files = read_runs(options.names)
+    files = read_runs(options.names or [])
     evidence, form = choose_format(files, terms, options.kind)
     advised = judgement.judge_evidence(evidence, options.same_order)
     extras = view.Extras(evidence.library.title)
@@ -184,6 +184,8 @@ def read_runs(names: Sequence[str]) -> list[RunFile]:
     UsageError and NoVerdict."""
     from collbench.records import run_file, store
 
+    if not names:
+        raise UsageError("name the runs that measured settings", "collbench advise @last")
     paths: list[Path] = []
     for name in names:
         if os.path.isdir(name):  # noqa: PTH112 - Path's raises for a name that is too long

@@ -113,7 +113,7 @@ def _make_cells(
     most = max(abs(gain.gain) for row in gains for gain in row if gain)
     limit = round_finite(min(MOST, max(LEAST, most)))
     text = [
-        [f"{100 * gain.gain:.0f}{'*' if is_sure(gain) else ''}" if gain else "" for gain in row]
+        [f"{round(100 * gain.gain)}{'*' if is_sure(gain) else ''}" if gain else "" for gain in row]
         for row in gains
     ]
     hover = [[_hover(gain) if gain else "not measured" for gain in row] for row in gains]

@@ -98,9 +98,11 @@ def describe_answer(advised: Advised, library: str) -> str:
         )
     sizes = sum(len(row.gains) for row in advised.rows)
     of = sizes + len(advised.unadvised)
+    names = {(row.series.collective, row.name) for row in advised.rows}
+    are = f"{format_count(len(names), 'setting')} {'is' if len(names) == 1 else 'are'}"
     return plain_line(
-        f"{format_count(len(advised.rows), 'setting')} surely faster than {library}'s own choice,"
-        f" at {sizes:,} of {format_count(of, 'cell')}"
+        f"{are} surely faster than {library}'s own choice, in {sizes:,} of"
+        f" {format_count(of, 'cell')}"
     )
 
 
@@ -111,18 +113,21 @@ def describe_row(row: Advice) -> str:
     verified = f", verified {row.verified}" if row.verified else ""
     remark = f" ({row.remark})" if row.remark else ""
     return plain_line(
-        f"{describe_series(row.series)}, {_format_sizes(row.low, row.high)}: {row.name} takes"
+        f"{describe_series(row.series)}, {format_sizes(row.low, row.high)}: {row.name} takes"
         f" {describe_gain(gain)}{verified}{remark}"
     )
 
 
-def _format_sizes(low: int, high: int) -> str:
-    lo, hi = (format_size(float(f"{size:.3g}") if size >= 1000 else size) for size in (low, high))
-    return f"{_round_size(low)} to {_round_size(high)}" if lo != hi else lo
+def format_sizes(low: int, high: int) -> str:
+    """A range of sizes in words, with three significant digits: 1 to 256 KiB."""
+    lo, hi = _round_size(low), _round_size(high)
+    if lo == hi:
+        return lo
+    number, _, unit = lo.partition(" ")
+    return f"{number} to {hi}" if hi.endswith(f" {unit}") else f"{lo} to {hi}"
 
 
 def _round_size(size: int) -> str:
-    """A size with at most three significant digits."""
     number, _, unit = format_size(size).partition(" ")
     return f"{float(f'{float(number):.3g}'):g} {unit}"
 
@@ -168,10 +173,11 @@ def _list_blocks(
     yield from map(plain_line, advised.notes)
     yield _describe_terms(advised)
     if advised.rows:
-        yield _make_rows(advised)
+        yield from ("", _make_rows(advised))
     if advised.unadvised:
-        yield _make_stays(advised)
+        yield from ("", _make_stays(advised))
     if advised.rows and written.text and not written.path:
+        yield ""
         yield tone_text(f"{written.title}:", strong=True)
         yield from map(plain_line, written.text.rstrip("\n").split("\n"))
 
@@ -181,14 +187,14 @@ def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
     if written.refusal:
         yield plain_line(f"no file: {written.refusal}")
         return
-    exported = " ".join(f"{name}={shlex.quote(value)}" for name, value in written.use.items())
     if written.path:
         size = format_count(len(advised.rows), "row")
         yield plain_line(f"wrote {written.path}, {written.title}, {size}")
     elif advised.rows:
         yield plain_line(f"write it: --write advice{written.suffix}")
-    if exported and (written.path or advised.rows):
-        yield plain_line(f"use it:   export {exported}")
+    if written.path or advised.rows:
+        for name, value in written.use.items():
+            yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
 
 
 def _make_rows(advised: Advised) -> Table:
@@ -197,7 +203,7 @@ def _make_rows(advised: Advised) -> Table:
             (
                 row.series.collective,
                 f"{row.series.n:,}",
-                f"{_round_size(row.low)} to {_round_size(row.high)}",
+                format_sizes(row.low, row.high),
                 plain_line(row.name),
                 _format_gain(min(row.gains, key=lambda gain: gain.gain)),
                 f"{min(gain.launches for gain in row.gains):,}",
@@ -241,7 +247,7 @@ class Stay(NamedTuple):
     def sizes(self) -> str:
         """The sizes in words."""
         first, last = self.cells[0].cell.nbytes, self.cells[-1].cell.nbytes
-        return _round_size(first) + (f" to {_round_size(last)}" if last != first else "")
+        return format_sizes(first, last)
 
     @property
     def why(self) -> str:
@@ -310,7 +316,7 @@ def _list_sections(advised: Advised, written: Written, extras: Extras) -> Iterat
     sentences = [f"{describe_row(row)}." for row in advised.rows]
     if not sentences:
         sentences = [f"{describe_answer(advised, extras.library)}."]
-    sentences += [f"{line}." for line in _list_uses(advised, written)]
+    sentences += _list_uses(advised, written)
     sentences += [f"{plain_line(line)}." for line in (*extras.removed, *advised.notes)]
     tables = [_make_rows(advised)] if advised.rows else []
     yield Section(name="advice", title="Advice", sentences=sentences, tables=tables)
@@ -340,6 +346,7 @@ def _list_sections(advised: Advised, written: Written, extras: Extras) -> Iterat
             tables=[
                 Table(
                     name="text",
+                    title="Its text",
                     columns=make_columns(("text",), "l"),
                     lines=[Line((plain_line(line),)) for line in written.text.splitlines()],
                     folded=True,
