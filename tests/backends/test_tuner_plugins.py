@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tuner_advice import advise_by_chance
 from tuner_plugin import FUNCTIONS, Said, opened
-from tuner_twin import Twin
+from tuner_twin import TRAPS, Twin, list_whole
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule, choose
@@ -90,6 +90,16 @@ def test_the_example_gives_one_channel_to_what_has_no_row(tmp_path: Path) -> Non
         assert tuner.ask("broadcast", 99) == Said(channels=1)
 
 
+@pytest.mark.parametrize(("row", "size", "said"), TRAPS)
+def test_each_trap_is_what_the_example_does(
+    row: str, size: int, said: Said, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuner.conf"
+    path.write_text(list_whole(row), newline="")
+    with opened(find_plugin("nccl"), EXAMPLE.use(path), 16, 2) as tuner:
+        assert tuner.ask("all_reduce", size) == said
+
+
 def test_the_example_is_its_twin_on_broken_files_and_none_of_them_is_taken_wrongly(
     tmp_path: Path,
 ) -> None:
@@ -134,12 +144,14 @@ def break_text(luck: random.Random, text: str) -> str:
 def test_ncclx_does_not_open_with_what_reading_refuses(tmp_path: Path) -> None:
     plugin = find_plugin("ncclx")
     path = tmp_path / "tuner.csv"
-    row = "allgather,[0,8],ring,simple,-1,2,8"
+    row, refused = "allgather,[0,8],ring,simple,-1,2,8", 0
     for broken in ("", "x", "[9,1]", "[1;2]", "rings", "*x"):
         for field in ("allgather", "[0,8]", "ring", "simple", "-1"):
             path.write_text(row.replace(field, broken, 1) + "\n")
             with opened(plugin, NCCLX.use(path), 16, 2) as tuner:
                 status = tuner.status
             if status != 0:
+                refused += 1
                 with pytest.raises(UsageError):
                     NCCLX.read(path.read_text())
+    assert refused > 10

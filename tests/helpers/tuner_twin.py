@@ -25,6 +25,7 @@ ALGORITHMS = {
     "nvls_tree": "NVLSTree",
     "pat": "PAT",
 }
+ROW = "allreduce,65536,1448154,tree,ll128,16,2,16,-1,-1"
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 
 
@@ -50,6 +51,47 @@ class Twin:
             ):
                 return Said(*what, 1 if row["channels"] == -1 else row["channels"])
         return Said(channels=1)
+
+
+# rows that are not what they seem, a size, and what the plug-in makes of it
+TRAPS: tuple[tuple[str, int, Said], ...] = (
+    # unknown words become allreduce, ring and simple
+    ("all_gather" + ROW[9:], 65536, Said("Tree", "LL128", 16)),
+    ("Allreduce" + ROW[9:], 65536, Said("Tree", "LL128", 16)),
+    (ROW.replace("tree", "Tree"), 65536, Said("Ring", "LL128", 16)),
+    (ROW.replace("ll128", "LL128"), 65536, Said("Tree", "Simple", 16)),
+    # an empty field is read as if it were not there
+    ("allreduce,,65536,1448154,tree,ll128,16,2,16", 65536, Said("Tree", "LL128", 16)),
+    ("allreduce,0,1448154,tree,,16,2,16,-1,-1", 65536, Said("Ring", "Simple", 0)),
+    ("," + ROW, 65536, Said("Tree", "LL128", 16)),
+    # -1 channels are one
+    (ROW.replace("16,2,16", "-1,2,16"), 65536, Said("Tree", "LL128", 1)),
+    # 4294967295 is 4 GiB less a byte
+    (ROW.replace("1448154", "4294967295"), 1 << 32, Said("Ring", "Simple", 0)),
+    # units are not read
+    (ROW.replace("65536", "64K"), 64, Said("Tree", "LL128", 16)),
+    (ROW.replace("65536", "-1"), 65536, Said("Ring", "Simple", 0)),
+    # a size beyond 64 bits, fields too few, numbers with something behind
+    (ROW.replace("1448154", "9" * 30), 1 << 40, Said("Tree", "LL128", 16)),
+    (ROW.removesuffix(",16,-1,-1"), 65536, Said("Ring", "Simple", 0)),
+    (ROW.replace("16,2", "16x,2"), 65536, Said("Tree", "LL128", 16)),
+    (ROW.replace("1448154", "1"), 65536, Said("Ring", "Simple", 0)),
+    # more fields than it reads, a comment that is indented, rows for some calls only
+    (ROW + ",5", 65536, Said("Tree", "LL128", 16)),
+    (" #" + ROW, 65536, Said("Tree", "LL128", 16)),
+    (ROW.replace("-1,-1", "2,-1"), 65536, Said("Ring", "Simple", 0)),
+    (ROW.replace("16,2,16", "16,0,16"), 65536, Said("Ring", "Simple", 0)),
+    # the end of a long line counts as a line
+    ("#" + "-" * 254 + ROW, 65536, Said("Tree", "LL128", 16)),
+    (" " * 250 + ROW, 65536, Said("Tree", "LL128", 16)),
+    ("allreduce\0" + ROW[9:], 65536, Said("Ring", "Simple", 0)),
+)
+
+
+def list_whole(row: str = ROW) -> str:
+    """A file with the row, and one below for each collective at all sizes."""
+    rows = [f"{word},0,{2**64 - 1},ring,simple,0,2,16,-1,-1" for word in COLLECTIVES]
+    return "\n".join([row, *rows]) + "\n"
 
 
 def _cut(data: bytes) -> Iterator[bytes]:
@@ -85,4 +127,4 @@ def _load(line: bytes) -> list[dict[str, Any]]:
 
 def _number(token: bytes) -> int:
     match = re.match(rb"[ \t\n\v\f\r]*([+-]?\d+)", token)
-    return int(match[1]) if match else 0
+    return min(int(match[1]), 2**64 - 1) if match else 0

@@ -15,7 +15,7 @@ from tuner_advice import (
     unadvised,
 )
 from tuner_plugin import Said
-from tuner_twin import Twin
+from tuner_twin import ROW, TRAPS, Twin, list_whole
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import choose
@@ -25,15 +25,8 @@ from collbench.features.advise.types import Advised, Series, Setting
 from collbench.records.types import Choice
 
 EXAMPLE, RCCL, NCCLX = FORMATS
-ROW = "allreduce,65536,1448154,tree,ll128,16,2,16,-1,-1"
 SIZES = (65536, 1 << 20)
 BELOW, ABOVE = 16384, 1 << 22
-
-
-def list_whole(row: str = ROW) -> str:
-    """A file with the row, and one below for each collective at all sizes."""
-    rows = [f"{word},0,{END},ring,simple,0,2,16,-1,-1" for word in FUNCTIONS.values()]
-    return "\n".join([row, *rows]) + "\n"
 
 
 def advise_one(**changes: object) -> Advised:
@@ -209,47 +202,10 @@ def test_lines_are_short_and_in_ascii_whatever_runs_and_remarks_hold(form: objec
 # the traps: what the plug-in makes of a line, and that it is refused
 
 
-@pytest.mark.parametrize(
-    ("row", "size", "said"),
-    [
-        # unknown words become allreduce, ring and simple
-        ("all_gather" + ROW[9:], 65536, Said("Tree", "LL128", 16)),
-        ("Allreduce" + ROW[9:], 65536, Said("Tree", "LL128", 16)),
-        (ROW.replace("tree", "Tree"), 65536, Said("Ring", "LL128", 16)),
-        (ROW.replace("ll128", "LL128"), 65536, Said("Tree", "Simple", 16)),
-        # an empty field is read as if it were not there
-        ("allreduce,,65536,1448154,tree,ll128,16,2,16", 65536, Said("Tree", "LL128", 16)),
-        ("allreduce,0,1448154,tree,,16,2,16,-1,-1", 65536, Said("Ring", "Simple", 0)),
-        ("," + ROW, 65536, Said("Tree", "LL128", 16)),
-        # -1 channels are one
-        (ROW.replace("16,2,16", "-1,2,16"), 65536, Said("Tree", "LL128", 1)),
-        # 4294967295 is 4 GiB less a byte
-        (ROW.replace("1448154", "4294967295"), 1 << 32, Said("Ring", "Simple", 0)),
-        # units are not read
-        (ROW.replace("65536", "64K"), 64, Said("Tree", "LL128", 16)),
-        (ROW.replace("65536", "-1"), 65536, Said("Ring", "Simple", 0)),
-        # a size beyond 64 bits, fields too few, numbers with something behind
-        (ROW.replace("1448154", "9" * 30), 65536, None),
-        (ROW.removesuffix(",16,-1,-1"), 65536, Said("Ring", "Simple", 0)),
-        (ROW.replace("16,2", "16x,2"), 65536, Said("Tree", "LL128", 16)),
-        (ROW.replace("1448154", "1"), 65536, Said("Ring", "Simple", 0)),
-        # more fields than it reads, a comment that is indented, rows for some calls only
-        (ROW + ",5", 65536, Said("Tree", "LL128", 16)),
-        (" #" + ROW, 65536, Said("Tree", "LL128", 16)),
-        (ROW.replace("-1,-1", "2,-1"), 65536, Said("Ring", "Simple", 0)),
-        (ROW.replace("16,2,16", "16,0,16"), 65536, Said("Ring", "Simple", 0)),
-        # the end of a long line counts as a line
-        ("#" + "-" * 254 + ROW, 65536, Said("Tree", "LL128", 16)),
-        (" " * 250 + ROW, 65536, Said("Tree", "LL128", 16)),
-        ("allreduce\0" + ROW[9:], 65536, Said("Ring", "Simple", 0)),
-    ],
-)
-def test_each_trap_is_what_the_plug_in_does_and_is_refused(
-    row: str, size: int, said: Said | None
-) -> None:
+@pytest.mark.parametrize(("row", "size", "said"), TRAPS)
+def test_each_trap_is_what_the_plug_in_does_and_is_refused(row: str, size: int, said: Said) -> None:
     text = list_whole(row)
-    if said is not None:
-        assert Twin(text, 16, 2).ask("all_reduce", size) == said
+    assert Twin(text, 16, 2).ask("all_reduce", size) == said
     with pytest.raises(UsageError, match=r"^line 1 "):
         EXAMPLE.read(text)
 
