@@ -96,10 +96,10 @@ def parse_rows(report: Mapping[str, Any]) -> tuple[RowFound, ...]:
     return tuple(
         RowFound(
             row["collective"],
-            row["n"],
+            row["ranks"],
             row["low"],
             row["high"],
-            row["name"],
+            row["setting"],
             tuple(
                 GainFound(gain["nbytes"], gain["gain"], gain["lo"], gain["hi"])
                 for gain in row["gains"]

@@ -130,7 +130,7 @@ def _is_other_backend(advised: Advised, row: Advice) -> bool:
 
 
 def _write_header(advised: Advised) -> Iterator[str]:
-    lines = describe_advised(advised, "what to set, in words; sh reads it, too")
+    lines = describe_advised(advised, "what to set, in words")
     if advised.is_same_order:
         lines.append("only settings that keep the order of summation")
     for line in (*lines, *advised.notes):

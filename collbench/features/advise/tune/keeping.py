@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from collbench.core.text import format_size
+from collbench.features.advise.judgement import adjust_by_holm
 from collbench.features.advise.types import Advice, Cell, Gain, Series
 from collbench.features.compare.verdict import SPARED, Judged
 from collbench.records.choice import describe_adding, describe_heard
@@ -55,35 +56,36 @@ def find_cell(row: Judged, nodes: int = 1) -> Cell:
     return Cell(Series(row.case.collective, row.case.n, nodes), row.case.nbytes)
 
 
-def adjust_by_holm(values: Sequence[float]) -> list[float]:
-    """The p values of tests made at once, adjusted by Holm's method, in their order."""
-    adjusted, largest = [0.0] * len(values), 0.0
-    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
-        adjusted[index] = largest
-    return adjusted
+def choose_worst(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Judged]:
+    """The row of each cell; where it was measured in several forms (datatypes, in place), the one
+    in which the file does worst, as what holds must hold in all."""
+    order = {"IMPROVED": 2, "REGRESSED": 0}
+    by_cell: dict[Cell, Judged] = {}
+    for row in sorted(rows, key=lambda row: (order.get(row.verdict, 1), -(row.delta or 0.0))):
+        by_cell.setdefault(find_cell(row, nodes), row)
+    return by_cell
 
 
 def measure_gains(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Gain]:
-    """What head saves in each row whose change has an interval."""
-    bounded = [row for row in rows if row.base and row.head and None not in (row.lo, row.hi)]
-    tested = [row for row in bounded if row.stage == 2 and row.p is not None]
+    """What head saves in each cell whose change has an interval, in its worst form. The p of rows
+    of the second stage are adjusted by Holm over all of these."""
+    tested = [row for row in rows if row.stage == 2 and row.p is not None]
     adjusted = adjust_by_holm([row.p or 0.0 for row in tested])
     p_by_key = dict(zip([row.key for row in tested], adjusted, strict=True))
     return {
-        find_cell(row, nodes): Gain(
-            nbytes=row.case.nbytes,
+        cell: Gain(
+            nbytes=cell.nbytes,
             gain=-(row.delta or 0.0),
-            lo=-(row.hi or 0.0),
-            hi=-(row.lo or 0.0),
+            lo=-row.hi,
+            hi=-row.lo,
             p=p_by_key.get(row.key, 1.0 if row.p is None else row.p),
             launches=row.pairs,
             is_paired=True,
             default=row.base.median,
             setting=row.head.median,
         )
-        for row in bounded
-        if row.base and row.head
+        for cell, row in choose_worst(rows, nodes).items()
+        if row.base and row.head and row.lo is not None and row.hi is not None
     }
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
+from collbench.features.advise import view
+from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting
 from collbench.features.compare.verdict import Judged
 from collbench.suite.sweep import Axes, expand_axes
 
@@ -35,7 +38,8 @@ def script() -> Iterator[ModuleType]:
 
 def report(*sizes: int, name: str = "PLANTED=fast", **gain: float) -> dict[str, Any]:
     gains = [{"nbytes": s, "gain": 0.14, "lo": 0.1, "hi": 0.18} | gain for s in sizes]
-    row = {"collective": "all_reduce", "n": 2, "low": 1, "high": 9, "name": name, "gains": gains}
+    row: dict[str, Any] = {"collective": "all_reduce", "ranks": 2, "setting": name, "gains": gains}
+    row |= {"low": 1, "high": 9}
     return {"rows": [row] if sizes else []}
 
 
@@ -53,6 +57,43 @@ def test_found_is_the_planted_setting_at_the_planted_sizes_alone(
     script: ModuleType, sizes: tuple[int, ...], name: str, is_found: bool
 ) -> None:
     assert script.is_planted_found(script.parse_rows(report(*sizes, name=name))) == is_found
+
+
+def test_rows_are_read_as_a_report_has_them(script: ModuleType) -> None:
+    gains = tuple(
+        Gain(
+            nbytes=size,
+            gain=0.14,
+            lo=0.1,
+            hi=0.18,
+            p=0.01,
+            launches=8,
+            is_paired=True,
+            default=2.0,
+            setting=1.72,
+        )
+        for size in SIZES
+    )
+    advice = Advice(
+        series=Series("all_reduce", 2, 1),
+        setting=Setting(backend="planted_gain", env=(("PLANTED", "fast"),)),
+        name="PLANTED=fast",
+        low=1,
+        high=9,
+        gains=gains,
+    )
+    advised = Advised(
+        library="other",
+        version="",
+        runs=("a",),
+        day="2026-11-28",
+        taus=(0.03, 0.03),
+        rows=(advice,),
+    )
+    written = view.Written("words", "in words", "", {})
+    document = view.make_document(advised, written, view.Extras("this library"))
+    values = json.loads(msgspec.json.encode(document.values))
+    assert script.parse_rows(values) == script.parse_rows(report(*SIZES))
 
 
 def test_an_interval_holds_the_planted_gain_or_does_not(script: ModuleType) -> None:
