@@ -11,5 +11,11 @@ FEATURE = Feature(
             "command:advise",
             "Write the settings that runs show to be surely faster, where the library reads them.",
         ),
+        Command(
+            "tune",
+            "tune.command:tune",
+            "Measure which settings are surely faster, verify them, and write them.",
+            starts_ranks=True,
+        ),
     ),
 )

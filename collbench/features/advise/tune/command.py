@@ -5,25 +5,39 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from collbench.cli.families import Backend, Debug, Imports, LauncherOptions, Ranks, RunsTag, Timeout
+from collbench.cli.families import (
+    Backend,
+    Debug,
+    Imports,
+    LauncherOptions,
+    Plotlyjs,
+    Ranks,
+    RunsTag,
+    Timeout,
+)
 from collbench.cli.parameters import make_option
 from collbench.core.errors import CannotRun, Exit, NoVerdict, UsageError
 from collbench.core.text import format_clock, format_count, format_size, plain_line, print_message
+from collbench.features.advise.command import PRINTED, For, Oversubscribed, Printed, SizesOf, Tau
 
 if TYPE_CHECKING:
     from collbench.features.advise.tune.confirm import Verified
     from collbench.features.advise.tune.request import TuneRequest
     from collbench.features.advise.tune.screen import Screening
     from collbench.features.advise.types import Advised
+    from collbench.features.advise.view import Written
+    from collbench.features.advise.worth import JobSizes
     from collbench.suite.sweep import Axes
+
+
+PAIR = 1.5  # how much longer two worlds take to start at once than one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +71,7 @@ class SearchOptions:
         bool,
         Option("--same-order", help="Only settings that keep the order of summation."),
     ] = False
-    oversubscribed: Annotated[
-        bool,
-        Option("--oversubscribed", help="Measure and advise although ranks share cores."),
-    ] = False
+    oversubscribed: Oversubscribed = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +82,19 @@ class TuneOptions:
     budget: Annotated[
         str, make_option("budget", "Be done by then: 30m. About a third is for the search.")
     ] = "10m"
-    tau: Annotated[
-        str, Option("--tau", help="Smallest gain that matters. Default: 3% to 10%, by row.")
-    ] = ""
+    tau: Tau = ""
     write: Annotated[
-        Path | None, Option("--write", help="Write the advice to this file. Needed to measure.")
+        Path | None,
+        Option("--write", metavar="FILE", help="The file to write, which the library reads."),
     ] = None
-    kind: Annotated[
-        str, Option("--for", help="Kind of file. Default: the one that the library reads.")
-    ] = ""
-    sizes_of: Annotated[
-        str, Option("--sizes-of", help="Tell what the advice saves in a step of this trace or run.")
-    ] = ""
+    kind: For = ""
+    sizes_of: SizesOf = None
+    output_format: Printed = "table"
     out: Annotated[
-        list[Path] | None, Option("-o", help="Also write a report: .html, .md or .json.")
+        list[Path] | None,
+        Option("-o", help="Also write this report: .html, .md or .json. May be repeated."),
     ] = None
+    plotlyjs: Plotlyjs = "inline"
     output: Annotated[Path | None, make_option("output", "Folder to save all runs to.")] = None
     tag: RunsTag = ""
     where: LauncherOptions
@@ -194,7 +203,7 @@ def _check_places(options: TuneOptions) -> None:
     from collbench.cli import outputs
     from collbench.features.advise.tune.request import refuse_path
 
-    outputs.check_outputs("table", options.out or [], ("table", "md", "html", "json"))
+    outputs.check_outputs(options.output_format, options.out or [], PRINTED, options.plotlyjs)
     if options.write is not None:
         refuse_path(options.write)
     if options.output is not None and not options.dry_run:
@@ -242,12 +251,13 @@ def show_plan(request: TuneRequest) -> None:
 
 
 def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
-    """Search, verify and write; the exit code."""
-    from collbench.features.advise.tune.report import tell_result
+    """Search, verify, write and tell; the exit code."""
+    from collbench.features.advise import view, worth
+    from collbench.features.advise.command import write_file
     from collbench.survive.signals import interrupts
 
-    worth = _load_sizes(options.sizes_of)
     began = time.monotonic()
+    job = worth.load_sizes(list(options.sizes_of)) if options.sizes_of else None
     for note in request.notes:
         print_message(note)
     with interrupts:
@@ -255,17 +265,32 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
         advised = propose_advice(request, screening)
         left = request.budget - (time.monotonic() - began)
         verified = verify_proposal(request, screening, advised, left, write)
-    _write_file(request, verified.advised, write)
-    tell_result(request, screening, verified, write, worth, options.out or [])
-    return verified.code
+    written = write_file(verified.advised, request.format, write, is_chosen=True)
+    code = verified.code or view.find_exit(verified.advised)
+    _deliver(request, verified, written, job, options)
+    paths = [plain_line(str(path)) for path in (*screening.paths, *verified.paths)]
+    print("saved: " + "\n       ".join(paths), file=sys.stderr)
+    return code
 
 
-def _load_sizes(name: str) -> Any:
-    if not name:
-        return None
-    from collbench.features.advise import worth
+def _deliver(
+    request: TuneRequest,
+    verified: Verified,
+    written: Written,
+    job: JobSizes | None,
+    options: TuneOptions,
+) -> None:
+    """Print the advice as `collbench advise` does, and write its reports."""
+    from collbench.cli import outputs
+    from collbench.features.advise import view, worth
 
-    return worth.load_sizes([name])
+    removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
+    extras = view.Extras(request.library.title, removed)
+    if job is not None:
+        sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
+        extras = extras._replace(worth=sentences)
+    document = view.make_document(verified.advised, written, extras)
+    outputs.deliver_document(document, options.output_format, options.out or [], options.plotlyjs)
 
 
 def run_screening(request: TuneRequest) -> Screening:
@@ -313,7 +338,8 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         )
     by_size = bool(request.format.use(Path("file")))
     nodes = screening.nodes
-    rows = propose.propose_rows(medians, request.library, request.backend, nodes, by_size)
+    shared = {world.n for world in screening.worlds if world.oversubscribed}
+    rows = propose.propose_rows(medians, request.library, request.backend, nodes, by_size, shared)
     advised = Advised(
         library=request.library.key,
         version=screening.library_version,
@@ -323,7 +349,6 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         rows=tuple(rows),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
-        backend=request.backend,
     )
     fitting, refused = propose.fit_format(advised, request.format)
     for reason in refused:
@@ -354,20 +379,11 @@ def verify_proposal(
             budget=max(1.0, seconds),
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
-            start_seconds=1.5 * screening.cost.start,
+            start_seconds=PAIR * screening.cost.start,
+            fixed_seconds=screening.cost.case,
             output=request.output,
             tag=request.tag,
             source=request.source,
             folder=write.absolute().parent if request.source else None,
         ),
     )
-
-
-def _write_file(request: TuneRequest, advised: Advised, write: Path) -> None:
-    from collbench.core.files import save_text
-    from collbench.features.advise.tune.request import MARK
-
-    save_text(write, request.format.write(advised), MARK, "--write", shared=True)
-
-
-__all__: Sequence[str] = ("TuneOptions", "tune")

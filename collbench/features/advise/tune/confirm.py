@@ -4,7 +4,7 @@ The best of many settings seems faster than it is, so that what proposed it neve
 experiment is that of `collbench ab`: base is the library's own choice, head the same with the
 file, over the sizes that the file covers and those next to them, which must not change. What no
 file says (formats in words) is head as variables of the environment, over all sizes, as it bears
-on all of them.
+on all of them. There is no first stage: whatever proposed the rows was one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, UsageError
 from collbench.core.files import save_text
+from collbench.core.text import print_message
 from collbench.features.advise.tune import keeping
 from collbench.features.advise.tune.keeping import Choices, Removed
 from collbench.features.advise.types import Advice, Advised, Cell, Series, Unadvised
@@ -39,31 +40,33 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
 from collbench.survive.signals import interrupts
 
-ROUNDS = (8, 12)  # the fewest paired launches of both stages
-FEWEST_ROUNDS = (6, 8)  # of them, where time is short: fewer have no interval
+ROUNDS = 12  # the fewest paired launches
+MIN_ROUNDS = 8  # where time is short
 MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
-GUESS_START = 7.0  # seconds until two worlds have started at once
+GUESS_START = 3.0  # seconds until two worlds have started at once
 GUESS_FIXED = 0.2  # seconds of a case beside its samples: warm-up and checks
 USED = 0.9  # of a budget may be planned for
+NO_TIME = "not verified: the budget has no time for it"
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How an advice is verified. ``axes`` is the sweep that it comes from (make_axes makes it of
     cases): its sizes are those among which two are neighbours, and each case is measured with its
-    backend, datatype, placement and mode. ``format`` is one of FORMATS. ``budget`` is in seconds;
-    ``rounds`` and the time of a case follow from it where they are None. ``command`` is what a run
-    keeps as its command line. ``folder`` is where the file lies while ranks read it, a private one
-    where it is None: name one that all hosts see where ``source`` gives places on several."""
+    backend, datatype, placement and mode. ``format`` is one of FORMATS. ``budget`` is in seconds:
+    rounds and the time of a case follow from it, and rows that it has no time for are not
+    verified. ``command`` is what a run keeps as its command line. ``folder`` is where the file lies
+    while ranks read it, a private one where it is None: name one that all hosts see where
+    ``source`` gives places on several."""
 
     format: Any
     axes: Axes
     command: Sequence[str]
     policy: Policy = Policy()
     budget: float = 300.0
-    rounds: tuple[int, int] | None = None
     rules: Rules = Rules()
     despite_oversubscription: bool = False
-    start_seconds: float = GUESS_START  # of a pair of worlds, where that is known
+    start_seconds: float = GUESS_START  # until a pair of worlds has started
+    fixed_seconds: float = GUESS_FIXED  # of a case beside its samples
     output: Path | None = None
     tag: str = ""
     source: PlaceSource | None = None
@@ -123,13 +126,15 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     RunBroken, as `collbench ab` does, where no row could be judged."""
     if not advised.rows:
         return Verified(advised, (), (), (), Exit.OK)
+    rows, others = fit_budget(advised.rows, request.axes.sizes, request)
     held: list[Advice] = []
-    removed: list[Removed] = []
+    removed = [_skip_size(row, gain.nbytes) for row in others for gain in row.gains]
     comparisons: list[Comparison] = []
     paths: list[Path] = []
     code = Exit.OK
     with folders.make_private() as folder:
-        heads = list_variations(advised, request, request.folder or folder)
+        trial = msgspec.structs.replace(advised, rows=tuple(rows))
+        heads = list_variations(trial, request, request.folder or folder)
         for head in heads:
             share = msgspec.structs.replace(request, budget=request.budget / len(heads))
             outcome = _Outcome(head, share, folder) if not code else None
@@ -143,6 +148,13 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     removed.sort(key=lambda each: (each.kind != "slower", each.cell))
     if not code and not held and not any(each.decided for each in removed):
         code = Exit.NO_VERDICT
+    taus = [row.tau for comparison in comparisons for row in comparison.rows]
+    runs = [run.id for comparison in comparisons for run in (comparison.base, comparison.head)]
+    advised = msgspec.structs.replace(
+        advised,
+        runs=(*advised.runs, *runs),
+        taus=(min(taus), max(taus)) if taus else advised.taus,
+    )
     return Verified(
         _replace_rows(advised, held, removed),
         tuple(removed),
@@ -150,6 +162,10 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
         tuple(paths),
         code,
     )
+
+
+def _skip_size(row: Advice, nbytes: int) -> Removed:
+    return Removed(Cell(row.series, nbytes), row.name, "undecided", NO_TIME, False)
 
 
 def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Removed]) -> Advised:
@@ -220,25 +236,42 @@ def list_cells(rows: Sequence[Advice], sizes: Sequence[int]) -> list[Cell]:
 
 
 class Schedule(NamedTuple):
-    """The rounds of an experiment, and the seconds of samples of a case in each launch."""
+    """The fewest rounds of an experiment, the seconds of samples of a case in each launch, and the
+    most cells for which the budget suffices then."""
 
-    rounds: tuple[int, int]
+    rounds: int
     case_seconds: float
+    max_cells: int
 
 
-def plan_rounds(
-    budget: float, case_count: int, world_count: int, start_seconds: float = GUESS_START
-) -> Schedule:
-    """As many rounds and as long cases as the budget holds, by a rough guess; rounds go first, as
-    more launches tell more. What is left over goes to rows without a verdict in any case."""
-    fewest = paired.fewest_rounds(case_count)
-    for first, second in (ROUNDS, FEWEST_ROUNDS):
-        rounds = 1 + first + max(second, fewest)
-        starting = rounds * world_count * start_seconds
-        room = (USED * budget - starting) / max(1, 2 * rounds * case_count) - GUESS_FIXED
+def plan_rounds(request: VerifyRequest, cell_count: int, world_count: int) -> Schedule:
+    """As many rounds as the budget holds, by a rough guess, and then as long cases, as more
+    launches tell more. What is left over goes to rows without a verdict in any case."""
+    for fewest in (ROUNDS, MIN_ROUNDS):
+        rounds = max(fewest, paired.fewest_rounds(cell_count))
+        launches = 2 * (rounds + 1)  # of both sides, with the pilot
+        left = USED * request.budget - (rounds + 2) * world_count * request.start_seconds
+        room = left / (launches * max(1, cell_count)) - request.fixed_seconds
         if room >= MIN_SECONDS:
             break
-    return Schedule((first, second), min(MAX_SECONDS, max(MIN_SECONDS, room)))
+    cell = launches * (request.fixed_seconds + MIN_SECONDS)
+    seconds = min(MAX_SECONDS, max(MIN_SECONDS, room))
+    return Schedule(rounds, seconds, max(0, int(left / cell)))
+
+
+def fit_budget(
+    rows: Sequence[Advice], sizes: Sequence[int], request: VerifyRequest
+) -> tuple[list[Advice], list[Advice]]:
+    """The rows that the budget can verify, those that promise most for a size first, and the
+    others. One row is always tried."""
+    fitting: list[Advice] = []
+    others: list[Advice] = []
+    for row in sorted(rows, key=lambda row: -sum(each.gain for each in row.gains) / len(row.gains)):
+        cells = list_cells([*fitting, row], sizes)
+        worlds = len({cell.series.n for cell in cells})
+        fits = len(cells) <= plan_rounds(request, len(cells), worlds).max_cells
+        (fitting if fits or not fitting else others).append(row)
+    return sorted(fitting, key=lambda row: (row.series, row.low)), others
 
 
 def make_suite(cells: Sequence[Cell], request: VerifyRequest) -> Suite:
@@ -270,7 +303,7 @@ class _Outcome:
         self.paths: list[Path] = []
         self.code = Exit.OK
         worlds = len({cell.series.n for cell in head.cells})
-        schedule = plan_rounds(request.budget, len(head.cells), worlds, request.start_seconds)
+        schedule = plan_rounds(request, len(head.cells), worlds)
         policy = msgspec.structs.replace(
             request.policy, max_seconds=request.policy.max_seconds or schedule.case_seconds
         )
@@ -285,7 +318,8 @@ class _Outcome:
             suite=suite,
             variants=sides,
             command=request.command,
-            rounds=request.rounds or schedule.rounds,
+            rounds=(0, schedule.rounds),
+            is_confirming=True,
             judge=lambda base, head: compare_runs(base, head, request.rules, under_way=True).rows,
             budget=request.budget,
             output=request.output,
@@ -333,8 +367,10 @@ class _Outcome:
         self.paths = experiment.end(self.code, note)
         if problem is not None and not isinstance(problem, CollbenchError):
             raise problem
-        if problem is not None and self.comparison is None:
-            raise problem
+        if isinstance(problem, CollbenchError):
+            if self.comparison is None:
+                raise problem
+            print_message(problem.message, problem.hint)
 
     def list_choices(self, nodes: int) -> Choices:
         """What the library showed of its choice on both sides, by cell."""

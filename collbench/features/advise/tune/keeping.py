@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from collbench.core.text import format_size
+from collbench.features.advise.judgement import adjust_by_holm
 from collbench.features.advise.types import Advice, Cell, Gain, Series
 from collbench.features.compare.verdict import SPARED, Judged
 from collbench.records.choice import describe_adding, describe_heard
@@ -53,15 +54,6 @@ class Removed(NamedTuple):
 def find_cell(row: Judged, nodes: int = 1) -> Cell:
     """The cell that a row of an experiment is about."""
     return Cell(Series(row.case.collective, row.case.n, nodes), row.case.nbytes)
-
-
-def adjust_by_holm(values: Sequence[float]) -> list[float]:
-    """The p values of tests made at once, adjusted by Holm's method, in their order."""
-    adjusted, largest = [0.0] * len(values), 0.0
-    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - place) * values[index]))
-        adjusted[index] = largest
-    return adjusted
 
 
 def choose_worst(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Judged]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from collbench.features.advise.evidence import SHARED
 from collbench.features.advise.formats import Format
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving
@@ -27,11 +28,17 @@ Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
 
 
 def propose_rows(
-    medians: Medians, library: Library, backend: str, nodes: int, by_size: bool
+    medians: Medians,
+    library: Library,
+    backend: str,
+    nodes: int,
+    by_size: bool,
+    shared: Collection[int] = (),
 ) -> list[Advice]:
     """The rows to verify, by what seems fastest at two neighbouring sizes or more: of each series
     the best setting by size, or one setting (not ``by_size``) that then holds for all sizes. Where
-    nothing seems faster anywhere, the best stretch of each series: fresh launches decide."""
+    nothing seems faster anywhere, the best stretch of each series: fresh launches decide. Rows of
+    as many ranks as are ``shared`` say that these share cores."""
     by_series: dict[Series, dict[int, Mapping[Variables, float]]] = {}
     for (series, size), by_setting in sorted(medians.items()):
         by_series.setdefault(series, {})[size] = by_setting
@@ -48,7 +55,9 @@ def propose_rows(
                 faster = halving.keep_faster(list(cells.values()), only)
                 chosen = [only if is_faster else () for is_faster in faster]
             place = series._replace(nodes=nodes)
-            rows += _make_rows(place, sizes, list(cells.values()), chosen, library, backend)
+            remark = SHARED if series.n in shared else ""
+            made = _make_rows(place, sizes, list(cells.values()), chosen, library, backend)
+            rows += [msgspec.structs.replace(row, remark=remark) for row in made]
         if rows:
             return rows
     return []

@@ -14,6 +14,7 @@ import msgspec
 
 from collbench.core.errors import CollbenchError, Exit
 from collbench.core.text import format_clock, format_count, print_message
+from collbench.features.advise.evidence import SCREEN
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving, joining
 from collbench.features.advise.tune.joining import Field, Joint
@@ -28,7 +29,6 @@ from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
-SCREEN = "tune-screen"  # how tags of runs begin that are no evidence
 SHARE = 0.35  # of the budget
 FIRST = 0.7  # of that, which the first round may take
 MAX_ROUNDS = 4
@@ -77,7 +77,7 @@ class Screening:
         self.choices: dict[Cell, dict[Variables, Choice]] = {}
         self.full_settings: dict[Variables, Variables] = {}  # by what of them counts
         self.worlds: list[World] = []
-        self.runs: list[str] = []
+        self.paths: list[Path] = []
         self.notes: list[str] = []
         self.cost = Cost()
         self.rounds = 0
@@ -152,7 +152,7 @@ class Screening:
         )
         until, pending = time.monotonic() + seconds, list(joints)
         while pending:
-            reporter = _Progress(is_first=not self.runs)
+            reporter = _Progress(is_first=not self.paths)
             began, trouble = time.monotonic(), None
             order = self._make_order(pending, max(1.0, until - began))
             try:
@@ -194,7 +194,7 @@ class Screening:
         if not reporter.has_begun:
             return
         file = reporter.file
-        self.runs.append(file.run.id)
+        self.paths += [reporter.path] if reporter.path else []
         self.worlds += file.worlds
         wrong: dict[tuple[str, Variables], str] = {}
         ran = 0

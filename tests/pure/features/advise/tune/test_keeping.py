@@ -1,5 +1,5 @@
-"""What a verification leaves of an advice: rows by the verdicts of fresh launches, and sentences for
-what goes."""
+"""What a verification leaves of an advice: rows by the verdicts of fresh launches, and sentences
+for what goes."""
 
 from __future__ import annotations
 
