@@ -35,6 +35,8 @@ from collbench.suite.case import Case
 
 SCREEN = "tune-screen"  # how tags begin of runs that `tune` chose settings by
 
+OTHER = "other"  # the library of which nothing is known
+
 SHARED = "its ranks share cores"
 
 
@@ -105,6 +107,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     device: str = ""
     cases: tuple[Case, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The library in words; of one that nobody knows, its backend."""
+        is_known = self.library.key != OTHER
+        return self.library.title if is_known else self.default.backend
 
     def name_setting(self, collective: str, setting: Setting) -> str:
         """The setting in its library's words."""
