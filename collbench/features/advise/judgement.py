@@ -46,7 +46,7 @@ Test = Literal["", "pairs", "turns", "apart"]
 """How a contest is tested: by pairs of launches; by launches that were made in turns, but are too
 few for as many tests by pairs; by launches that were not; empty: not at all."""
 
-Answer = Literal["faster", "small", "same", "slower", "open", "untested"]
+Answer = Literal["faster", "not faster", "slower", "open", "untested"]
 
 
 class Contest(NamedTuple):
@@ -295,9 +295,7 @@ def _answer(gain: Gain, contest: Contest, mde: float) -> Answer:
             return "faster"
         if gain.hi < 0 and gain.gain <= -tau:
             return "slower"
-    if gain.hi >= tau:
-        return "open"
-    return "same" if gain.lo > -tau else "small"
+    return "open" if gain.hi >= tau else "not faster"
 
 
 def _count_lacking(contest: Contest, is_paired: bool, number: int) -> int:
@@ -337,7 +335,7 @@ def _stand(
     gained = [outcome for outcome in outcomes if outcome.gain]
     least = min(gained, key=_gain_of) if gained else outcomes[0]
     answers = {outcome.answer for outcome in outcomes}
-    ranked: tuple[Answer, ...] = ("untested", "slower", "open", "small", "same", "faster")
+    ranked: tuple[Answer, ...] = ("untested", "slower", "open", "not faster", "faster")
     return Standing(next(a for a in ranked if a in answers), least, faults[0] if faults else "")
 
 
