@@ -107,7 +107,7 @@ class Unadvised(NamedTuple):
 class Advised(msgspec.Struct, frozen=True, kw_only=True):
     """All advice from some runs, for one library. ``library`` is a key of LIBRARIES, ``version`` as
     its worlds say it. ``rivals`` has all that was tested, for the map: by cell and the setting's
-    name, the gain there."""
+    name, the gain there. ``backend`` is the default's; empty where only one was measured."""
 
     library: str
     version: str

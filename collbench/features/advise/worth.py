@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.feature import load_entries
-from collbench.core.text import format_count, format_duration, format_size
+from collbench.core.text import format_count, format_duration, format_size, plain_line
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series
 from collbench.records import run_file, store
 
@@ -119,7 +119,7 @@ def count_sizes(step: Any) -> JobSizes:
         key=lambda calls: (sum(c.calls for c in calls), sum(c.calls * c.nbytes for c in calls)),
         default=(),
     )
-    return JobSizes(step.name, most)
+    return JobSizes(plain_line(step.name), most)
 
 
 def value_advice(advised: Advised, job: JobSizes) -> Worth:

@@ -1,0 +1,294 @@
+"""`collbench advise`: runs that measured settings, and the file in which the library reads those
+that are surely faster. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from collbench.cli.families import Debug, Plotlyjs
+from collbench.core.errors import Exit, NoVerdict, UsageError
+
+if TYPE_CHECKING:
+    from collbench.features.advise.evidence import Evidence, Terms
+    from collbench.features.advise.formats import Format
+    from collbench.features.advise.types import Advised
+    from collbench.features.advise.view import Extras, Written
+    from collbench.records.types import RunFile
+
+PRINTED = ("table", "md", "json", "html")
+
+MARK = "collbench advise"  # by what a file is known as one, which may be replaced
+
+BUDGET = "5m"  # of a verification
+
+For = Annotated[
+    str,
+    Option(
+        "--for",
+        metavar="FORMAT",
+        help="The kind of file: openmpi, mpich, intelmpi, oneccl, nccl, …, or words. Default: the"
+        " library's own. All: collbench help advise.",
+    ),
+]
+Write = Annotated[
+    Path | None,
+    Option("--write", metavar="FILE", help="Write the file that the library reads."),
+]
+SameOrder = Annotated[
+    bool,
+    Option(
+        "--same-order",
+        help="Only settings whose sums are added in the default's order: all runs need --adds-as.",
+    ),
+]
+Tau = Annotated[
+    str, Option("--tau", help="Smallest gain that matters: 5%. Default: 3 to 10 %, by row.")
+]
+Oversubscribed = Annotated[
+    bool,
+    Option("--oversubscribed", help="Advise too where ranks share cores; such rows say so."),
+]
+SizesOf = Annotated[
+    list[str] | None,
+    Option(
+        "--sizes-of",
+        metavar="JOB",
+        help="Say what it is worth for this job: a trace, a recorded step, or a workload. May be"
+        " repeated for the traces of several ranks.",
+    ),
+]
+Outputs = Annotated[
+    list[Path] | None,
+    Option("-o", "--output", help="Also write this report: .html, .md or .json. May be repeated."),
+]
+Printed = Annotated[str, Option("--format", help="Print table, md, json or html.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseOptions:
+    """The runs, the rules by which settings count, and the outputs."""
+
+    names: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="RUN…",
+            help="@last, @last~1, an id, a tag, a file or a folder of files. Of an `ab` both sides"
+            " are read.",
+        ),
+    ] = None
+    kind: For = ""
+    write: Write = None
+    default: Annotated[
+        str,
+        Option(
+            "--default",
+            metavar="BACKEND",
+            help="The backend whose choice is to be beaten. Default: the first run's first.",
+        ),
+    ] = ""
+    same_order: SameOrder = False
+    tau: Tau = ""
+    oversubscribed: Oversubscribed = False
+    sizes_of: SizesOf = None
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            help="Measure the file against the default, in turns, and keep only what holds.",
+        ),
+    ] = False
+    budget: Annotated[str, Option("--budget", help="Time for --verify. Default: 5m.")] = ""
+    output_format: Printed = "table"
+    output: Outputs = None
+    plotlyjs: Plotlyjs = "inline"
+    debug: Debug = False
+
+
+def advise(options: AdviseOptions) -> None:
+    """Write the settings that runs show to be surely faster, where the library reads them.
+
+    A setting is advised where it beats the library's own choice at two neighbouring sizes or more:
+    by --tau at least, and surely, by an exact test over launches (adjusted by Holm over all cells
+    and settings). Where a size was measured in several forms (datatypes, in place, roots), it must
+    be faster in all of them. All else stays the library's, with the reason. It takes runs of
+    --launches 10 or more, or of `ab`. Exit codes: 0 something was decided, be it that nothing is
+    faster; 3 nothing was.
+    """
+    from collbench.cli import outputs
+    from collbench.core.text import print_message
+    from collbench.features.advise import judgement, view
+    from collbench.suite import grammar
+
+    outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
+    refuse_conflicts(options)
+    terms = make_terms(options)
+    budget = grammar.parse_duration(options.budget or BUDGET, "--budget")
+    files = read_runs(options.names or [])
+    evidence, form = choose_format(files, terms, options.kind)
+    advised = judgement.judge_evidence(evidence, options.same_order)
+    extras = view.Extras(evidence.title)
+    code: int = Exit.OK
+    if options.verify:
+        advised, extras, code = verify(advised, evidence, form, files, terms, budget)
+    if options.sizes_of:
+        extras = extras._replace(worth=value(advised, options.sizes_of))
+    written = write_file(advised, form, options.write, is_chosen=bool(options.kind))
+    document = view.make_document(advised, written, extras)
+    outputs.deliver_document(
+        document, options.output_format, options.output or [], options.plotlyjs
+    )
+    code = code or view.find_exit(advised)
+    if code:
+        print_message(document.verdict)
+    raise typer.Exit(code)
+
+
+def refuse_conflicts(options: AdviseOptions) -> None:
+    """Whether options go together, and FILE may be written. Raises UsageError and CannotRun."""
+    from collbench.core.files import refuse_foreign_file
+    from collbench.features.advise.formats import load_formats
+    from collbench.suite import grammar
+
+    if options.budget and not options.verify:
+        raise UsageError(
+            "--budget is the time for --verify, which is not given", "add --verify, or leave it out"
+        )
+    if options.kind:
+        grammar.parse_choice("--for", options.kind, load_formats())
+    if options.write:
+        refuse_foreign_file(options.write, MARK, "--write")
+
+
+def make_terms(options: AdviseOptions) -> Terms:
+    """How evidence is read. Raises UsageError."""
+    from collbench.features.advise.evidence import Terms
+    from collbench.suite import grammar
+
+    return Terms(
+        default=options.default,
+        tau=grammar.parse_share(options.tau, "--tau") if options.tau else None,
+        oversubscribed=options.oversubscribed,
+    )
+
+
+def read_runs(names: Sequence[str]) -> list[RunFile]:
+    """The runs of these names, each once: all of a folder, and both sides of an experiment. Raises
+    UsageError and NoVerdict."""
+    from collbench.records import run_file, store
+
+    if not names:
+        raise UsageError("name the runs that measured settings", "collbench advise @last")
+    paths: list[Path] = []
+    for name in names:
+        if os.path.isdir(name):  # noqa: PTH112 - Path's raises for a name that is too long
+            inside = sorted(path for path in Path(name).glob("*.jsonl") if path.is_file())
+            if not inside:
+                raise UsageError(f"{name} has no run", "name a folder of runs: files *.jsonl")
+            paths += inside
+            continue
+        path = store.find_run(name)
+        paths.append(path)
+        if run_file.read_run(path).pairing and (other := store.find_companion(path)):
+            paths.append(other)
+    paths = list({path.resolve(): path for path in paths}.values())
+    for path in filter(run_file.is_running, paths):
+        raise NoVerdict(run_file.describe_running(path), "name it once it has ended")
+    return [run_file.read_digest(path) for path in paths]
+
+
+def choose_format(files: Sequence[RunFile], terms: Terms, key: str) -> tuple[Evidence, Format]:
+    """The evidence, and the kind of file: the one named ``key``, else the library's usual one. A
+    library's own file can name variables alone. Raises UsageError."""
+    import msgspec
+
+    from collbench.features.advise.evidence import gather_evidence
+    from collbench.features.advise.formats import load_formats
+
+    evidence = gather_evidence(files, terms)
+    own = evidence.library.formats
+    key = key or own[0]
+    if key in own and key != "words":
+        evidence = gather_evidence(files, msgspec.structs.replace(terms, only_variables=True))
+    return evidence, load_formats()[key]
+
+
+def write_file(advised: Advised, form: Format, path: Path | None, is_chosen: bool) -> Written:
+    """The file, saved where there is a path. Raises UsageError where a format that was chosen, or
+    whose file was to be saved, cannot say the advice."""
+    from collbench.core.files import save_text
+    from collbench.features.advise.view import Written
+
+    if reason := form.refuse(advised):
+        if is_chosen or path:
+            raise UsageError(
+                f"{form.title} cannot hold this advice: {reason}",
+                "--for words writes it for people to follow",
+            )
+        return Written(form.key, form.title, "", {}, None, f"{form.title}: {reason}", form.suffix)
+    text = form.write(advised)
+    place = path or Path(f"advice{form.suffix}")
+    if path:
+        save_text(path, text, MARK, "--write", shared=True)
+    return Written(
+        form.key,
+        form.title,
+        text,
+        form.use(place.absolute() if path else place),
+        path,
+        "",
+        form.suffix,
+    )
+
+
+def verify(
+    advised: Advised,
+    evidence: Evidence,
+    form: Format,
+    files: Sequence[RunFile],
+    terms: Terms,
+    budget: float,
+) -> tuple[Advised, Extras, int]:
+    """The advice that fresh launches confirm, with what was removed, and how it ended. Raises
+    UsageError, CannotRun and RunBroken."""
+    import msgspec
+
+    from collbench.features.advise import view
+    from collbench.features.advise.tune import confirm
+    from collbench.features.compare.comparison import Rules
+
+    if reason := form.refuse(advised):
+        raise UsageError(
+            f"--verify: {form.title} cannot hold this advice: {reason}", "--for words can"
+        )
+    measured = next(file for file in files if file.run.id in evidence.runs)
+    policy = msgspec.structs.replace(measured.run.policy, fresh=False, max_seconds=None)
+    request = confirm.VerifyRequest(
+        format=form,
+        axes=confirm.make_axes(evidence.cases),
+        command=sys.argv,
+        policy=policy,
+        budget=budget,
+        rules=Rules(tau=terms.tau),
+        despite_oversubscription=terms.oversubscribed,
+        tag="advise-verify",
+    )
+    verified = confirm.verify_advice(advised, request)
+    removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
+    extras = view.Extras(evidence.title, removed)
+    return verified.advised, extras, verified.code
+
+
+def value(advised: Advised, sources: Sequence[str]) -> tuple[str, ...]:
+    """Sentences on what the advice is worth for a job. Raises UsageError and CannotRun."""
+    from collbench.features.advise import worth
+
+    job = worth.load_sizes(list(sources))
+    return worth.describe_worth(worth.value_advice(advised, job))

@@ -1,0 +1,133 @@
+"""What a screening proposes, as an advice that nothing has verified yet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from collbench.features.advise.evidence import SHARED
+from collbench.features.advise.formats import Format
+from collbench.features.advise.libraries import Library
+from collbench.features.advise.tune import halving
+from collbench.features.advise.tune.keeping import find_break
+from collbench.features.advise.types import (
+    Advice,
+    Advised,
+    Cell,
+    Gain,
+    Series,
+    Setting,
+    Unadvised,
+    Variables,
+)
+
+SEEMS_SLOW = "nothing seemed faster in short launches"
+Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
+
+
+def propose_rows(
+    medians: Medians,
+    library: Library,
+    backend: str,
+    nodes: int,
+    by_size: bool,
+    shared: Collection[int] = (),
+) -> list[Advice]:
+    """The rows to verify, by what seems fastest at two neighbouring sizes or more: of each series
+    the best setting by size, or one setting (not ``by_size``) that then holds for all sizes. Where
+    nothing seems faster anywhere, the best stretch of each series: fresh launches decide. Rows of
+    as many ranks as are ``shared`` say that these share cores."""
+    by_series: dict[Series, dict[int, Mapping[Variables, float]]] = {}
+    for (series, size), by_setting in sorted(medians.items()):
+        by_series.setdefault(series, {})[size] = by_setting
+    for is_forced in (False, True):
+        rows: list[Advice] = []
+        for series, cells in by_series.items():
+            sizes = list(cells)
+            if is_forced:
+                chosen = halving.choose_best_stretch(list(cells.values()))
+            elif by_size:
+                chosen = halving.choose_by_size(list(cells.values()))
+            else:
+                only = halving.choose_for_all(list(cells.values()))
+                faster = halving.keep_faster(list(cells.values()), only)
+                chosen = [only if is_faster else () for is_faster in faster]
+            place = series._replace(nodes=nodes)
+            remark = SHARED if series.n in shared else ""
+            made = _make_rows(place, sizes, list(cells.values()), chosen, library, backend)
+            rows += [msgspec.structs.replace(row, remark=remark) for row in made]
+        if rows:
+            return rows
+    return []
+
+
+def _make_rows(
+    series: Series,
+    sizes: Sequence[int],
+    cells: Sequence[Mapping[Variables, float]],
+    chosen: Sequence[Variables],
+    library: Library,
+    backend: str,
+) -> list[Advice]:
+    rows = []
+    for env, group in itertools.groupby(range(len(sizes)), key=chosen.__getitem__):
+        indices = list(group)
+        if not env:
+            continue
+        first, last = indices[0], indices[-1]
+        setting = Setting(backend=backend, env=env)
+        rows.append(
+            Advice(
+                series=series,
+                setting=setting,
+                name=library.name_setting(series.collective, setting),
+                low=find_break(sizes[first - 1], sizes[first]) + 1 if first else sizes[0],
+                high=find_break(*sizes[last : last + 2]) if last + 1 < len(sizes) else sizes[-1],
+                gains=tuple(_make_gain(sizes[at], cells[at], env) for at in indices),
+            )
+        )
+    return rows
+
+
+def _make_gain(nbytes: int, cell: Mapping[Variables, float], env: Variables) -> Gain:
+    """A gain by short launches, without an interval."""
+    gain = 1 - cell[env] / cell[()]
+    return Gain(
+        nbytes=nbytes,
+        gain=gain,
+        lo=gain,
+        hi=gain,
+        p=1.0,
+        launches=1,
+        is_paired=False,
+        default=cell[()],
+        setting=cell[env],
+    )
+
+
+def fit_format(advised: Advised, format: Format) -> tuple[list[Advice], list[str]]:
+    """The rows that the format can say together, those that save most first, and why others
+    cannot be said."""
+    fitting: list[Advice] = []
+    refused: list[str] = []
+    for row in sorted(advised.rows, key=lambda row: -row.gain[0]):
+        more = sorted([*fitting, row], key=lambda each: (each.series, each.low))
+        if reason := format.refuse(replace_rows(advised, more)):
+            refused.append(f"{row.series.collective}, {row.series.n} ranks, {row.name}: {reason}")
+        else:
+            fitting = more
+    return fitting, refused
+
+
+def replace_rows(advised: Advised, rows: Sequence[Advice]) -> Advised:
+    """The advice with other rows."""
+    return msgspec.structs.replace(advised, rows=tuple(rows))
+
+
+def list_unadvised(medians: Medians, rows: Sequence[Advice], nodes: int) -> list[Unadvised]:
+    """The cells for which nothing is proposed."""
+    cells = [Cell(cell.series._replace(nodes=nodes), cell.nbytes) for cell in sorted(medians)]
+    covered = {Cell(row.series, gain.nbytes) for row in rows for gain in row.gains}
+    return [Unadvised(cell, SEEMS_SLOW, False) for cell in cells if cell not in covered]
