@@ -32,7 +32,7 @@ from collbench.run.backends import _oneccl_files
 from collbench.run.backends import oneccl as backend
 from collbench.run.launch import mpirun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 LACK = backend.refuse_here()  # before a test has a home of its own
 KEPT = _oneccl_files.cache_folder()
 ROOT = Path(collbench.__file__).parents[1]
@@ -206,7 +206,6 @@ def hear_oneccl(folder: Path, sizes: Sequence[int], env: dict[str, str]) -> dict
     return {key: counts.most_common(1)[0][0] for key, counts in heard.items()}
 
 
-@pytest.mark.long
 @pytest.mark.skipif(bool(LACK), reason=LACK or "oneCCL is here")
 def test_oneccl_runs_what_the_file_says_to_the_element(tmp_path: Path) -> None:
     low, middle, high = 1600, 3200, 6400
@@ -225,6 +224,7 @@ def test_oneccl_runs_what_the_file_says_to_the_element(tmp_path: Path) -> None:
     rules = kind.read(path.read_text())
     for name, size in make_cases(list(WORDS), sizes):
         share = 2 if COLLECTIVES[name].total else 1
-        key = name.replace("all_", "all"), size // share // 4
+        word = name.replace("_", "") if name.startswith("all") else name
+        key = word, size // share // 4
         chosen = choose(rules, Series(name, 2, 1), size)
         assert ran[key] == (chosen or default[key]), (name, size)
