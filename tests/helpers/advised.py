@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from collbench.core.collectives import COLLECTIVES
 from collbench.features.advise.formats import Format, choose
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
@@ -59,12 +60,18 @@ def advised(library: Library, rows: Sequence[Advice], version: str = "1.0") -> A
 
 @st.composite
 def some_rows(
-    draw: Any, library: Library, collectives: Sequence[str], backend: str = "mpi"
+    draw: Any,
+    library: Library,
+    collectives: Sequence[str],
+    backend: str = "mpi",
+    one_n: bool = False,
 ) -> list[Advice]:
-    """Rows of several series, none of which overlap: neighbours may touch."""
+    """Rows of several series, none of which overlap: neighbours may touch. ``one_n``: of a
+    collective, for one number of ranks only."""
     rows = []
     keys = st.tuples(st.sampled_from(collectives), st.sampled_from((2, 3, 4, 8)))
-    for collective, n in draw(st.lists(keys, min_size=0, max_size=4, unique=True)):
+    unique = (lambda key: key[0]) if one_n else (lambda key: key)
+    for collective, n in draw(st.lists(keys, min_size=0, max_size=4, unique_by=unique)):
         settings = library.list_settings(collective, n, "")
         sizes = st.integers(0, 1 << 26)
         bounds = sorted(draw(st.lists(sizes, min_size=2, max_size=6, unique=True)))
@@ -86,17 +93,27 @@ def expect(rows: Sequence[Advice], series: Series, nbytes: int) -> str:
     return names[0] if names else ""
 
 
-def find_differences(library: Library, kind: Format, rows: Sequence[Advice]) -> list[Any]:
+def find_differences(
+    library: Library, kind: Format, rows: Sequence[Advice], knows_ranks: bool = True
+) -> list[Any]:
     """Where what was written and read back chooses otherwise than the rows: at bounds and beside
-    them, for ranks beside them, too."""
+    them, for ranks beside them, too, if files know of ranks. Sizes are such that ranks divide
+    them, where they are divided."""
     rules = kind.read(kind.write(advised(library, rows)))
     sizes = {0, 1 << 40}
     for each in rows:
         sizes |= {each.low - 1, each.low, each.high, each.high + 1, (each.low + each.high) // 2}
-    series = {Series(each.series.collective, n, 1) for each in rows for n in (2, 3, 4, 5, 7, 8, 9)}
-    return [
-        (one, nbytes, choose(rules, one, nbytes), expect(rows, one, nbytes))
+    series = {each.series for each in rows}
+    if knows_ranks:
+        series |= {one._replace(n=n) for one in series for n in (2, 3, 4, 5, 7, 8, 9)}
+    cells = {
+        (one, nbytes // one.n * one.n if COLLECTIVES[one.collective].total else nbytes)
         for one in series
         for nbytes in sizes
-        if nbytes >= 0 and choose(rules, one, nbytes) != expect(rows, one, nbytes)
+        if nbytes >= 0
+    }
+    return [
+        (one, nbytes, choose(rules, one, nbytes), expect(rows, one, nbytes))
+        for one, nbytes in cells
+        if choose(rules, one, nbytes) != expect(rows, one, nbytes)
     ]

@@ -134,7 +134,7 @@ def advise(options: AdviseOptions) -> None:
     files = read_runs(options.names or [])
     evidence, form = choose_format(files, terms, options.kind)
     advised = judgement.judge_evidence(evidence, options.same_order)
-    extras = view.Extras(evidence.library.title)
+    extras = view.Extras(evidence.title)
     code: int = Exit.OK
     if options.verify:
         advised, extras, code = verify(advised, evidence, form, files, terms, budget)
@@ -282,7 +282,7 @@ def verify(
     )
     verified = confirm.verify_advice(advised, request)
     removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
-    extras = view.Extras(evidence.library.title, removed)
+    extras = view.Extras(evidence.title, removed)
     return verified.advised, extras, verified.code
 
 

@@ -35,6 +35,8 @@ from collbench.suite.case import Case
 
 SCREEN = "tune-screen"  # how tags begin of runs that `tune` chose settings by
 
+OTHER = "other"  # the library of which nothing is known
+
 SHARED = "its ranks share cores"
 
 
@@ -105,6 +107,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     device: str = ""
     cases: tuple[Case, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The library in words; of one that nobody knows, its backend."""
+        is_known = self.library.key != OTHER
+        return self.library.title if is_known else self.default.backend
 
     def name_setting(self, collective: str, setting: Setting) -> str:
         """The setting in its library's words."""
@@ -213,6 +221,8 @@ def explain_unusable(file: RunFile) -> str:
         return "settings were chosen by it, so that it is biased for the best of them"
     if run.pairing:
         variant = _parse_variant(run.pairing.variant)
+        if variant is None:
+            return f"its side of an experiment is no setting: {run.pairing.variant}"
         if variant.python or variant.revision:
             return "its side has another interpreter or revision"
         if run.pairing.aa:
@@ -251,13 +261,18 @@ def _list_libraries(file: RunFile, backend: str) -> list[str]:
 
 def list_variant(file: RunFile) -> Variables:
     """The variables that a run's side of an experiment sets; none where it is no side."""
-    pairing = file.run.pairing
-    return _parse_variant(pairing.variant).env if pairing else ()
+    variant = _parse_variant(file.run.pairing.variant) if file.run.pairing else None
+    return variant.env if variant else ()
 
 
 @lru_cache(maxsize=256)
-def _parse_variant(text: str) -> Variant:
-    return parse_variant(text, "a side of an experiment")
+def _parse_variant(text: str) -> Variant | None:
+    """A side of an experiment; None where its words are none that `ab` takes, as a verification's
+    are."""
+    try:
+        return parse_variant(text, "variant")
+    except UsageError:
+        return None
 
 
 def is_evidence(row: Row) -> bool:
@@ -286,8 +301,8 @@ def read_setting(row: Row, library: Library) -> Setting:
     case, pairing = row.case, row.run.pairing
     variables = row.run.environment.get("variables") or {}
     given = dict(case.env)
-    if pairing:
-        given |= dict(_parse_variant(pairing.variant).env)
+    if pairing and (variant := _parse_variant(pairing.variant)):
+        given |= dict(variant.env)
     exported = variables.keys() - given.keys()
     if exported and row.world:
         known = _list_known(library, case.collective, case.n, row.world.library)

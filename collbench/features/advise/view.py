@@ -156,7 +156,8 @@ def _describe_terms(advised: Advised) -> str:
     least, most = (f"{100 * tau:.2g}%" for tau in advised.taus)
     tau = least if least == most else f"{least} to {most}"
     order = ", only settings that keep the order of summation" if advised.is_same_order else ""
-    return f"measured until {advised.day}; a gain counts from {tau}{order}"
+    counts = f"; a gain counts from {tau}{order}" if advised.taus[1] else ""
+    return f"measured until {advised.day}{counts}"
 
 
 def _list_blocks(

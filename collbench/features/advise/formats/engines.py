@@ -294,8 +294,8 @@ class TensorRtLlm:
             )
         if not any(_list_entries(row) for row in rows):
             return (
-                "TensorRT-LLM's entries hold for messages of four times the size, too, and no row "
-                "is as wide"
+                "TensorRT-LLM's entries hold for messages of up to four times the size, too, and "
+                "no row is as wide"
             )
         return ""
 

@@ -215,8 +215,8 @@ class Example:
             *describe_file(advised),
             f"For communicators of {worlds} only: NCCL's example plug-in runs those of other sizes "
             "on one channel.",
-            "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO, which go before "
-            "rows. Kernels for symmetric memory ask no tuner.",
+            "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO: they go before rows, "
+            "and calls that no row fits have one channel. Kernels for symmetric memory ask no tuner.",
         ]
         defaults = list_defaults(advised)[0]
         rows = [row for series in sorted(defaults) for row in defaults[series]]

@@ -155,12 +155,16 @@ def test_runs_that_are_no_evidence_are_left_out(fields: dict[str, Any], why: str
     assert {place.source for place in rivals(found)[DEFAULT].logs} == {"run"}
 
 
-def test_sides_that_are_other_software_or_the_same_are_left_out() -> None:
-    for variants, aa in ((("", "git:main"), False), (("", ""), True)):
-        with pytest.raises(UsageError, match="no run can be used" if aa else "") as error:
-            files = sided(variants, (1.0, 0.8), aa)
-            gather_evidence(files if aa else files[1:], Terms())
-        assert "no run can be used" in error.value.message
+@pytest.mark.parametrize("head", ["git:main", "python:.venv/bin/python", "as advised"])
+def test_sides_that_are_no_settings_are_left_out(head: str) -> None:
+    found = gather_evidence(sided(("", head), (1.0, 0.8)), Terms())
+    assert found.runs == ("e-base",)
+    assert found.notes[0].startswith("run e-head is left out: its side")
+
+
+def test_sides_that_are_the_same_are_left_out() -> None:
+    with pytest.raises(UsageError, match="no run can be used: both sides of its experiment"):
+        gather_evidence(sided(("", ""), (1.0, 0.8), aa=True), Terms())
 
 
 def test_runs_of_one_machine_are_pooled() -> None:

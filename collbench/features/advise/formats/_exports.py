@@ -1,0 +1,69 @@
+"""Files that a shell sources: lines of export NAME="VALUE", and comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from collbench.core.errors import UsageError, first_line
+from collbench.core.files import read_bytes
+from collbench.features.advise.formats._rows import fail_line
+
+MAX_BYTES = 1 << 20
+_LINE = re.compile(r'export ([A-Za-z_][A-Za-z0-9_]*)="([^"$`\\]*)"')
+
+
+class Export(NamedTuple):
+    """A variable with the line where it stands."""
+
+    line: int
+    name: str
+    value: str
+
+
+def write_export(name: str, value: str) -> str:
+    """The line for a variable."""
+    return f'export {name}="{value}"'
+
+
+def read_exports(text: str) -> Iterator[Export]:
+    """The variables of a file in order. Raises UsageError for a line that a shell would take for
+    something else, or a variable that stands there twice."""
+    seen: set[str] = set()
+    for number, line in enumerate(text.split("\n"), 1):
+        if "\r" in line:
+            raise fail_line(number, "it ends with a carriage return, which a shell takes for text")
+        if not line.strip(" \t") or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise fail_line(number, f"'{line[:40]}' is no export NAME=\"VALUE\"")
+        if match[1] in seen:
+            raise fail_line(number, f"{match[1]} stands there twice")
+        seen.add(match[1])
+        yield Export(number, match[1], match[2])
+
+
+def parse_number(word: str, what: str, most: int, line: int) -> int:
+    """A decimal number of a value. Raises UsageError with the line."""
+    if not re.fullmatch(r"0|[1-9][0-9]{0,19}", word):
+        raise fail_line(line, f"'{word[:20]}' is not {what}, a decimal number")
+    if (number := int(word)) > most:
+        raise fail_line(line, f"{number} is too much for {what}, at most {most}")
+    return number
+
+
+def read_variables(path: Path, prefix: str) -> dict[str, str]:
+    """The variables of the file ``path``; UsageError for a file that cannot be read, and for a
+    variable that does not begin with ``prefix``."""
+    try:
+        text = read_bytes(path, MAX_BYTES).decode()
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{path}: {first_line(e)}") from e
+    exports = list(read_exports(text))
+    for each in exports:
+        if not each.name.startswith(prefix):
+            raise fail_line(each.line, f"{each.name} is no variable of this library")
+    return {each.name: each.value for each in exports}

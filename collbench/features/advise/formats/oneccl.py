@@ -1,0 +1,138 @@
+"""oneCCL's variables with ranges of sizes, in a file that a shell sources.
+
+What its reader does (oneCCL 2021.16):
+- A value is ALGORITHM:FROM-TO;ALGORITHM:FROM-TO;… with bounds in bytes, both inclusive; sizes that
+  no range names keep the library's own algorithm. A later range replaces what an earlier one says.
+- Sizes are those of a rank's part: of all_gather, reduce_scatter and all_to_all a block, that is
+  collbench's size over the number of ranks.
+- Ranges know nothing of ranks: they hold for any number.
+- A word that it does not know ends the program; bounds are read up to what is no digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats._exports import (
+    Export,
+    parse_number,
+    read_exports,
+    read_variables,
+    write_export,
+)
+from collbench.features.advise.formats._rows import (
+    describe_advised,
+    describe_row,
+    fail_line,
+    refuse_shared,
+    sort_rows,
+)
+from collbench.features.advise.libraries.oneccl import ALGORITHMS, PREFIX, split_word
+from collbench.features.advise.types import Advice, Advised
+
+MAX_SIZE = (1 << 64) - 1
+END = "max"
+MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
+
+
+class OneCclVariables:
+    """A file of variables with ranges of sizes."""
+
+    key = "oneccl"
+    title = "oneCCL's variables by size"
+    suffix = ".sh"
+
+    def refuse(self, advised: Advised) -> str:
+        ranks: dict[str, int] = {}
+        for row in advised.rows:
+            if reason := _refuse_row(row):
+                return reason
+            name, n = row.series.collective, row.series.n
+            if ranks.setdefault(name, n) != n:
+                return f"oneCCL's ranges hold for any number of ranks, and {name} has several"
+        return refuse_shared(advised.rows)
+
+    def write(self, advised: Advised) -> str:
+        if reason := self.refuse(advised):
+            raise UsageError(f"{self.title}: {reason}")
+        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
+        lines.append("# Ranges know nothing of ranks: use it for jobs of the ranks that rows name.")
+        rows = sort_rows(advised)
+        for collective, group in groupby(rows, lambda row: row.series.collective):
+            some = list(group)
+            lines += [f"# {describe_row(row, advised.day)}" for row in some]
+            value = ";".join(map(_write_range, some))
+            lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
+        return "\n".join(lines) + "\n"
+
+    def read(self, text: str) -> Sequence[Rule]:
+        return [rule for export in read_exports(text) for rule in _read_value(export)]
+
+    def use(self, path: Path) -> dict[str, str]:
+        return read_variables(path, PREFIX)
+
+
+def _refuse_row(row: Advice) -> str:
+    collective = row.series.collective
+    word, rest = split_word(collective, row.setting.env)
+    if row.setting.backend != "oneccl":
+        return f"{row.name} is a setting of backend {row.setting.backend}"
+    if rest:
+        return f"{rest[0][0]} holds for all sizes"
+    if collective not in ALGORITHMS or word not in ALGORITHMS[collective][1]:
+        return f"oneCCL has no algorithm {row.name} for {collective}"
+    if collective == "all_to_allv":
+        return "oneCCL compares no size of all_to_allv with its ranges"
+    if row.high >= MAX_SIZE:
+        return f"sizes end below {MAX_SIZE}"
+    return ""
+
+
+def _write_range(row: Advice) -> str:
+    """A range of what the library takes for the size."""
+    share = row.series.n if COLLECTIVES[row.series.collective].total else 1
+    return f"{row.name}:{-(-row.low // share)}-{row.high // share}"
+
+
+def _read_value(export: Export) -> Iterator[Rule]:
+    found = [name for name, (word, _) in ALGORITHMS.items() if export.name == PREFIX + word]
+    if not found:
+        raise fail_line(export.line, f"{export.name} is no collective of oneCCL")
+    collective, last = found[0], -1
+    for part in export.value.split(";"):
+        word, colon, sizes = part.partition(":")
+        if word not in ALGORITHMS[collective][1]:
+            raise fail_line(export.line, f"'{word[:30]}' is no algorithm for {collective}")
+        if not colon:
+            if part != export.value:
+                raise fail_line(export.line, f"{word} has no sizes, and replaces all others")
+            sizes = f"0-{END}"
+        low, dash, high = sizes.partition("-")
+        if not dash:
+            raise fail_line(export.line, f"'{sizes[:30]}' is no range of sizes")
+        first = parse_number(low, "a size", MAX_SIZE, export.line)
+        end = None if high == END else parse_number(high, "a size", MAX_SIZE, export.line)
+        if first <= last:
+            raise fail_line(export.line, f"{part[:40]} overlaps, or stands behind larger sizes")
+        if end is not None and end < first:
+            raise fail_line(export.line, f"{part[:40]} ends before it begins")
+        last = MAX_SIZE if end is None else end
+        yield from _derive_rules(collective, first, end, word)
+
+
+def _derive_rules(collective: str, low: int, high: int | None, name: str) -> Iterator[Rule]:
+    """A range as rules of collbench's sizes: of blocks, one for each number of ranks."""
+    if not COLLECTIVES[collective].total:
+        yield Rule(collective, None, None, low, high, name)
+        return
+    for n in range(2, MAX_RANKS + 1):
+        end = None if high is None else high * n + n - 1
+        yield Rule(collective, n, None, low * n, end, name)
+
+
+FORMATS = (OneCclVariables(),)
