@@ -378,7 +378,7 @@ def verify_proposal(
             axes=request.axes,
             command=request.command,
             policy=request.policy,
-            budget=max(1.0, seconds),
+            budget=max(1.0, round(seconds)),
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
             start_seconds=PAIR * screening.cost.start,
