@@ -105,7 +105,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
                 sides = {
                     name: SimpleNamespace(id=f"e{len(asked)}-{name}") for name in ("base", "head")
                 }
-                self.comparison = SimpleNamespace(rows=rows, **sides)
+                self.comparison = SimpleNamespace(rows=rows, skipped=[], **sides)
                 self.code, self.paths = code, [Path(f"e{len(asked)}.jsonl")]
 
             def list_choices(self, nodes: int) -> dict[Cell, Any]:
