@@ -460,6 +460,8 @@ def _make_row(
         above=above if last + 1 < len(sizes) else None,
         default_ran=next((base for base, _ in ran if base), None),
         ran=next((head for _, head in ran if head), None),
+        default_rans=tuple(base for base, _ in ran),
+        rans=tuple(head for _, head in ran),
         remark=SHARED if any(Cell(series, g.nbytes) in evidence.shared for g in gains) else "",
     )
 
