@@ -182,14 +182,15 @@ def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Re
             rivals.setdefault(each.cell, {})[each.name] = each.gain
     return msgspec.structs.replace(
         advised,
-        day=_find_day(),
+        day=find_day(),
         rows=tuple(sorted(rows, key=lambda row: (row.series, row.low))),
         unadvised=tuple(sorted([*others, *gone], key=lambda each: each.cell)),
         rivals=rivals,
     )
 
 
-def _find_day() -> str:
+def find_day() -> str:
+    """Today in UTC, as 2026-11-28."""
     return datetime.now(UTC).date().isoformat()
 
 
@@ -399,7 +400,7 @@ def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None
         keeping.measure_gains(judged, nodes),
         {row.series: sizes for row in head.rows},
         outcome.list_choices(nodes) if outcome else {},
-        _find_day(),
+        find_day(),
         despite_oversubscription=request.despite_oversubscription,
         is_everywhere=not request.format.use(Path(f"advised{request.format.suffix}")),
     )
