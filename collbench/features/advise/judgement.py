@@ -22,7 +22,7 @@ from collbench.features.advise.evidence import (
     Form,
     Measured,
     Place,
-    adds_up,
+    depends_on_order,
 )
 from collbench.features.advise.types import (
     Advice,
@@ -330,8 +330,8 @@ def _stand(
     missing = [form for form in forms if form not in measured]
     if missing and evidence.cells[contest.cell][missing[0]].get(evidence.default):
         faults.append(f"was not measured with {missing[0].words}")
-    if is_same_order and not faults and (why := explain_order(contest)):
-        faults.append(why)
+    if is_same_order and not faults:
+        faults += filter(None, [explain_order(outcome.contest) for outcome in outcomes])
     gained = [outcome for outcome in outcomes if outcome.gain]
     least = min(gained, key=_gain_of) if gained else outcomes[0]
     answers = {outcome.answer for outcome in outcomes}
@@ -350,7 +350,7 @@ def _gain_of(outcome: Outcome) -> float:
 def explain_order(contest: Contest) -> str:
     """The reason why a setting is not known to add in the order of the default; empty where it is,
     or where nothing is added."""
-    if not adds_up(contest.cell.series.collective):
+    if not depends_on_order(contest.cell, contest.form):
         return ""
     base, head = contest.base.orders, contest.head.orders
     if not base or not head:
@@ -561,7 +561,9 @@ def _explain_open(name: str, outcome: Outcome) -> str:
     contest, gain = outcome.contest, outcome.gain
     assert gain is not None
     if contest.doubts:
-        return f"flagged {', '.join(contest.doubts)}: such rows decide nothing"
+        return (
+            f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
+        )
     more = f": about {format_count(outcome.lacking, 'more launch')} would tell"
     may = f"too noisy to tell: {name} may save {gain.hi:.0%}"
     return may + more * bool(outcome.lacking)
@@ -569,8 +571,12 @@ def _explain_open(name: str, outcome: Outcome) -> str:
 
 def _explain_few(contest: Contest) -> str:
     """Why a contest was not tested: too few launches."""
-    base, head = map(len, contest.sides)
-    number = f"{format_count(min(base, head), 'launch')} a side"
+    sides = contest.base, contest.head
+    few = min(len(side.logs) for side in sides)
+    launched = max(side.launched for side in sides)
+    number = f"{format_count(few, 'launch')} a side"
+    if few < launched:
+        number = f"only {few} of {format_count(launched, 'launch')} a side may be judged"
     return (
         f"{number}: {paired.FEWEST} in turns (--launches {paired.FEWEST}) or {FEWEST_UNPAIRED}"
         " apart are the fewest that tell"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collbench.suite.sweep import Axes
 
 
+TAUS = (0.03, 0.1)  # what matters least and most where nobody says (`collbench compare`)
 PAIR = 1.5  # how much longer two worlds take to start at once than one
 
 
@@ -296,7 +297,7 @@ def _deliver(
 def run_screening(request: TuneRequest) -> Screening:
     """Screen for the share of the budget that is for it. Raises KeyboardInterrupt, with a word on
     what is kept."""
-    from collbench.features.advise.tune.screen import SHARE, Screening, ScreenOrder
+    from collbench.features.advise.tune.screen import FIRST, SHARE, Screening, ScreenOrder
 
     screening = Screening(
         ScreenOrder(
@@ -306,6 +307,7 @@ def run_screening(request: TuneRequest) -> Screening:
             policy=request.policy,
             command=request.command,
             seconds=SHARE * request.budget,
+            first_seconds=FIRST * request.budget,
             is_same_order=request.is_same_order,
             source=request.source,
             output=request.output,
@@ -326,7 +328,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     was measured."""
     from msgspec.structs import replace
 
-    from collbench.features.advise.tune import propose
+    from collbench.features.advise.tune import confirm, propose
     from collbench.features.advise.tune.screen import list_medians
     from collbench.features.advise.types import Advised
 
@@ -344,8 +346,8 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         library=request.library.key,
         version=screening.library_version,
         runs=(),
-        day="",
-        taus=(request.tau or 0.0, request.tau or 0.0),
+        day=confirm.find_day(),
+        taus=(request.tau, request.tau) if request.tau else TAUS,
         rows=tuple(rows),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
@@ -354,7 +356,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     for reason in refused:
         print_message(f"not tried further, as the file cannot say it: {reason}")
     notes = (*advised.notes, *(f"not in the file: {reason}" for reason in refused))
-    unadvised = tuple(propose.list_unadvised(medians, fitting, nodes))
+    unadvised = tuple(propose.list_unadvised(request.field, medians, fitting, nodes))
     return replace(advised, rows=tuple(fitting), notes=notes, unadvised=unadvised)
 
 
@@ -376,7 +378,7 @@ def verify_proposal(
             axes=request.axes,
             command=request.command,
             policy=request.policy,
-            budget=max(1.0, seconds),
+            budget=max(1.0, round(seconds)),
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
             start_seconds=PAIR * screening.cost.start,

@@ -28,6 +28,7 @@ from collbench.features.compare.ab.experiment import Experiment
 from collbench.features.compare.ab.experiment import Order as Pairs
 from collbench.features.compare.comparison import Comparison, Rules, compare_runs
 from collbench.records import paired
+from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import Choice, RunFile
 from collbench.run import session
 from collbench.run.launch import folders, join
@@ -128,7 +129,9 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
         return Verified(advised, (), (), (), Exit.OK)
     rows, others = fit_budget(advised.rows, request.axes.sizes, request)
     held: list[Advice] = []
-    removed = [_skip_size(row, gain.nbytes) for row in others for gain in row.gains]
+    removed = [
+        _skip_size(row.name, Cell(row.series, gain.nbytes)) for row in others for gain in row.gains
+    ]
     comparisons: list[Comparison] = []
     paths: list[Path] = []
     code = Exit.OK
@@ -164,8 +167,8 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     )
 
 
-def _skip_size(row: Advice, nbytes: int) -> Removed:
-    return Removed(Cell(row.series, nbytes), row.name, "undecided", NO_TIME, False)
+def _skip_size(name: str, cell: Cell) -> Removed:
+    return Removed(cell, name, "undecided", NO_TIME, False)
 
 
 def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Removed]) -> Advised:
@@ -182,14 +185,15 @@ def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Re
             rivals.setdefault(each.cell, {})[each.name] = each.gain
     return msgspec.structs.replace(
         advised,
-        day=_find_day(),
+        day=find_day(),
         rows=tuple(sorted(rows, key=lambda row: (row.series, row.low))),
         unadvised=tuple(sorted([*others, *gone], key=lambda each: each.cell)),
         rivals=rivals,
     )
 
 
-def _find_day() -> str:
+def find_day() -> str:
+    """Today in UTC, as 2026-11-28."""
     return datetime.now(UTC).date().isoformat()
 
 
@@ -368,6 +372,10 @@ class _Outcome:
         if problem is not None and not isinstance(problem, CollbenchError):
             raise problem
         if isinstance(problem, CollbenchError):
+            if NO_TIME_LEFT in problem.message:
+                self.code = Exit.NO_VERDICT
+                print_message("too little time is left to verify anything", "--budget sets it")
+                return
             if self.comparison is None:
                 raise problem
             print_message(problem.message, problem.hint)
@@ -379,10 +387,7 @@ class _Outcome:
             by_cell: dict[Cell, Choice] = {}
             for record in file.records:
                 if record.chose:
-                    case = record.case
-                    by_cell[Cell(Series(case.collective, case.n, nodes), case.nbytes)] = (
-                        record.chose
-                    )
+                    by_cell[keeping.find_case_cell(record.case, nodes)] = record.chose
             heard.append(by_cell)
         base, head = heard or ({}, {})
         return {cell: (base.get(cell), head.get(cell)) for cell in base.keys() | head.keys()}
@@ -393,13 +398,19 @@ def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None
     nodes = head.rows[0].series.nodes
     judged = list(outcome.comparison.rows) if outcome and outcome.comparison else []
     sizes = sorted(request.axes.sizes)
-    return keeping.keep_confirmed(
+    kept = keeping.keep_confirmed(
         head.rows,
         keeping.choose_worst(judged, nodes),
         keeping.measure_gains(judged, nodes),
         {row.series: sizes for row in head.rows},
         outcome.list_choices(nodes) if outcome else {},
-        _find_day(),
+        find_day(),
         despite_oversubscription=request.despite_oversubscription,
         is_everywhere=not request.format.use(Path(f"advised{request.format.suffix}")),
     )
+    skipped = outcome.comparison.skipped if outcome and outcome.comparison else []
+    dropped = {keeping.find_case_cell(each.case, nodes) for each in skipped if each.dropped}
+    removed = [
+        _skip_size(each.name, each.cell) if each.cell in dropped else each for each in kept.removed
+    ]
+    return kept._replace(removed=tuple(removed))

@@ -35,7 +35,13 @@ def halve_field(field: Field, times: Times) -> dict[Series, dict[Variables, Size
     remaining: dict[Series, dict[Variables, Sizes]] = {}
     for series, sizes_by_setting in field.items():
         sizes = _list_sizes(sizes_by_setting)
-        better = {size: _find_better(medians.get(Cell(series, size), {})) for size in sizes}
+        better: dict[int, set[Variables]] = {}
+        for size in sizes:
+            by_setting = medians.get(Cell(series, size), {})
+            competing = {name for name, at in sizes_by_setting.items() if size in at}
+            better[size] = _find_better(
+                {name: time for name, time in by_setting.items() if name in competing or not name}
+            )
         for setting in sizes_by_setting:
             kept = keep_neighbours([setting in better[size] for size in sizes])
             if any(kept):

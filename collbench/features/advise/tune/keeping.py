@@ -23,6 +23,7 @@ from collbench.features.compare.verdict import SPARED, Judged
 from collbench.records.choice import describe_adding, describe_heard
 from collbench.records.flags import OVERSUBSCRIBED
 from collbench.records.types import Choice
+from collbench.suite.case import Case
 
 Kind = Literal["slower", "not held", "undecided", "no effect", "alone"]
 
@@ -51,9 +52,9 @@ class Removed(NamedTuple):
         )
 
 
-def find_cell(row: Judged, nodes: int = 1) -> Cell:
-    """The cell that a row of an experiment is about."""
-    return Cell(Series(row.case.collective, row.case.n, nodes), row.case.nbytes)
+def find_case_cell(case: Case, nodes: int = 1) -> Cell:
+    """The cell of a case on so many hosts."""
+    return Cell(Series(case.collective, case.n, nodes), case.nbytes)
 
 
 def choose_worst(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Judged]:
@@ -62,7 +63,7 @@ def choose_worst(rows: Sequence[Judged], nodes: int = 1) -> dict[Cell, Judged]:
     order = {"IMPROVED": 2, "REGRESSED": 0}
     by_cell: dict[Cell, Judged] = {}
     for row in sorted(rows, key=lambda row: (order.get(row.verdict, 1), -(row.delta or 0.0))):
-        by_cell.setdefault(find_cell(row, nodes), row)
+        by_cell.setdefault(find_case_cell(row.case, nodes), row)
     return by_cell
 
 

@@ -11,6 +11,7 @@ from collbench.features.advise.evidence import SHARED
 from collbench.features.advise.formats import Format
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving
+from collbench.features.advise.tune.joining import Field
 from collbench.features.advise.tune.keeping import find_break
 from collbench.features.advise.types import (
     Advice,
@@ -24,6 +25,7 @@ from collbench.features.advise.types import (
 )
 
 SEEMS_SLOW = "nothing seemed faster in short launches"
+NOT_TRIED = "no setting was measured there in time"
 Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
 
 
@@ -126,8 +128,16 @@ def replace_rows(advised: Advised, rows: Sequence[Advice]) -> Advised:
     return msgspec.structs.replace(advised, rows=tuple(rows))
 
 
-def list_unadvised(medians: Medians, rows: Sequence[Advice], nodes: int) -> list[Unadvised]:
-    """The cells for which nothing is proposed."""
-    cells = [Cell(cell.series._replace(nodes=nodes), cell.nbytes) for cell in sorted(medians)]
+def list_unadvised(
+    field: Field, medians: Medians, rows: Sequence[Advice], nodes: int
+) -> list[Unadvised]:
+    """The cells for which nothing is proposed, and whether anything was measured there."""
     covered = {Cell(row.series, gain.nbytes) for row in rows for gain in row.gains}
-    return [Unadvised(cell, SEEMS_SLOW, False) for cell in cells if cell not in covered]
+    unadvised = []
+    for series, sizes_by_setting in sorted(field.items()):
+        for size in sorted({size for sizes in sizes_by_setting.values() for size in sizes}):
+            cell = Cell(series._replace(nodes=nodes), size)
+            tried = len(medians.get(Cell(series, size), ())) > 1
+            if cell not in covered:
+                unadvised.append(Unadvised(cell, SEEMS_SLOW if tried else NOT_TRIED, False))
+    return unadvised

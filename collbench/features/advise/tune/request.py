@@ -125,12 +125,9 @@ def choose_format(library: Library, key: str) -> Any:
 def list_series(axes: Axes, despite_oversubscription: bool) -> tuple[list[Series], list[str]]:
     """The series of a sweep, and a note on those that are left out as their ranks would share
     cores. Raises CannotRun where none is left."""
-    info, cores = backend_info(axes.backends[0]), cpus.core_count()
-    crowded = [
-        n
-        for n in axes.ranks
-        if not info.gpu and not axes.per_host and n * max(1, info.threads) > cores
-    ]
+    cores = cpus.core_count()
+    is_here = not backend_info(axes.backends[0]).gpu and not axes.per_host
+    crowded = [n for n in axes.ranks if is_here and n > cores]
     notes: list[str] = []
     ranks = list(axes.ranks)
     if crowded and not despite_oversubscription:

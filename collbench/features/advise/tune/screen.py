@@ -30,7 +30,7 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 SHARE = 0.35  # of the budget
-FIRST = 0.7  # of that, which the first round may take
+FIRST = 0.6  # of the budget, which the first round may take where worlds start slowly
 MAX_ROUNDS = 4
 MAX_BROKEN = 10  # settings that may break their worlds
 CASE_SECONDS = 0.06  # of samples of a case in a launch, at most
@@ -40,7 +40,8 @@ GUESS_CASE = 0.15  # seconds that a case takes altogether
 
 class ScreenOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A screening as asked for: who competes in which series, the sweep as far as it is the same
-    for all, and the seconds that it may take."""
+    for all, and the seconds that it is to take; the first round, without which nothing is known,
+    may take ``first_seconds``."""
 
     library: Library
     field: Field
@@ -48,6 +49,7 @@ class ScreenOrder(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     command: Sequence[str]
     seconds: float
+    first_seconds: float
     is_same_order: bool = False
     source: PlaceSource | None = None
     output: Path | None = None
@@ -111,7 +113,7 @@ class Screening:
             left = self._order.seconds - (time.monotonic() - self._began)
             if self.rounds and self.cost.of(joints) > left:
                 return
-            self._run_round(joints, FIRST * left if not self.rounds else left)
+            self._run_round(joints, left if self.rounds else self._order.first_seconds)
             self.rounds += 1
             field = halving.halve_field(self._without_banned(field), self.times)
 
@@ -146,9 +148,9 @@ class Screening:
         goes on without it."""
         number = len({joint.env for joint in joints if joint.env})
         print_message(
-            f"screening, round {self.rounds + 1}: {format_count(number, 'setting')} beside the"
-            f" default in {format_count(len(joints), 'world')},"
-            f" at most {format_clock(seconds)} of {format_clock(self._order.seconds)}"
+            f"screening, round {self.rounds + 1}: the default and"
+            f" {format_count(number, 'joint setting')} in {format_count(len(joints), 'world')},"
+            f" about {format_clock(min(seconds, self.cost.of(joints)))}"
         )
         until, pending = time.monotonic() + seconds, list(joints)
         while pending:

@@ -70,7 +70,7 @@ def test_ranges_of_sizes_in_words(low: int, high: int, words: str) -> None:
 
 def test_a_row_in_a_sentence(advised: Advised) -> None:
     (row,) = advised.rows
-    assert describe_row(row).startswith("all_reduce on 2 ranks, 257 B to 16 KiB: a takes 3")
+    assert describe_row(row).startswith("all_reduce on 4 ranks, 257 B to 16 KiB: a takes 3")
     assert find_exit(advised) == Exit.OK
 
 
