@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -252,9 +253,8 @@ class Stay(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The reason; in full where it is the same in all cells."""
-        whole = {cell.why for cell in self.cells}
-        return whole.pop() if len(whole) == 1 else self.kind
+        """The reason, in full as it is of the cell where most may be gained."""
+        return max(self.cells, key=lambda cell: cell.best.hi if cell.best else -math.inf).why
 
     @property
     def best(self) -> str:
