@@ -9,6 +9,7 @@ on all of them. There is no first stage: whatever proposed the rows was one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.errors import CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.files import save_text
 from collbench.core.text import print_message
 from collbench.features.advise.tune import keeping
@@ -47,6 +48,7 @@ MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
 GUESS_START = 3.0  # seconds until two worlds have started at once
 GUESS_FIXED = 0.2  # seconds of a case beside its samples: warm-up and checks
 USED = 0.9  # of a budget may be planned for
+GRACE, GRACE_SECONDS = 1.05, 10.0  # by which an experiment may be late before it is ended
 NO_TIME = "not verified: the budget has no time for it"
 
 
@@ -350,10 +352,13 @@ class _Outcome:
         there is nothing to compare."""
         problem: Exception | None = None
         note = ""
+        latest = time.monotonic() + GRACE * (order.budget or 0.0) + GRACE_SECONDS
         with interrupts, Watch() as watch:
 
             def report_step(at: Step) -> None:
                 interrupts.check()
+                if time.monotonic() > latest:
+                    raise NoVerdict(f"{NO_TIME_LEFT}: launches took longer than was foreseen")
                 watch.step(at)
 
             experiment = Experiment(order, report_step)
@@ -373,8 +378,8 @@ class _Outcome:
             raise problem
         if isinstance(problem, CollbenchError):
             if NO_TIME_LEFT in problem.message:
-                self.code = Exit.NO_VERDICT
-                print_message("too little time is left to verify anything", "--budget sets it")
+                self.code = Exit.OK  # what was decided until then stands
+                print_message("the time did not suffice to verify all", "--budget sets it")
                 return
             if self.comparison is None:
                 raise problem

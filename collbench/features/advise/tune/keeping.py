@@ -120,8 +120,9 @@ def describe_failing(row: Judged | None, choices: tuple[Choice | None, Choice | 
         return Removed(cell, name, "undecided", f"not confirmed: {figures}", False)
     if row.verdict == "IMPROVED":  # of launches with flags that leave no verdict
         return Removed(cell, name, "undecided", f"not verified: {row.spared or row.why}", False)
-    decided = row.verdict in ("SAME", "SMALL", "REGRESSED")
-    return Removed(cell, name, "not held", f"did not hold: {figures}", decided)
+    if row.verdict not in ("SAME", "SMALL", "REGRESSED"):
+        return Removed(cell, name, "undecided", f"launches scatter too much: {figures}", False)
+    return Removed(cell, name, "not held", f"did not hold: {figures}", True)
 
 
 def describe_sameness(base: Choice | None, head: Choice | None) -> str:
