@@ -12,7 +12,7 @@ from collbench.features.advise.evidence import Evidence, Form, Measured, Place
 from collbench.features.advise.types import Cell, Series, Setting, Variables
 from collbench.records.types import World
 
-SERIES = Series("all_reduce", 2, 1)
+SERIES = Series("all_reduce", 4, 1)
 FORM = Form("float", "sum", -1, False, "isolated", "", "", 1, "")
 SIZES = tuple(8 << (2 * step) for step in range(11))
 DEFAULT = Setting(backend="gloo")

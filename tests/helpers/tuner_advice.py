@@ -20,6 +20,7 @@ from collbench.records.types import Choice
 
 ALL_REDUCE = Series("all_reduce", 16, 2)
 DEFAULT = Choice(algorithm="Ring", protocol="LL", channels=2)
+SIMPLE = Choice(algorithm="Ring", protocol="Simple", channels=24)
 
 
 def gain(nbytes: int, share: float = 0.14, lo: float = 0.09, p: float = 0.001) -> Gain:
@@ -89,7 +90,12 @@ def advised(
 
 def others(n: int = 16, nodes: int = 2) -> list[Unadvised]:
     """What NCCL chose for the collectives but all_reduce."""
-    return [unadvised(1024, Series(name, n, nodes)) for name in FUNCTIONS if name != "all_reduce"]
+    series = [Series(name, n, nodes) for name in FUNCTIONS if name != "all_reduce"]
+    return [
+        unadvised(nbytes, each, ran)
+        for each in series
+        for nbytes, ran in ((1 << 10, DEFAULT), (64 << 20, SIMPLE))
+    ]
 
 
 def advise_by_chance(seed: int, version: str = "NCCL 2.30.7") -> Advised:
@@ -101,7 +107,8 @@ def advise_by_chance(seed: int, version: str = "NCCL 2.30.7") -> Advised:
     cells: list[Unadvised] = []
     for collective in FUNCTIONS:
         series = Series(collective, n, nodes)
-        sizes = sorted(luck.sample([8 << shift for shift in range(24)], luck.randint(2, 9)))
+        drawn_sizes = luck.sample([8 << shift for shift in range(24)], luck.randint(2, 9))
+        sizes = sorted({8, 1 << 30, *drawn_sizes})
         drawn = list(_draw_rows(luck, series, sizes))
         rows += drawn
         covered = {each.nbytes for row in drawn for each in row.gains}

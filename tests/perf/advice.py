@@ -280,7 +280,7 @@ def tune_library(given: argparse.Namespace, key: str, python: str, n: int) -> li
     variables = load_formats()[FORMATS[key]].use(folder / "advice")
     head = shlex.join(f"{name}={value}" for name, value in variables.items())
     suite, tag = folder / "confirmed.toml", f"{key}-{n}-confirmed"
-    suite.write_text(SUITE.format(collectives=json.dumps(COLLECTIVES), n=n))
+    suite.write_text(SUITE.format(collectives=json.dumps([*given.collectives]), n=n))
     command = ["collbench", "ab", "--suite", str(suite), "--head", head, "--rounds", "12,12"]
     if not read_experiment(folder, tag):
         run(folder, python, [*command, "--budget", given.confirm, "--tag", tag])
@@ -355,6 +355,7 @@ def main() -> None:
     parser.add_argument("--confirm", default="10m", help="the budget of the independent ab")
     parser.add_argument("--library", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, help="of libraries")
     given = parser.parse_args()
     given.home = given.home.resolve()
     given.home.mkdir(parents=True, exist_ok=True)

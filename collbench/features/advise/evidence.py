@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.collectives import COLLECTIVES
+from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import UsageError
 from collbench.core.text import plain_line
 from collbench.features.advise.libraries import Library, find_library
@@ -27,6 +28,7 @@ from collbench.machine import environment
 from collbench.records import case_rows, rows
 from collbench.records.case_rows import CaseRows
 from collbench.records.choice import describe_adding
+from collbench.records.derive import NO_SAMPLE
 from collbench.records.flags import OVERSUBSCRIBED
 from collbench.records.rows import Row
 from collbench.records.types import Choice, RunFile, World
@@ -75,7 +77,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A setting in one form of a cell: the logarithms of its launches' medians in ns. ``tau`` is
     the smallest change that matters. ``doubts`` are the flags for which its launches decide
     nothing, ``orders`` those in which its sums were added, ``fault`` is why it may not be advised,
-    as a sentence without a full stop."""
+    as a sentence without a full stop; ``launched`` how many launches there were, of which some may
+    decide nothing, 0 where that is not known."""
 
     logs: dict[Place, float]
     tau: float
@@ -83,6 +86,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     orders: tuple[str, ...] = ()
     chose: Choice | None = None
     fault: str = ""
+    launched: int = 0
     manner: dict[str, set[str]] = {}  # how its calls were timed, by name (CaseRows)
 
 
@@ -366,10 +370,6 @@ def measure_launches(members: Sequence[Row], files: Sequence[RunFile], terms: Te
             for number in {row.file for row in members}
         )
         tau = file.run.suite.tau(members[0].case, least)
-    fault = ""
-    for status, words in (("wrong", "gave wrong data"), ("failed", "failed")):
-        if not fault and (why := side.reason_of(status)):
-            fault = plain_line(f"{words}: {why}" if why != status else words)
     chosen = Counter(row.record.chose for row in deciding if row.record.chose)
     return Measured(
         logs={place: fmean(values) for place, values in logs.items()},
@@ -379,9 +379,21 @@ def measure_launches(members: Sequence[Row], files: Sequence[RunFile], terms: Te
         ),
         orders=tuple(sorted({describe_adding(row.record.chose) for row in deciding} - {""})),
         chose=chosen.most_common(1)[0][0] if chosen else None,
-        fault=fault,
+        fault=find_fault(members),
+        launched=len({find_place(row) for row in members}),
         manner=side.manner,
     )
+
+
+def find_fault(members: Sequence[Row]) -> str:
+    """The reason why a setting may not be advised: wrong data, or a call that failed; empty where
+    there is none. A case that was disturbed all the time is no fault of the setting."""
+    records = [cycle.record for row in members for cycle in row.left_out]
+    for status, words in (("wrong", "gave wrong data"), ("failed", "failed")):
+        for record in records:
+            if record.status == status and not record.note.startswith(NO_SAMPLE):
+                return plain_line(f"{words}: {record.note}" if record.note else words)
+    return ""
 
 
 def _select_deciding(members: Sequence[Row], despite: Collection[str]) -> list[Row]:
@@ -407,6 +419,11 @@ def find_place(row: Row) -> Place:
     return Place(row.run.id, 0, min(cycle.record.case.cycle for cycle in cycles))
 
 
-def adds_up(collective: str) -> bool:
-    """Whether a collective adds, so that the order of summation counts."""
-    return COLLECTIVES[collective].reduces
+def depends_on_order(cell: Cell, form: Form) -> bool:
+    """Whether results depend on the order of summation: of rounded sums of more than two ranks."""
+    return (
+        COLLECTIVES[cell.series.collective].reduces
+        and cell.series.n > 2
+        and DTYPES[form.dtype].kind == "float"
+        and not OPS[form.op].idempotent
+    )

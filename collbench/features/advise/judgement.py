@@ -22,7 +22,7 @@ from collbench.features.advise.evidence import (
     Form,
     Measured,
     Place,
-    adds_up,
+    depends_on_order,
 )
 from collbench.features.advise.types import (
     Advice,
@@ -46,7 +46,7 @@ Test = Literal["", "pairs", "turns", "apart"]
 """How a contest is tested: by pairs of launches; by launches that were made in turns, but are too
 few for as many tests by pairs; by launches that were not; empty: not at all."""
 
-Answer = Literal["faster", "small", "same", "slower", "open", "untested"]
+Answer = Literal["faster", "not faster", "slower", "open", "untested"]
 
 
 class Contest(NamedTuple):
@@ -295,9 +295,7 @@ def _answer(gain: Gain, contest: Contest, mde: float) -> Answer:
             return "faster"
         if gain.hi < 0 and gain.gain <= -tau:
             return "slower"
-    if gain.hi >= tau:
-        return "open"
-    return "same" if gain.lo > -tau else "small"
+    return "open" if gain.hi >= tau else "not faster"
 
 
 def _count_lacking(contest: Contest, is_paired: bool, number: int) -> int:
@@ -332,12 +330,12 @@ def _stand(
     missing = [form for form in forms if form not in measured]
     if missing and evidence.cells[contest.cell][missing[0]].get(evidence.default):
         faults.append(f"was not measured with {missing[0].words}")
-    if is_same_order and not faults and (why := explain_order(contest)):
-        faults.append(why)
+    if is_same_order and not faults:
+        faults += filter(None, [explain_order(outcome.contest) for outcome in outcomes])
     gained = [outcome for outcome in outcomes if outcome.gain]
     least = min(gained, key=_gain_of) if gained else outcomes[0]
     answers = {outcome.answer for outcome in outcomes}
-    ranked: tuple[Answer, ...] = ("untested", "slower", "open", "small", "same", "faster")
+    ranked: tuple[Answer, ...] = ("untested", "slower", "open", "not faster", "faster")
     return Standing(next(a for a in ranked if a in answers), least, faults[0] if faults else "")
 
 
@@ -352,7 +350,7 @@ def _gain_of(outcome: Outcome) -> float:
 def explain_order(contest: Contest) -> str:
     """The reason why a setting is not known to add in the order of the default; empty where it is,
     or where nothing is added."""
-    if not adds_up(contest.cell.series.collective):
+    if not depends_on_order(contest.cell, contest.form):
         return ""
     base, head = contest.base.orders, contest.head.orders
     if not base or not head:
@@ -462,6 +460,8 @@ def _make_row(
         above=above if last + 1 < len(sizes) else None,
         default_ran=next((base for base, _ in ran if base), None),
         ran=next((head for _, head in ran if head), None),
+        default_rans=tuple(base for base, _ in ran),
+        rans=tuple(head for _, head in ran),
         remark=SHARED if any(Cell(series, g.nbytes) in evidence.shared for g in gains) else "",
     )
 
@@ -561,7 +561,9 @@ def _explain_open(name: str, outcome: Outcome) -> str:
     contest, gain = outcome.contest, outcome.gain
     assert gain is not None
     if contest.doubts:
-        return f"flagged {', '.join(contest.doubts)}: such rows decide nothing"
+        return (
+            f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
+        )
     more = f": about {format_count(outcome.lacking, 'more launch')} would tell"
     may = f"too noisy to tell: {name} may save {gain.hi:.0%}"
     return may + more * bool(outcome.lacking)
@@ -569,8 +571,12 @@ def _explain_open(name: str, outcome: Outcome) -> str:
 
 def _explain_few(contest: Contest) -> str:
     """Why a contest was not tested: too few launches."""
-    base, head = map(len, contest.sides)
-    number = f"{format_count(min(base, head), 'launch')} a side"
+    sides = contest.base, contest.head
+    few = min(len(side.logs) for side in sides)
+    launched = max(side.launched for side in sides)
+    number = f"{format_count(few, 'launch')} a side"
+    if few < launched:
+        number = f"only {few} of {format_count(launched, 'launch')} a side may be judged"
     return (
         f"{number}: {paired.FEWEST} in turns (--launches {paired.FEWEST}) or {FEWEST_UNPAIRED}"
         " apart are the fewest that tell"

@@ -81,6 +81,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     above: Crossing | None = None
     default_ran: Choice | None = None  # what the library said that it chose, where it was heard
     ran: Choice | None = None  # what it said that it ran by the setting
+    default_rans: tuple[Choice | None, ...] = ()  # both for each of the gains; empty: unknown
+    rans: tuple[Choice | None, ...] = ()
     verified: str = ""  # the day on which fresh launches confirmed it
     remark: str = ""  # what else to know of it, without a full stop: "its ranks share cores"
 

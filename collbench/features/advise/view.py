@@ -93,9 +93,9 @@ def describe_answer(advised: Advised, library: str) -> str:
     if not advised.rows:
         decided_cells = f"{format_count(decided, 'cell')} decided"
         more = f", {open_:,} not" if open_ else ""
-        return plain_line(
-            f"nothing is surely faster than {library}'s own choice: {decided_cells}{more}"
-        )
+        what = "nothing that is known to keep the order of summation is surely faster"
+        what = what if advised.is_same_order else "nothing is surely faster"
+        return plain_line(f"{what} than {library}'s own choice: {decided_cells}{more}")
     sizes = sum(len(row.gains) for row in advised.rows)
     of = sizes + len(advised.unadvised)
     names = {(row.series.collective, row.name) for row in advised.rows}

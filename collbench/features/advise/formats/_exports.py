@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
 from collbench.core.files import read_bytes
+from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import fail_line
 
 MAX_BYTES = 1 << 20
+MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
 _LINE = re.compile(r'export ([A-Za-z_][A-Za-z0-9_]*)="([^"$`\\]*)"')
 
 
@@ -67,3 +70,13 @@ def read_variables(path: Path, prefix: str) -> dict[str, str]:
         if not each.name.startswith(prefix):
             raise fail_line(each.line, f"{each.name} is no variable of this library")
     return {each.name: each.value for each in exports}
+
+
+def derive_rules(collective: str, low: int, high: int | None, name: str) -> Iterator[Rule]:
+    """A range as rules of collbench's sizes: of blocks, one for each number of ranks."""
+    if not COLLECTIVES[collective].total:
+        yield Rule(collective, None, None, low, high, name)
+        return
+    for n in range(2, MAX_RANKS + 1):
+        end = None if high is None else high * n + n - 1
+        yield Rule(collective, n, None, low * n, end, name)

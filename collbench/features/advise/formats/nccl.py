@@ -34,6 +34,7 @@ from collbench.records.types import Choice
 
 END = 2**64 - 1  # sizes are size_t
 LINE = 255  # bytes that a reader takes of a line; it takes the rest for another line
+SMALL, LARGE, HUGE = 1 << 10, 64 << 20, 1 << 30  # beyond these NCCL's choices go on
 LIBRARY_S = 0  # channels: as many as NCCL gives this algorithm and protocol
 COLLECTIVES = {function: collective for collective, function in FUNCTIONS.items()}
 ALGORITHMS = {
@@ -121,15 +122,15 @@ def list_advised(advised: Advised) -> tuple[list[tuple[Advice, Row]], str]:
     return rows, ""
 
 
-def list_defaults(advised: Advised) -> tuple[dict[Series, list[Row]], str]:
-    """What the library itself chose, as rows over all sizes, by series: those of which every
-    measured size was heard. Between two sizes the break is their geometric mean; below the
-    smallest and above the largest, their choices go on. The text says why a heard choice is none
-    of a tuner's."""
+def list_defaults(advised: Advised, is_whole: bool) -> tuple[dict[Series, list[Row]], str]:
+    """What the library itself chose, as rows, by series: those of which every measured size was
+    heard. Between two sizes the break is their geometric mean. ``is_whole``: rows over all sizes,
+    for series measured so widely that the choices at both ends go on. The text says why a heard
+    choice is none of a tuner's."""
     heard: dict[Series, dict[int, Choice | None]] = {}
-    for cell, choice in _list_heard(advised):
-        if cell[0].collective in FUNCTIONS:
-            heard.setdefault(cell[0], {})[cell[1]] = choice
+    for series, nbytes, choice in _list_heard(advised):
+        if series.collective in FUNCTIONS:
+            heard.setdefault(series, {})[nbytes] = choice
     rows: dict[Series, list[Row]] = {}
     why = ""
     for series, by_size in sorted(heard.items()):
@@ -137,38 +138,47 @@ def list_defaults(advised: Advised) -> tuple[dict[Series, list[Row]], str]:
         has = IMPLEMENTED[series.collective]
         strange = [each for _, each in choices if each.protocol not in has.get(each.algorithm, ())]
         if strange:
-            what = strange[0].algorithm or "something unknown"
+            what = strange[0].algorithm
             why = f"NCCL ran {what} for {series.collective}, for which it asks no tuner"
-        elif len(choices) == len(by_size):
-            rows[series] = _spread(series, choices)
+        elif len(choices) == len(by_size) and (not is_whole or _goes_on(choices)):
+            rows[series] = _spread(series, choices, is_whole)
     return rows, why
 
 
-def _list_heard(advised: Advised) -> Iterator[tuple[tuple[Series, int], Choice | None]]:
+def _goes_on(choices: Sequence[tuple[int, Choice]]) -> bool:
+    """Whether NCCL chooses below the first size and above the last one what it chose there: LL for
+    what is smaller than what has LL, and for large messages no more than one protocol."""
+    (least, first), (most, last) = choices[0], choices[-1]
+    is_steady = most >= HUGE or (most >= LARGE and last.protocol == "Simple")
+    return (least <= SMALL or first.protocol == "LL") and is_steady
+
+
+def _list_heard(advised: Advised) -> Iterator[tuple[Series, int, Choice | None]]:
     for each in advised.unadvised:
-        yield (each.cell.series, each.cell.nbytes), _heard(each.default_ran)
+        yield each.cell.series, each.cell.nbytes, _heard(each.default_ran)
     for advice in advised.rows:
         for gain in advice.gains:
-            yield (advice.series, gain.nbytes), _heard(advice.default_ran)
+            yield advice.series, gain.nbytes, _heard(advice.default_ran)
 
 
 def _heard(choice: Choice | None) -> Choice | None:
     return choice if choice and choice.algorithm else None
 
 
-def _spread(series: Series, choices: Sequence[tuple[int, Choice]]) -> list[Row]:
+def _spread(series: Series, choices: Sequence[tuple[int, Choice]], is_whole: bool) -> list[Row]:
     rows: list[Row] = []
     for (algorithm, protocol), group in groupby(
         choices, key=lambda each: (each[1].algorithm, each[1].protocol)
     ):
         sizes = [nbytes for nbytes, _ in group]
-        low = 0
+        low = 0 if is_whole else sizes[0]
         if rows:
             middle = math.isqrt(rows[-1].high * sizes[0])
             rows[-1] = rows[-1]._replace(high=middle)
             low = middle + 1
         rows.append(Row(series, low, sizes[-1], algorithm, protocol, LIBRARY_S))
-    rows[-1] = rows[-1]._replace(high=END)
+    if is_whole:
+        rows[-1] = rows[-1]._replace(high=END)
     return rows
 
 
@@ -194,7 +204,7 @@ class Example:
             return "these runs are RCCL's, whose tuner has rules of its own: --format rccl"
         if why := list_advised(advised)[1]:
             return why
-        defaults, why = list_defaults(advised)
+        defaults, why = list_defaults(advised, is_whole=True)
         worlds = _list_worlds(advised)
         if why or not worlds:
             return why or "no collective was measured that NCCL asks a tuner about"
@@ -204,8 +214,8 @@ class Example:
                 return (
                     "NCCL's example plug-in runs on one channel whatever has no row, and what NCCL "
                     f"itself chooses for {', '.join(lacking)} with {n} ranks on {nodes} is not "
-                    "known at all measured sizes: measure each without settings, with NCCL 2.24 or "
-                    "later, which says what it chose, and give those runs, too"
+                    "known at all sizes: measure each without settings from 1K to 64M or more with "
+                    "NCCL 2.24 or later, which says what it chose, and give those runs, too"
                 )
         return ""
 
@@ -215,12 +225,16 @@ class Example:
             *describe_file(advised),
             f"For communicators of {worlds} only: NCCL's example plug-in runs those of other sizes "
             "on one channel.",
-            "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO: they go before rows, "
-            "and calls that no row fits have one channel. Kernels for symmetric memory ask no tuner.",
+            "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO: they go before "
+            "rows, and calls that no row fits have one channel. Kernels for symmetric memory ask "
+            "no tuner.",
         ]
-        defaults = list_defaults(advised)[0]
+        defaults = list_defaults(advised, is_whole=True)[0]
         rows = [row for series in sorted(defaults) for row in defaults[series]]
-        below = "not advised, or where a row above cannot be followed: as NCCL itself chose"
+        below = (
+            "not advised, or where a row above cannot be followed: as NCCL itself chose, and "
+            "beyond the measured sizes as it did at the nearest"
+        )
         return _write_rows(advised, head, below, rows, LIBRARY_S)
 
     def read(self, text: str) -> Sequence[Rule]:
@@ -358,7 +372,7 @@ class Rccl:
             "-1 channels: as many as RCCL gives. Unset NCCL_ALGO and NCCL_PROTO, which go before "
             "rows.",
         ]
-        defaults = list_defaults(advised)[0]
+        defaults = list_defaults(advised, is_whole=False)[0]
         below = "as RCCL itself chose, by the file that it ships"
         rows = [row for series in sorted(defaults) for row in defaults[series]]
         return _write_rows(advised, head, below, rows, -1)

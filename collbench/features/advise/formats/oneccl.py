@@ -20,6 +20,7 @@ from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._exports import (
     Export,
+    derive_rules,
     parse_number,
     read_exports,
     read_variables,
@@ -37,7 +38,6 @@ from collbench.features.advise.types import Advice, Advised
 
 MAX_SIZE = (1 << 64) - 1
 END = "max"
-MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
 
 
 class OneCclVariables:
@@ -122,17 +122,7 @@ def _read_value(export: Export) -> Iterator[Rule]:
         if end is not None and end < first:
             raise fail_line(export.line, f"{part[:40]} ends before it begins")
         last = MAX_SIZE if end is None else end
-        yield from _derive_rules(collective, first, end, word)
-
-
-def _derive_rules(collective: str, low: int, high: int | None, name: str) -> Iterator[Rule]:
-    """A range as rules of collbench's sizes: of blocks, one for each number of ranks."""
-    if not COLLECTIVES[collective].total:
-        yield Rule(collective, None, None, low, high, name)
-        return
-    for n in range(2, MAX_RANKS + 1):
-        end = None if high is None else high * n + n - 1
-        yield Rule(collective, n, None, low * n, end, name)
+        yield from derive_rules(collective, first, end, word)
 
 
 FORMATS = (OneCclVariables(),)

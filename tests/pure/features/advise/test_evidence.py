@@ -18,6 +18,7 @@ from collbench.features.advise.judgement import judge_evidence
 from collbench.features.advise.libraries.other import Other
 from collbench.features.advise.types import Cell, Series, Setting
 from collbench.records.choice import add_names
+from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import End, Pairing, Record, RunFile
 from collbench.suite.policy import Policy
 
@@ -197,6 +198,18 @@ def test_wrong_data_is_a_fault() -> None:
     assert {each.cell.nbytes: each.why for each in advised.unadvised}[4096] == (
         "ring gave wrong data: rank 1 differs"
     )
+
+
+def test_a_disturbed_launch_is_no_fault() -> None:
+    def disturb(line: Record) -> Record:
+        lost = {"status": "failed", "note": f"{NO_SAMPLE} (1 x late start)", "times_ns": []}
+        is_one = line.case.nbytes == 4096 and line.case.cycle == 3
+        return msgspec.structs.replace(line, **lost) if is_one else line
+
+    found = gather_evidence([swept({(): 1.0, RING: 0.8}, change=disturb)], Terms())
+    one = rivals(found, 4096)[DEFAULT]
+    assert (one.fault, len(one.logs), one.launched) == ("", 9, 10)
+    assert judge_evidence(found).rows
 
 
 def test_orders_of_sums_are_read() -> None:

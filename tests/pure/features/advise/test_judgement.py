@@ -12,9 +12,9 @@ import pytest
 from advising import DEFAULT, FORM, SERIES, SIZES, gather, launched, setting, sweep
 
 from collbench.features.advise import judgement
-from collbench.features.advise.evidence import Evidence, Measured, Place
+from collbench.features.advise.evidence import Evidence, Form, Measured, Place
 from collbench.features.advise.judgement import adjust_by_holm, choose_spans, judge_evidence
-from collbench.features.advise.types import Advised, Cell, Setting, Unadvised
+from collbench.features.advise.types import Advised, Cell, Series, Setting, Unadvised
 from collbench.records.types import Choice
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -165,6 +165,8 @@ def test_few_launches_decide_nothing() -> None:
     few = judge_evidence(settle(change, launches=5))
     assert (few.rows, {each.decided for each in few.unadvised}) == ((), {False})
     assert "5 launches a side: 6 in turns (--launches 6)" in reasons(few)[1024].why
+    flagged = judge_evidence(with_measured(settle(change, launches=5), "a", launched=8))
+    assert "only 5 of 8 launches a side may be judged" in reasons(flagged)[1024].why
     assert spans(judge_evidence(settle(change, launches=6))) == [("a", 1024, 65536)]
 
 
@@ -243,7 +245,10 @@ def test_flags_that_forbid_a_verdict_forbid_advice() -> None:
     evidence = with_measured(settle({"a": (-0.3,) * 4}), "a", doubts=("skewed!",))
     advised = judge_evidence(evidence)
     assert advised.rows == ()
-    assert reasons(advised)[1024].why == "flagged skewed!: such rows decide nothing"
+    assert (
+        reasons(advised)[1024].why
+        == "flagged skewed!: such rows decide nothing (collbench help flags)"
+    )
 
 
 def test_times_taken_otherwise_do_not_compare() -> None:
@@ -269,10 +274,20 @@ def test_the_same_order() -> None:
     assert spans(judge_evidence(evidence)) == [("a", 1024, 65536)]
 
 
-def test_what_adds_nothing_has_no_order() -> None:
+@pytest.mark.parametrize(
+    ("series", "form"),
+    [
+        (SERIES._replace(collective="broadcast"), FORM),
+        (SERIES._replace(n=2), FORM),
+        (SERIES, FORM._replace(dtype="int32")),
+        (SERIES, FORM._replace(op="max")),
+    ],
+)
+def test_what_adds_in_one_order_needs_none(series: Series, form: Form) -> None:
     evidence = settle({"a": (-0.3,) * 4})
-    series = SERIES._replace(collective="broadcast")
-    cells = {Cell(series, cell.nbytes): forms for cell, forms in evidence.cells.items()}
+    cells = {
+        Cell(series, cell.nbytes): {form: forms[FORM]} for cell, forms in evidence.cells.items()
+    }
     moved = msgspec.structs.replace(evidence, cells=cells)
     assert judge_evidence(moved, is_same_order=True).rows
 

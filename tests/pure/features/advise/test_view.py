@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from advising import SERIES, SIZES, gather, sweep
@@ -69,7 +70,7 @@ def test_ranges_of_sizes_in_words(low: int, high: int, words: str) -> None:
 
 def test_a_row_in_a_sentence(advised: Advised) -> None:
     (row,) = advised.rows
-    assert describe_row(row).startswith("all_reduce on 2 ranks, 257 B to 16 KiB: a takes 3")
+    assert describe_row(row).startswith("all_reduce on 4 ranks, 257 B to 16 KiB: a takes 3")
     assert find_exit(advised) == Exit.OK
 
 
@@ -77,6 +78,10 @@ def test_the_answer_says_what_was_decided() -> None:
     nothing = advice(stay(8, "nothing is faster by 5% or more"), stay(64, "too noisy: x", False))
     assert describe_answer(nothing, "Tiny") == (
         "nothing is surely faster than Tiny's own choice: 1 cell decided, 1 not"
+    )
+    same = msgspec.structs.replace(nothing, is_same_order=True)
+    assert describe_answer(same, "Tiny").startswith(
+        "nothing that is known to keep the order of summation is surely faster than Tiny's"
     )
     noisy = advice(stay(8, "too noisy to tell: a may save 9%", False))
     assert describe_answer(noisy, "Tiny") == "nothing could be decided: too noisy to tell"

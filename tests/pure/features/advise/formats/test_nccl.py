@@ -8,6 +8,7 @@ import pytest
 from tuner_advice import (
     ALL_REDUCE,
     DEFAULT,
+    SIMPLE,
     advice,
     advise_by_chance,
     advised,
@@ -26,13 +27,12 @@ from collbench.records.types import Choice
 
 EXAMPLE, RCCL, NCCLX = FORMATS
 SIZES = (65536, 1 << 20)
-BELOW, ABOVE = 16384, 1 << 22
+BELOW, ABOVE = 16384, 64 << 20
 
 
 def advise_one(**changes: object) -> Advised:
     """all_reduce of 16 ranks at two sizes, and what NCCL chose for all else."""
-    ring = Choice(algorithm="Ring", protocol="Simple", channels=24)
-    cells = [unadvised(BELOW), unadvised(ABOVE, ran=ring), *others()]
+    cells = [unadvised(BELOW), unadvised(ABOVE, ran=SIMPLE), *others()]
     return advised([advice(SIZES, high=1448154, **changes)], cells)  # type: ignore[arg-type]
 
 
@@ -173,10 +173,37 @@ def test_libraries_do_not_take_each_others_files() -> None:
 
 def test_nothing_measured_is_refused_and_no_advice_repeats_nccls_choices() -> None:
     assert "no collective was measured" in EXAMPLE.refuse(advised())
-    given = advised([], [unadvised(BELOW), *others()])
+    given = advised([], [unadvised(BELOW), unadvised(ABOVE, ran=SIMPLE), *others()])
     assert EXAMPLE.refuse(given) == ""
     rules = EXAMPLE.read(EXAMPLE.write(given))
-    assert {rule.name for rule in rules} == {"Ring/LL"}
+    assert {rule.name for rule in rules} == {"Ring/LL", "Ring/Simple"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "choices", "is_known"),
+    [
+        ((1 << 10, 64 << 20), (SIMPLE, SIMPLE), True),
+        ((2 << 10, 64 << 20), (SIMPLE, SIMPLE), False),
+        ((1 << 20, 64 << 20), (DEFAULT, SIMPLE), True),
+        ((8, 32 << 20), (DEFAULT, SIMPLE), False),
+        ((8, 64 << 20), (DEFAULT, DEFAULT), False),
+        ((8, 1 << 30), (DEFAULT, DEFAULT), True),
+    ],
+)
+def test_choices_go_on_only_from_where_they_no_longer_change(
+    sizes: tuple[int, ...], choices: tuple[Choice, ...], is_known: bool
+) -> None:
+    cells = [unadvised(nbytes, ran=ran) for nbytes, ran in zip(sizes, choices, strict=True)]
+    why = EXAMPLE.refuse(advised([], [*cells, *others()]))
+    assert ("chooses for all_reduce" not in why) == is_known
+    assert (why == "") == is_known
+
+
+def test_rccls_own_choices_are_said_within_the_measured_sizes_only() -> None:
+    cells = [unadvised(8192), unadvised(32768, ran=SIMPLE)]
+    text = RCCL.write(advised([], cells, version="RCCL 2.27.7"))
+    rules = [(rule.low, rule.high, rule.name) for rule in RCCL.read(text)]
+    assert rules == [(8192, 16384, "Ring/LL"), (16385, 32768, "Ring/Simple")]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.key)
@@ -365,8 +392,8 @@ def test_ncclx_needs_as_many_ranks_on_each_node() -> None:
 
 
 def test_default_of_a_series_is_spread_by_geometric_means() -> None:
-    simple = Choice(algorithm="Ring", protocol="Simple", channels=24)
-    cells = [unadvised(1024), unadvised(4096, ran=simple), unadvised(8192, ran=simple), *others()]
+    large = [unadvised(nbytes, ran=SIMPLE) for nbytes in (4096, 8192, 64 << 20)]
+    cells = [unadvised(1024), *large, *others()]
     rows = [
         line
         for line in EXAMPLE.write(advised([], cells)).splitlines()
@@ -376,4 +403,3 @@ def test_default_of_a_series_is_spread_by_geometric_means() -> None:
         "allreduce,0,2048,ring,ll,0,2,16,-1,-1",
         f"allreduce,2049,{END},ring,simple,0,2,16,-1,-1",
     ]
-    assert DEFAULT.channels

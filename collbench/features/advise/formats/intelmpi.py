@@ -1,0 +1,167 @@
+"""Intel MPI's I_MPI_ADJUST variables with ranges of sizes, in a file that a shell sources.
+
+What the library does (2021.18, by what its calls send and add; its manual says otherwise):
+- A value is PRESET:FROM-TO;PRESET:FROM-TO;… Only the upper bounds count, inclusive: each preset
+  holds from where the one before ends, the first from 0, and the last to the end.
+- So a variable takes over all sizes of its collective. No preset gives the library's tuned choice
+  back: 0 is its basic one.
+- With ranks (@4-4) only the last range of as many ranks counts, for all sizes, and those of the
+  next number hold for ranks that have none: sizes and ranks cannot be told together.
+- Sizes are those of a rank's part: of all_gather, reduce_scatter and all_to_all a block, that is
+  collbench's size over the number of ranks.
+- One number that is too large, and the variable is ignored.
+
+Therefore a collective is written only if the rows cover all of its sizes that were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.core.text import format_size
+from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats._exports import (
+    Export,
+    derive_rules,
+    parse_number,
+    read_exports,
+    read_variables,
+    write_export,
+)
+from collbench.features.advise.formats._rows import (
+    describe_advised,
+    describe_row,
+    fail_line,
+    refuse_shared,
+    sort_rows,
+)
+from collbench.features.advise.libraries.intelmpi import (
+    FUNCTIONS,
+    PREFIX,
+    name_preset,
+    split_preset,
+)
+from collbench.features.advise.types import Advice, Advised
+
+MAX_SIZE = (1 << 31) - 1
+
+
+class IntelMpiVariables:
+    """A file of I_MPI_ADJUST variables."""
+
+    key = "intelmpi"
+    title = "Intel MPI's I_MPI_ADJUST variables"
+    suffix = ".sh"
+
+    def refuse(self, advised: Advised) -> str:
+        reasons = [_refuse_row(row) for row in advised.rows]
+        reasons += [refuse_shared(advised.rows), _refuse_parts(advised)]
+        return next(filter(None, reasons), "")
+
+    def write(self, advised: Advised) -> str:
+        if reason := self.refuse(advised):
+            raise UsageError(f"{self.title}: {reason}")
+        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
+        if advised.rows:
+            lines += [
+                "# Intel MPI goes on with the first and the last preset beyond the sizes that were",
+                "# measured, and knows no ranks here: use it for jobs of the ranks that rows name.",
+            ]
+        for collective, group in groupby(sort_rows(advised), lambda row: row.series.collective):
+            rows = list(group)
+            lines += [f"# {describe_row(row, advised.day)}" for row in rows]
+            lines.append(write_export(PREFIX + FUNCTIONS[collective].word, _write_value(rows)))
+        return "\n".join(lines) + "\n"
+
+    def read(self, text: str) -> Sequence[Rule]:
+        return [rule for export in read_exports(text) for rule in _read_value(export)]
+
+    def use(self, path: Path) -> dict[str, str]:
+        return read_variables(path, PREFIX)
+
+
+def _refuse_row(row: Advice) -> str:
+    function = FUNCTIONS.get(row.series.collective)
+    preset, rest = split_preset(row.series.collective, row.setting.env)
+    if row.setting.backend != "mpi":
+        return f"{row.name} is a setting of backend {row.setting.backend}"
+    if function is None or (preset is None and not rest):
+        return f"it is not known how Intel MPI counts sizes of {row.series.collective}"
+    if rest:
+        return f"{rest[0][0]} holds for all sizes"
+    if preset is None or preset > function.presets:
+        return f"Intel MPI has no {row.name} for {row.series.collective}"
+    if row.high > MAX_SIZE:
+        return f"sizes end at {MAX_SIZE}"
+    return ""
+
+
+def _refuse_parts(advised: Advised) -> str:
+    """Why rows cannot stand for all sizes and ranks of their collectives."""
+    taken = "Intel MPI's ranges take over all sizes and ranks of a collective"
+    ranks: dict[str, int] = {}
+    for row in advised.rows:
+        name, n = row.series.collective, row.series.n
+        if ranks.setdefault(name, n) != n:
+            return f"{taken}, and {name} has rows for several numbers of ranks"
+    for cell in (each.cell for each in advised.unadvised):
+        if cell.series.collective in ranks:
+            return (
+                f"{taken}, none gives the library's own choice back, and {cell.series.collective}"
+                f" has no row for {cell.series.n} ranks and {format_size(cell.nbytes)}"
+            )
+    for before, after in pairwise(sort_rows(advised)):
+        if before.series == after.series and after.low != before.high + 1:
+            return f"{taken}, and rows of {before.series.collective} leave a gap"
+    return ""
+
+
+def _write_value(rows: Sequence[Advice]) -> str:
+    share = rows[0].series.n if COLLECTIVES[rows[0].series.collective].total else 1
+    presets = [split_preset(row.series.collective, row.setting.env)[0] for row in rows]
+    if len(rows) == 1:
+        return str(presets[0])
+    ends = [row.high // share for row in rows[:-1]] + [MAX_SIZE]
+    starts = [0, *(end + 1 for end in ends)]
+    return ";".join(
+        f"{preset}:{start}-{end}" for preset, start, end in zip(presets, starts, ends, strict=False)
+    )
+
+
+def _read_value(export: Export) -> Iterator[Rule]:
+    line = export.line
+    found = [name for name, each in FUNCTIONS.items() if export.name == PREFIX + each.word]
+    if not found:
+        raise fail_line(line, f"{export.name} is no variable that collbench knows")
+    collective, at = found[0], 0
+    most = FUNCTIONS[collective].presets
+    parts = export.value.split(";")
+    for part in parts:
+        word, colon, sizes = part.partition(":")
+        preset = parse_number(word, f"a preset of {collective}", most, line)
+        if not colon and len(parts) == 1:
+            sizes = f"0-{MAX_SIZE}"
+        if "@" in sizes:
+            raise fail_line(line, "of several ranges for as many ranks only the last one counts")
+        low, dash, high = sizes.partition("-")
+        if not dash:
+            raise fail_line(line, f"'{part[:30]}' has no range of sizes")
+        first = parse_number(low, "a size", MAX_SIZE, line)
+        end = parse_number(high, "a size", MAX_SIZE, line)
+        if first != at:
+            raise fail_line(line, f"{part[:40]} holds from {at} on, as lower bounds do not count")
+        if end < first:
+            raise fail_line(line, f"{part[:40]} ends before it begins")
+        at = end + 1
+        yield from derive_rules(
+            collective, first, None if end == MAX_SIZE else end, name_preset(preset)
+        )
+    if at <= MAX_SIZE:
+        raise fail_line(line, f"the last preset holds beyond {at - 1}, too")
+
+
+FORMATS = (IntelMpiVariables(),)
