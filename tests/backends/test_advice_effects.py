@@ -7,6 +7,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,45 @@ from typing import Any
 import pytest
 from advised import advised, row
 from needs import stop_without
+from paths import before
 
 import collbench
-from collbench.features.advise.formats import choose, intelmpi
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import Exit
+from collbench.features.advise.formats import choose, intelmpi, mpich, oneccl
 from collbench.features.advise.libraries.intelmpi import FUNCTIONS
 from collbench.features.advise.libraries.intelmpi import LIBRARY as INTEL
-from collbench.features.advise.types import Advice, Series
+from collbench.features.advise.libraries.mpich import LIBRARY as MPICH
+from collbench.features.advise.libraries.oneccl import ALGORITHMS
+from collbench.features.advise.libraries.oneccl import LIBRARY as ONECCL
+from collbench.features.advise.types import Advice, Series, Setting
+from collbench.run.backends import _oneccl_files
+from collbench.run.backends import oneccl as backend
 from collbench.run.launch import mpirun
 
 pytestmark = pytest.mark.slow
+LACK = backend.refuse_here()  # before a test has a home of its own
+KEPT = _oneccl_files.cache_folder()
 ROOT = Path(collbench.__file__).parents[1]
 ENVIRONMENTS = Path(os.environ.get("COLLBENCH_TEST_ENVS", ROOT / ".venv-backends"))
 PROGRAM = ROOT / "tests" / "helpers" / "mpi_effects.py"
 N, LOW, MIDDLE, HIGH = 4, 160_000, 320_000, 640_000
+WORDS = {  # of oneCCL, two algorithms each that it does not choose for these sizes itself
+    "all_reduce": ("ring", "double_tree"),
+    "reduce": ("double_tree", "ring"),
+    "reduce_scatter": ("ring",),
+    "broadcast": ("ring", "double_tree"),
+    "all_gather": ("flat", "multi_bcast"),
+    "all_to_all": ("naive",),
+}
+# Of MPICH, two algorithms that add in different ways, and not as it does itself.
+ALGORITHMS_OF_MPICH = {
+    "all_reduce": ("ring", "recursive_doubling"),
+    "reduce": ("binomial", "mpir"),
+    "reduce_scatter": ("pairwise", "recursive_doubling"),
+    "broadcast": ("scatter_ring_allgather", "binomial"),
+    "all_to_all": ("brucks", "scattered"),
+}
 Cases = list[tuple[str, int]]
 
 # Of each two presets that add in different ways, or send different amounts.
@@ -90,3 +118,80 @@ def test_intel_mpi_runs_what_the_file_says_to_the_byte(tmp_path: Path) -> None:
         others = [f"preset {preset}" for preset in PRESETS[case[0]]]
         same = [other for other in others if is_same(effect, forced[case, other])]
         assert same == [name], (case, effect)
+
+
+def test_mpich_runs_what_its_trees_say_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ENVIRONMENTS / "mpich" / "lib" / "libmpi.so.12"
+    monkeypatch.setattr(mpich, "find_library", lambda: path if path.exists() else None)
+    rows = []
+    for name, words in ALGORITHMS_OF_MPICH.items():
+        for bound, word in zip(((LOW, MIDDLE), (MIDDLE + 1, HIGH)), words, strict=True):
+            settings = MPICH.list_settings(name, N, "")
+            names = [MPICH.name_setting(name, Setting(backend="mpi", env=env)) for env in settings]
+            rows.append(row(MPICH, name, N, *bound, settings[names.index(word)]))
+    (kind,) = mpich.FORMATS
+    run_effects("mpich", [], {})  # skips without it
+    file = tmp_path / "mpich.json"
+    file.write_text(kind.write(advised(MPICH, rows)))
+    sizes = (LOW - N, LOW, MIDDLE, MIDDLE + N, HIGH, HIGH + N)
+    cases = make_cases(list(ALGORITHMS_OF_MPICH), sizes)
+    tcp = {"MPIR_CVAR_NOLOCAL": "0", "MPIR_CVAR_CH4_SHM_POSIX_EAGER": ""}
+    ran = run_effects("mpich", cases, kind.use(file) | tcp)
+    effects = {"": run_effects("mpich", cases, tcp)}
+    for each in rows:
+        some = [case for case in cases if case[0] == each.series.collective]
+        env = dict(each.setting.env)
+        effects.setdefault(each.name, {}).update(run_effects("mpich", some, env | tcp))
+    rules = kind.read(file.read_text())
+    for case, effect in ran.items():
+        name = choose(rules, Series(case[0], N, 1), case[1])
+        assert is_same(effect, effects[name][case]), (case, name, effect)
+
+
+def hear_oneccl(folder: Path, sizes: Sequence[int], env: dict[str, str]) -> dict[Any, str]:
+    """The algorithm that oneCCL logs for each collective and count, on two ranks."""
+    suite = folder / "suite.toml"
+    suite.write_text(
+        f"[axes]\ncollectives = {list(WORDS)}\nsizes = {list(sizes)}\nranks = 2\n"
+        'backends = "oneccl"\nin_place = false\n[policy]\niters = 1\nwarmup = 0\nsync = "barrier"\n'
+    )
+    command: list[str] = [sys.executable, "-m", "collbench", "run", str(suite)]
+    settings = {**os.environ, "PYTHONPATH": before(ROOT), "CCL_LOG_LEVEL": "debug", **env}
+    settings["COLLBENCH_HOME"] = str(KEPT.parent)
+    command += ["--output", str(folder / f"{len(env)}.jsonl")]
+    done = subprocess.run(
+        command, env=settings, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == Exit.OK, done.stderr[-2000:]
+    line = r"selected algo: coll (\w+), count (\d+), algo ([a-z_]+)"
+    found = re.findall(line, done.stdout + done.stderr)
+    heard: dict[Any, Counter[str]] = {}
+    for coll, count, algorithm in found:  # lines of ranks may run into each other
+        heard.setdefault((coll, int(count)), Counter())[algorithm] += 1
+    return {key: counts.most_common(1)[0][0] for key, counts in heard.items()}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(LACK), reason=LACK or "oneCCL is here")
+def test_oneccl_runs_what_the_file_says_to_the_element(tmp_path: Path) -> None:
+    low, middle, high = 1600, 3200, 6400
+    bounds = ((low, middle), (middle + 1, high))
+    rows = []
+    for name, words in WORDS.items():
+        for bound, word in zip(bounds, words, strict=False):
+            env = ((f"CCL_{ALGORITHMS[name][0]}", word),)
+            rows.append(row(ONECCL, name, 2, *bound, env, backend="oneccl"))
+    (kind,) = oneccl.FORMATS
+    path = tmp_path / "oneccl.sh"
+    path.write_text(kind.write(advised(ONECCL, rows)))
+    sizes = (low - 8, low, middle, middle + 8, high, high + 8)
+    default = hear_oneccl(tmp_path, sizes, {})
+    ran = hear_oneccl(tmp_path, sizes, kind.use(path))
+    rules = kind.read(path.read_text())
+    for name, size in make_cases(list(WORDS), sizes):
+        share = 2 if COLLECTIVES[name].total else 1
+        key = name.replace("all_", "all"), size // share // 4
+        chosen = choose(rules, Series(name, 2, 1), size)
+        assert ran[key] == (chosen or default[key]), (name, size)
