@@ -59,6 +59,8 @@ def advice(
         gains=tuple(map(gain, sizes)),
         default_ran=default_ran,
         ran=ran,
+        default_rans=tuple(default_ran for _ in sizes),
+        rans=tuple(ran for _ in sizes),
         above=above,
     )
 

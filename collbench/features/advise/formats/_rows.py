@@ -19,10 +19,11 @@ def describe_row(row: Advice, day: str) -> str:
     when = f"verified {row.verified}" if row.verified else f"measured {day}"
     series = row.series
     hosts = f" on {series.nodes} hosts" if series.nodes > 1 else ""
+    remark = f"; {row.remark}" if row.remark else ""
     line = (
         f"{series.collective}, {series.n} ranks{hosts}, {format_size(row.low)} to"
         f" {format_size(row.high)}: {row.name}, {gain:.1%} less time [{lo:.1%}, {hi:.1%}],"
-        f" {launches} launches a side, {when}"
+        f" {launches} launches a side, {when}{remark}"
     )
     return plain_line(line)
 

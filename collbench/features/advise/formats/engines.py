@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._remarks import comment, describe_file, describe_row
+from collbench.features.advise.formats._remarks import comment, describe_file
+from collbench.features.advise.formats._rows import describe_row, fail_line
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series
 
 CAPABILITIES = {  # of GPUs by their names
@@ -156,7 +157,7 @@ class CutOffs:
         return "" if cuts else (reasons or ["no all_reduce on one host is advised"])[0]
 
     def write(self, advised: Advised) -> str:
-        lines = comment([*describe_file(advised), self._how])
+        lines = comment([*describe_file(advised, self.title), self._how])
         capability = find_capability(advised)
         for cut in self._list_cuts(advised) if capability else ():
             if isinstance(cut, Cut) and capability:
@@ -246,7 +247,7 @@ def _list_statements(text: str, sign: str) -> Iterator[tuple[int, str]]:
 
 
 def _misread(number: int, why: str) -> UsageError:
-    return UsageError(f"line {number} {why}", "write the lines by collbench advise --write")
+    return fail_line(number, f"the row {why}", "collbench advise --write writes such lines")
 
 
 # TensorRT-LLM's table of strategies
@@ -301,7 +302,7 @@ class TensorRtLlm:
 
     def write(self, advised: Advised) -> str:
         head = [
-            *describe_file(advised),
+            *describe_file(advised, self.title),
             "For float16 and bfloat16 without fusion; measured with torch's kernels, to which "
             "TensorRT-LLM's are alike in kind. Change these entries in customAllReduceUtils.h.",
         ]

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._remarks import comment, describe_file, describe_row
+from collbench.features.advise.formats._remarks import comment, describe_file
+from collbench.features.advise.formats._rows import describe_row, fail_line, sort_rows
 from collbench.features.advise.libraries.nccl import (
     CHANNELS,
     FUNCTIONS,
@@ -29,7 +30,7 @@ from collbench.features.advise.libraries.nccl import (
     name_choice,
     pin,
 )
-from collbench.features.advise.types import Advice, Advised, Series
+from collbench.features.advise.types import Advice, Advised, Gain, Series
 from collbench.records.types import Choice
 
 END = 2**64 - 1  # sizes are size_t
@@ -48,7 +49,16 @@ ALGORITHMS = {
 }
 PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 WORD_OF = {name: word for word, name in (ALGORITHMS | PROTOCOLS).items()}
+WRITTEN = "collbench advise --write writes such files"
 FIELDS = ("collective", "size", "size", "algorithm", "protocol", "channels", "nodes", "ranks")
+
+
+class Run(NamedTuple):
+    """What NCCL ran, in its names, and the number of channels that it was to have."""
+
+    algorithm: str
+    protocol: str
+    channels: int
 
 
 class Row(NamedTuple):
@@ -80,46 +90,60 @@ class Row(NamedTuple):
         )
 
 
-def settle_row(advice: Advice) -> Row | str:
-    """The row that has a tuner do what the setting did; else why none can, as a sentence without
-    a full stop."""
-    series, setting, ran = advice.series, advice.setting, advice.ran or Choice()
+def settle_rows(advice: Advice) -> list[Row] | str:
+    """The rows that have a tuner do what the setting did, several where it had other channels or
+    protocols at other sizes; else why none can, as a sentence without a full stop."""
+    series, setting = advice.series, advice.setting
     if series.collective not in FUNCTIONS:
         return f"NCCL asks no tuner about {series.collective}"
     if setting.backend not in ("nccl", "rccl") or setting.algorithm != "native":
         return f"{advice.name} is no algorithm of NCCL, which a tuner could name"
-    unknown = [
-        name for name, _ in setting.env if name not in ("NCCL_ALGO", "NCCL_PROTO", *CHANNELS)
-    ]
+    settable = ("NCCL_ALGO", "NCCL_PROTO", *CHANNELS)
+    unknown = [name for name, _ in setting.env if name not in settable]
     if unknown:
         return f"a tuner cannot set {unknown[0]}, which {advice.name} is about"
-    pinned, has = pin(series.collective, setting.env), IMPLEMENTED[series.collective]
+    runs: list[tuple[int, Run]] = []
+    for gain, ran in zip(advice.gains, _pad(advice.rans, advice.gains), strict=True):
+        run = _settle(advice, ran or Choice())
+        if isinstance(run, str):
+            return run
+        runs.append((gain.nbytes, run))
+    return _spread(series, runs, advice.low, advice.high)
+
+
+def _settle(advice: Advice, ran: Choice) -> Run | str:
+    """What the setting ran at a size, by what it asks for and what was heard of it."""
+    collective = advice.series.collective
+    pinned, has = pin(collective, advice.setting.env), IMPLEMENTED[collective]
     algorithm = pinned.algorithms[0] if len(pinned.algorithms) == 1 else ran.algorithm
-    ran_protocol = pinned.protocols[0] if len(pinned.protocols) == 1 else ran.protocol
     protocols = [name for name in has.get(algorithm, ()) if name in pinned.protocols]
-    protocol = protocols[0] if len(protocols) == 1 else ran_protocol
+    protocol = protocols[0] if len(protocols) == 1 else ran.protocol
     if algorithm not in pinned.algorithms or protocol not in protocols:
         return (
-            f"it is not known which algorithm and protocol {advice.name} ran for "
-            f"{series.collective}, and a tuner's row names both"
+            f"it is not known which algorithm and protocol {advice.name} ran for {collective} at "
+            "all sizes, and a tuner's row names both"
         )
-    channels = LIBRARY_S
-    if pinned.least or pinned.most:
-        channels = ran.channels or pinned.channels
-        if not channels:
-            return f"it is not known how many channels {advice.name} had, and a tuner sets a number"
-    return Row(series, advice.low, advice.high, algorithm, protocol, channels)
+    if not (pinned.least or pinned.most):
+        return Run(algorithm, protocol, LIBRARY_S)
+    if not (channels := ran.channels or pinned.channels):
+        return f"it is not known how many channels {advice.name} had, and a tuner sets a number"
+    return Run(algorithm, protocol, channels)
 
 
-def list_advised(advised: Advised) -> tuple[list[tuple[Advice, Row]], str]:
-    """All advice with its row, and why some of it has none, which is empty where all has."""
-    rows: list[tuple[Advice, Row]] = []
-    for advice in advised.rows:
-        row = settle_row(advice)
-        if isinstance(row, str):
-            return [], row
-        rows.append((advice, row))
-    return rows, ""
+def _pad(choices: Sequence[Choice | None], gains: Sequence[Gain]) -> Sequence[Choice | None]:
+    """What ran at each size, which is not known where there is not one for each."""
+    return choices if len(choices) == len(gains) else [None] * len(gains)
+
+
+def list_advised(advised: Advised) -> tuple[list[tuple[Advice, list[Row]]], str]:
+    """All advice with its rows, and why some of it has none, which is empty where all has."""
+    settled: list[tuple[Advice, list[Row]]] = []
+    for advice in sort_rows(advised):
+        rows = settle_rows(advice)
+        if isinstance(rows, str):
+            return [], rows
+        settled.append((advice, rows))
+    return settled, ""
 
 
 def list_defaults(advised: Advised, is_whole: bool) -> tuple[dict[Series, list[Row]], str]:
@@ -141,7 +165,9 @@ def list_defaults(advised: Advised, is_whole: bool) -> tuple[dict[Series, list[R
             what = strange[0].algorithm
             why = f"NCCL ran {what} for {series.collective}, for which it asks no tuner"
         elif len(choices) == len(by_size) and (not is_whole or _goes_on(choices)):
-            rows[series] = _spread(series, choices, is_whole)
+            runs = [(nbytes, Run(each.algorithm, each.protocol, 0)) for nbytes, each in choices]
+            ends = (0, END) if is_whole else (choices[0][0], choices[-1][0])
+            rows[series] = _spread(series, runs, *ends)
     return rows, why
 
 
@@ -157,28 +183,28 @@ def _list_heard(advised: Advised) -> Iterator[tuple[Series, int, Choice | None]]
     for each in advised.unadvised:
         yield each.cell.series, each.cell.nbytes, _heard(each.default_ran)
     for advice in advised.rows:
-        for gain in advice.gains:
-            yield advice.series, gain.nbytes, _heard(advice.default_ran)
+        choices = _pad(advice.default_rans, advice.gains)
+        for gain, choice in zip(advice.gains, choices, strict=True):
+            yield advice.series, gain.nbytes, _heard(choice)
 
 
 def _heard(choice: Choice | None) -> Choice | None:
     return choice if choice and choice.algorithm else None
 
 
-def _spread(series: Series, choices: Sequence[tuple[int, Choice]], is_whole: bool) -> list[Row]:
+def _spread(series: Series, runs: Sequence[tuple[int, Run]], first: int, last: int) -> list[Row]:
+    """Rows from the first to the last size, for what ran at some between; neighbours that ran the
+    same are one row, others part at their geometric mean."""
     rows: list[Row] = []
-    for (algorithm, protocol), group in groupby(
-        choices, key=lambda each: (each[1].algorithm, each[1].protocol)
-    ):
+    for run, group in groupby(runs, key=lambda each: each[1]):
         sizes = [nbytes for nbytes, _ in group]
-        low = 0 if is_whole else sizes[0]
+        low = first
         if rows:
             middle = math.isqrt(rows[-1].high * sizes[0])
             rows[-1] = rows[-1]._replace(high=middle)
             low = middle + 1
-        rows.append(Row(series, low, sizes[-1], algorithm, protocol, LIBRARY_S))
-    if is_whole:
-        rows[-1] = rows[-1]._replace(high=END)
+        rows.append(Row(series, low, sizes[-1], *run))
+    rows[-1] = rows[-1]._replace(high=last)
     return rows
 
 
@@ -201,7 +227,7 @@ class Example:
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
-            return "these runs are RCCL's, whose tuner has rules of its own: --format rccl"
+            return "these runs are RCCL's, whose tuner has rules of its own: --for rccl"
         if why := list_advised(advised)[1]:
             return why
         defaults, why = list_defaults(advised, is_whole=True)
@@ -222,7 +248,7 @@ class Example:
     def write(self, advised: Advised) -> str:
         worlds = ", ".join(f"{n} ranks on {nodes}" for nodes, n in _list_worlds(advised))
         head = [
-            *describe_file(advised),
+            *describe_file(advised, self.title),
             f"For communicators of {worlds} only: NCCL's example plug-in runs those of other sizes "
             "on one channel.",
             "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO: they go before "
@@ -253,8 +279,9 @@ def _write_rows(
     advised: Advised, head: Iterable[str], below: str, defaults: Sequence[Row], without: int
 ) -> str:
     lines = comment(head)
-    for advice, row in list_advised(advised)[0]:
-        lines += ["#", *comment([describe_row(advice, advised.day)]), row.spell(without)]
+    for advice, rows in list_advised(advised)[0]:
+        lines += ["#", *comment([describe_row(advice, advised.day)])]
+        lines += [row.spell(without) for row in rows]
     if defaults:
         lines += ["#", *comment([below]), *(row.spell(without) for row in defaults)]
     return "\n".join(lines) + "\n"
@@ -278,7 +305,7 @@ def _split(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _misread(number: int, why: str) -> UsageError:
-    return UsageError(f"line {number} {why}", "write the file by collbench advise --write")
+    return fail_line(number, f"the row {why}", WRITTEN)
 
 
 def _read_row(number: int, fields: list[str], least_channels: int) -> Rule:
@@ -333,7 +360,7 @@ def _refuse_gaps(rules: Sequence[Rule]) -> None:
                 raise UsageError(
                     f"no row for {collective} of {gap} bytes with {n or 'any'} ranks: the plug-in "
                     "runs it on one channel",
-                    "write the file by collbench advise --write",
+                    WRITTEN,
                 )
 
 
@@ -361,12 +388,12 @@ class Rccl:
 
     def refuse(self, advised: Advised) -> str:
         if not advised.version.startswith("RCCL"):
-            return "these runs are NCCL's, whose plug-in has rules of its own: --format nccl"
+            return "these runs are NCCL's, whose plug-in has rules of its own: --for nccl"
         return list_advised(advised)[1]
 
     def write(self, advised: Advised) -> str:
         head = [
-            *describe_file(advised),
+            *describe_file(advised, self.title),
             "RCCL reads this file in place of the rccl_tuner_<arch>.csv that it ships for the GPU: "
             "append the rows of that one, of which the first that fits counts.",
             "-1 channels: as many as RCCL gives. Unset NCCL_ALGO and NCCL_PROTO, which go before "
@@ -402,10 +429,11 @@ class Ncclx:
     suffix = ".csv"
 
     def refuse(self, advised: Advised) -> str:
-        rows, why = list_advised(advised)
         if advised.version.startswith("RCCL"):
-            return "these runs are RCCL's, whose tuner has rules of its own: --format rccl"
-        uneven = [row.series for _, row in rows if row.series.n % row.series.nodes]
+            return "these runs are RCCL's, whose tuner has rules of its own: --for rccl"
+        settled, why = list_advised(advised)
+        series = [advice.series for advice, _ in settled]
+        uneven = [each for each in series if each.n % each.nodes]
         if not why and uneven:
             where = f"{uneven[0].n} ranks on {uneven[0].nodes}"
             return f"{where} have no equal number a node, by which NCCLX goes"
@@ -413,23 +441,14 @@ class Ncclx:
 
     def write(self, advised: Advised) -> str:
         head = [
-            *describe_file(advised),
+            *describe_file(advised, self.title),
             "Bytes are those of the collective over its ranks, rounded down. -1 channels: as many "
             "as NCCLX gives. Unset NCCL_ALGO and NCCL_PROTO, which go before rows.",
         ]
         lines = comment(head)
-        for advice, row in list_advised(advised)[0]:
-            n, nodes = row.series.n, row.series.nodes
-            fields = (
-                FUNCTIONS[row.series.collective],
-                f"[{row.low // n},{row.high // n}]",
-                WORD_OF[row.algorithm],
-                WORD_OF[row.protocol],
-                str(row.channels or -1),
-                str(nodes),
-                str(n // nodes),
-            )
-            lines += ["#", *comment([describe_row(advice, advised.day)]), ",".join(fields)]
+        for advice, rows in list_advised(advised)[0]:
+            lines += ["#", *comment([describe_row(advice, advised.day)])]
+            lines += map(_spell_ncclx, rows)
         return "\n".join(lines) + "\n"
 
     def read(self, text: str) -> Sequence[Rule]:
@@ -448,32 +467,43 @@ class Ncclx:
         return {"NCCLX_TUNER_CONFIG_FILE": str(path)}
 
 
+def _spell_ncclx(row: Row) -> str:
+    n, nodes = row.series.n, row.series.nodes
+    return ",".join(
+        (
+            FUNCTIONS[row.series.collective],
+            f"[{row.low // n},{row.high // n}]",
+            WORD_OF[row.algorithm],
+            WORD_OF[row.protocol],
+            str(row.channels or -1),
+            str(nodes),
+            str(n // nodes),
+        )
+    )
+
+
 def _read_ncclx(number: int, line: str) -> Rule:
     """The rule of NCCLX's row. Raises UsageError for what NCCLX refuses, by which no communicator
     opens, and for ranges of nodes and ranks, which collbench does not write."""
     fields = [field.strip(" \t") for field in re.split(r",(?![^(\[]*[)\]])", line)]
     if not 7 <= len(fields) <= 8:
-        raise _refused(number, f"has {len(fields)} fields, and 7 or 8 are read")
+        raise _misread(number, f"has {len(fields)} fields, and 7 or 8 are read")
     for word, known in ((fields[0], COLLECTIVES), (fields[2], ALGORITHMS), (fields[3], PROTOCOLS)):
         if word not in known:
-            raise _refused(number, f"has the unknown word {word!r}")
+            raise _misread(number, f"has the unknown word {word!r}")
     numbers = re.fullmatch(r"-?\d{1,9}(,\d{1,18})?", ",".join((fields[4], *fields[7:])), re.ASCII)
     if numbers is None:
-        raise _refused(number, "has channels or a size of chunks that are no number")
+        raise _misread(number, "has channels or a size of chunks that are no number")
     if int(fields[4]) == 0 or int(fields[4]) < -1:
-        raise _refused(number, f"has {fields[4]} channels: -1 are the library's own number")
+        raise _misread(number, f"has {fields[4]} channels: -1 are the library's own number")
     if not all(re.fullmatch(r"[1-9]\d{0,8}", each, re.ASCII) for each in fields[5:7]):
-        raise _refused(number, "needs a number of nodes and one of ranks on each")
+        raise _misread(number, "needs a number of nodes and one of ranks on each")
     nodes, local = map(int, fields[5:7])
     low, high = _read_interval(number, fields[1])
     n = nodes * local
     name = name_choice(ALGORITHMS[fields[2]], PROTOCOLS[fields[3]], max(int(fields[4]), 0))
     end = None if high is None else high * n + n - 1
     return Rule(COLLECTIVES[fields[0]], n, nodes, low * n, end, name)
-
-
-def _refused(number: int, why: str) -> UsageError:
-    return UsageError(f"line {number} {why}", "write the file by collbench advise --write")
 
 
 def _read_interval(number: int, text: str) -> tuple[int, int | None]:
@@ -484,11 +514,11 @@ def _read_interval(number: int, text: str) -> tuple[int, int | None]:
         return int(text), int(text)
     match = re.fullmatch(r"([(\[])\s*(\d{0,18})\s*,\s*(\d{0,18})\s*([)\]])", text, re.ASCII)
     if match is None:
-        raise _refused(number, f"has {text!r}, which is no interval")
+        raise _misread(number, f"has {text!r}, which is no interval")
     low = int(match[2]) + (match[1] == "(") if match[2] else 0
     high = int(match[3]) - (match[4] == ")") if match[3] else None
     if high is not None and low > high:
-        raise _refused(number, f"has the interval {text!r}, which fits no size")
+        raise _misread(number, f"has the interval {text!r}, which fits no size")
     return low, high
 
 

@@ -133,15 +133,7 @@ class Nccl:
 
     key = "nccl"
     title = "NCCL"
-    formats: tuple[str, ...] = (
-        "nccl",
-        "rccl",
-        "ncclx",
-        "vllm",
-        "sglang",
-        "tensorrt_llm",
-        "words",
-    )
+    formats: tuple[str, ...] = ("nccl", "rccl", "ncclx", "words")
 
     def is_of(self, world: World) -> bool:
         return world.backend in ("nccl", "rccl")

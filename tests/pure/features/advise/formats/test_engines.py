@@ -201,7 +201,7 @@ def test_nothing_advised_is_a_file_that_changes_nothing(form: Any) -> None:
     ],
 )
 def test_lines_that_collbench_does_not_write_get_one_line(form: Any, line: str) -> None:
-    with pytest.raises(UsageError, match=r"^line 2 ") as caught:
+    with pytest.raises(UsageError, match=r"^line 2: ") as caught:
         form.read(f"\n{line}\n")
     assert "\n" not in str(caught.value)
 

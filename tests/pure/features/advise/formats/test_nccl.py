@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from tuner_advice import (
     ALL_REDUCE,
@@ -99,6 +100,33 @@ def test_a_setting_of_channels_has_those_that_it_had() -> None:
     assert Twin(text, 16, 2).ask("all_reduce", SIZES[0]).channels == 12
 
 
+def test_a_setting_with_other_channels_at_other_sizes_has_several_rows() -> None:
+    env = (("NCCL_ALGO", "Ring"), ("NCCL_MAX_CTAS", "32"), ("NCCL_PROTO", "Simple"))
+    row = advice(SIZES, high=1448154, setting=Setting(backend="nccl", env=env))
+    rans = tuple(msgspec.structs.replace(SIMPLE, channels=count) for count in (4, 32))
+    given = advise_one()
+    given = advised([msgspec.structs.replace(row, rans=rans)], given.unadvised)
+    rules = EXAMPLE.read(EXAMPLE.write(given))[:2]
+    assert [(rule.low, rule.high, rule.name) for rule in rules] == [
+        (65536, 262144, "Ring/Simple x4"),
+        (262145, 1448154, "Ring/Simple x32"),
+    ]
+
+
+def test_the_librarys_choice_below_advice_is_that_of_each_size() -> None:
+    row = msgspec.structs.replace(advice(SIZES, high=1448154), default_rans=(DEFAULT, SIMPLE))
+    given = advised([row], advise_one().unadvised)
+    twin = Twin(EXAMPLE.write(given), 16, 2)
+    cannot = ("Tree", "LL128")
+    assert twin.ask("all_reduce", SIZES[0], cannot) == Said("Ring", "LL", 0)
+    assert twin.ask("all_reduce", SIZES[1], cannot) == Said("Ring", "Simple", 0)
+
+
+def test_a_choice_that_was_heard_at_one_size_of_a_row_is_not_taken_for_others() -> None:
+    row = msgspec.structs.replace(advice(SIZES, high=1448154), default_rans=())
+    assert "chooses for all_reduce" in EXAMPLE.refuse(advised([row], advise_one().unadvised))
+
+
 def test_an_algorithm_alone_takes_the_protocol_that_was_heard() -> None:
     setting = Setting(backend="nccl", env=(("NCCL_ALGO", "Tree"),))
     ran = Choice(algorithm="Tree", protocol="LL", channels=4)
@@ -166,9 +194,9 @@ def test_kernels_that_ask_no_tuner_are_refused(ran: Choice) -> None:
 def test_libraries_do_not_take_each_others_files() -> None:
     given = advise_one()
     theirs = advised(given.rows, given.unadvised, version="RCCL 2.27.7")
-    assert "--format rccl" in EXAMPLE.refuse(theirs)
-    assert "--format rccl" in NCCLX.refuse(theirs)
-    assert "--format nccl" in RCCL.refuse(given)
+    assert "--for rccl" in EXAMPLE.refuse(theirs)
+    assert "--for rccl" in NCCLX.refuse(theirs)
+    assert "--for nccl" in RCCL.refuse(given)
 
 
 def test_nothing_measured_is_refused_and_no_advice_repeats_nccls_choices() -> None:
@@ -233,7 +261,7 @@ def test_lines_are_short_and_in_ascii_whatever_runs_and_remarks_hold(form: objec
 def test_each_trap_is_what_the_plug_in_does_and_is_refused(row: str, size: int, said: Said) -> None:
     text = list_whole(row)
     assert Twin(text, 16, 2).ask("all_reduce", size) == said
-    with pytest.raises(UsageError, match=r"^line 1 "):
+    with pytest.raises(UsageError, match=r"^line 1: "):
         EXAMPLE.read(text)
 
 
@@ -321,7 +349,7 @@ def test_rccl_keeps_its_own_number_by_minus_one_and_needs_no_other_rows() -> Non
     ],
 )
 def test_what_rccl_would_skip_is_refused(row: str) -> None:
-    with pytest.raises(UsageError, match=r"^line 1 "):
+    with pytest.raises(UsageError, match=r"^line 1: "):
         RCCL.read(row)
 
 
@@ -382,7 +410,7 @@ def test_intervals_are_bytes_a_rank_rounded_down(interval: str, low: int, high: 
     ],
 )
 def test_what_keeps_ncclx_from_opening_is_refused(row: str) -> None:
-    with pytest.raises(UsageError, match=r"^line 2 "):
+    with pytest.raises(UsageError, match=r"^line 2: "):
         NCCLX.read(f"# a comment\n{row}\n")
 
 
