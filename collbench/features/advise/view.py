@@ -85,7 +85,8 @@ def find_exit(advised: Advised) -> Exit:
 def describe_answer(advised: Advised, library: str) -> str:
     """The answer in one sentence."""
     if find_exit(advised):
-        reasons = Counter(_kind_of(cell) for cell in advised.unadvised)
+        tested = [cell for cell in advised.unadvised if cell.best] or advised.unadvised
+        reasons = Counter(_kind_of(cell) for cell in tested)
         why = reasons.most_common(1)[0][0] if reasons else "nothing was measured"
         return plain_line(f"nothing could be decided: {why}")
     decided = sum(cell.decided for cell in advised.unadvised)

@@ -348,7 +348,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         runs=(),
         day=confirm.find_day(),
         taus=(request.tau, request.tau) if request.tau else TAUS,
-        rows=tuple(rows),
+        rows=tuple(propose.add_choices(row, screening.choices) for row in rows),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
     )
@@ -356,7 +356,9 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     for reason in refused:
         print_message(f"not tried further, as the file cannot say it: {reason}")
     notes = (*advised.notes, *(f"not in the file: {reason}" for reason in refused))
-    unadvised = tuple(propose.list_unadvised(request.field, medians, fitting, nodes))
+    unadvised = tuple(
+        propose.list_unadvised(request.field, medians, fitting, nodes, screening.choices)
+    )
     return replace(advised, rows=tuple(fitting), notes=notes, unadvised=unadvised)
 
 

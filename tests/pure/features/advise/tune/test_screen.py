@@ -167,7 +167,7 @@ def test_rows_of_shared_cores_say_so(measured: Any) -> None:
 def test_cells_say_why_nothing_is_proposed() -> None:
     field = {SERIES: {RING: (64, 256)}}
     medians: dict[Cell, dict[Variables, float]] = {Cell(SERIES, 64): {(): 1.0, RING: 1.0}}
-    unadvised = propose.list_unadvised(field, medians, [], 1)
+    unadvised = propose.list_unadvised(field, medians, [], 1, {})
     assert [each.why for each in unadvised] == [propose.SEEMS_SLOW, propose.NOT_TRIED]
 
 
