@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -367,7 +368,7 @@ def _make_gains(advised: Advised) -> Table:
                 format_size(cell.nbytes),
                 plain_line(name),
                 f"{gain.gain:.1%}",
-                f"{gain.lo:.1%} to {gain.hi:.1%}",
+                f"{gain.lo:.1%} to {gain.hi:.1%}" if math.isfinite(gain.lo) else "-",
                 f"{gain.p:.2g}",
                 f"{gain.launches:,}",
                 format_duration(gain.default),

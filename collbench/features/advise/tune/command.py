@@ -286,7 +286,7 @@ def _deliver(
     from collbench.features.advise import view, worth
 
     removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
-    extras = view.Extras(request.library.title, removed)
+    extras = view.Extras(request.title, removed)
     if job is not None:
         sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
         extras = extras._replace(worth=sentences)
@@ -349,6 +349,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         day=confirm.find_day(),
         taus=(request.tau, request.tau) if request.tau else TAUS,
         rows=tuple(propose.add_choices(row, screening.choices) for row in rows),
+        rivals=propose.list_rivals(medians, request.library, request.backend, nodes),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
     )

@@ -23,7 +23,7 @@ from collbench.core.files import save_text
 from collbench.core.text import print_message
 from collbench.features.advise.tune import keeping
 from collbench.features.advise.tune.keeping import Choices, Removed
-from collbench.features.advise.types import Advice, Advised, Cell, Series, Unadvised
+from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series, Unadvised
 from collbench.features.compare.ab import variants
 from collbench.features.compare.ab.experiment import Experiment
 from collbench.features.compare.ab.experiment import Order as Pairs
@@ -41,6 +41,8 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
 from collbench.survive.signals import interrupts
+
+Rivals = dict[Cell, dict[str, Gain]]
 
 ROUNDS = 12  # the fewest paired launches
 MIN_ROUNDS = 8  # where time is short
@@ -91,7 +93,8 @@ class Verified(NamedTuple):
 
 class Variation(NamedTuple):
     """A head to be compared with everything as it is: what it sets, what it is called in its run,
-    the rows that it has, and the cells to measure."""
+    the rows that it has, and the cells to measure. ``is_everywhere``: what it sets holds for all
+    sizes, not in its rows alone."""
 
     env: tuple[tuple[str, str], ...]
     text: str
@@ -99,6 +102,7 @@ class Variation(NamedTuple):
     cells: tuple[Cell, ...]
     backend: str = ""
     algorithm: str = ""
+    is_everywhere: bool = False
 
 
 def make_axes(cases: Iterable[Case]) -> Axes:
@@ -136,6 +140,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     ]
     comparisons: list[Comparison] = []
     paths: list[Path] = []
+    rivals = advised.rivals
     code = Exit.OK
     with folders.make_private() as folder:
         trial = msgspec.structs.replace(advised, rows=tuple(rows))
@@ -150,6 +155,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
             kept = _keep_rows(head, share, outcome)
             held += kept.rows
             removed += kept.removed
+            rivals = _add_rivals(rivals, head, outcome)
     removed.sort(key=lambda each: (each.kind != "slower", each.cell))
     if not code and not held and not any(each.decided for each in removed):
         code = Exit.NO_VERDICT
@@ -157,6 +163,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     runs = [run.id for comparison in comparisons for run in (comparison.base, comparison.head)]
     advised = msgspec.structs.replace(
         advised,
+        rivals=rivals,
         runs=(*advised.runs, *runs),
         taus=(min(taus), max(taus)) if taus else advised.taus,
     )
@@ -169,6 +176,20 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     )
 
 
+def _add_rivals(rivals: Rivals, head: Variation, outcome: _Outcome | None) -> Rivals:
+    """The gains for the map with those of fresh launches, where the setting was in force."""
+    judged = outcome.comparison.rows if outcome and outcome.comparison else []
+    nodes = head.rows[0].series.nodes
+    merged = {cell: dict(gains) for cell, gains in rivals.items()}
+    for cell, gain in keeping.measure_gains(judged, nodes).items():
+        rows = [row for row in head.rows if row.series == cell.series]
+        inside = [row.name for row in rows if row.low <= cell.nbytes <= row.high]
+        names = inside or [row.name for row in rows if head.is_everywhere]
+        if names:
+            merged.setdefault(cell, {})[names[0]] = gain
+    return merged
+
+
 def _skip_size(name: str, cell: Cell) -> Removed:
     return Removed(cell, name, "undecided", NO_TIME, False)
 
@@ -178,19 +199,11 @@ def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Re
     gone = [Unadvised(each.cell, each.why, each.decided, each.gain, each.name) for each in removed]
     cells = {each.cell for each in gone}
     others = [each for each in advised.unadvised if each.cell not in cells]
-    rivals = {cell: dict(gains) for cell, gains in advised.rivals.items()}
-    for row in rows:
-        for gain in row.gains:
-            rivals.setdefault(Cell(row.series, gain.nbytes), {})[row.name] = gain
-    for each in removed:
-        if each.gain:
-            rivals.setdefault(each.cell, {})[each.name] = each.gain
     return msgspec.structs.replace(
         advised,
         day=find_day(),
         rows=tuple(sorted(rows, key=lambda row: (row.series, row.low))),
         unadvised=tuple(sorted([*others, *gone], key=lambda each: each.cell)),
-        rivals=rivals,
     )
 
 
@@ -224,6 +237,7 @@ def list_variations(advised: Advised, request: VerifyRequest, folder: Path) -> l
             ),
             setting.backend if setting.backend != backend else "",
             setting.algorithm if setting.algorithm != "native" else "",
+            is_everywhere=True,
         )
         for setting, rows in by_setting.items()
     ]
@@ -411,7 +425,7 @@ def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None
         outcome.list_choices(nodes) if outcome else {},
         find_day(),
         despite_oversubscription=request.despite_oversubscription,
-        is_everywhere=not request.format.use(Path(f"advised{request.format.suffix}")),
+        is_everywhere=head.is_everywhere,
     )
     skipped = outcome.comparison.skipped if outcome and outcome.comparison else []
     dropped = {keeping.find_case_cell(each.case, nodes) for each in skipped if each.dropped}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -97,18 +98,31 @@ def _make_rows(
 
 def _make_gain(nbytes: int, cell: Mapping[Variables, float], env: Variables) -> Gain:
     """A gain by short launches, without an interval."""
-    gain = 1 - cell[env] / cell[()]
     return Gain(
         nbytes=nbytes,
-        gain=gain,
-        lo=gain,
-        hi=gain,
+        gain=1 - cell[env] / cell[()],
+        lo=-math.inf,
+        hi=math.inf,
         p=1.0,
         launches=1,
         is_paired=False,
         default=cell[()],
         setting=cell[env],
     )
+
+
+def list_rivals(
+    medians: Medians, library: Library, backend: str, nodes: int
+) -> dict[Cell, dict[str, Gain]]:
+    """What every setting seemed to save, for the map."""
+    rivals: dict[Cell, dict[str, Gain]] = {}
+    for (series, size), by_setting in medians.items():
+        for env in filter(None, by_setting):
+            setting = Setting(backend=backend, env=env)
+            name = library.name_setting(series.collective, setting)
+            cell = Cell(series._replace(nodes=nodes), size)
+            rivals.setdefault(cell, {})[name] = _make_gain(size, by_setting, env)
+    return rivals
 
 
 def fit_format(advised: Advised, format: Format) -> tuple[list[Advice], list[str]]:
