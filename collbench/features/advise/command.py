@@ -283,6 +283,9 @@ def verify(
     verified = confirm.verify_advice(advised, request)
     removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
     extras = view.Extras(evidence.title, removed)
+    if verified.code == Exit.NO_VERDICT:
+        why = verified.removed[0].why if verified.removed else "no launch of both sides was timed"
+        extras = extras._replace(undecided=f"nothing could be verified: {why}")
     return verified.advised, extras, verified.code
 
 

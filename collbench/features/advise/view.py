@@ -69,12 +69,13 @@ class Written(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What else there is to say: of a verification, what was removed and by which command's runs;
-    sentences on what the advice is worth; the library in words."""
+    """What else there is to say: the library in words; of a verification, what was removed, and why
+    it decided nothing, if so; sentences on what the advice is worth."""
 
     library: str
     removed: tuple[str, ...] = ()
     worth: tuple[str, ...] = ()
+    undecided: str = ""
 
 
 def find_exit(advised: Advised) -> Exit:
@@ -138,6 +139,8 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
     """The advice for every medium."""
     answer = describe_answer(advised, extras.library)
     code = find_exit(advised)
+    if extras.undecided:
+        answer, code = plain_line(extras.undecided), Exit.NO_VERDICT
     blocks = list(_list_blocks(advised, written, extras, answer))
     return Document(
         title=f"Advice for {plain_line(advised.version or extras.library)}",
@@ -147,10 +150,10 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
             *(f"run {plain_line(run)}" for run in advised.runs),
             f"{_describe_terms(advised)}",
         ],
-        sections=list(_list_sections(advised, written, extras)),
+        sections=list(_list_sections(advised, written, extras, answer)),
         brief=blocks,
         comment=Comment(blocks),
-        values=plain_values(advised, written, extras, code),
+        values=plain_values(advised, written, extras, code) | {"answer": answer},
     )
 
 
@@ -254,9 +257,8 @@ class Stay(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The reason; in full where it is the same in all cells."""
-        whole = {cell.why for cell in self.cells}
-        return whole.pop() if len(whole) == 1 else self.kind
+        """The reason, in full as it is of the cell where most may be gained."""
+        return max(self.cells, key=lambda cell: cell.best.hi if cell.best else -math.inf).why
 
     @property
     def best(self) -> str:
@@ -315,10 +317,12 @@ def _make_stays(advised: Advised) -> Table:
     return table.select_columns(used)
 
 
-def _list_sections(advised: Advised, written: Written, extras: Extras) -> Iterator[Section]:
+def _list_sections(
+    advised: Advised, written: Written, extras: Extras, answer: str
+) -> Iterator[Section]:
     sentences = [f"{describe_row(row)}." for row in advised.rows]
     if not sentences:
-        sentences = [f"{describe_answer(advised, extras.library)}."]
+        sentences = [f"{answer}."]
     sentences += _list_uses(advised, written)
     sentences += [f"{plain_line(line)}." for line in (*extras.removed, *advised.notes)]
     tables = [_make_rows(advised)] if advised.rows else []

@@ -101,7 +101,10 @@ def test_neighbours_of_one_reason_stay_together() -> None:
         "nothing is faster",
         "a 2% [-3%, 6%] at 64 B",
     )
-    assert (second.sizes, second.why) == ("512 B to 4 KiB", "too noisy to tell")
+    assert (second.sizes, second.why) == (
+        "512 B to 4 KiB",
+        "too noisy to tell: a may save 9%",
+    )
 
 
 def test_a_row_between_parts_what_stays(advised: Advised) -> None:
