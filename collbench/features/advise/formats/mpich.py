@@ -25,7 +25,7 @@ from typing import Any
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
-from collbench.core.files import read_bytes
+from collbench.core.files import read_bytes, replace_file
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import (
     cut_range,
@@ -111,7 +111,7 @@ class MpichTrees:
         if not generic:
             return {}
         beside = path.with_name(path.name + ".posix")
-        beside.write_text(json.dumps(shared, indent=1) + "\n")
+        replace_file(beside, (json.dumps(shared, indent=1) + "\n").encode(), "--write")
         return {
             f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE": str(path),
             f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE": str(beside),
