@@ -24,7 +24,7 @@ RULE = re.compile(
     r" (?P<low>\d+) to (?P<high>\d+) bytes: use (?P<name>.*)"
 )
 BY = "#   by "
-INSTEAD = re.compile(r"(?P<name>.+?) in place of \S+")
+INSTEAD = re.compile(r"(?P<name>[^=]+?) in place of \S+")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_SIZES = 3  # that a sentence names
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
@@ -230,6 +230,7 @@ def test_hostile_values_stay_values(tmp_path: Path) -> None:
         assert [rule.name for rule in WORDS.read(WORDS.write(odd))] == ["A"]
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True), st.text(max_size=12), min_size=1
