@@ -187,3 +187,11 @@ def test_the_order_of_sums_must_be_known_to_be_kept(
 ) -> None:
     choices = [None if names is None else Choice(adds_as=names) for names in orders]
     assert screen.keeps_order(*choices, series) is keeps
+
+
+def test_a_round_without_time_keeps_what_it_has(measured: Any) -> None:
+    orders = measured(by_setting(ring=700.0, tree=900.0, swing=800.0))
+    screening = run(first_seconds=-1.0, seconds=0.0)
+    assert len(orders) == 1
+    assert screening.notes == [f"{screen.TIME_OVER}: 3 worlds of settings not tried"]
+    assert list(screening.times) == [Cell(SERIES, 64)]  # as far as it had come
