@@ -385,7 +385,7 @@ def verify_proposal(
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
             start_seconds=PAIR * screening.cost.start,
-            fixed_seconds=screening.cost.case,
+            fixed_seconds=max(confirm.GUESS_FIXED, screening.cost.case),
             output=request.output,
             tag=request.tag,
             source=request.source,
