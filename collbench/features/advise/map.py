@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +30,11 @@ def describe_series(series: Series) -> str:
 
 
 def describe_gain(gain: Gain) -> str:
-    """A gain with its interval in words: 14% less time [9%, 18%]."""
+    """A gain with its interval in words: 14% less time [9%, 18%]; without where it has none, as
+    of the short launches of a search."""
     way = "less" if gain.gain >= 0 else "more"
+    if not math.isfinite(gain.lo):
+        return f"{abs(gain.gain):.0%} {way} time"
     ends = (gain.lo, gain.hi) if gain.gain >= 0 else (-gain.hi, -gain.lo)
     return f"{abs(gain.gain):.0%} {way} time [{ends[0]:.0%}, {ends[1]:.0%}]"
 

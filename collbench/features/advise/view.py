@@ -87,7 +87,8 @@ def find_exit(advised: Advised) -> Exit:
 def describe_answer(advised: Advised, library: str) -> str:
     """The answer in one sentence."""
     if find_exit(advised):
-        reasons = Counter(_kind_of(cell) for cell in advised.unadvised)
+        tested = [cell for cell in advised.unadvised if cell.best] or advised.unadvised
+        reasons = Counter(_kind_of(cell) for cell in tested)
         why = reasons.most_common(1)[0][0] if reasons else "nothing was measured"
         return plain_line(f"nothing could be decided: {why}")
     decided = sum(cell.decided for cell in advised.unadvised)
@@ -371,7 +372,7 @@ def _make_gains(advised: Advised) -> Table:
                 format_size(cell.nbytes),
                 plain_line(name),
                 f"{gain.gain:.1%}",
-                f"{gain.lo:.1%} to {gain.hi:.1%}",
+                f"{gain.lo:.1%} to {gain.hi:.1%}" if math.isfinite(gain.lo) else "-",
                 f"{gain.p:.2g}",
                 f"{gain.launches:,}",
                 format_duration(gain.default),

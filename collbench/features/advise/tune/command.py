@@ -286,7 +286,7 @@ def _deliver(
     from collbench.features.advise import view, worth
 
     removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
-    extras = view.Extras(request.library.title, removed)
+    extras = view.Extras(request.title, removed)
     if job is not None:
         sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
         extras = extras._replace(worth=sentences)
@@ -348,7 +348,8 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
         runs=(),
         day=confirm.find_day(),
         taus=(request.tau, request.tau) if request.tau else TAUS,
-        rows=tuple(rows),
+        rows=tuple(propose.add_choices(row, screening.choices) for row in rows),
+        rivals=propose.list_rivals(medians, request.library, request.backend, nodes),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
     )
@@ -356,7 +357,9 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     for reason in refused:
         print_message(f"not tried further, as the file cannot say it: {reason}")
     notes = (*advised.notes, *(f"not in the file: {reason}" for reason in refused))
-    unadvised = tuple(propose.list_unadvised(request.field, medians, fitting, nodes))
+    unadvised = tuple(
+        propose.list_unadvised(request.field, medians, fitting, nodes, screening.choices)
+    )
     return replace(advised, rows=tuple(fitting), notes=notes, unadvised=unadvised)
 
 
@@ -382,7 +385,7 @@ def verify_proposal(
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
             start_seconds=PAIR * screening.cost.start,
-            fixed_seconds=screening.cost.case,
+            fixed_seconds=max(confirm.GUESS_FIXED, screening.cost.case),
             output=request.output,
             tag=request.tag,
             source=request.source,

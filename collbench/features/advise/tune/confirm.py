@@ -9,6 +9,7 @@ on all of them. There is no first stage: whatever proposed the rows was one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -17,12 +18,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.errors import CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.files import save_text
 from collbench.core.text import print_message
 from collbench.features.advise.tune import keeping
 from collbench.features.advise.tune.keeping import Choices, Removed
-from collbench.features.advise.types import Advice, Advised, Cell, Series, Unadvised
+from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series, Unadvised
 from collbench.features.compare.ab import variants
 from collbench.features.compare.ab.experiment import Experiment
 from collbench.features.compare.ab.experiment import Order as Pairs
@@ -41,12 +42,15 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
 from collbench.survive.signals import interrupts
 
+Rivals = dict[Cell, dict[str, Gain]]
+
 ROUNDS = 12  # the fewest paired launches
 MIN_ROUNDS = 8  # where time is short
 MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
 GUESS_START = 3.0  # seconds until two worlds have started at once
 GUESS_FIXED = 0.2  # seconds of a case beside its samples: warm-up and checks
 USED = 0.9  # of a budget may be planned for
+GRACE, GRACE_SECONDS = 1.05, 10.0  # by which an experiment may be late before it is ended
 NO_TIME = "not verified: the budget has no time for it"
 
 
@@ -89,7 +93,8 @@ class Verified(NamedTuple):
 
 class Variation(NamedTuple):
     """A head to be compared with everything as it is: what it sets, what it is called in its run,
-    the rows that it has, and the cells to measure."""
+    the rows that it has, and the cells to measure. ``is_everywhere``: what it sets holds for all
+    sizes, not in its rows alone."""
 
     env: tuple[tuple[str, str], ...]
     text: str
@@ -97,6 +102,7 @@ class Variation(NamedTuple):
     cells: tuple[Cell, ...]
     backend: str = ""
     algorithm: str = ""
+    is_everywhere: bool = False
 
 
 def make_axes(cases: Iterable[Case]) -> Axes:
@@ -134,6 +140,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     ]
     comparisons: list[Comparison] = []
     paths: list[Path] = []
+    rivals = advised.rivals
     code = Exit.OK
     with folders.make_private() as folder:
         trial = msgspec.structs.replace(advised, rows=tuple(rows))
@@ -148,6 +155,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
             kept = _keep_rows(head, share, outcome)
             held += kept.rows
             removed += kept.removed
+            rivals = _add_rivals(rivals, head, outcome)
     removed.sort(key=lambda each: (each.kind != "slower", each.cell))
     if not code and not held and not any(each.decided for each in removed):
         code = Exit.NO_VERDICT
@@ -155,6 +163,7 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     runs = [run.id for comparison in comparisons for run in (comparison.base, comparison.head)]
     advised = msgspec.structs.replace(
         advised,
+        rivals=rivals,
         runs=(*advised.runs, *runs),
         taus=(min(taus), max(taus)) if taus else advised.taus,
     )
@@ -167,6 +176,20 @@ def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     )
 
 
+def _add_rivals(rivals: Rivals, head: Variation, outcome: _Outcome | None) -> Rivals:
+    """The gains for the map with those of fresh launches, where the setting was in force."""
+    judged = outcome.comparison.rows if outcome and outcome.comparison else []
+    nodes = head.rows[0].series.nodes
+    merged = {cell: dict(gains) for cell, gains in rivals.items()}
+    for cell, gain in keeping.measure_gains(judged, nodes).items():
+        rows = [row for row in head.rows if row.series == cell.series]
+        inside = [row.name for row in rows if row.low <= cell.nbytes <= row.high]
+        names = inside or [row.name for row in rows if head.is_everywhere]
+        if names:
+            merged.setdefault(cell, {})[names[0]] = gain
+    return merged
+
+
 def _skip_size(name: str, cell: Cell) -> Removed:
     return Removed(cell, name, "undecided", NO_TIME, False)
 
@@ -176,19 +199,11 @@ def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Re
     gone = [Unadvised(each.cell, each.why, each.decided, each.gain, each.name) for each in removed]
     cells = {each.cell for each in gone}
     others = [each for each in advised.unadvised if each.cell not in cells]
-    rivals = {cell: dict(gains) for cell, gains in advised.rivals.items()}
-    for row in rows:
-        for gain in row.gains:
-            rivals.setdefault(Cell(row.series, gain.nbytes), {})[row.name] = gain
-    for each in removed:
-        if each.gain:
-            rivals.setdefault(each.cell, {})[each.name] = each.gain
     return msgspec.structs.replace(
         advised,
         day=find_day(),
         rows=tuple(sorted(rows, key=lambda row: (row.series, row.low))),
         unadvised=tuple(sorted([*others, *gone], key=lambda each: each.cell)),
-        rivals=rivals,
     )
 
 
@@ -222,6 +237,7 @@ def list_variations(advised: Advised, request: VerifyRequest, folder: Path) -> l
             ),
             setting.backend if setting.backend != backend else "",
             setting.algorithm if setting.algorithm != "native" else "",
+            is_everywhere=True,
         )
         for setting, rows in by_setting.items()
     ]
@@ -350,10 +366,13 @@ class _Outcome:
         there is nothing to compare."""
         problem: Exception | None = None
         note = ""
+        latest = time.monotonic() + GRACE * (order.budget or 0.0) + GRACE_SECONDS
         with interrupts, Watch() as watch:
 
             def report_step(at: Step) -> None:
                 interrupts.check()
+                if time.monotonic() > latest:
+                    raise NoVerdict(f"{NO_TIME_LEFT}: launches took longer than was foreseen")
                 watch.step(at)
 
             experiment = Experiment(order, report_step)
@@ -373,8 +392,8 @@ class _Outcome:
             raise problem
         if isinstance(problem, CollbenchError):
             if NO_TIME_LEFT in problem.message:
-                self.code = Exit.NO_VERDICT
-                print_message("too little time is left to verify anything", "--budget sets it")
+                self.code = Exit.OK  # what was decided until then stands
+                print_message("the time did not suffice to verify all", "--budget sets it")
                 return
             if self.comparison is None:
                 raise problem
@@ -406,7 +425,7 @@ def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None
         outcome.list_choices(nodes) if outcome else {},
         find_day(),
         despite_oversubscription=request.despite_oversubscription,
-        is_everywhere=not request.format.use(Path(f"advised{request.format.suffix}")),
+        is_everywhere=head.is_everywhere,
     )
     skipped = outcome.comparison.skipped if outcome and outcome.comparison else []
     dropped = {keeping.find_case_cell(each.case, nodes) for each in skipped if each.dropped}

@@ -3,6 +3,7 @@ own collective alone: a world takes seconds to start, whatever it measures."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -37,7 +38,17 @@ def join_settings(library: Library, field: Field) -> list[Joint]:
                     break
             else:
                 joints.append(joint)
-    return sorted(joints, key=lambda joint: joint.n)
+    return take_turns(joints)
+
+
+def take_turns(joints: Sequence[Joint]) -> list[Joint]:
+    """Worlds of all numbers of ranks by turns, so that none is left out where time runs out."""
+    counts: Counter[int] = Counter()
+    turns: list[tuple[int, int, int, Joint]] = []
+    for joint in joints:
+        turns.append((counts[joint.n], joint.n, len(turns), joint))
+        counts[joint.n] += 1
+    return [joint for *_, joint in sorted(turns, key=lambda turn: turn[:3])]
 
 
 def _merge(library: Library, one: Joint, other: Joint) -> Joint | None:

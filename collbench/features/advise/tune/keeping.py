@@ -120,8 +120,9 @@ def describe_failing(row: Judged | None, choices: tuple[Choice | None, Choice | 
         return Removed(cell, name, "undecided", f"not confirmed: {figures}", False)
     if row.verdict == "IMPROVED":  # of launches with flags that leave no verdict
         return Removed(cell, name, "undecided", f"not verified: {row.spared or row.why}", False)
-    decided = row.verdict in ("SAME", "SMALL", "REGRESSED")
-    return Removed(cell, name, "not held", f"did not hold: {figures}", decided)
+    if row.verdict not in ("SAME", "SMALL", "REGRESSED"):
+        return Removed(cell, name, "undecided", f"launches scatter too much: {figures}", False)
+    return Removed(cell, name, "not held", f"did not hold: {figures}", True)
 
 
 def describe_sameness(base: Choice | None, head: Choice | None) -> str:
@@ -159,10 +160,45 @@ def split_row(
             below=row.below if first == covered[0] else None,
             above=row.above if last == covered[-1] else None,
             gains=tuple(gains[size] for size in sizes[first : last + 1]),
+            default_rans=select_choices(row, row.default_rans, sizes[first : last + 1]),
+            rans=select_choices(row, row.rans, sizes[first : last + 1]),
             verified=day,
         )
         for first, last in stretches
     ]
+
+
+def select_choices(
+    row: Advice, choices: Sequence[Choice | None], sizes: Sequence[int]
+) -> tuple[Choice | None, ...]:
+    """Of the choices for each of the row's gains those at these sizes; empty where all are
+    unknown."""
+    by_size = dict(zip((gain.nbytes for gain in row.gains), choices, strict=False))
+    selected = tuple(by_size.get(size) for size in sizes)
+    return selected if any(selected) else ()
+
+
+def add_choices(row: Advice, choices: Choices) -> Advice:
+    """The row with what fresh launches heard of the library's choice on both sides, where they
+    heard anything."""
+    pairs = [choices.get(Cell(row.series, gain.nbytes), (None, None)) for gain in row.gains]
+    sides = []
+    for index, known in ((0, row.default_rans), (1, row.rans)):
+        heard = [pair[index] if _is_heard(pair[index]) else None for pair in pairs]
+        before = known or (None,) * len(pairs)
+        both = tuple(new or old for new, old in zip(heard, before, strict=True))
+        sides.append(both if any(both) else ())
+    return msgspec.structs.replace(
+        row,
+        default_rans=sides[0],
+        rans=sides[1],
+        default_ran=next(filter(None, sides[0]), row.default_ran),
+        ran=next(filter(None, sides[1]), row.ran),
+    )
+
+
+def _is_heard(choice: Choice | None) -> bool:
+    return bool(choice and choice.is_heard)
 
 
 class Kept(NamedTuple):
@@ -206,7 +242,7 @@ def keep_confirmed(
             else:
                 failing = describe_failing(judge, choices.get(cell, (None, None)))
                 removed.append(failing._replace(cell=cell, name=row.name, gain=gains.get(cell)))
-        stretches = split_row(row, held, sizes, day)
+        stretches = [add_choices(part, choices) for part in split_row(row, held, sizes, day)]
         kept += stretches
         written = {gain.nbytes for stretch in stretches for gain in stretch.gains}
         for size in held.keys() - written:

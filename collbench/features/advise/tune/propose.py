@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from collbench.features.advise.evidence import SHARED
 from collbench.features.advise.formats import Format
 from collbench.features.advise.libraries import Library
-from collbench.features.advise.tune import halving
+from collbench.features.advise.tune import halving, keeping
 from collbench.features.advise.tune.joining import Field
 from collbench.features.advise.tune.keeping import find_break
 from collbench.features.advise.types import (
@@ -23,10 +24,12 @@ from collbench.features.advise.types import (
     Unadvised,
     Variables,
 )
+from collbench.records.types import Choice
 
 SEEMS_SLOW = "nothing seemed faster in short launches"
 NOT_TRIED = "no setting was measured there in time"
 Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
+Heard = Mapping[Cell, Mapping[Variables, Choice]]  # what the library said that it ran
 
 
 def propose_rows(
@@ -95,18 +98,31 @@ def _make_rows(
 
 def _make_gain(nbytes: int, cell: Mapping[Variables, float], env: Variables) -> Gain:
     """A gain by short launches, without an interval."""
-    gain = 1 - cell[env] / cell[()]
     return Gain(
         nbytes=nbytes,
-        gain=gain,
-        lo=gain,
-        hi=gain,
+        gain=1 - cell[env] / cell[()],
+        lo=-math.inf,
+        hi=math.inf,
         p=1.0,
         launches=1,
         is_paired=False,
         default=cell[()],
         setting=cell[env],
     )
+
+
+def list_rivals(
+    medians: Medians, library: Library, backend: str, nodes: int
+) -> dict[Cell, dict[str, Gain]]:
+    """What every setting seemed to save, for the map."""
+    rivals: dict[Cell, dict[str, Gain]] = {}
+    for (series, size), by_setting in medians.items():
+        for env in filter(None, by_setting):
+            setting = Setting(backend=backend, env=env)
+            name = library.name_setting(series.collective, setting)
+            cell = Cell(series._replace(nodes=nodes), size)
+            rivals.setdefault(cell, {})[name] = _make_gain(size, by_setting, env)
+    return rivals
 
 
 def fit_format(advised: Advised, format: Format) -> tuple[list[Advice], list[str]]:
@@ -128,8 +144,26 @@ def replace_rows(advised: Advised, rows: Sequence[Advice]) -> Advised:
     return msgspec.structs.replace(advised, rows=tuple(rows))
 
 
+def add_choices(row: Advice, choices: Heard) -> Advice:
+    """The row with what the library said that it ran in the screening, by default and by the
+    setting."""
+    cells = [Cell(row.series._replace(nodes=1), gain.nbytes) for gain in row.gains]
+    heard = [choices.get(cell, {}) for cell in cells]
+    pairs = {
+        cell: (by.get(()), by.get(row.setting.env)) for cell, by in zip(cells, heard, strict=True)
+    }
+    nodes = row.series.nodes
+    return keeping.add_choices(
+        row,
+        {
+            Cell(cell.series._replace(nodes=nodes), cell.nbytes): pair
+            for cell, pair in pairs.items()
+        },
+    )
+
+
 def list_unadvised(
-    field: Field, medians: Medians, rows: Sequence[Advice], nodes: int
+    field: Field, medians: Medians, rows: Sequence[Advice], nodes: int, choices: Heard
 ) -> list[Unadvised]:
     """The cells for which nothing is proposed, and whether anything was measured there."""
     covered = {Cell(row.series, gain.nbytes) for row in rows for gain in row.gains}
@@ -139,5 +173,7 @@ def list_unadvised(
             cell = Cell(series._replace(nodes=nodes), size)
             tried = len(medians.get(Cell(series, size), ())) > 1
             if cell not in covered:
-                unadvised.append(Unadvised(cell, SEEMS_SLOW if tried else NOT_TRIED, False))
+                why = SEEMS_SLOW if tried else NOT_TRIED
+                ran = choices.get(Cell(series, size), {}).get(())
+                unadvised.append(Unadvised(cell, why, False, default_ran=ran))
     return unadvised

@@ -57,10 +57,9 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.axes.backends[0]
 
     @property
-    def default_name(self) -> str:
-        """The default in words: Open MPI's own choice."""
-        title = self.library.title
-        return f"{self.backend if title.startswith('this ') else title}'s own choice"
+    def title(self) -> str:
+        """The library in words; the backend where nothing is known of it."""
+        return self.backend if self.library.key == "other" else self.library.title
 
 
 def resolve_axes(axes: Axes, source: PlaceSource | None, launcher: str) -> Axes:

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit
+from collbench.core.errors import CollbenchError, Exit, NoVerdict
 from collbench.core.text import format_clock, format_count, print_message
 from collbench.features.advise.evidence import SCREEN
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving, joining
 from collbench.features.advise.tune.joining import Field, Joint
 from collbench.features.advise.types import Cell, Series, Variables
-from collbench.records.derive import derive_row
-from collbench.records.types import Choice, Run, World
+from collbench.records.derive import Derived, derive_row
+from collbench.records.types import Choice, Record, Run, World
 from collbench.run import session
 from collbench.run.launch.places import PlaceSource
 from collbench.run.order import Order
@@ -33,9 +33,10 @@ SHARE = 0.35  # of the budget
 FIRST = 0.6  # of the budget, which the first round may take where worlds start slowly
 MAX_ROUNDS = 4
 MAX_BROKEN = 10  # settings that may break their worlds
-CASE_SECONDS = 0.06  # of samples of a case in a launch, at most
+SAMPLES, WARMUP = 15, 4  # of a case in a launch: so many tell which half is the better
 GUESS_START = 5.0  # seconds of a world, until one has been seen
-GUESS_CASE = 0.15  # seconds that a case takes altogether
+GUESS_CASE = 0.1  # seconds that a case takes altogether
+TIME_OVER = "the time for the search is over"
 
 
 class ScreenOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,9 +155,9 @@ class Screening:
         )
         until, pending = time.monotonic() + seconds, list(joints)
         while pending:
-            reporter = _Progress(is_first=not self.paths)
+            reporter = _Progress(is_first=not self.paths, until=until)
             began, trouble = time.monotonic(), None
-            order = self._make_order(pending, max(1.0, until - began))
+            order = self._make_order(pending)
             try:
                 if (
                     session.execute_order(order, itertools.repeat(reporter).__next__)
@@ -168,13 +169,20 @@ class Screening:
             self._note_run(reporter, time.monotonic() - began)
             if trouble is None:
                 return
+            if trouble.message == TIME_OVER:
+                left_out = format_count(len(pending) - len(reporter.worlds), "world")
+                self.notes.append(f"{TIME_OVER}: {left_out} of settings not tried")
+                print_message(self.notes[-1], "--budget sets it")
+                return
             pending = self._drop_broken(pending, reporter, trouble)
 
-    def _make_order(self, joints: Sequence[Joint], seconds: float) -> Order:
+    def _make_order(self, joints: Sequence[Joint]) -> Order:
         order = self._order
         policy = msgspec.structs.replace(
             order.policy,
-            max_seconds=min(CASE_SECONDS, order.policy.max_seconds or CASE_SECONDS),
+            iters=SAMPLES,
+            warmup=WARMUP,
+            check=0,  # fresh launches do
             adds_as=order.is_same_order,
             seed=order.policy.seed + self.rounds,
         )
@@ -184,7 +192,6 @@ class Screening:
         return Order(
             suite=suite,
             command=order.command,
-            budget=seconds,
             output=order.output,
             tag="-".join(filter(None, (SCREEN, order.tag))),
             launcher=order.launcher,
@@ -256,19 +263,24 @@ class Screening:
 
 class _Progress(live.Status):
     """A bar on a terminal, nothing where there is none; whether the machine is busy is said
-    once."""
+    once. Raises NoVerdict once the time is over."""
 
     footer = True
 
-    def __init__(self, is_first: bool) -> None:
+    def __init__(self, is_first: bool, until: float) -> None:
         super().__init__(watched=sys.stderr.isatty())
-        self._is_first = is_first
+        self._is_first, self._until_time = is_first, until
         self.has_begun = False
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self.has_begun = True
         shown = run if self._is_first else msgspec.structs.replace(run, load={})
         super().begin(shown, cases, skips)
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        super().record(record, row)
+        if record.status != "skipped" and time.monotonic() > self._until_time:
+            raise NoVerdict(TIME_OVER)
 
 
 def keeps_order(default: Choice | None, other: Choice | None, series: Series) -> bool:

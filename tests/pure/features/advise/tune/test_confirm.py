@@ -3,6 +3,7 @@ is made up here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +41,8 @@ def row(*sizes: int, series: Series = SERIES, env: Variables = RING, gain: float
         Gain(
             nbytes=size,
             gain=gain,
-            lo=gain,
-            hi=gain,
+            lo=-math.inf,  # of short launches
+            hi=math.inf,
             p=1.0,
             launches=1,
             is_paired=False,
@@ -229,3 +230,25 @@ def test_a_sweep_is_made_of_its_cases() -> None:
     assert (axes.sizes, axes.ranks, axes.backends) == ((8, 64), (2, 4), ("mpi",))
     assert axes.collectives == ("all_reduce", "broadcast")
     assert (axes.in_place, axes.modes, axes.envs) == ((False, True), ("host",), ((),))
+
+
+def test_the_map_has_what_fresh_launches_measured(pretend: Any) -> None:
+    pretend({SIZES[1]: -0.1, SIZES[2]: -0.1, SIZES[4]: 0.01})
+    seemed = row(*SIZES[3:]).gains
+    before = {Cell(SERIES, gain.nbytes): {"tree": gain} for gain in seemed}
+    given = msgspec.structs.replace(advised(row(*SIZES[1:3])), rivals=before)
+    rivals = confirm.verify_advice(given, request()).advised.rivals
+    assert rivals[Cell(SERIES, SIZES[1])]["ring"].gain == pytest.approx(0.1)
+    assert set(rivals[Cell(SERIES, SIZES[3])]) == {"tree"}  # beside the row, the file does nothing
+    words = msgspec.structs.replace(given, rows=(row(*SIZES[1:3], env=(("X", "1"),)),))
+    rivals = confirm.verify_advice(words, request(format=WORDS[0])).advised.rivals
+    assert rivals[Cell(SERIES, SIZES[0])]["ring"].gain == 0.0  # where a variable holds, too
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich", "intelmpi", "oneccl", "words"])
+def test_files_can_hold_what_is_not_verified_yet(name: str) -> None:
+    from collbench.features.advise.formats import load_formats
+
+    form = load_formats()[name]
+    if not form.refuse(proposal := advised(row(*SIZES[1:3]))):
+        assert form.write(proposal)

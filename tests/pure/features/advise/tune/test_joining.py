@@ -88,3 +88,9 @@ def test_the_suite_has_each_case_once() -> None:
     assert not skips
     assert len(cases) == len({(case.collective, case.nbytes, case.env) for case in cases}) == 8
     assert {len(case.env) for case in cases} == {0, 3}  # the switch, and one for each collective
+
+
+def test_numbers_of_ranks_take_turns() -> None:
+    joints = [joining.Joint(n=n, env=(("X", str(at)),), sizes={}) for n in (4, 2) for at in (1, 2)]
+    turns = [(joint.n, joint.env[0][1]) for joint in joining.take_turns(joints)]
+    assert turns == [(2, "1"), (4, "1"), (2, "2"), (4, "2")]

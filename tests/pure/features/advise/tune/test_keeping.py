@@ -222,3 +222,20 @@ def test_p_is_adjusted_by_holm_over_the_second_stage() -> None:
     assert gains[Cell(SERIES, 1024)].p == pytest.approx(0.01)
     assert gains[Cell(SERIES, 4096)].p == pytest.approx(0.002)
     assert gains[Cell(SERIES, 16384)].p == 0.5
+
+
+def test_what_ran_at_each_size_stays_with_its_size() -> None:
+    old = [Choice(algorithm=name) for name in "abcde"]
+    new = Choice(algorithm="Ring")
+    whole = row(default_rans=(), rans=tuple(old))
+    choices = {Cell(SERIES, 4096): (new, None), Cell(SERIES, 65536): (None, new)}
+    kept = keep([whole], [judged(s, 0.0 if s == 16384 else -0.1) for s in SIZES], choices)
+    first, second = kept.rows
+    assert first.rans == (old[0], old[1]) and second.rans == (new, old[4])
+    assert first.default_rans == (None, new) and second.default_rans == ()
+    assert first.default_ran == new and second.ran == new
+
+
+def test_scatter_is_no_answer() -> None:
+    kept = keep([row(0, 1)], [judged(size, 0.02, "INCONCLUSIVE") for size in SIZES[:2]])
+    assert {each.why for each in kept.removed} == {"launches scatter too much: -2.0 % [-4, -0]"}

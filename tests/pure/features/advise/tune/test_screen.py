@@ -167,7 +167,7 @@ def test_rows_of_shared_cores_say_so(measured: Any) -> None:
 def test_cells_say_why_nothing_is_proposed() -> None:
     field = {SERIES: {RING: (64, 256)}}
     medians: dict[Cell, dict[Variables, float]] = {Cell(SERIES, 64): {(): 1.0, RING: 1.0}}
-    unadvised = propose.list_unadvised(field, medians, [], 1)
+    unadvised = propose.list_unadvised(field, medians, [], 1, {})
     assert [each.why for each in unadvised] == [propose.SEEMS_SLOW, propose.NOT_TRIED]
 
 
@@ -187,3 +187,11 @@ def test_the_order_of_sums_must_be_known_to_be_kept(
 ) -> None:
     choices = [None if names is None else Choice(adds_as=names) for names in orders]
     assert screen.keeps_order(*choices, series) is keeps
+
+
+def test_a_round_without_time_keeps_what_it_has(measured: Any) -> None:
+    orders = measured(by_setting(ring=700.0, tree=900.0, swing=800.0))
+    screening = run(first_seconds=-1.0, seconds=0.0)
+    assert len(orders) == 1
+    assert screening.notes == [f"{screen.TIME_OVER}: 3 worlds of settings not tried"]
+    assert list(screening.times) == [Cell(SERIES, 64)]  # as far as it had come
