@@ -259,8 +259,14 @@ def _list_words(collective: str, n: int) -> list[str]:
     """The algorithms worth trying: not those that fall back to another one for so many ranks, nor
     those that others' variables change. all_to_allv, scan, gather and scatter have none, since
     rules cannot tell their sizes apart (formats/openmpi.py)."""
-    few, even, power = n <= FEW, n % 2 == 0, n & (n - 1) == 0
-    candidates = {
+    candidates = (_list_reducing(n) | _list_moving(n)).get(collective, {})
+    return [word for word, fits in candidates.items() if fits]
+
+
+def _list_reducing(n: int) -> dict[str, dict[str, bool]]:
+    """Algorithms of collectives that reduce, and whether they suit ``n`` ranks."""
+    few = n <= FEW
+    return {
         "all_reduce": {
             "basic_linear": few and n > 2,
             "recursive_doubling": True,
@@ -268,6 +274,27 @@ def _list_words(collective: str, n: int) -> list[str]:
             "segmented_ring/128K": n > 2,
             "rabenseifner": True,
         },
+        "reduce": {
+            "linear": few,
+            "pipeline/32K": True,
+            "pipeline/128K": True,
+            "binary/32K": n > 2,
+            "binomial": n > 2,
+            "in-order_binary": n > 2,
+            "rabenseifner": True,
+        },
+        "reduce_scatter": {
+            "recursive_doubling": n > 2,
+            "recursive_halving": True,
+            "butterfly": True,
+        },
+    }
+
+
+def _list_moving(n: int) -> dict[str, dict[str, bool]]:
+    """The same of those that do not."""
+    few, even, power = n <= FEW, n % 2 == 0, n & (n - 1) == 0
+    return {
         "all_gather": {
             "two_proc": n == 2,
             "bruck": True,
@@ -294,20 +321,6 @@ def _list_words(collective: str, n: int) -> list[str]:
             "scatter_allgather": n > 2,
             "scatter_allgather_ring": n > 2,
         },
-        "reduce": {
-            "linear": few,
-            "pipeline/32K": True,
-            "pipeline/128K": True,
-            "binary/32K": n > 2,
-            "binomial": n > 2,
-            "in-order_binary": n > 2,
-            "rabenseifner": True,
-        },
-        "reduce_scatter": {
-            "recursive_doubling": n > 2,
-            "recursive_halving": True,
-            "butterfly": True,
-        },
         "barrier": {
             "two_proc": n == 2,
             "linear": few and n > 2,
@@ -317,7 +330,6 @@ def _list_words(collective: str, n: int) -> list[str]:
             "tree": n > 2,
         },
     }
-    return [word for word, fits in candidates.get(collective, {}).items() if fits]
 
 
 LIBRARY = OpenMpi()
