@@ -284,9 +284,14 @@ def _deliver(
     """Print the advice as `collbench advise` does, and write its reports."""
     from collbench.cli import outputs
     from collbench.features.advise import view, worth
+    from collbench.features.advise.tune.confirm import NO_TIME
 
-    removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
-    extras = view.Extras(request.title, removed)
+    tested = [each for each in verified.removed if each.why != NO_TIME]
+    removed = [f"removed: {each.sentence}" for each in tested]
+    if number := len(verified.removed) - len(tested):
+        sizes = format_count(number, "proposed size")
+        removed.append(f"{sizes} not verified: a longer --budget has time for more")
+    extras = view.Extras(request.title, tuple(removed))
     if job is not None:
         sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
         extras = extras._replace(worth=sentences)
