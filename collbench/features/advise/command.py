@@ -124,6 +124,7 @@ def advise(options: AdviseOptions) -> None:
     from collbench.core.text import print_message
     from collbench.features.advise import fills, judgement, view
     from collbench.features.advise.formats.files import refuse_files
+    from collbench.features.advise.libraries.unordered import warn_unordered
     from collbench.suite import grammar
 
     outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
@@ -143,6 +144,7 @@ def advise(options: AdviseOptions) -> None:
         advised, extras, code = verify(advised, evidence, form, files, terms, budget)
     if options.sizes_of:
         extras = extras._replace(worth=value(advised, options.sizes_of))
+    advised = warn_unordered(advised)
     written = write_file(advised, form, options.write, is_chosen=bool(options.kind))
     document = view.make_document(advised, written, extras)
     outputs.deliver_document(
