@@ -32,11 +32,19 @@ def test_rows_hold_for_their_first_and_last_sizes(
         )
     ]
     first, second = settings[0], settings[-1]
+    spec = COLLECTIVES[collective]
     sizes = [
-        Case(collective=collective, nbytes=nbytes, dtype="float32", world=3, backend="gloo").size
+        Case(
+            collective=collective,
+            nbytes=nbytes,
+            dtype="float",
+            op="sum" if spec.reduces else "none",
+            n=3,
+            backend="gloo",
+        ).size
         for nbytes in (64, 1024, 4096, 1 << 20)
     ]
-    assert (sizes[0] == 60) == bool(COLLECTIVES[collective].total)
+    assert (sizes[0] == 60) == bool(spec.total)
     rows = [
         row(library, collective, 3, sizes[0], sizes[1], first, backend=backend),
         row(library, collective, 3, sizes[1] + 1, sizes[3], second, backend=backend),
