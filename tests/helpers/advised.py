@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,13 +15,18 @@ from collbench.features.advise.libraries import Library
 from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
 
 
-def gain(nbytes: int) -> Gain:
+def flatten(text: str) -> str:
+    """A file's text in one line: comments as they were before they were cut into short lines."""
+    return " ".join(re.sub(r"\n(#|//) ", " ", text).split())
+
+
+def gain(nbytes: int, share: float = 0.14, lo: float = 0.09, p: float = 0.001) -> Gain:
     return Gain(
         nbytes=nbytes,
-        gain=0.14,
-        lo=0.09,
+        gain=share,
+        lo=lo,
         hi=0.18,
-        p=0.001,
+        p=p,
         launches=6,
         is_paired=True,
         default=20_000.0,
@@ -66,10 +72,11 @@ def some_rows(
     backend: str = "mpi",
     one_n: bool = False,
 ) -> list[Advice]:
-    """Rows of several series, none of which overlap: neighbours may touch. ``one_n``: of a
-    collective, for one number of ranks only."""
+    """Rows of several series, none of which overlap: neighbours may touch. ``one_n``: for
+    one number of ranks only."""
     rows = []
-    keys = st.tuples(st.sampled_from(collectives), st.sampled_from((2, 3, 4, 8)))
+    numbers = (draw(st.sampled_from((2, 3, 4, 8))),) if one_n else (2, 3, 4, 8)
+    keys = st.tuples(st.sampled_from(collectives), st.sampled_from(numbers))
     unique = (lambda key: key[0]) if one_n else (lambda key: key)
     for collective, n in draw(st.lists(keys, min_size=0, max_size=4, unique_by=unique)):
         settings = library.list_settings(collective, n, "")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.errors import UsageError, first_line
-from collbench.core.files import read_bytes
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import fail_line
+from collbench.features.advise.formats.files import read_file
+from collbench.features.advise.types import Advice
 
 MAX_BYTES = 1 << 20
 MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
@@ -34,7 +34,7 @@ def write_export(name: str, value: str) -> str:
 def read_exports(text: str) -> Iterator[Export]:
     """The variables of a file in order. Raises UsageError for a line that a shell would take for
     something else, or a variable that stands there twice."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
         if "\r" in line:
             raise fail_line(number, "it ends with a carriage return, which a shell takes for text")
@@ -43,10 +43,31 @@ def read_exports(text: str) -> Iterator[Export]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise fail_line(number, f"'{line[:40]}' is no export NAME=\"VALUE\"")
-        if match[1] in seen:
+        if match[1] in names:
             raise fail_line(number, f"{match[1]} stands there twice")
-        seen.add(match[1])
+        names.add(match[1])
         yield Export(number, match[1], match[2])
+
+
+def refuse_ranks(rows: Sequence[Advice]) -> str:
+    """Why rows cannot be in one file of ranges, which hold for any number of ranks."""
+    numbers = sorted({row.series.n for row in rows})
+    if len(numbers) < 2:
+        return ""
+    listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return (
+        f"its ranges hold for any number of ranks, and rows are for {listed}: one file for each,"
+        " from runs with these ranks alone"
+    )
+
+
+def warn_ranks(rows: Sequence[Advice]) -> list[str]:
+    """For which jobs a file of ranges is."""
+    return [
+        f"Only for jobs of {n} ranks: the variables know no ranks, and smaller groups in a job get"
+        " these settings as well."
+        for n in sorted({row.series.n for row in rows})
+    ]
 
 
 def parse_number(word: str, what: str, most: int, line: int) -> int:
@@ -61,11 +82,7 @@ def parse_number(word: str, what: str, most: int, line: int) -> int:
 def read_variables(path: Path, prefix: str) -> dict[str, str]:
     """The variables of the file ``path``; UsageError for a file that cannot be read, and for a
     variable that does not begin with ``prefix``."""
-    try:
-        text = read_bytes(path, MAX_BYTES).decode()
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path}: {first_line(e)}") from e
-    exports = list(read_exports(text))
+    exports = list(read_exports(read_file(path, MAX_BYTES)))
     for each in exports:
         if not each.name.startswith(prefix):
             raise fail_line(each.line, f"{each.name} is no variable of this library")

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._remarks import comment, describe_file
-from collbench.features.advise.formats._rows import describe_row, fail_line
+from collbench.features.advise.formats._rows import comment, describe_row, fail_line, write_head
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series
 
 CAPABILITIES = {  # of GPUs by their names
@@ -132,6 +131,8 @@ class CutOffs:
     """
 
     suffix = ".py"
+    by_size, covers_all = False, False
+    companions = ()
 
     def __init__(self, key: str, title: str, table: str, how: str) -> None:
         self.key, self.title = key, title
@@ -156,8 +157,8 @@ class CutOffs:
         cuts = [cut for cut in self._list_cuts(advised) if not isinstance(cut, str)]
         return "" if cuts else (reasons or ["no all_reduce on one host is advised"])[0]
 
-    def write(self, advised: Advised) -> str:
-        lines = comment([*describe_file(advised, self.title), self._how])
+    def write(self, advised: Advised, path: Path | None = None) -> str:
+        lines = write_head(advised, self.title, warnings=[self._how])
         capability = find_capability(advised)
         for cut in self._list_cuts(advised) if capability else ():
             if isinstance(cut, Cut) and capability:
@@ -185,6 +186,9 @@ class CutOffs:
                 raise _misread(number, f"ends at {match[3]} bytes, below which no size is")
             sizes[int(match[2])] = " or ".join(kernels), int(match[3]) - LANE
         return [Rule("all_reduce", n, 1, 0, end, name) for n, (name, end) in sorted(sizes.items())]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}
@@ -283,6 +287,8 @@ class TensorRtLlm:
     key = "tensorrt_llm"
     title = "TensorRT-LLM's table of all_reduce strategies"
     suffix = ".cpp"
+    by_size, covers_all = False, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if why := refuse_engine(advised):
@@ -300,13 +306,12 @@ class TensorRtLlm:
             )
         return ""
 
-    def write(self, advised: Advised) -> str:
-        head = [
-            *describe_file(advised, self.title),
+    def write(self, advised: Advised, path: Path | None = None) -> str:
+        how = (
             "For float16 and bfloat16 without fusion; measured with torch's kernels, to which "
-            "TensorRT-LLM's are alike in kind. Change these entries in customAllReduceUtils.h.",
-        ]
-        lines = comment(head, "//")
+            "TensorRT-LLM's are alike in kind. Change these entries in customAllReduceUtils.h."
+        )
+        lines = write_head(advised, self.title, warnings=[how], sign="//")
         capability = find_capability(advised) or (9, 0)
         table = f"AllReduceBestStrategyTableSM{100 if capability[0] >= 10 else 90}"
         for row in advised.rows:
@@ -342,6 +347,9 @@ class TensorRtLlm:
             for (ranks, _, hidden, tokens), name in chosen.items()
             for entry in (Entry(hidden + 7, tokens),)
         ]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}

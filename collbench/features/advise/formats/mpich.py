@@ -1,4 +1,4 @@
-"""MPICH's trees of choices, in JSON: two in one file, the second of which ``use`` writes beside it.
+"""MPICH's trees of choices, in JSON: two in one file, and the second in one beside it, too.
 
 What the library does (MPICH 5.0):
 - The file of MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE takes the place of a tree that is built into
@@ -25,16 +25,18 @@ from typing import Any
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
-from collbench.core.files import read_bytes, replace_file
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import MARK, Rule
 from collbench.features.advise.formats._rows import (
+    comment,
     cut_range,
-    describe_advised,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
     sort_rows,
+    write_head,
 )
+from collbench.features.advise.formats.files import name_companion, read_file
 from collbench.features.advise.libraries.mpich import FUNCTIONS, GENERIC, PREFIX, split_word
 from collbench.features.advise.types import Advice, Advised
 
@@ -44,6 +46,9 @@ MAX_NUMBER = (1 << 31) - 1
 MAX_RANKS = 1 << 14  # for which ranges are written out as rules
 MAX_BYTES = 1 << 20
 LIBRARY_NAMES = ("libmpi.so.12", "libmpich.so.12")
+GENERIC_FILE = f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE"
+SHARED_FILE = f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE"
+POSIX = ".posix"  # what the name of the second tree's file ends in
 INTRA = "comm_type=intra"
 UNLIKE = "is_multi_threaded=yes"  # never so below is_multi_threaded=no: nothing is chosen there
 _WRAPPED = re.compile(r"is_commutative=yes|is_op_built_in=yes|count=any|is_sendbuf_inplace=no")
@@ -56,6 +61,8 @@ class MpichTrees:
     key = "mpich"
     title = "MPICH's trees of choices"
     suffix = ".json"
+    by_size, covers_all = True, False
+    companions = (POSIX,)
 
     def refuse(self, advised: Advised) -> str:
         for row in advised.rows:
@@ -65,21 +72,18 @@ class MpichTrees:
             return ""
         return refuse_shared(advised.rows) or _refuse_library(advised.version)
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = describe_advised(advised, self.title)
-        lines += [describe_row(row, advised.day) for row in sort_rows(advised)]
+        comments = _write_comments(advised, self.title, path)
         if not advised.rows:
-            return "\n".join(f"/* {line} */" for line in lines) + "\n"
-        lines.append("Two trees: MPICH reads the second one from a file of its own.")
-        comments = [f"/* {line.replace('*/', '* /')} */" for line in lines]
+            return "\n".join(comments) + "\n"
         generic, shared = json.loads(json.dumps(find_tree())), _list_shared()
         for collective, group in groupby(sort_rows(advised), lambda row: row.series.collective):
             rows, function = list(group), FUNCTIONS[collective]
             key = f"collective={function.word.lower()}"
-            own = generic[key][INTRA]
-            generic[key][INTRA] = _make_chain(rows, own, functools.partial(_choose, own))
+            built_in = generic[key][INTRA]
+            generic[key][INTRA] = _make_chain(rows, built_in, functools.partial(_choose, built_in))
             if function.shares:
                 below = shared[key][INTRA]["is_multi_threaded=no"]
                 leaf = below.get("is_commutative=yes", below)
@@ -102,27 +106,46 @@ class MpichTrees:
             )
         ]
 
+    def split_parts(self, text: str) -> dict[str, str]:
+        _, shared = _split_trees(text)
+        head = f"/* {MARK}: the second tree of MPICH's file beside it: keep both together. */"
+        return {POSIX: f"{head}\n{json.dumps(shared, indent=1)}\n"} if shared else {}
+
     def use(self, path: Path) -> dict[str, str]:
-        try:
-            text = read_bytes(path, MAX_BYTES).decode()
-        except (OSError, ValueError) as e:
-            raise UsageError(f"{path}: {first_line(e)}") from e
-        generic, shared = _split_trees(text)
+        generic, shared = _split_trees(read_file(path, MAX_BYTES))
         if not generic:
             return {}
-        beside = path.with_name(path.name + ".posix")
-        replace_file(beside, (json.dumps(shared, indent=1) + "\n").encode(), "--write")
-        return {
-            f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE": str(path),
-            f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE": str(beside),
-        }
+        beside = name_companion(path, POSIX)
+        text = read_file(beside, MAX_BYTES)
+        if _blank_comments(text).strip() != json.dumps(shared, indent=1):
+            raise UsageError(
+                f"{beside} is not the one that belongs to {path.name}",
+                "keep both files together as they were written",
+            )
+        return {GENERIC_FILE: str(path), SHARED_FILE: str(beside)}
+
+
+def _write_comments(advised: Advised, title: str, path: Path | None) -> list[str]:
+    """The head and what is to say of rows, as comments of JSON as MPICH reads it."""
+    commands = [
+        f"export {GENERIC_FILE}={format_path(path)}",
+        f"export {SHARED_FILE}={format_path(path, POSIX)}",
+    ]
+    lines = write_head(advised, title, commands, sign="#")
+    if advised.rows:
+        lines += comment(describe_row(row, advised.day) for row in sort_rows(advised))
+        lines += comment(
+            [f"Two trees: MPICH reads the second one from FILE{POSIX}: keep both files together."]
+        )
+    bare = (line.removeprefix("# ").replace("*/", "* /") for line in lines)
+    return [f"/* {line} */" for line in bare]
 
 
 def find_library() -> Path | None:
     """MPICH's library in the environment of this Python."""
     folders = [Path(sys.prefix) / "lib"]
-    found = [folder / name for folder in folders for name in LIBRARY_NAMES]
-    return next((path for path in found if path.is_file()), None)
+    paths = [folder / name for folder in folders for name in LIBRARY_NAMES]
+    return next((path for path in paths if path.is_file()), None)
 
 
 @functools.cache
@@ -192,37 +215,37 @@ def _list_shared() -> Tree:
     return trees
 
 
-def _make_chain(rows: Sequence[Advice], own: Tree, choose: Any) -> Tree:
-    """A tree by ranks and sizes: ``own`` where no row holds."""
+def _make_chain(rows: Sequence[Advice], built_in: Tree, choose: Any) -> Tree:
+    """A tree by ranks and sizes: ``built_in`` where no row holds."""
     chain: Tree = {}
     last = 0
     for n, group in groupby(rows, lambda row: row.series.n):
         if n - 1 > last:
-            chain[f"comm_size<={n - 1}"] = own
+            chain[f"comm_size<={n - 1}"] = built_in
         chain[f"comm_size<={n}"] = sizes = {}
         for _, high, row in cut_range(list(group)):
             size = FUNCTIONS[rows[0].series.collective].size
             key = f"{size}=any" if high is None else f"{size}<={high}"
-            sizes[key] = own if row is None else choose(row)
+            sizes[key] = built_in if row is None else choose(row)
         last = n
-    chain["comm_size=any"] = own
+    chain["comm_size=any"] = built_in
     return chain
 
 
-def _choose(own: Tree, row: Advice) -> Tree:
+def _choose(built_in: Tree, row: Advice) -> Tree:
     """A row's algorithm, where it can serve: else what the library chooses."""
     collective = row.series.collective
     word, _ = split_word(collective, row.setting.env)
     if word == GENERIC:
-        return own
+        return built_in
     tree: Tree = {f"algorithm=MPIR_{FUNCTIONS[collective].word.capitalize()}_intra_{word}": {}}
     if word in ("reduce_scatter_allgather", "reduce_scatter_gather"):
-        tree = {"count<pow2": own, "count=any": tree}
-        tree = {"is_op_built_in=no": own, "is_op_built_in=yes": tree}
+        tree = {"count<pow2": built_in, "count=any": tree}
+        tree = {"is_op_built_in=no": built_in, "is_op_built_in=yes": tree}
     if COLLECTIVES[collective].reduces:
-        tree = {"is_commutative=no": own, "is_commutative=yes": tree}
+        tree = {"is_commutative=no": built_in, "is_commutative=yes": tree}
     if collective == "all_to_all":
-        tree = {"is_sendbuf_inplace=yes": own, "is_sendbuf_inplace=no": tree}
+        tree = {"is_sendbuf_inplace=yes": built_in, "is_sendbuf_inplace=no": tree}
     return tree
 
 
@@ -231,9 +254,14 @@ def _choose_nothing(leaf: Tree, row: Advice) -> Tree:
     return {UNLIKE: leaf}
 
 
+def _blank_comments(text: str) -> str:
+    """The text with blanks in place of comments."""
+    return re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
+
+
 def _split_trees(text: str) -> tuple[Tree, Tree]:
     """Both trees of a file, empty where it has comments only. Raises UsageError with the line."""
-    bare = re.sub(r"/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.S)
+    bare = _blank_comments(text)
     decoder, at = json.JSONDecoder(), 0
     trees: list[Tree] = []
     while at < len(bare) and (match := re.compile(r"\s*(?=\S)").match(bare, at)):
@@ -289,15 +317,15 @@ def _read_collective(collective: str, text: str, tree: Tree, shared: Tree) -> It
         chain
     ):
         return
-    own = chain["comm_size=any"]
-    kept = _list_kept(text, function.word.lower(), function.size, shared)
+    built_in = chain["comm_size=any"]
+    unshared = _list_unshared(text, function.word.lower(), function.size, shared)
     for first, last, below in _walk_bounds(text, chain, "comm_size"):
-        if last is None or below == own:
+        if last is None or below == built_in:
             continue
         for low, high, leaf in _walk_bounds(text, below, function.size):
-            name = "" if leaf == own else _name_leaf(text, collective, leaf)
+            name = "" if leaf == built_in else _name_leaf(text, collective, leaf)
             for n in range(max(first, 2), last + 1):
-                free = (n, low) in kept
+                free = (n, low) in unshared
                 if function.shares and not free:
                     name = ""
                 elif function.shares and not name:
@@ -305,7 +333,7 @@ def _read_collective(collective: str, text: str, tree: Tree, shared: Tree) -> It
                 yield Rule(collective, n, None, low, high, name)
 
 
-def _list_kept(text: str, word: str, size: str, shared: Tree) -> set[tuple[int, int]]:
+def _list_unshared(text: str, word: str, size: str, shared: Tree) -> set[tuple[int, int]]:
     """Ranks and first sizes of the ranges that do not run by release_gather."""
     below = shared.get(f"collective={word}", {}).get(INTRA, {}).get("is_multi_threaded=no", {})
     chain = below.get("is_commutative=yes", below)

@@ -24,14 +24,18 @@ from collbench.features.advise.formats._exports import (
     parse_number,
     read_exports,
     read_variables,
+    refuse_ranks,
+    warn_ranks,
     write_export,
 )
 from collbench.features.advise.formats._rows import (
-    describe_advised,
+    comment,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
     sort_rows,
+    write_head,
 )
 from collbench.features.advise.libraries.oneccl import ALGORITHMS, PREFIX, split_word
 from collbench.features.advise.types import Advice, Advised
@@ -46,32 +50,32 @@ class OneCclVariables:
     key = "oneccl"
     title = "oneCCL's variables by size"
     suffix = ".sh"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
-        ranks: dict[str, int] = {}
-        for row in advised.rows:
-            if reason := _refuse_row(row):
-                return reason
-            name, n = row.series.collective, row.series.n
-            if ranks.setdefault(name, n) != n:
-                return f"oneCCL's ranges hold for any number of ranks, and {name} has several"
-        return refuse_shared(advised.rows)
+        reasons = [_refuse_row(row) for row in advised.rows]
+        reasons += [refuse_ranks(advised.rows), refuse_shared(advised.rows)]
+        return next(filter(None, reasons), "")
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
-        lines.append("# Ranges know nothing of ranks: use it for jobs of the ranks that rows name.")
+        warnings = warn_ranks(advised.rows)
+        lines = write_head(advised, self.title, [f"source {format_path(path)}"], warnings)
         rows = sort_rows(advised)
         for collective, group in groupby(rows, lambda row: row.series.collective):
             some = list(group)
-            lines += [f"# {describe_row(row, advised.day)}" for row in some]
-            value = ";".join(map(_write_range, some))
-            lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
+            lines += comment(describe_row(row, advised.day) for row in some)
+            if value := ";".join(filter(None, map(_write_range, some))):
+                lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
         return "\n".join(lines) + "\n"
 
     def read(self, text: str) -> Sequence[Rule]:
         return [rule for export in read_exports(text) for rule in _read_value(export)]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return read_variables(path, PREFIX)
@@ -94,16 +98,17 @@ def _refuse_row(row: Advice) -> str:
 
 
 def _write_range(row: Advice) -> str:
-    """A range of what the library takes for the size."""
+    """A range of what the library takes for the size; empty for a row between two of them."""
     share = row.series.n if COLLECTIVES[row.series.collective].total else 1
-    return f"{row.name}:{-(-row.low // share)}-{row.high // share}"
+    low, high = -(-row.low // share), row.high // share
+    return f"{row.name}:{low}-{high}" if low <= high else ""
 
 
 def _read_value(export: Export) -> Iterator[Rule]:
-    found = [name for name, (word, _) in ALGORITHMS.items() if export.name == PREFIX + word]
-    if not found:
+    collectives = [name for name, (word, _) in ALGORITHMS.items() if export.name == PREFIX + word]
+    if not collectives:
         raise fail_line(export.line, f"{export.name} is no collective of oneCCL")
-    collective, last = found[0], -1
+    collective, last = collectives[0], -1
     for part in export.value.split(";"):
         word, colon, sizes = part.partition(":")
         if word not in ALGORITHMS[collective][1]:
