@@ -321,10 +321,11 @@ def _list_known(library: Library, collective: str, n: int, version: str) -> set[
 
 
 def find_cell(row: Row) -> Cell:
-    """The cell that a row is of."""
+    """The cell that a row is of, by the bytes that its call sends: all that a library sees of a
+    size, where blocks do not divide what was asked for."""
     hosts = {rank.host for rank in row.world.ranks} if row.world else set()
     series = Series(row.case.collective, row.case.n, max(1, len(hosts)))
-    return Cell(series, row.case.nbytes)
+    return Cell(series, row.case.size)
 
 
 def find_form(case: Case) -> Form:

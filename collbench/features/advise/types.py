@@ -1,7 +1,8 @@
 """What an advice is made of: settings, the cells in which they compete, and rows of advice.
 
-Times are in ns, sizes in bytes as collbench counts them for a collective (Case.nbytes). A gain is
-the share of the default's time that a setting saves: 0.14 is 14 % less time, -0.1 is 10 % more.
+Times are in ns, sizes in bytes of a call, as collbench counts them for a collective (Case.size). A
+gain is the share of the default's time that a setting saves: 0.14 is 14 % less time, -0.1 is 10 %
+more.
 """
 
 from __future__ import annotations
