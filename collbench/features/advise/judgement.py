@@ -585,7 +585,7 @@ def _explain_open(name: str, outcome: Outcome) -> str:
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
     more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
-    may = f"undecided: {name} may save {gain.hi:.0%}"
+    may = f"launches scatter too much: {name} may save {gain.hi:.0%}"
     return may + more * bool(outcome.lacking)
 
 

@@ -262,7 +262,7 @@ def test_wrong_data_at_one_size_bars_a_setting_at_all() -> None:
 def test_noise_says_what_would_tell() -> None:
     advised = judge_evidence(settle({"a": (-0.06,) * 4}, width=12.0))
     why = reasons(advised)[1024]
-    assert "undecided: a may save" in why.why
+    assert "launches scatter too much: a may save" in why.why
     assert "more launches would decide" in why.why
     assert not why.decided
 
