@@ -92,6 +92,8 @@ class Extras(NamedTuple):
 
 def find_exit(advised: Advised) -> Exit:
     """0 where anything was decided, else 3."""
+    if advised.is_undecided:
+        return Exit.NO_VERDICT
     decided = advised.rows or any(cell.decided for cell in advised.unadvised)
     return Exit.OK if decided else Exit.NO_VERDICT
 
