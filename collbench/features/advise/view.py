@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -233,11 +234,16 @@ def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
         yield plain_line(f"wrote {written.path}, {written.title}, {size}")
     elif advised.rows:
         yield plain_line(f"write it: --write advice{written.suffix}")
-    if advised.rows:
+    if not advised.rows or not written.path:
+        return
+    exports = re.findall(r"^export (\w+)=", written.text, re.MULTILINE)
+    if exports:
+        yield plain_line(f"use it:   source {shlex.quote(str(written.path))}")
+    else:
         for name, value in written.use.items():
             yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
-    if advised.rows and written.use and written.path:
-        yield "undo it:  unset these; collbench help advise says how a job on several hosts uses it"
+    if names := exports or [*written.use]:
+        yield plain_line(f"undo it:  unset {' '.join(names)}")
 
 
 def _make_rows(advised: Advised) -> Table:
