@@ -237,12 +237,13 @@ def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
     if not advised.rows or not written.path:
         return
     exports = re.findall(r"^export (\w+)=", written.text, re.MULTILINE)
-    if exports:
+    is_script = {*written.use} <= {*exports}
+    if exports and is_script:
         yield plain_line(f"use it:   source {shlex.quote(str(written.path))}")
     else:
         for name, value in written.use.items():
             yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
-    if names := exports or [*written.use]:
+    if names := exports if is_script else [*written.use]:
         yield plain_line(f"undo it:  unset {' '.join(names)}")
 
 
