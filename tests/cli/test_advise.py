@@ -40,6 +40,7 @@ class Rules(Words):
     key = "tiny"
     title = "Tiny's rules"
     suffix = ".tiny"
+    by_size = True
 
     def refuse(self, advised: Any) -> str:
         return "it knows no 16 ranks" if any(row.series.n == 16 for row in advised.rows) else ""

@@ -256,6 +256,7 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
     """Search, verify, write and tell; the exit code."""
     from collbench.features.advise import view, worth
     from collbench.features.advise.command import write_file
+    from collbench.features.advise.libraries.unordered import warn_unordered
     from collbench.survive.signals import interrupts
 
     began = time.monotonic()
@@ -267,6 +268,7 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
         advised = propose_advice(request, screening)
         left = request.budget - (time.monotonic() - began)
         verified = verify_proposal(request, screening, advised, left, write)
+    verified = verified._replace(advised=warn_unordered(verified.advised))
     written = write_file(verified.advised, request.format, write, is_chosen=True)
     code = verified.code or view.find_exit(verified.advised)
     _deliver(request, verified, written, job, options)
