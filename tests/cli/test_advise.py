@@ -96,7 +96,7 @@ def test_the_answer_comes_first(inside, runs: Path) -> None:
     assert second.startswith("  all_reduce on 4 ranks, 1 to 16 KiB: ring takes 20% less time [")
     assert "write it: --write advice.tiny" in done.stdout
     assert "export TINY_RULES=advice.tiny" in done.stdout
-    assert "# collbench advise: " in done.stdout  # the file's text
+    assert "# Advice by collbench" in done.stdout  # the file's text
 
 
 def test_a_file_is_written_and_replaced_but_nobody_elses(inside, runs: Path) -> None:

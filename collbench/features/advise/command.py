@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 PRINTED = ("table", "md", "json", "html")
 
-MARK = "collbench advise"  # by what a file is known as one, which may be replaced
-
 BUDGET = "5m"  # of a verification
 
 For = Annotated[
@@ -125,6 +123,7 @@ def advise(options: AdviseOptions) -> None:
     from collbench.cli import outputs
     from collbench.core.text import print_message
     from collbench.features.advise import judgement, view
+    from collbench.features.advise.formats.files import refuse_files
     from collbench.suite import grammar
 
     outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
@@ -133,6 +132,8 @@ def advise(options: AdviseOptions) -> None:
     budget = grammar.parse_duration(options.budget or BUDGET, "--budget")
     files = read_runs(options.names or [])
     evidence, form = choose_format(files, terms, options.kind)
+    if options.write:
+        refuse_files(form, options.write)
     advised = judgement.judge_evidence(evidence, options.same_order)
     extras = view.Extras(evidence.title)
     code: int = Exit.OK
@@ -152,8 +153,7 @@ def advise(options: AdviseOptions) -> None:
 
 
 def refuse_conflicts(options: AdviseOptions) -> None:
-    """Whether options go together, and FILE may be written. Raises UsageError and CannotRun."""
-    from collbench.core.files import refuse_foreign_file
+    """Whether options go together. Raises UsageError."""
     from collbench.features.advise.formats import load_formats
     from collbench.suite import grammar
 
@@ -163,8 +163,6 @@ def refuse_conflicts(options: AdviseOptions) -> None:
         )
     if options.kind:
         grammar.parse_choice("--for", options.kind, load_formats())
-    if options.write:
-        refuse_foreign_file(options.write, MARK, "--write")
 
 
 def make_terms(options: AdviseOptions) -> Terms:
@@ -223,7 +221,7 @@ def choose_format(files: Sequence[RunFile], terms: Terms, key: str) -> tuple[Evi
 def write_file(advised: Advised, form: Format, path: Path | None, is_chosen: bool) -> Written:
     """The file, saved where there is a path. Raises UsageError where a format that was chosen, or
     whose file was to be saved, cannot say the advice."""
-    from collbench.core.files import save_text
+    from collbench.features.advise.formats.files import write_files
     from collbench.features.advise.view import Written
 
     if reason := form.refuse(advised):
@@ -233,19 +231,11 @@ def write_file(advised: Advised, form: Format, path: Path | None, is_chosen: boo
                 "--for words writes it for people to follow",
             )
         return Written(form.key, form.title, "", {}, None, f"{form.title}: {reason}", form.suffix)
-    text = form.write(advised)
-    place = path or Path(f"advice{form.suffix}")
-    if path:
-        save_text(path, text, MARK, "--write", shared=True)
-    return Written(
-        form.key,
-        form.title,
-        text,
-        form.use(place.absolute() if path else place),
-        path,
-        "",
-        form.suffix,
-    )
+    if not path:
+        return Written(form.key, form.title, form.write(advised), {}, None, "", form.suffix)
+    final = path.absolute()
+    text = write_files(form, advised, path, final=final)
+    return Written(form.key, form.title, text, form.use(final), path, "", form.suffix)
 
 
 def verify(

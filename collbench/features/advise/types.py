@@ -109,7 +109,9 @@ class Unadvised(NamedTuple):
 class Advised(msgspec.Struct, frozen=True, kw_only=True):
     """All advice from some runs, for one library. ``library`` is a key of LIBRARIES, ``version`` as
     its worlds say it. ``rivals`` has all that was tested, for the map: by cell and the setting's
-    name, the gain there. ``backend`` is the default's; empty where only one was measured."""
+    name, the gain there. ``backend`` is the default's; empty where only one was measured. ``fills``
+    are for formats that have to say something for all sizes (Format.covers_all): as Advice, but
+    each for one measured size or more."""
 
     library: str
     version: str
@@ -123,3 +125,8 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     backend: str = ""
     device: str = ""  # the GPUs' model, "NVIDIA H200"; empty for CPUs, and where models differ
+    fills: tuple[Advice, ...] = ()  # settings as fast as the library's own choice (formats.fills)
+    hosts: tuple[str, ...] = ()  # on which it was measured
+    forms: str = ""  # datatypes and placement: "float32, out of place"
+    command: str = ""  # that made it, as typed: "collbench tune all_reduce --budget 10m"
+    is_undecided: bool = False  # nothing could be decided, which is not that nothing is faster

@@ -24,6 +24,9 @@ MODULES = (
 )
 
 
+MARK = "Advice by collbench"  # in the first line of every file: such a one may be replaced
+
+
 class Rule(NamedTuple):
     """One row of a file as its reader takes it: for a series (None: any number of ranks or nodes)
     and for sizes from ``low`` to ``high`` bytes, inclusive, in collbench's count (high None: to the
@@ -43,15 +46,21 @@ class Format(Protocol):
     key: str  # "openmpi"
     title: str  # "Open MPI's rules for coll_tuned"
     suffix: str  # ".conf"
+    by_size: bool  # whether a library reads rules by size: else words, or a table to paste
+    covers_all: bool  # whether it has to say something for all sizes (Advised.fills)
+    companions: tuple[str, ...]  # what names of files end in that lie beside the file: ".posix"
 
     def refuse(self, advised: Advised) -> str:
         """Why this advice cannot be said in this format, as a sentence without a full stop; empty
         where it can."""
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         """The text of the file. Above each row a comment has gain, interval, launches and day.
         Sizes and series that have no row stay the library's. No rows: a file that changes
-        nothing."""
+        nothing. ``path`` is where it is going to lie, which its first lines tell how to use."""
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        """The texts of the files beside it, by companion."""
 
     def read(self, text: str) -> Sequence[Rule]:
         """The rules as the library's reader takes them, in the order in which they count (the
@@ -59,8 +68,9 @@ class Format(Protocol):
         misread."""
 
     def use(self, path: Path) -> dict[str, str]:
-        """The variables by which the library reads the file ``path``; empty where a person
-        reads it."""
+        """The variables by which the library reads the file ``path``, which lies there with its
+        companions; empty where a person reads it, and where it has no rules. Writes nothing.
+        Raises UsageError for a file that cannot be read."""
 
 
 def load_formats() -> dict[str, Format]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.errors import UsageError, first_line
-from collbench.core.files import read_bytes
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import fail_line
+from collbench.features.advise.formats.files import read_file
 
 MAX_BYTES = 1 << 20
 MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
@@ -61,11 +60,7 @@ def parse_number(word: str, what: str, most: int, line: int) -> int:
 def read_variables(path: Path, prefix: str) -> dict[str, str]:
     """The variables of the file ``path``; UsageError for a file that cannot be read, and for a
     variable that does not begin with ``prefix``."""
-    try:
-        text = read_bytes(path, MAX_BYTES).decode()
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path}: {first_line(e)}") from e
-    exports = list(read_exports(text))
+    exports = list(read_exports(read_file(path, MAX_BYTES)))
     for each in exports:
         if not each.name.startswith(prefix):
             raise fail_line(each.line, f"{each.name} is no variable of this library")

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from collbench.core.errors import UsageError
 from collbench.core.text import format_size, plain_line
+from collbench.features.advise.formats import MARK
 from collbench.features.advise.types import Advice, Advised
 
 
@@ -31,7 +32,7 @@ def describe_row(row: Advice, day: str) -> str:
 def describe_advised(advised: Advised, title: str) -> list[str]:
     """Lines for the comment at the top of a file: what it is, of which runs; and that nothing is
     advised, if so."""
-    lines = [f"collbench advise: {title}, measured with {advised.version or 'an unknown version'}"]
+    lines = [f"{MARK}: {title}, measured with {advised.version or 'an unknown version'}"]
     lines += [f"run {run}" for run in advised.runs]
     if not advised.rows:
         lines.append("No setting is surely faster than the library's own choice.")

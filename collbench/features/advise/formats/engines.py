@@ -132,6 +132,8 @@ class CutOffs:
     """
 
     suffix = ".py"
+    by_size, covers_all = False, False
+    companions = ()
 
     def __init__(self, key: str, title: str, table: str, how: str) -> None:
         self.key, self.title = key, title
@@ -156,7 +158,7 @@ class CutOffs:
         cuts = [cut for cut in self._list_cuts(advised) if not isinstance(cut, str)]
         return "" if cuts else (reasons or ["no all_reduce on one host is advised"])[0]
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         lines = comment([*describe_file(advised, self.title), self._how])
         capability = find_capability(advised)
         for cut in self._list_cuts(advised) if capability else ():
@@ -185,6 +187,9 @@ class CutOffs:
                 raise _misread(number, f"ends at {match[3]} bytes, below which no size is")
             sizes[int(match[2])] = " or ".join(kernels), int(match[3]) - LANE
         return [Rule("all_reduce", n, 1, 0, end, name) for n, (name, end) in sorted(sizes.items())]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}
@@ -283,6 +288,8 @@ class TensorRtLlm:
     key = "tensorrt_llm"
     title = "TensorRT-LLM's table of all_reduce strategies"
     suffix = ".cpp"
+    by_size, covers_all = False, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if why := refuse_engine(advised):
@@ -300,7 +307,7 @@ class TensorRtLlm:
             )
         return ""
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         head = [
             *describe_file(advised, self.title),
             "For float16 and bfloat16 without fusion; measured with torch's kernels, to which "
@@ -342,6 +349,9 @@ class TensorRtLlm:
             for (ranks, _, hidden, tokens), name in chosen.items()
             for entry in (Entry(hidden + 7, tokens),)
         ]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}

@@ -56,13 +56,15 @@ class IntelMpiVariables:
     key = "intelmpi"
     title = "Intel MPI's I_MPI_ADJUST variables"
     suffix = ".sh"
+    by_size, covers_all = True, True
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         reasons = [_refuse_row(row) for row in advised.rows]
         reasons += [refuse_shared(advised.rows), _refuse_parts(advised)]
         return next(filter(None, reasons), "")
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
         lines = [f"# {line}" for line in describe_advised(advised, self.title)]
@@ -79,6 +81,9 @@ class IntelMpiVariables:
 
     def read(self, text: str) -> Sequence[Rule]:
         return [rule for export in read_exports(text) for rule in _read_value(export)]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return read_variables(path, PREFIX)

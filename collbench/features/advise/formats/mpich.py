@@ -1,4 +1,4 @@
-"""MPICH's trees of choices, in JSON: two in one file, the second of which ``use`` writes beside it.
+"""MPICH's trees of choices, in JSON: two in one file, and the second in one beside it, too.
 
 What the library does (MPICH 5.0):
 - The file of MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE takes the place of a tree that is built into
@@ -25,8 +25,7 @@ from typing import Any
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
-from collbench.core.files import read_bytes, replace_file
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import MARK, Rule
 from collbench.features.advise.formats._rows import (
     cut_range,
     describe_advised,
@@ -35,6 +34,7 @@ from collbench.features.advise.formats._rows import (
     refuse_shared,
     sort_rows,
 )
+from collbench.features.advise.formats.files import name_companion, read_file
 from collbench.features.advise.libraries.mpich import FUNCTIONS, GENERIC, PREFIX, split_word
 from collbench.features.advise.types import Advice, Advised
 
@@ -44,6 +44,7 @@ MAX_NUMBER = (1 << 31) - 1
 MAX_RANKS = 1 << 14  # for which ranges are written out as rules
 MAX_BYTES = 1 << 20
 LIBRARY_NAMES = ("libmpi.so.12", "libmpich.so.12")
+POSIX = ".posix"  # what the name of the second tree's file ends in
 INTRA = "comm_type=intra"
 UNLIKE = "is_multi_threaded=yes"  # never so below is_multi_threaded=no: nothing is chosen there
 _WRAPPED = re.compile(r"is_commutative=yes|is_op_built_in=yes|count=any|is_sendbuf_inplace=no")
@@ -56,6 +57,8 @@ class MpichTrees:
     key = "mpich"
     title = "MPICH's trees of choices"
     suffix = ".json"
+    by_size, covers_all = True, False
+    companions = (POSIX,)
 
     def refuse(self, advised: Advised) -> str:
         for row in advised.rows:
@@ -65,7 +68,7 @@ class MpichTrees:
             return ""
         return refuse_shared(advised.rows) or _refuse_library(advised.version)
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
         lines = describe_advised(advised, self.title)
@@ -102,16 +105,22 @@ class MpichTrees:
             )
         ]
 
+    def split_parts(self, text: str) -> dict[str, str]:
+        _, shared = _split_trees(text)
+        head = f"/* {MARK}: the second tree of MPICH's file beside it: keep both together. */"
+        return {POSIX: f"{head}\n{json.dumps(shared, indent=1)}\n"} if shared else {}
+
     def use(self, path: Path) -> dict[str, str]:
-        try:
-            text = read_bytes(path, MAX_BYTES).decode()
-        except (OSError, ValueError) as e:
-            raise UsageError(f"{path}: {first_line(e)}") from e
-        generic, shared = _split_trees(text)
+        generic, shared = _split_trees(read_file(path, MAX_BYTES))
         if not generic:
             return {}
-        beside = path.with_name(path.name + ".posix")
-        replace_file(beside, (json.dumps(shared, indent=1) + "\n").encode(), "--write")
+        beside = name_companion(path, POSIX)
+        text = read_file(beside, MAX_BYTES)
+        if _blank_comments(text).strip() != json.dumps(shared, indent=1):
+            raise UsageError(
+                f"{beside} is not the one that belongs to {path.name}",
+                "keep both files together as they were written",
+            )
         return {
             f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE": str(path),
             f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE": str(beside),
@@ -231,9 +240,14 @@ def _choose_nothing(leaf: Tree, row: Advice) -> Tree:
     return {UNLIKE: leaf}
 
 
+def _blank_comments(text: str) -> str:
+    """The text with blanks in place of comments."""
+    return re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
+
+
 def _split_trees(text: str) -> tuple[Tree, Tree]:
     """Both trees of a file, empty where it has comments only. Raises UsageError with the line."""
-    bare = re.sub(r"/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.S)
+    bare = _blank_comments(text)
     decoder, at = json.JSONDecoder(), 0
     trees: list[Tree] = []
     while at < len(bare) and (match := re.compile(r"\s*(?=\S)").match(bare, at)):

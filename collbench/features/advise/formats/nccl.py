@@ -224,6 +224,8 @@ class Example:
     key = "nccl"
     title = "the file of NCCL's example tuner plug-in"
     suffix = ".conf"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
@@ -245,7 +247,7 @@ class Example:
                 )
         return ""
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         worlds = ", ".join(f"{n} ranks on {nodes}" for nodes, n in _list_worlds(advised))
         head = [
             *describe_file(advised, self.title),
@@ -267,6 +269,9 @@ class Example:
         rules = [_read_row(*line, least_channels=0) for line in _split(text)]
         _refuse_gaps(rules)
         return rules
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {
@@ -385,13 +390,15 @@ class Rccl:
     key = "rccl"
     title = "the file of RCCL's tuner"
     suffix = ".csv"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if not advised.version.startswith("RCCL"):
             return "these runs are NCCL's, whose plug-in has rules of its own: --for nccl"
         return list_advised(advised)[1]
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         head = [
             *describe_file(advised, self.title),
             "RCCL reads this file in place of the rccl_tuner_<arch>.csv that it ships for the GPU: "
@@ -412,6 +419,9 @@ class Rccl:
             rules.append(_read_row(number, fields, least_channels=-1))
         return rules
 
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
+
     def use(self, path: Path) -> dict[str, str]:
         return {"NCCL_TUNER_CONFIG_FILE": str(path)}
 
@@ -427,6 +437,8 @@ class Ncclx:
     key = "ncclx"
     title = "the file of NCCLX's tuner"
     suffix = ".csv"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
@@ -439,7 +451,7 @@ class Ncclx:
             return f"{where} have no equal number a node, by which NCCLX goes"
         return why
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         head = [
             *describe_file(advised, self.title),
             "Bytes are those of the collective over its ranks, rounded down. -1 channels: as many "
@@ -458,6 +470,9 @@ class Ncclx:
             if line and not line.startswith("#"):
                 rules.append(_read_ncclx(number, line))
         return rules
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         if path.suffix == ".json":

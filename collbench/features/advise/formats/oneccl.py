@@ -46,6 +46,8 @@ class OneCclVariables:
     key = "oneccl"
     title = "oneCCL's variables by size"
     suffix = ".sh"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         ranks: dict[str, int] = {}
@@ -57,7 +59,7 @@ class OneCclVariables:
                 return f"oneCCL's ranges hold for any number of ranks, and {name} has several"
         return refuse_shared(advised.rows)
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
         lines = [f"# {line}" for line in describe_advised(advised, self.title)]
@@ -72,6 +74,9 @@ class OneCclVariables:
 
     def read(self, text: str) -> Sequence[Rule]:
         return [rule for export in read_exports(text) for rule in _read_value(export)]
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return read_variables(path, PREFIX)

@@ -69,6 +69,8 @@ class OpenMpiRules:
     key = "openmpi"
     title = "Open MPI's rules for coll_tuned"
     suffix = ".conf"
+    by_size, covers_all = True, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         for row in advised.rows:
@@ -79,7 +81,7 @@ class OpenMpiRules:
                 return reason
         return refuse_shared(advised.rows) or _refuse_calls(advised.rows)
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
         lines = [f"# {line}" for line in describe_advised(advised, self.title)]
@@ -104,6 +106,9 @@ class OpenMpiRules:
             rules += _derive_rules(name, _read_blocks(numbers, name, function))
         numbers.close()
         return rules
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {DYNAMIC: "1", RULES: str(path)}

@@ -35,11 +35,13 @@ class Words:
     key = "words"
     title = "sentences, and exports for a shell"
     suffix = ".sh"
+    by_size, covers_all = False, False
+    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         return ""
 
-    def write(self, advised: Advised) -> str:
+    def write(self, advised: Advised, path: Path | None = None) -> str:
         lines = [*_write_header(advised)]
         for row in advised.rows:
             lines += ["#", *_write_row(advised, row)]
@@ -67,6 +69,9 @@ class Words:
             name = names.get(key, format_variables(key))
             rules += [Rule(collective, None, None, 0, None, name) for collective in COLLECTIVES]
         return rules
+
+    def split_parts(self, text: str) -> dict[str, str]:
+        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}

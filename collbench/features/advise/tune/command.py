@@ -112,7 +112,11 @@ def tune(options: TuneOptions) -> None:
     Short launches of all settings propose some. Fresh launches compare these with the library's own
     choice, in turns, and alone decide. Exit code 3 if they could decide nothing.
     """
+    from collbench.features.advise.formats.files import refuse_files
+
     request = read_request(options)
+    if options.write is not None:
+        refuse_files(request.format, options.write)
     if options.dry_run:
         return show_plan(request)
     if options.write is None:
@@ -202,11 +206,8 @@ def _check_places(options: TuneOptions) -> None:
     """Raises UsageError and CannotRun for what could not be written in the end, and makes the
     folder of runs."""
     from collbench.cli import outputs
-    from collbench.features.advise.tune.request import refuse_path
 
     outputs.check_outputs(options.output_format, options.out or [], PRINTED, options.plotlyjs)
-    if options.write is not None:
-        refuse_path(options.write)
     if options.output is not None and not options.dry_run:
         try:
             options.output.mkdir(parents=True, exist_ok=True)
@@ -343,7 +344,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
             "no setting was measured beside the default",
             "give a longer --budget, or fewer sizes, ranks or collectives",
         )
-    by_size = bool(request.format.use(Path("file")))
+    by_size = request.format.by_size
     nodes = screening.nodes
     shared = {world.n for world in screening.worlds if world.oversubscribed}
     rows = propose.propose_rows(medians, request.library, request.backend, nodes, by_size, shared)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, NoVerdict, UsageError
-from collbench.core.files import save_text
 from collbench.core.text import print_message
+from collbench.features.advise.formats.files import write_files
 from collbench.features.advise.tune import keeping
 from collbench.features.advise.tune.keeping import Choices, Removed
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series, Unadvised
@@ -216,9 +216,9 @@ def list_variations(advised: Advised, request: VerifyRequest, folder: Path) -> l
     """What is to be compared: the advice's file, written into ``folder``; where nothing reads such
     a file, each setting for itself, by the environment."""
     path = folder / f"advised{request.format.suffix}"
-    used = request.format.use(path)
-    if used:
-        save_text(path, request.format.write(advised), "", shared=request.folder is not None)
+    if request.format.by_size:
+        write_files(request.format, advised, path, shared=request.folder is not None)
+        used = request.format.use(path)
         cells = list_cells(advised.rows, request.axes.sizes)
         return [Variation(tuple(used.items()), "as advised", advised.rows, tuple(cells))]
     by_setting: dict[Any, list[Advice]] = {}

@@ -12,7 +12,6 @@ import msgspec
 from collbench.core.backend_info import backend_info
 from collbench.core.collectives import find_collective
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.files import refuse_foreign_file
 from collbench.core.text import format_count, print_message
 from collbench.features.advise.formats import load_formats
 from collbench.features.advise.libraries import Library, find_library
@@ -27,7 +26,6 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
-MARK = "collbench"  # in the first lines of every file that is written
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,11 +191,3 @@ def tell_ineffective(envs: Sequence[Variables], backend: str) -> None:
     names = dict.fromkeys(name for env in envs for name, _ in env)
     for name in refusal.ineffective_settings(names, [backend]):
         print_message(f"{name} means nothing to {backend}")
-
-
-def refuse_path(path: Path) -> None:
-    """Raises UsageError and CannotRun where no advice can be written, before anything is
-    measured."""
-    if path.is_dir():
-        raise UsageError(f"--write {path} is a folder", "name a file in it")
-    refuse_foreign_file(path, MARK, "--write")

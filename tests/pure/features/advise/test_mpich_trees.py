@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import choose, mpich
+from collbench.features.advise.formats.files import refuse_files, write_files
 from collbench.features.advise.libraries.mpich import FUNCTIONS, LIBRARY
 from collbench.features.advise.types import Series, Setting, Variables
 
@@ -98,15 +99,31 @@ def test_no_rows_are_a_file_that_changes_nothing(tmp_path: Path) -> None:
     assert FORMAT.read(path.read_text()) == [] and FORMAT.use(path) == {}
 
 
-def test_the_second_tree_is_written_beside_the_file(tmp_path: Path) -> None:
+def test_the_second_tree_lies_beside_the_file_and_belongs_to_it(tmp_path: Path) -> None:
     path = tmp_path / "mpich.json"
-    path.write_text(write(one()))
+    write_files(FORMAT, advised(LIBRARY, [one()]), path)
     used = FORMAT.use(path)
     assert used["MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE"] == str(path)
     beside = Path(used["MPIR_CVAR_CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE"])
-    assert json.loads(beside.read_text()) == mpich._split_trees(path.read_text())[1]
-    with pytest.raises(UsageError):
-        FORMAT.use(tmp_path / "absent.json")
+    tree = json.loads(mpich._blank_comments(beside.read_text()))
+    assert tree == mpich._split_trees(path.read_text())[1]
+    beside.write_text("{}")
+    with pytest.raises(UsageError, match="not the one"):
+        FORMAT.use(path)
+    with pytest.raises(UsageError, match="not written by collbench"):
+        refuse_files(FORMAT, path)
+    beside.unlink()
+    for absent in (path, tmp_path / "absent.json"):
+        with pytest.raises(UsageError):
+            FORMAT.use(absent)
+    assert [each.name for each in tmp_path.iterdir()] == ["mpich.json"]  # nothing was written
+
+
+def test_advice_without_rows_takes_the_second_tree_away(tmp_path: Path) -> None:
+    path = tmp_path / "mpich.json"
+    write_files(FORMAT, advised(LIBRARY, [one()]), path)
+    write_files(FORMAT, advised(LIBRARY, []), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["mpich.json"] and FORMAT.use(path) == {}
 
 
 def test_the_tree_of_a_library_is_the_largest_that_it_holds(tmp_path: Path) -> None:
