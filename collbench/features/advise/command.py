@@ -122,7 +122,7 @@ def advise(options: AdviseOptions) -> None:
     """
     from collbench.cli import outputs
     from collbench.core.text import print_message
-    from collbench.features.advise import judgement, view
+    from collbench.features.advise import fills, judgement, view
     from collbench.features.advise.formats.files import refuse_files
     from collbench.suite import grammar
 
@@ -135,6 +135,8 @@ def advise(options: AdviseOptions) -> None:
     if options.write:
         refuse_files(form, options.write)
     advised = judgement.judge_evidence(evidence, options.same_order)
+    if form.covers_all:
+        advised = fills.fill_sizes(advised)
     extras = view.Extras(evidence.title)
     code: int = Exit.OK
     if options.verify:

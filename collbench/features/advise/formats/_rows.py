@@ -16,17 +16,10 @@ def describe_row(row: Advice, day: str) -> str:
     """One line for the comment above a row: sizes, setting, gain with its interval, launches and
     day."""
     gain, lo, hi = row.gain
-    launches = min(each.launches for each in row.gains)
-    when = f"verified {row.verified}" if row.verified else f"measured {day}"
-    series = row.series
-    hosts = f" on {series.nodes} hosts" if series.nodes > 1 else ""
-    remark = f"; {row.remark}" if row.remark else ""
-    line = (
-        f"{series.collective}, {series.n} ranks{hosts}, {format_size(row.low)} to"
-        f" {format_size(row.high)}: {row.name}, {gain:.1%} less time [{lo:.1%}, {hi:.1%}],"
-        f" {launches} launches a side, {when}{remark}"
+    return plain_line(
+        f"{_describe_place(row)}, {gain:.1%} less time [{lo:.1%}, {hi:.1%}],"
+        f" {_describe_launches(row, day)}"
     )
-    return plain_line(line)
 
 
 def describe_advised(advised: Advised, title: str) -> list[str]:
@@ -37,6 +30,29 @@ def describe_advised(advised: Advised, title: str) -> list[str]:
     if not advised.rows:
         lines.append("No setting is surely faster than the library's own choice.")
     return [plain_line(line) for line in lines]
+
+
+def describe_fill(row: Advice, day: str) -> str:
+    """The same of sizes at which the setting is no faster, and evidently no slower."""
+    worst = min(row.gains, key=lambda gain: gain.lo)
+    time, lo, hi = (-100 * each for each in (worst.gain, worst.hi, worst.lo))
+    return plain_line(
+        f"{_describe_place(row)}, as fast as the library's own choice: {time:+.1f} % time"
+        f" [{lo:+.1f}, {hi:+.1f}], {_describe_launches(row, day)}"
+    )
+
+
+def _describe_place(row: Advice) -> str:
+    series = row.series
+    hosts = f" on {series.nodes} hosts" if series.nodes > 1 else ""
+    sizes = f"{format_size(row.low)} to {format_size(row.high)}"
+    return f"{series.collective}, {series.n} ranks{hosts}, {sizes}: {row.name}"
+
+
+def _describe_launches(row: Advice, day: str) -> str:
+    launches = min(each.launches for each in row.gains)
+    when = f"verified {row.verified}" if row.verified else f"measured {day}"
+    return f"{launches} launches a side, {when}" + (f"; {row.remark}" if row.remark else "")
 
 
 def sort_rows(advised: Advised) -> list[Advice]:

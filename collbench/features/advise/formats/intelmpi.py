@@ -11,18 +11,21 @@ What the library does (2021.18, by what its calls send and add; its manual says 
   collbench's size over the number of ranks.
 - One number that is too large, and the variable is ignored.
 
-Therefore a collective is written only if the rows cover all of its sizes that were measured.
+Therefore a collective is written only if rows cover all of its sizes that were measured, or fills:
+presets that are as fast as the library's own choice (Advised.fills). Where two of them leave
+unmeasured sizes between them, the lower one holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.text import format_size
+from collbench.features.advise.fills import list_uncovered, sort_all
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._exports import (
     Export,
@@ -34,10 +37,10 @@ from collbench.features.advise.formats._exports import (
 )
 from collbench.features.advise.formats._rows import (
     describe_advised,
+    describe_fill,
     describe_row,
     fail_line,
     refuse_shared,
-    sort_rows,
 )
 from collbench.features.advise.libraries.intelmpi import (
     FUNCTIONS,
@@ -60,8 +63,9 @@ class IntelMpiVariables:
     companions = ()
 
     def refuse(self, advised: Advised) -> str:
-        reasons = [_refuse_row(row) for row in advised.rows]
-        reasons += [refuse_shared(advised.rows), _refuse_parts(advised)]
+        rows = sort_all(advised)
+        reasons = [_refuse_row(row) for row in rows]
+        reasons += [refuse_shared(rows), _refuse_parts(advised)]
         return next(filter(None, reasons), "")
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
@@ -73,9 +77,11 @@ class IntelMpiVariables:
                 "# Intel MPI goes on with the first and the last preset beyond the sizes that were",
                 "# measured, and knows no ranks here: use it for jobs of the ranks that rows name.",
             ]
-        for collective, group in groupby(sort_rows(advised), lambda row: row.series.collective):
+        for collective, group in groupby(sort_all(advised), lambda row: row.series.collective):
             rows = list(group)
-            lines += [f"# {describe_row(row, advised.day)}" for row in rows]
+            for row in rows:
+                describe = describe_fill if row in advised.fills else describe_row
+                lines.append(f"# {describe(row, advised.day)}")
             lines.append(write_export(PREFIX + FUNCTIONS[collective].word, _write_value(rows)))
         return "\n".join(lines) + "\n"
 
@@ -109,19 +115,16 @@ def _refuse_parts(advised: Advised) -> str:
     """Why rows cannot stand for all sizes and ranks of their collectives."""
     taken = "Intel MPI's ranges take over all sizes and ranks of a collective"
     ranks: dict[str, int] = {}
-    for row in advised.rows:
+    for row in sort_all(advised):
         name, n = row.series.collective, row.series.n
         if ranks.setdefault(name, n) != n:
             return f"{taken}, and {name} has rows for several numbers of ranks"
-    for cell in (each.cell for each in advised.unadvised):
-        if cell.series.collective in ranks:
-            return (
-                f"{taken}, none gives the library's own choice back, and {cell.series.collective}"
-                f" has no row for {cell.series.n} ranks and {format_size(cell.nbytes)}"
-            )
-    for before, after in pairwise(sort_rows(advised)):
-        if before.series == after.series and after.low != before.high + 1:
-            return f"{taken}, and rows of {before.series.collective} leave a gap"
+    for cell in list_uncovered(advised)[:1]:
+        return (
+            f"{taken}, none gives the library's own choice back, and for {cell.series.collective}"
+            f" of {cell.series.n} ranks and {format_size(cell.nbytes)} no setting is known to be as"
+            " fast"
+        )
     return ""
 
 
@@ -130,7 +133,7 @@ def _write_value(rows: Sequence[Advice]) -> str:
     presets = [split_preset(row.series.collective, row.setting.env)[0] for row in rows]
     if len(rows) == 1:
         return str(presets[0])
-    ends = [row.high // share for row in rows[:-1]] + [MAX_SIZE]
+    ends = [(after.low - 1) // share for after in rows[1:]] + [MAX_SIZE]
     starts = [0, *(end + 1 for end in ends)]
     return ";".join(
         f"{preset}:{start}-{end}" for preset, start, end in zip(presets, starts, ends, strict=False)

@@ -6,19 +6,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from advised import advised, row
+from advised import advised, gain, row
 from factories import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
+from collbench.features.advise.fills import fill_sizes, list_uncovered
 from collbench.features.advise.formats import choose
 from collbench.features.advise.formats.intelmpi import FORMATS
 from collbench.features.advise.libraries.intelmpi import FUNCTIONS, LIBRARY
-from collbench.features.advise.types import Advice, Cell, Series, Setting, Unadvised
+from collbench.features.advise.types import (
+    Advice,
+    Advised,
+    Cell,
+    Gain,
+    Series,
+    Setting,
+    Unadvised,
+)
 
 (FORMAT,) = FORMATS
+SERIES = Series("all_reduce", 4, 1)
 
 
 def one(collective: str, n: int, low: int, high: int, preset: object, nodes: int = 1) -> Advice:
@@ -119,7 +129,6 @@ def test_it_is_told_by_what_its_worlds_say() -> None:
         ([one("all_reduce", 4, 8, 64, 2, nodes) for nodes in (1, 2)], "hosts"),
         ([one("all_reduce", 4, 8, 64, 99)], "no preset 99 for all_reduce"),
         ([one("all_reduce", 4, 8, 64, "2:0-9")], "holds for all sizes"),
-        ([one("all_reduce", 4, *sizes, 2) for sizes in ((8, 64), (70, 99))], "leave a gap"),
         ([row(LIBRARY, "scan", 4, 8, 64, ())], "not known how Intel MPI counts sizes of scan"),
         ([row(LIBRARY, "reduce", 4, 8, 64, (("UCX_TLS", "tcp"),))], "UCX_TLS holds"),
     ],
@@ -128,14 +137,54 @@ def test_what_ranges_cannot_say_is_refused(rows, reason: str) -> None:
     assert reason in FORMAT.refuse(advised(LIBRARY, rows))
 
 
-def test_a_collective_of_which_a_size_stays_the_librarys_is_refused() -> None:
-    made = advised(LIBRARY, [one("all_reduce", 4, 64, 4096, 2)])
-    assert FORMAT.refuse(made) == ""
-    for collective, refused in (("all_reduce", True), ("broadcast", False)):
-        cell = Cell(Series(collective, 4, 1), 8)
-        left = msgspec.structs.replace(made, unadvised=(Unadvised(cell, "too close", True),))
-        reason = FORMAT.refuse(left)
-        assert ("all_reduce has no row for 4 ranks and 8 B" in reason) == refused
+def fast(nbytes: int, lo: float, name: str = "preset 3") -> dict[Cell, dict[str, Gain]]:
+    """What a preset gains at a size of all_reduce with four ranks."""
+    one_gain = msgspec.structs.replace(gain(nbytes), gain=lo + 0.015, lo=lo, hi=lo + 0.03)
+    return {Cell(SERIES, nbytes): {name: one_gain}}
+
+
+def left(rows: list[Advice], rivals: dict[Cell, dict[str, Gain]], *sizes: int) -> Advised:
+    """Advice in which some sizes of all_reduce stay the library's."""
+    cells = tuple(Unadvised(Cell(SERIES, size), "too close", True) for size in sizes)
+    return msgspec.structs.replace(advised(LIBRARY, rows), unadvised=cells, rivals=rivals)
+
+
+def test_a_collective_of_which_a_size_has_no_preset_as_fast_is_refused() -> None:
+    rows = [one("all_reduce", 4, 64, 4096, 2)]
+    assert FORMAT.refuse(left(rows, {})) == ""
+    assert "all_reduce of 4 ranks and 8 B no setting is known" in FORMAT.refuse(left(rows, {}, 8))
+    slower = fill_sizes(left(rows, fast(8, lo=-0.031), 8))
+    assert slower.fills == () and "8 B" in FORMAT.refuse(slower)
+    assert list_uncovered(slower) == [Cell(SERIES, 8)]
+    other = [one("broadcast", 4, 64, 4096, 2)]
+    assert FORMAT.refuse(left(other, {}, 8)) == ""
+
+
+def test_sizes_in_between_have_presets_that_are_as_fast() -> None:
+    rows = [one("all_reduce", 4, 64, 4096, 2), one("all_reduce", 4, 50_000, 80_000, 8)]
+    rivals = fast(8, -0.02) | fast(16, -0.02, "preset 2") | fast(16384, -0.029)
+    made = fill_sizes(left(rows, rivals, 8, 16, 16384))
+    assert FORMAT.refuse(made) == "" and list_uncovered(made) == []
+    assert [(each.name, each.low, each.high) for each in made.fills] == [
+        ("preset 3", 8, 11),
+        ("preset 2", 12, 63),  # as the row beside it, though it is no faster than another one
+        ("preset 3", 4097, 49_999),
+    ]
+    text = FORMAT.write(made)
+    assert 'ALLREDUCE="3:0-11;2:12-63;2:64-4096;3:4097-49999;8:50000-2147483647"' in text
+    assert (
+        "all_reduce, 4 ranks, 8 B to 11 B: preset 3, as fast as the library's own choice: +0.5 %"
+        " time [-1.0, +2.0]"
+    ) in " ".join(text.replace("\n#", "").split())
+    rules = FORMAT.read(text)
+    assert [choose(rules, SERIES, size) for size in (8, 16, 64, 16384, 65536)] == [
+        f"preset {preset}" for preset in (3, 2, 2, 3, 8)
+    ]
+
+
+def test_between_two_rows_the_lower_one_holds_where_nothing_was_measured() -> None:
+    rows = [one("all_reduce", 4, *sizes, 2) for sizes in ((8, 64), (70, 99))]
+    assert 'ALLREDUCE="2:0-69;2:70-2147483647"' in FORMAT.write(advised(LIBRARY, rows))
 
 
 @pytest.mark.parametrize(
