@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,11 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.features.advise.formats import Format, choose
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
+
+
+def flatten(text: str) -> str:
+    """A file's text in one line: comments as they were before they were cut into short lines."""
+    return " ".join(re.sub(r"\n(#|//) ", " ", text).split())
 
 
 def gain(nbytes: int) -> Gain:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -99,7 +99,8 @@ Rivals = dict[Setting, Measured]
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that advice rests on. ``refused`` are cells in which nothing may be judged, with the
     reason; ``shared`` those whose ranks share cores. ``device`` is the model of all GPUs, empty
-    where there is not one. ``cases`` are those of the default in the form measured first."""
+    where there is not one. ``cases`` are those of the default in the form measured first; ``forms``
+    are all forms of it in words."""
 
     library: Library
     version: str
@@ -114,6 +115,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     device: str = ""
     cases: tuple[Case, ...] = ()
+    hosts: tuple[str, ...] = ()
+    forms: str = ""
 
     @property
     def title(self) -> str:
@@ -181,8 +184,17 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         notes=tuple(notes),
         backends=tuple(dict.fromkeys(key[2].backend for key in gathered)),
         device=find_device(ours),
+        hosts=tuple(dict.fromkeys(plain_line(rank.host) for w in ours for rank in w.ranks)),
+        forms=describe_forms(key[1] for key in gathered if key[2] == default),
         cases=_list_cases(gathered, default),
     )
+
+
+def describe_forms(forms: Iterable[Form]) -> str:
+    """Datatypes and placements in words: float, out of place."""
+    places = {True: "in place", False: "out of place"}
+    words = [f"{form.dtype}, {places[form.in_place]}" for form in forms]
+    return "; ".join(dict.fromkeys(words))
 
 
 def find_device(worlds: Sequence[World]) -> str:

@@ -173,6 +173,8 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
         is_same_order=is_same_order,
         backend=evidence.default.backend if len(evidence.backends) > 1 else "",
         device=evidence.device,
+        hosts=evidence.hosts,
+        forms=evidence.forms,
         notes=(*_list_faults(evidence), *evidence.notes),
     )
 

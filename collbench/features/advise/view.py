@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -92,6 +93,8 @@ class Extras(NamedTuple):
 
 def find_exit(advised: Advised) -> Exit:
     """0 where anything was decided, else 3."""
+    if advised.is_undecided:
+        return Exit.NO_VERDICT
     decided = advised.rows or any(cell.decided for cell in advised.unadvised)
     return Exit.OK if decided else Exit.NO_VERDICT
 
@@ -231,11 +234,17 @@ def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
         yield plain_line(f"wrote {written.path}, {written.title}, {size}")
     elif advised.rows:
         yield plain_line(f"write it: --write advice{written.suffix}")
-    if advised.rows:
+    if not advised.rows or not written.path:
+        return
+    exports = re.findall(r"^export (\w+)=", written.text, re.MULTILINE)
+    is_script = {*written.use} <= {*exports}
+    if exports and is_script:
+        yield plain_line(f"use it:   source {shlex.quote(str(written.path))}")
+    else:
         for name, value in written.use.items():
             yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
-    if advised.rows and written.use and written.path:
-        yield "undo it:  unset these; collbench help advise says how a job on several hosts uses it"
+    if names := exports if is_script else [*written.use]:
+        yield plain_line(f"undo it:  unset {' '.join(names)}")
 
 
 def _make_rows(advised: Advised) -> Table:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._remarks import comment, describe_file
-from collbench.features.advise.formats._rows import describe_row, fail_line
+from collbench.features.advise.formats._rows import comment, describe_row, fail_line, write_head
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series
 
 CAPABILITIES = {  # of GPUs by their names
@@ -159,7 +158,7 @@ class CutOffs:
         return "" if cuts else (reasons or ["no all_reduce on one host is advised"])[0]
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        lines = comment([*describe_file(advised, self.title), self._how])
+        lines = write_head(advised, self.title, warnings=[self._how])
         capability = find_capability(advised)
         for cut in self._list_cuts(advised) if capability else ():
             if isinstance(cut, Cut) and capability:
@@ -308,12 +307,11 @@ class TensorRtLlm:
         return ""
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        head = [
-            *describe_file(advised, self.title),
+        how = (
             "For float16 and bfloat16 without fusion; measured with torch's kernels, to which "
-            "TensorRT-LLM's are alike in kind. Change these entries in customAllReduceUtils.h.",
-        ]
-        lines = comment(head, "//")
+            "TensorRT-LLM's are alike in kind. Change these entries in customAllReduceUtils.h."
+        )
+        lines = write_head(advised, self.title, warnings=[how], sign="//")
         capability = find_capability(advised) or (9, 0)
         table = f"AllReduceBestStrategyTableSM{100 if capability[0] >= 10 else 90}"
         for row in advised.rows:

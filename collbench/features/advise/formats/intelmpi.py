@@ -36,11 +36,13 @@ from collbench.features.advise.formats._exports import (
     write_export,
 )
 from collbench.features.advise.formats._rows import (
-    describe_advised,
+    comment,
     describe_fill,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
+    write_head,
 )
 from collbench.features.advise.libraries.intelmpi import (
     FUNCTIONS,
@@ -71,17 +73,20 @@ class IntelMpiVariables:
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
+        lines = write_head(advised, self.title, [f"source {format_path(path)}"])
         if advised.rows:
-            lines += [
-                "# Intel MPI goes on with the first and the last preset beyond the sizes that were",
-                "# measured, and knows no ranks here: use it for jobs of the ranks that rows name.",
-            ]
+            lines += comment(
+                [
+                    "Intel MPI goes on with the first and the last preset beyond the sizes that"
+                    " were measured, and knows no ranks here: use it for jobs of the ranks that"
+                    " rows name."
+                ]
+            )
         for collective, group in groupby(sort_all(advised), lambda row: row.series.collective):
             rows = list(group)
             for row in rows:
                 describe = describe_fill if row in advised.fills else describe_row
-                lines.append(f"# {describe(row, advised.day)}")
+                lines += comment([describe(row, advised.day)])
             lines.append(write_export(PREFIX + FUNCTIONS[collective].word, _write_value(rows)))
         return "\n".join(lines) + "\n"
 

@@ -27,12 +27,14 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
 from collbench.features.advise.formats import MARK, Rule
 from collbench.features.advise.formats._rows import (
+    comment,
     cut_range,
-    describe_advised,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
     sort_rows,
+    write_head,
 )
 from collbench.features.advise.formats.files import name_companion, read_file
 from collbench.features.advise.libraries.mpich import FUNCTIONS, GENERIC, PREFIX, split_word
@@ -44,6 +46,8 @@ MAX_NUMBER = (1 << 31) - 1
 MAX_RANKS = 1 << 14  # for which ranges are written out as rules
 MAX_BYTES = 1 << 20
 LIBRARY_NAMES = ("libmpi.so.12", "libmpich.so.12")
+GENERIC_FILE = f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE"
+SHARED_FILE = f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE"
 POSIX = ".posix"  # what the name of the second tree's file ends in
 INTRA = "comm_type=intra"
 UNLIKE = "is_multi_threaded=yes"  # never so below is_multi_threaded=no: nothing is chosen there
@@ -71,12 +75,9 @@ class MpichTrees:
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = describe_advised(advised, self.title)
-        lines += [describe_row(row, advised.day) for row in sort_rows(advised)]
+        comments = _write_comments(advised, self.title, path)
         if not advised.rows:
-            return "\n".join(f"/* {line} */" for line in lines) + "\n"
-        lines.append("Two trees: MPICH reads the second one from a file of its own.")
-        comments = [f"/* {line.replace('*/', '* /')} */" for line in lines]
+            return "\n".join(comments) + "\n"
         generic, shared = json.loads(json.dumps(find_tree())), _list_shared()
         for collective, group in groupby(sort_rows(advised), lambda row: row.series.collective):
             rows, function = list(group), FUNCTIONS[collective]
@@ -121,10 +122,23 @@ class MpichTrees:
                 f"{beside} is not the one that belongs to {path.name}",
                 "keep both files together as they were written",
             )
-        return {
-            f"{PREFIX}COLL_SELECTION_TUNING_JSON_FILE": str(path),
-            f"{PREFIX}CH4_POSIX_COLL_SELECTION_TUNING_JSON_FILE": str(beside),
-        }
+        return {GENERIC_FILE: str(path), SHARED_FILE: str(beside)}
+
+
+def _write_comments(advised: Advised, title: str, path: Path | None) -> list[str]:
+    """The head and what is to say of rows, as comments of JSON as MPICH reads it."""
+    commands = [
+        f"export {GENERIC_FILE}={format_path(path)}",
+        f"export {SHARED_FILE}={format_path(path, POSIX)}",
+    ]
+    lines = write_head(advised, title, commands, sign="#")
+    if advised.rows:
+        lines += comment(describe_row(row, advised.day) for row in sort_rows(advised))
+        lines += comment(
+            [f"Two trees: MPICH reads the second one from FILE{POSIX}: keep both files together."]
+        )
+    bare = (line.removeprefix("# ").replace("*/", "* /") for line in lines)
+    return [f"/* {line} */" for line in bare]
 
 
 def find_library() -> Path | None:

@@ -20,9 +20,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError
+from collbench.core.text import format_count
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._remarks import comment, describe_file
-from collbench.features.advise.formats._rows import describe_row, fail_line, sort_rows
+from collbench.features.advise.formats._rows import (
+    comment,
+    describe_row,
+    fail_line,
+    format_path,
+    sort_rows,
+    write_head,
+)
 from collbench.features.advise.libraries.nccl import (
     CHANNELS,
     FUNCTIONS,
@@ -241,22 +248,31 @@ class Example:
             if lacking:
                 return (
                     "NCCL's example plug-in runs on one channel whatever has no row, and what NCCL "
-                    f"itself chooses for {', '.join(lacking)} with {n} ranks on {nodes} is not "
-                    "known at all sizes: measure each without settings from 1K to 64M or more with "
-                    "NCCL 2.24 or later, which says what it chose, and give those runs, too"
+                    f"itself chooses for {', '.join(lacking)} with {n} ranks on "
+                    f"{format_count(nodes, 'host')} is not known at all sizes: measure each "
+                    "without settings from 1K to 64M or more with NCCL 2.24 or later, which says "
+                    "what it chose, and give those runs, too"
                 )
         return ""
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        worlds = ", ".join(f"{n} ranks on {nodes}" for nodes, n in _list_worlds(advised))
-        head = [
-            *describe_file(advised, self.title),
-            f"For communicators of {worlds} only: NCCL's example plug-in runs those of other sizes "
-            "on one channel.",
+        worlds = ", ".join(
+            f"{format_count(n, 'rank')} on {format_count(nodes, 'host')}"
+            for nodes, n in _list_worlds(advised)
+        )
+        warnings = [
+            "NCCL's example plug-in runs communicators of other sizes than those of this file on "
+            f"ONE channel, and so slowly: use it only for communicators of {worlds}.",
             "0 channels: as many as NCCL gives. Unset NCCL_ALGO and NCCL_PROTO: they go before "
             "rows, and calls that no row fits have one channel. Kernels for symmetric memory ask "
             "no tuner.",
         ]
+        head = write_head(
+            advised,
+            self.title,
+            ["export NCCL_TUNER_PLUGIN=libnccl-tuner-example.so", _export(path, "NCCL")],
+            warnings,
+        )
         defaults = list_defaults(advised, is_whole=True)[0]
         rows = [row for series in sorted(defaults) for row in defaults[series]]
         below = (
@@ -280,10 +296,14 @@ class Example:
         }
 
 
+def _export(path: Path | None, library: str) -> str:
+    return f"export {library}_TUNER_CONFIG_FILE={format_path(path)}"
+
+
 def _write_rows(
-    advised: Advised, head: Iterable[str], below: str, defaults: Sequence[Row], without: int
+    advised: Advised, head: Sequence[str], below: str, defaults: Sequence[Row], without: int
 ) -> str:
-    lines = comment(head)
+    lines = [*head]
     for advice, rows in list_advised(advised)[0]:
         lines += ["#", *comment([describe_row(advice, advised.day)])]
         lines += [row.spell(without) for row in rows]
@@ -399,13 +419,13 @@ class Rccl:
         return list_advised(advised)[1]
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        head = [
-            *describe_file(advised, self.title),
+        warnings = [
             "RCCL reads this file in place of the rccl_tuner_<arch>.csv that it ships for the GPU: "
             "append the rows of that one, of which the first that fits counts.",
             "-1 channels: as many as RCCL gives. Unset NCCL_ALGO and NCCL_PROTO, which go before "
             "rows.",
         ]
+        head = write_head(advised, self.title, [_export(path, "NCCL")], warnings)
         defaults = list_defaults(advised, is_whole=False)[0]
         below = "as RCCL itself chose, by the file that it ships"
         rows = [row for series in sorted(defaults) for row in defaults[series]]
@@ -447,17 +467,16 @@ class Ncclx:
         series = [advice.series for advice, _ in settled]
         uneven = [each for each in series if each.n % each.nodes]
         if not why and uneven:
-            where = f"{uneven[0].n} ranks on {uneven[0].nodes}"
-            return f"{where} have no equal number a node, by which NCCLX goes"
+            where = f"{uneven[0].n} ranks on {format_count(uneven[0].nodes, 'host')}"
+            return f"{where} have no equal number a host, by which NCCLX goes"
         return why
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        head = [
-            *describe_file(advised, self.title),
+        warnings = [
             "Bytes are those of the collective over its ranks, rounded down. -1 channels: as many "
             "as NCCLX gives. Unset NCCL_ALGO and NCCL_PROTO, which go before rows.",
         ]
-        lines = comment(head)
+        lines = write_head(advised, self.title, [_export(path, "NCCLX")], warnings)
         for advice, rows in list_advised(advised)[0]:
             lines += ["#", *comment([describe_row(advice, advised.day)])]
             lines += map(_spell_ncclx, rows)

@@ -27,11 +27,13 @@ from collbench.features.advise.formats._exports import (
     write_export,
 )
 from collbench.features.advise.formats._rows import (
-    describe_advised,
+    comment,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
     sort_rows,
+    write_head,
 )
 from collbench.features.advise.libraries.oneccl import ALGORITHMS, PREFIX, split_word
 from collbench.features.advise.types import Advice, Advised
@@ -62,12 +64,13 @@ class OneCclVariables:
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
-        lines.append("# Ranges know nothing of ranks: use it for jobs of the ranks that rows name.")
+        lines = write_head(advised, self.title, [f"source {format_path(path)}"])
+        if advised.rows:
+            lines += comment(["Ranges know no ranks: use it for jobs of the ranks that rows name."])
         rows = sort_rows(advised)
         for collective, group in groupby(rows, lambda row: row.series.collective):
             some = list(group)
-            lines += [f"# {describe_row(row, advised.day)}" for row in some]
+            lines += comment(describe_row(row, advised.day) for row in some)
             value = ";".join(map(_write_range, some))
             lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
         return "\n".join(lines) + "\n"

@@ -26,12 +26,14 @@ from typing import NamedTuple
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import (
+    comment,
     cut_range,
-    describe_advised,
     describe_row,
     fail_line,
+    format_path,
     refuse_shared,
     sort_rows,
+    write_head,
 )
 from collbench.features.advise.libraries.openmpi import (
     DYNAMIC,
@@ -84,7 +86,9 @@ class OpenMpiRules:
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = [f"# {line}" for line in describe_advised(advised, self.title)]
+        name = format_path(path)
+        commands = [f"export {DYNAMIC}=1", f"export {RULES}={name}"]
+        lines = write_head(advised, self.title, commands)
         lines.append("# Rules count ranks, not hosts. Algorithm 0: as the library chooses.")
         series = [list(rows) for _, rows in groupby(sort_rows(advised), lambda row: row.series)]
         blocks = [list(rows) for _, rows in groupby(series, lambda rows: rows[0].series.collective)]
@@ -158,7 +162,7 @@ class _Numbers:
         """Raises UsageError where numbers are left, which the library does not read."""
         if self._at < len(self._tokens):
             line, token = self._tokens[self._at]
-            raise fail_line(line, f"'{token[:20]}' stands behind all that was announced")
+            raise fail_line(line, f"'{token[:20]}' follows the last announced number")
 
 
 def _split_tokens(text: str) -> Iterator[tuple[int, str]]:
@@ -179,7 +183,7 @@ def _refuse_row(row: Advice) -> str:
     if function is None or not 1 <= tuning.algorithm <= len(function.algorithms):
         return f"coll_tuned has no algorithm {row.name} for {row.series.collective}"
     if tuning.requests:
-        return "rules of all versions of Open MPI have no limit of requests"
+        return "rule files for all versions cannot hold max_requests"
     if row.high >= MAX_SIZE:
         return f"sizes end below {MAX_SIZE}"
     return ""
@@ -224,7 +228,7 @@ def _write_collective(series: Sequence[Sequence[Advice]], day: str) -> list[str]
             name = FUNCTIONS[collective].algorithms[tuning.algorithm - 1]
             fanout = tuning.fanout if name == "chain" else 0
             lines += [
-                f"# {describe_row(row, day)}",
+                *comment([describe_row(row, day)]),
                 f"{low} {tuning.algorithm} {fanout} {tuning.segment}",
             ]
     return lines
@@ -235,7 +239,10 @@ def _read_function(numbers: _Numbers) -> tuple[str, Function]:
     for name, function in FUNCTIONS.items():
         if function.number == number:
             return name, function
-    raise fail_line(numbers.line, f"coll_tuned has no collective {number} and would take it away")
+    raise fail_line(
+        numbers.line,
+        f"coll_tuned has no collective {number}, for which Open MPI would disable its rules",
+    )
 
 
 def _read_blocks(numbers: _Numbers, name: str, function: Function) -> list[_Block]:
@@ -243,7 +250,7 @@ def _read_blocks(numbers: _Numbers, name: str, function: Function) -> list[_Bloc
     for _ in range(numbers.next("how many numbers of ranks there are", MAX_NUMBER)):
         ranks = numbers.next("a number of ranks", MAX_NUMBER)
         if blocks and ranks <= blocks[-1].ranks:
-            raise fail_line(numbers.line, f"{ranks} ranks stand behind {blocks[-1].ranks}")
+            raise fail_line(numbers.line, f"{ranks} ranks come after {blocks[-1].ranks}")
         names = _read_names(numbers, name, function)
         blocks.append(_Block(ranks, names))
     for index, block in enumerate(blocks):
@@ -262,7 +269,7 @@ def _read_names(numbers: _Numbers, name: str, function: Function) -> list[tuple[
         if not names and size:
             raise fail_line(line, "the first size is not 0", "Open MPI would ignore the file")
         if names and size <= names[-1][0]:
-            raise fail_line(line, f"size {size} stands behind {names[-1][0]}")
+            raise fail_line(line, f"size {size} comes after {names[-1][0]}")
         if names and (name in SIZELESS or name == "barrier"):
             raise fail_line(line, SIZELESS.get(name, _NO_SIZE).format(name))
         algorithm = numbers.next(f"an algorithm of {name}", len(function.algorithms))

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_size, plain_line
 from collbench.features.advise.crossings import describe_crossing
 from collbench.features.advise.formats import Rule
-from collbench.features.advise.formats._rows import describe_advised, describe_row
-from collbench.features.advise.types import Advice, Advised, Cell, Gain, Variables
+from collbench.features.advise.formats._rows import comment, describe_row, format_path, write_head
+from collbench.features.advise.libraries import load_libraries
+from collbench.features.advise.types import Advice, Advised, Cell, Gain, Setting, Variables
 
 RULE = re.compile(
     r"# (?P<collective>\w+) on (?P<n>\d+) ranks? of (?P<nodes>\d+) hosts?,"
     r" (?P<low>\d+) to (?P<high>\d+) bytes: use (?P<name>.*)"
 )
-BY = "#   by "
+SET = "#   set "
 INSTEAD = re.compile(r"(?P<name>[^=]+?) in place of \S+")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_SIZES = 3  # that a sentence names
@@ -42,7 +45,8 @@ class Words:
         return ""
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        lines = [*_write_header(advised)]
+        commands = [f"source {format_path(path)}"] if find_export(advised) else []
+        lines = write_head(advised, "what to set, in words", commands)
         for row in advised.rows:
             lines += ["#", *_write_row(advised, row)]
         lines += [*_write_exports(advised)]
@@ -55,14 +59,14 @@ class Words:
         for number, line in enumerate(text.split("\n"), 1):
             if match := RULE.fullmatch(line):
                 rules.append(_read_rule(match))
-            elif line.startswith(BY) and rules:
-                names[_split_variables(line.removeprefix(BY), number)] = rules[-1].name
+            elif line.startswith(SET) and rules:
+                names[_split_variables(line.removeprefix(SET), number)] = rules[-1].name
             elif line.startswith("export "):
                 exports += _split_variables(line.removeprefix("export "), number)
             elif line and not line.startswith("#"):
                 raise UsageError(
                     f"line {number}: '{plain_line(line)[:40]}' is neither a comment nor an export",
-                    "write it anew with collbench advise --format words",
+                    "write it anew with collbench advise --for words",
                 )
         if exports:
             key = tuple(sorted(exports))
@@ -105,17 +109,37 @@ def list_doubts(advised: Advised, row: Advice) -> tuple[list[Cell], list[Cell]]:
 def _collect_gains(advised: Advised, row: Advice) -> dict[Cell, Gain | None]:
     """What the setting of a row gains in each measured cell; None where that is not known."""
     gains: dict[Cell, Gain | None] = {}
+    settings = _find_settings(advised, row)
     for unadvised in advised.unadvised:
-        is_same = unadvised.best_name == row.name
-        gains[unadvised.cell] = unadvised.best if is_same else None
+        name = settings[unadvised.cell.series.collective][1]
+        gains[unadvised.cell] = unadvised.best if unadvised.best_name == name else None
     for cell, rivals in advised.rivals.items():
-        gains[cell] = rivals.get(row.name) or gains.get(cell)
+        name = settings[cell.series.collective][1]
+        gains[cell] = rivals.get(name) or gains.get(cell)
     for other in advised.rows:
         for gain in other.gains:
             cell = Cell(other.series, gain.nbytes)
-            is_same = other.setting == row.setting
+            is_same = other.setting == settings[other.series.collective][0]
             gains[cell] = gain if is_same else gains.get(cell)
-    return gains
+    return {cell: gain for cell, gain in gains.items() if _bears(row, cell, settings)}
+
+
+def _find_settings(advised: Advised, row: Advice) -> dict[str, tuple[Setting, str]]:
+    """What the setting of a row is for each collective, with its name there: of its variables those
+    that bear on the collective. Names alone tell nothing, as preset 1 of one collective is another
+    one than preset 1 of the next."""
+    library = next(each for each in load_libraries() if each.key in (advised.library, "other"))
+    settings = {row.series.collective: (row.setting, row.name)}
+    for collective in COLLECTIVES:
+        env = library.reduce(collective, row.setting.env)
+        setting = msgspec.structs.replace(row.setting, env=env)
+        settings.setdefault(collective, (setting, library.name_setting(collective, setting)))
+    return settings
+
+
+def _bears(row: Advice, cell: Cell, settings: Mapping[str, tuple[Setting, str]]) -> bool:
+    """Whether the variables of a row's setting change anything in a cell."""
+    return not row.setting.env or bool(settings[cell.series.collective][0].env)
 
 
 def format_variables(env: Variables) -> str:
@@ -134,22 +158,16 @@ def _is_other_backend(advised: Advised, row: Advice) -> bool:
     return bool(advised.backend) and row.setting.backend != advised.backend
 
 
-def _write_header(advised: Advised) -> Iterator[str]:
-    lines = describe_advised(advised, "what to set, in words")
-    if advised.is_same_order:
-        lines.append("only settings that keep the order of summation")
-    for line in (*lines, *advised.notes):
-        yield f"# {plain_line(line)}"
-
-
 def _write_row(advised: Advised, row: Advice) -> Iterator[str]:
     """The comments of a row: its gain, where it crosses the library's choice, and the rule."""
-    yield f"# {describe_row(row, advised.day)}"
-    for word, crossing in (("begins", row.below), ("ceases", row.above)):
+    sentences = [describe_row(row, advised.day)]
+    for word, crossing, end in (("below", row.below, row.low), ("beyond", row.above, row.high)):
         if crossing:
-            yield f"# it {word} to be faster {describe_crossing(crossing)}"
-    if row.remark:
-        yield f"# {plain_line(row.remark)}"
+            sentences.append(
+                f"equally fast somewhere {describe_crossing(crossing)}; not advised {word}"
+                f" {format_size(end)}"
+            )
+    yield from comment(sentences)
     series = row.series
     ranks = f"{format_count(series.n, 'rank')} of {format_count(series.nodes, 'host')}"
     yield (
@@ -157,7 +175,7 @@ def _write_row(advised: Advised, row: Advice) -> Iterator[str]:
         f" use {_name_setting(advised, row)}"
     )
     if row.setting.env and all(VARIABLE.fullmatch(variable) for variable, _ in row.setting.env):
-        yield f"{BY}{format_variables(row.setting.env)}"
+        yield f"{SET}{format_variables(row.setting.env)}"
 
 
 def _name_setting(advised: Advised, row: Advice) -> str:
@@ -173,14 +191,15 @@ def _write_exports(advised: Advised) -> Iterator[str]:
     for env in dict.fromkeys(row.setting.env for row in advised.rows if row.setting.env != export):
         if env:
             rows = [row for row in advised.rows if row.setting.env == env]
-            yield from ("#", f"# not exported: {format_variables(env)}: {_say_why(advised, rows)}")
+            why = _say_why(advised, rows, export)
+            yield from ("#", *comment([f"not exported: {format_variables(env)}: {why}"]))
     if export:
         yield "#"
         yield "# not slower at any measured size, so it may hold for a whole job:"
         yield f"export {format_variables(export)}"
 
 
-def _say_why(advised: Advised, rows: Sequence[Advice]) -> str:
+def _say_why(advised: Advised, rows: Sequence[Advice], export: Variables) -> str:
     """Why the setting of some rows holds for them only."""
     slower, unsure = list_doubts(advised, rows[0])
     spans = [
@@ -194,8 +213,20 @@ def _say_why(advised: Advised, rows: Sequence[Advice]) -> str:
     if unsure:
         reasons.append(f"not known to be as fast at {_name_cells(advised, unsure, rows[0])}")
     if not reasons:
-        reasons.append("another setting is advised at more sizes, or it takes more than variables")
+        reasons.append(_name_obstacle(advised, rows[0], export))
     return f"it holds for {', '.join(spans)} only; {'; '.join(reasons)}"
+
+
+def _name_obstacle(advised: Advised, row: Advice, export: Variables) -> str:
+    """What but its times keeps a setting from being exported."""
+    setting = row.setting
+    if setting.algorithm != "native":
+        return f"it takes algorithm {setting.algorithm}, which no variable sets"
+    if _is_other_backend(advised, row):
+        return f"it takes backend {setting.backend}, which no variable sets"
+    if export:
+        return f"{format_variables(export)} is advised at more sizes"
+    return "no shell can be given these variables as they are"
 
 
 def _name_cells(advised: Advised, cells: Sequence[Cell], row: Advice) -> str:

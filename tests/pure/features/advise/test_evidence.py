@@ -288,9 +288,7 @@ def test_nothing_measured_is_one_line() -> None:
 def test_sizes_are_those_of_calls() -> None:
     """1 KiB does not divide into three blocks: rules from 1 KiB on would leave the call out."""
     worlds = {"n": 3, "ranks": hosted(3, 3)}
-    file = swept(
-        {(): 1.0, RING: 0.8}, collective="all_gather", worlds=worlds, case_fields={"n": 3}
-    )
+    file = swept({(): 1.0, RING: 0.8}, collective="all_gather", worlds=worlds, case_fields={"n": 3})
     (row,) = judge_evidence(gather_evidence([file], Terms())).rows
     assert [gain.nbytes for gain in row.gains] == [1020, 4092, 16380]
     assert (row.low, row.high) == (1020, 16380)

@@ -169,7 +169,9 @@ def test_few_launches_decide_nothing() -> None:
     change = {"a": (-0.3, -0.3, -0.3, -0.3)}
     few = judge_evidence(settle(change, launches=5))
     assert (few.rows, {each.decided for each in few.unadvised}) == ((), {False})
-    assert "5 launches a side: at least 6 launches in turns (`ab`, or --env" in reasons(few)[1024].why
+    assert (
+        "5 launches a side: at least 6 launches in turns (`ab`, or --env" in reasons(few)[1024].why
+    )
     flagged = judge_evidence(with_measured(settle(change, launches=5), "a", launched=8))
     assert "only 5 of 8 launches a side may be judged" in reasons(flagged)[1024].why
     assert spans(judge_evidence(settle(change, launches=6))) == [("a", 1024, 65536)]

@@ -198,3 +198,12 @@ def test_sums_may_be_added_in_another_order(advised: Advised) -> None:
     ):
         alike = msgspec.structs.replace(row, **changes)
         assert "last bits" not in shown(msgspec.structs.replace(advised, rows=(alike,)))
+
+
+def test_a_file_of_exports_is_sourced(advised: Advised) -> None:
+    use = {"A": "1;2"}
+    script = Written("intelmpi", "exports", '# a\nexport A="1;2"\n', use, Path("a b.sh"))
+    assert "use it: source 'a b.sh' undo it: unset A" in shown(advised, script)
+    rules = Written("openmpi", "rules", "# a\n", {"B": "/r"}, Path("r"))
+    assert "use it: export B=/r undo it: unset B" in shown(advised, rules)
+    assert "use it" not in shown(advised, script._replace(path=None))

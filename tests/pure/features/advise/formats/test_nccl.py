@@ -416,7 +416,7 @@ def test_what_keeps_ncclx_from_opening_is_refused(row: str) -> None:
 
 def test_ncclx_needs_as_many_ranks_on_each_node() -> None:
     row = advice(SIZES, series=Series("all_reduce", 7, 2))
-    assert "7 ranks on 2 have no equal number" in NCCLX.refuse(advised([row]))
+    assert "7 ranks on 2 hosts have no equal number" in NCCLX.refuse(advised([row]))
 
 
 def test_default_of_a_series_is_spread_by_geometric_means() -> None:

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from advised import flatten
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,9 +112,10 @@ def test_a_setting_that_holds_everywhere_is_exported(tmp_path: Path) -> None:
     advised = advise(row(threads(), NAME, *ALL), rivals=rivals(NAME, *[0.14] * 5))
     text = WORDS.write(advised)
     assert text.endswith("export OMP_NUM_THREADS=4\n")
-    assert "\n#   by OMP_NUM_THREADS=4\n" in text
-    assert "8 B to 4 MiB: OMP_NUM_THREADS=4, 14.0% less time [9.0%, 19.0%], 6 launches" in text
-    assert "2026-11-28" in text and "run 20261128-b" in text
+    assert "\n#   set OMP_NUM_THREADS=4\n" in text and "\n#   source FILE\n" in text
+    words_of = flatten(text)
+    assert "8 B to 4 MiB: OMP_NUM_THREADS=4, 14.0% less time [9.0%, 19.0%], 6 launches" in words_of
+    assert "runs, the last of 2026-11-28: 20261128-a, 20261128-b" in words_of
     assert source(text, tmp_path)["OMP_NUM_THREADS"] == "4"
     rules = WORDS.read(text)
     assert rules[0] == ("all_reduce", 4, 1, 8, (4 << 20) + 13, NAME)
@@ -126,8 +129,8 @@ def test_a_setting_that_is_slower_somewhere_is_said_and_not_exported(tmp_path: P
     text = WORDS.write(advised)
     assert "export OMP" not in text
     assert (
-        "# not exported: OMP_NUM_THREADS=4: it holds for all_reduce of 8 B to 64 KiB only; slower"
-        " at all_reduce of 4 MiB (-12 % [-17, -7])" in text
+        "not exported: OMP_NUM_THREADS=4: it holds for all_reduce of 8 B to 64 KiB only; slower"
+        " at all_reduce of 4 MiB (-12 % [-17, -7])" in flatten(text)
     )
     assert "OMP_NUM_THREADS" not in source(text, tmp_path)
     assert choose(WORDS.read(text), SERIES, 64) == NAME
@@ -138,7 +141,7 @@ def test_a_setting_that_is_slower_somewhere_is_said_and_not_exported(tmp_path: P
 def test_a_setting_that_another_collective_suffers_from_is_not_exported() -> None:
     of_gather = rivals(NAME, 0.0, 0.0, -0.3, 0.0, 0.0, series=GATHER)
     text = WORDS.write(advise(row(threads(), NAME, *ALL), rivals=of_gather))
-    assert "export OMP" not in text and "slower at all_gather of 4 KiB" in text
+    assert "export OMP" not in text and "slower at all_gather of 4 KiB" in flatten(text)
 
 
 @pytest.mark.parametrize("share", [-0.01, 0.0, 0.02])
@@ -148,13 +151,14 @@ def test_what_is_not_surely_as_fast_within_tau_is_not_exported(share: float) -> 
     exported = "export OMP" in WORDS.write(advised)
     assert exported == (share - 0.05 >= -0.05)
     if not exported:
-        assert "not known to be as fast at all_reduce of 4 MiB" in WORDS.write(advised)
+        text = flatten(WORDS.write(advised))
+        assert "not known to be as fast at all_reduce of 4 MiB" in text
 
 
 def test_what_was_not_tried_somewhere_is_not_exported() -> None:
     untried = {Cell(SERIES, 4 << 20): {"other": gain(4 << 20, 0.0)}}
     text = WORDS.write(advise(row(threads(), NAME, *ALL[:4]), rivals=untried))
-    assert "export OMP" not in text and "not known to be as fast" in text
+    assert "export OMP" not in text and "not known to be as fast" in flatten(text)
 
 
 def test_a_cell_that_is_not_advised_counts_where_rivals_are_not_told() -> None:
@@ -169,6 +173,35 @@ def test_a_cell_that_is_not_advised_counts_where_rivals_are_not_told() -> None:
         left = (Unadvised(of_gather, "it is not surely faster", True, best, name),)
         text = WORDS.write(advise(row(threads(), NAME, *ALL), unadvised=left))
         assert ("\nexport OMP" in text) == exports
+
+
+def test_a_name_of_another_collective_is_another_setting() -> None:
+    """Preset 1 of broadcast says nothing of preset 1 of all_reduce."""
+    env = (("I_MPI_ADJUST_ALLREDUCE", "1"),)
+    preset = row(Setting(backend="mpi", env=env), "preset 1", *ALL)
+    broadcast = Series("broadcast", 4, 1)
+    of_broadcast = rivals("preset 1", -0.3, -0.3, -0.3, series=broadcast)
+    advised = advise(preset, rivals=of_broadcast, library="intelmpi", backend="mpi")
+    assert words.list_doubts(advised, preset) == ([], [])
+    assert "\nexport I_MPI_ADJUST_ALLREDUCE=1" in WORDS.write(advised)
+    less = msgspec.structs.replace(preset, gains=ALL[:4])
+    own = advise(less, rivals=rivals("preset 1", *[0.1] * 4, -0.3), library="intelmpi")
+    assert words.list_doubts(own, less)[0] == [Cell(SERIES, SIZES[-1])]
+
+
+def test_it_says_why_a_setting_is_not_exported_whose_times_are_good() -> None:
+    two = advise(
+        row(threads("2"), "OMP_NUM_THREADS=2", *ALL[:2]),
+        row(threads(), NAME, *ALL[2:]),
+        rivals={
+            Cell(SERIES, size): dict.fromkeys(("OMP_NUM_THREADS=2", NAME), gain(size, 0.1))
+            for size in SIZES
+        },
+    )
+    assert "only; OMP_NUM_THREADS=4 is advised at more sizes" in flatten(WORDS.write(two))
+    setting = Setting(backend="gloo", algorithm="ring", env=(("A", "1"),))
+    text = WORDS.write(advise(row(setting, "ring", *ALL)))
+    assert "only; it takes algorithm ring, which no variable sets" in flatten(text)
 
 
 def test_settings_that_were_measured_apart_are_not_exported_together(tmp_path: Path) -> None:
@@ -194,7 +227,9 @@ def test_another_backend_is_a_sentence(tmp_path: Path) -> None:
     shm = row(Setting(backend="shm"), "shm", *ALL[:4], above=Crossing(3.1e6, 5e6))
     text = WORDS.write(advise(shm))
     assert "all_reduce on 4 ranks of 1 host, 8 to 65549 bytes: use shm in place of gloo" in text
-    assert "# it ceases to be faster between 2.96 and 4.77 MiB" in text
+    assert (
+        "equally fast somewhere between 2.96 and 4.77 MiB; not advised beyond 64.01 KiB"
+    ) in flatten(text)
     assert {*source(text, tmp_path)} <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
     assert WORDS.read(text) == [("all_reduce", 4, 1, 8, 65549, "shm")]
 
