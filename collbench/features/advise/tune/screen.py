@@ -93,13 +93,14 @@ class Screening:
         """The number of hosts that ranks were on, by that of ranks."""
         nodes: dict[int, int] = {}
         for world in self.worlds:
-            nodes[world.n] = max(nodes.get(world.n, 1), len(world.hosts))
+            hosts = {rank.host for rank in world.ranks}
+            nodes[world.n] = max(nodes.get(world.n, 1), len(hosts))
         return nodes
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that ranks were on."""
-        return tuple(dict.fromkeys(host for world in self.worlds for host in world.hosts))
+        return tuple(dict.fromkeys(rank.host for world in self.worlds for rank in world.ranks))
 
     @property
     def library_version(self) -> str:
