@@ -272,7 +272,7 @@ def verify(
     import msgspec
 
     from collbench.features.advise import view
-    from collbench.features.advise.tune import confirm
+    from collbench.features.advise.tune import confirm, keeping, schedule
     from collbench.features.compare.comparison import Rules
 
     if reason := form.refuse(advised):
@@ -281,9 +281,9 @@ def verify(
         )
     measured = next(file for file in files if file.run.id in evidence.runs)
     policy = msgspec.structs.replace(measured.run.policy, fresh=False, max_seconds=None)
-    request = confirm.VerifyRequest(
+    request = schedule.VerifyRequest(
         format=form,
-        axes=confirm.make_axes(evidence.cases),
+        axes=schedule.make_axes(evidence.cases),
         command=sys.argv,
         policy=policy,
         budget=budget,
@@ -292,7 +292,8 @@ def verify(
         tag="advise-verify",
     )
     verified = confirm.verify_advice(advised, request)
-    removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
+    sentences = keeping.describe_removed(verified.removed)
+    removed = tuple(f"removed: {sentence}" for sentence in sentences)
     extras = view.Extras(evidence.title, removed)
     if verified.code == Exit.NO_VERDICT:
         why = verified.removed[0].why if verified.removed else "no launch of both sides was timed"
