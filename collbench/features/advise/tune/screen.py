@@ -156,11 +156,10 @@ class Screening:
     def _run_round(self, joints: Sequence[Joint], seconds: float) -> None:
         """Measure these worlds. One that breaks costs the setting that was measured then; the rest
         goes on without it."""
-        number = len({joint.env for joint in joints if joint.env})
         print_message(
-            f"search, round {self.rounds + 1}: {format_count(len(joints), 'launch')}, of the"
-            f" default and of settings ({number:,}, where those of different collectives share a"
-            f" launch), about {format_clock(min(seconds, self.cost.of(joints)))}"
+            f"search, round {self.rounds + 1}: {format_count(len(joints), 'launch')}, about"
+            f" {format_clock(min(seconds, self.cost.of(joints)))}; settings of different"
+            " collectives share a launch"
         )
         until, pending = time.monotonic() + seconds, list(joints)
         while pending:
