@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,9 @@ from collbench.core.errors import Exit
 from collbench.features.advise import evidence, formats, libraries
 from collbench.features.advise.formats.words import Words
 from collbench.features.advise.libraries.other import Other
+from collbench.features.advise.tune import confirm
+from collbench.features.advise.tune.keeping import Removed
+from collbench.features.advise.types import Cell
 from collbench.records.types import Pairing, RunFile
 from collbench.suite.policy import Policy
 
@@ -93,9 +95,10 @@ def test_the_answer_comes_first(inside, runs: Path) -> None:
     done = inside("advise", str(runs))
     assert (done.returncode, done.stderr) == (0, "")
     first, second, *_ = done.stdout.splitlines()
-    assert first == "1 setting is surely faster than Tiny's own choice, in 3 of 3 cells"
+    assert first == "1 setting is surely faster than Tiny's own choice, at 3 of 3 measured sizes"
     assert second.startswith("  all_reduce on 4 ranks, 1 to 16 KiB: ring takes 20% less time [")
     assert "write it: --write advice.tiny" in done.stdout
+    assert "use it:  " not in done.stdout  # there is no file yet
     assert "# Advice by collbench" in done.stdout  # the file's text
 
 
@@ -118,7 +121,7 @@ def test_nothing_faster_is_an_answer(inside, tmp_path: Path) -> None:
     done = inside("advise", str(tmp_path), "--write", "none.tiny")
     assert done.returncode == 0
     assert done.stdout.startswith(
-        "nothing is surely faster than Tiny's own choice: 3 cells decided\n"
+        "nothing is surely faster than Tiny's own choice: 3 sizes decided\n"
     )
     assert "No setting is surely faster" in Path("none.tiny").read_text()
 
@@ -146,7 +149,7 @@ def test_reports_are_written_and_json_has_all(inside, runs: Path) -> None:
     assert (row["low"], row["high"], row["env"]) == (1024, 16384, {ALGORITHM: "ring"})
     assert [gain["launches"] for gain in row["gains"]] == [10, 10, 10]
     assert row["lo"] <= row["gain"] <= row["hi"]
-    assert value["file"]["use"] == {}  # as no file was written
+    assert value["file"]["use"] == {}  # there is no file yet
     assert "use ring" in value["file"]["text"]
     assert len(value["rivals"]) == 6
     page = Path("a.html").read_text()
@@ -185,6 +188,7 @@ def test_both_sides_of_an_experiment_are_read(inside, tmp_path: Path) -> None:
         (("run.jsonl", "-o", "a.csv"), "a.csv"),
         (("run.jsonl", "--format", "csv"), "--format"),
         (("sixteen.jsonl", "--for", "tiny"), "Tiny's rules cannot hold this advice: it knows no"),
+        (("run.jsonl", "--verify", "--write", "empty"), "--write empty is a folder"),
         (("sixteen.jsonl", "--write", "x"), "Tiny's rules cannot hold this advice: it knows no"),
     ],
 )
@@ -205,7 +209,7 @@ def test_what_a_format_cannot_say_is_shown_without_a_file(inside, tmp_path: Path
     write(swept({"": 1.0, "ring": 0.8}, n=16), tmp_path)
     done = inside("advise", str(tmp_path))
     assert done.returncode == 0
-    assert "no file: Tiny's rules: it knows no 16 ranks" in done.stdout
+    assert "no file: Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stdout
 
 
 def test_a_verification_removes_what_does_not_hold(
@@ -213,33 +217,51 @@ def test_a_verification_removes_what_does_not_hold(
 ) -> None:
     """By a stand-in for the experiment, which the tests of `tune` are about."""
     requests: list[Any] = []
+    code, refuses = Exit.NO_VERDICT, False
 
     def verify(advised: Any, request: Any) -> Any:
         import msgspec
 
         requests.append(request)
-        why = SimpleNamespace(sentence="all_reduce, ring: too noisy", why="too noisy")
-        none = msgspec.structs.replace(advised, rows=(), unadvised=())
-        return SimpleNamespace(advised=none, removed=(why,), code=Exit.NO_VERDICT)
+        cell = Cell(advised.rows[0].series, 1024)
+        kind = "wrong" if code == Exit.WRONG_DATA else "undecided"
+        why = Removed(cell, "ring", kind, "rank 1 differs", False)
+        left = () if code == Exit.NO_VERDICT else advised.rows
+        if refuses:
+            series = advised.rows[0].series._replace(n=16)
+            left = tuple(msgspec.structs.replace(row, series=series) for row in advised.rows)
+        kept = msgspec.structs.replace(advised, rows=left, unadvised=())
+        return confirm.Verified(kept, (why,), (), (), code)
 
-    stand_in = SimpleNamespace(
-        verify_advice=verify,
-        make_axes=list,
-        VerifyRequest=SimpleNamespace,
-    )
-    monkeypatch.setitem(
-        __import__("sys").modules,
-        "collbench.features.advise.tune",
-        SimpleNamespace(confirm=stand_in),
-    )
+    monkeypatch.setattr(confirm, "verify_advice", verify)
     done = inside("advise", str(runs), "--verify", "--budget", "90s", "--oversubscribed")
     assert done.returncode == 3
-    assert done.stdout.startswith("nothing could be verified: too noisy\n")
-    assert "removed: all_reduce, ring: too noisy" in done.stdout
+    assert done.stdout.startswith("nothing could be verified: rank 1 differs\n")
+    assert "removed: all_reduce, 4 ranks, ring at 1 KiB: rank 1 differs" in done.stdout
     (request,) = requests
     assert (request.budget, request.despite_oversubscription) == (90.0, True)
     assert request.policy.fresh is False
-    assert [(case.nbytes, case.env) for case in request.axes] == [(size, ()) for size in SIZES]
+    assert (request.axes.sizes, request.axes.envs) == (SIZES, ((),))
+    code = Exit.WRONG_DATA
+    done = inside("advise", str(runs), "--verify")
+    assert done.returncode == 7
+    assert done.stdout.startswith("wrong data: all_reduce, 4 ranks, ring at 1 KiB: rank 1")
+    code, refuses = Exit.OK, True
+    done = inside("advise", str(runs), "--verify", "--write", "rules.tiny", "-o", "a.json")
+    assert done.returncode == 2  # of which only the verification could know
+    assert "Tiny's rules cannot hold this advice: it knows no 16 ranks" in done.stderr
+    assert json.loads(Path("a.json").read_text())["removed"]
+    assert not Path("rules.tiny").exists()
+
+
+@pytest.mark.parametrize("factors", [{"ring": 0.5}, {"": 1.0, "ring": 1.0}])
+def test_without_a_row_there_is_nothing_to_verify(
+    inside, tmp_path: Path, factors: Mapping[str, float]
+) -> None:
+    write(swept(factors), tmp_path)
+    done = inside("advise", str(tmp_path), "--verify")
+    assert done.returncode == (0 if "" in factors else 3)
+    assert "--verify: there is no row to verify" in done.stderr
 
 
 def test_what_it_is_worth_for_a_job(inside, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ that are surely faster. Heavy imports stay inside."""
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,11 @@ SameOrder = Annotated[
     bool,
     Option(
         "--same-order",
-        help="Only settings whose sums are added in the default's order: all runs need --adds-as.",
+        help="Only settings that add in the default's order: all runs need --adds-as.",
     ),
 ]
 Tau = Annotated[
-    str, Option("--tau", help="Smallest gain that matters: 5%. Default: 3 to 10 %, by row.")
+    str, Option("--tau", help="Smallest gain that counts: 5%. Default: 3% to 10%, by row.")
 ]
 Oversubscribed = Annotated[
     bool,
@@ -59,13 +60,13 @@ SizesOf = Annotated[
     Option(
         "--sizes-of",
         metavar="JOB",
-        help="Say what it is worth for this job: a trace, a recorded step, or a workload. May be"
-        " repeated for the traces of several ranks.",
+        help="Say what it is worth for this job; does not choose sizes: a trace, a recorded step,"
+        " or a workload. May be repeated for the traces of several ranks.",
     ),
 ]
 Outputs = Annotated[
     list[Path] | None,
-    Option("-o", "--output", help="Also write this report: .html, .md or .json. May be repeated."),
+    Option("-o", help="Also write this report: .html, .md or .json. May be repeated."),
 ]
 Printed = Annotated[str, Option("--format", help="Print table, md, json or html.")]
 
@@ -89,7 +90,7 @@ class AdviseOptions:
         Option(
             "--default",
             metavar="BACKEND",
-            help="The backend whose choice is to be beaten. Default: the first run's first.",
+            help="Backend to compare with. Default: the first run's.",
         ),
     ] = ""
     same_order: SameOrder = False
@@ -100,7 +101,7 @@ class AdviseOptions:
         bool,
         Option(
             "--verify",
-            help="Measure the file against the default, in turns, and keep only what holds.",
+            help="Measure the file against the default in fresh launches; keep only what holds.",
         ),
     ] = False
     budget: Annotated[str, Option("--budget", help="Time for --verify. Default: 5m.")] = ""
@@ -113,15 +114,18 @@ class AdviseOptions:
 def advise(options: AdviseOptions) -> None:
     """Write the settings that runs show to be surely faster, where the library reads them.
 
-    A setting is advised where it beats the library's own choice at two neighbouring sizes or more:
-    by --tau at least, and surely, by an exact test over launches (adjusted by Holm over all cells
-    and settings). Where a size was measured in several forms (datatypes, in place, roots), it must
-    be faster in all of them. All else stays the library's, with the reason. It takes runs of
-    --launches 10 or more, or of `ab`. Exit codes: 0 something was decided, be it that nothing is
-    faster; 3 nothing was.
+    A setting is advised where it beats the default at two neighbouring sizes or more: by --tau at
+    least, and surely, by an exact test over launches (adjusted by Holm over all sizes and
+    settings). Where a size was measured in several forms (datatypes, in place, roots), it must be
+    faster in all of them. All else is left to the library, with the reason. It takes at least 6
+    launches in turns (`ab`, or --env in one run with --launches 6), or 10 apart; more where many
+    settings compete. Exit codes: 0 decided, also if nothing is faster; 3 undecided; 7 wrong data
+    with the file.
     """
+    import msgspec
+
     from collbench.cli import outputs
-    from collbench.core.text import print_message
+    from collbench.core.text import plain_line, print_message
     from collbench.features.advise import fills, judgement, view
     from collbench.features.advise.formats.files import refuse_files
     from collbench.features.advise.libraries.unordered import warn_unordered
@@ -140,19 +144,29 @@ def advise(options: AdviseOptions) -> None:
         advised = fills.fill_sizes(advised)
     extras = view.Extras(evidence.title)
     code: int = Exit.OK
-    if options.verify:
+    if options.verify and not advised.rows:
+        print_message("--verify: there is no row to verify")
+    elif options.verify:
         advised, extras, code = verify(advised, evidence, form, files, terms, budget)
+    code = code or view.find_exit(advised)
+    advised = msgspec.structs.replace(
+        advised,
+        command=plain_line(shlex.join(["collbench", *sys.argv[1:]])),
+        is_undecided=code == Exit.NO_VERDICT,
+    )
     if options.sizes_of:
         extras = extras._replace(worth=value(advised, options.sizes_of))
     advised = warn_unordered(advised)
-    written = write_file(advised, form, options.write, is_chosen=bool(options.kind))
+    must_write = bool(options.kind or options.write)
+    written = write_file(advised, form, options.write, must_write and not options.verify)
     document = view.make_document(advised, written, extras)
     outputs.deliver_document(
         document, options.output_format, options.output or [], options.plotlyjs
     )
-    code = code or view.find_exit(advised)
     if code:
         print_message(document.verdict)
+    if written.refusal and must_write:  # after a verification, whose results are told all the same
+        raise refuse_advice(written.refusal)
     raise typer.Exit(code)
 
 
@@ -222,19 +236,22 @@ def choose_format(files: Sequence[RunFile], terms: Terms, key: str) -> tuple[Evi
     return evidence, load_formats()[key]
 
 
+def refuse_advice(reason: str) -> UsageError:
+    """The refusal of a format that cannot say an advice."""
+    return UsageError(reason, "--for words writes it for people to follow")
+
+
 def write_file(advised: Advised, form: Format, path: Path | None, is_chosen: bool) -> Written:
-    """The file, saved where there is a path. Raises UsageError where a format that was chosen, or
-    whose file was to be saved, cannot say the advice."""
+    """The file, saved where there is a path. Where the format cannot say the advice: raises
+    UsageError if it ``is_chosen``, else tells why there is no file."""
     from collbench.features.advise.formats.files import write_files
     from collbench.features.advise.view import Written
 
     if reason := form.refuse(advised):
-        if is_chosen or path:
-            raise UsageError(
-                f"{form.title} cannot hold this advice: {reason}",
-                "--for words writes it for people to follow",
-            )
-        return Written(form.key, form.title, "", {}, None, f"{form.title}: {reason}", form.suffix)
+        refusal = f"{form.title} cannot hold this advice: {reason}"
+        if is_chosen:
+            raise refuse_advice(refusal)
+        return Written(form.key, form.title, "", {}, None, refusal, form.suffix)
     if not path:
         return Written(form.key, form.title, form.write(advised), {}, None, "", form.suffix)
     final = path.absolute()
@@ -255,7 +272,7 @@ def verify(
     import msgspec
 
     from collbench.features.advise import view
-    from collbench.features.advise.tune import confirm
+    from collbench.features.advise.tune import confirm, keeping, schedule
     from collbench.features.compare.comparison import Rules
 
     if reason := form.refuse(advised):
@@ -264,9 +281,9 @@ def verify(
         )
     measured = next(file for file in files if file.run.id in evidence.runs)
     policy = msgspec.structs.replace(measured.run.policy, fresh=False, max_seconds=None)
-    request = confirm.VerifyRequest(
+    request = schedule.VerifyRequest(
         format=form,
-        axes=confirm.make_axes(evidence.cases),
+        axes=schedule.make_axes(evidence.cases),
         command=sys.argv,
         policy=policy,
         budget=budget,
@@ -275,11 +292,14 @@ def verify(
         tag="advise-verify",
     )
     verified = confirm.verify_advice(advised, request)
-    removed = tuple(f"removed: {each.sentence}" for each in verified.removed)
+    sentences = keeping.describe_removed(verified.removed)
+    removed = tuple(f"removed: {sentence}" for sentence in sentences)
     extras = view.Extras(evidence.title, removed)
     if verified.code == Exit.NO_VERDICT:
         why = verified.removed[0].why if verified.removed else "no launch of both sides was timed"
         extras = extras._replace(undecided=f"nothing could be verified: {why}")
+    if verified.code == Exit.WRONG_DATA:
+        extras = extras._replace(wrong=verified.wrong)
     return verified.advised, extras, verified.code
 
 

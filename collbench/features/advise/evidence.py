@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.dtypes import DTYPES, OPS
 from collbench.core.errors import UsageError
@@ -40,6 +41,8 @@ SCREEN = "tune-screen"  # how tags begin of runs that `tune` chose settings by
 OTHER = "other"  # the library of which nothing is known
 
 SHARED = "its ranks share cores"
+
+WRONG = "gave wrong data"  # how the worst fault of a setting begins
 
 
 class Place(NamedTuple):
@@ -96,7 +99,8 @@ Rivals = dict[Setting, Measured]
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that advice rests on. ``refused`` are cells in which nothing may be judged, with the
     reason; ``shared`` those whose ranks share cores. ``device`` is the model of all GPUs, empty
-    where there is not one. ``cases`` are those of the default in the form measured first."""
+    where there is not one. ``cases`` are those of the default in the form measured first; ``forms``
+    are all forms of it in words."""
 
     library: Library
     version: str
@@ -111,6 +115,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     device: str = ""
     cases: tuple[Case, ...] = ()
+    hosts: tuple[str, ...] = ()
+    forms: str = ""
 
     @property
     def title(self) -> str:
@@ -159,6 +165,9 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         gathered.setdefault((find_cell(row), find_form(case), setting), []).append(row)
     ours = [row.world for row in table if row.world and row.case.backend == default.backend]
     cells, refused, shared = _fill_cells(gathered, pooled, terms)
+    notes += describe_exported(
+        pooled, {row.file for key, found in gathered.items() if key[2] == default for row in found}
+    )
     if left_out:
         what = ", ".join(map(plain_line, left_out))
         notes.append(f"left out, as the library's file cannot name it: {what} (see --for words)")
@@ -175,8 +184,17 @@ def gather_evidence(files: Sequence[RunFile], terms: Terms) -> Evidence:
         notes=tuple(notes),
         backends=tuple(dict.fromkeys(key[2].backend for key in gathered)),
         device=find_device(ours),
+        hosts=tuple(dict.fromkeys(plain_line(rank.host) for w in ours for rank in w.ranks)),
+        forms=describe_forms(key[1] for key in gathered if key[2] == default),
         cases=_list_cases(gathered, default),
     )
+
+
+def describe_forms(forms: Iterable[Form]) -> str:
+    """Datatypes and placements in words: float, out of place."""
+    places = {True: "in place", False: "out of place"}
+    words = [f"{form.dtype}, {places[form.in_place]}" for form in forms]
+    return "; ".join(dict.fromkeys(words))
 
 
 def find_device(worlds: Sequence[World]) -> str:
@@ -222,11 +240,11 @@ def explain_unusable(file: RunFile) -> str:
     """The reason why no advice can rest on a run, or an empty string."""
     run = file.run
     if run.tag.startswith(SCREEN):
-        return "settings were chosen by it, so that it is biased for the best of them"
+        return "tune chose settings by it, so its times favour them"
     if run.pairing:
         variant = _parse_variant(run.pairing.variant)
         if variant is None:
-            return f"its side of an experiment is no setting: {run.pairing.variant}"
+            return f"its side of the ab is not a setting: {run.pairing.variant}"
         if variant.python or variant.revision:
             return "its side has another interpreter or revision"
         if run.pairing.aa:
@@ -315,16 +333,38 @@ def read_setting(row: Row, library: Library) -> Setting:
     return Setting(backend=case.backend, algorithm=case.algorithm, env=env)
 
 
+def describe_exported(files: Sequence[RunFile], numbers: Collection[int]) -> list[str]:
+    """A note on variables that the runs of these numbers were started with, and that their backends
+    read: what is measured as the library's own choice is its choice by these."""
+    runs_by_variable: dict[str, list[str]] = {}
+    for number in sorted(numbers):
+        run, own = files[number].run, {name for name, _ in list_variant(files[number])}
+        backends = files[number].backends
+        prefixes = tuple(
+            word for name in backends for word in (f"{name.upper()}_", *backend_info(name).settings)
+        )
+        facts = {"variables": run.environment.get("variables") or {}}
+        for fact in environment.select_relevant(facts, backends):
+            name = fact.removeprefix("variables.")
+            if name.startswith(prefixes) and name not in own:
+                runs_by_variable.setdefault(name, []).append(run.id)
+    return [
+        plain_line(f"{name} was set in {', '.join(runs)}: it is part of the library's own choice")
+        for name, runs in sorted(runs_by_variable.items())
+    ]
+
+
 def _list_known(library: Library, collective: str, n: int, version: str) -> set[str]:
     """The variables by which a library's choice for a collective is set."""
     return {name for env in library.list_settings(collective, n, version) for name, _ in env}
 
 
 def find_cell(row: Row) -> Cell:
-    """The cell that a row is of."""
+    """The cell that a row is of, by the bytes that its call sends: all that a library sees of a
+    size, where blocks do not divide what was asked for."""
     hosts = {rank.host for rank in row.world.ranks} if row.world else set()
     series = Series(row.case.collective, row.case.n, max(1, len(hosts)))
-    return Cell(series, row.case.nbytes)
+    return Cell(series, row.case.size)
 
 
 def find_form(case: Case) -> Form:
@@ -348,7 +388,7 @@ def _fill_cells(
         cells.setdefault(cell, {}).setdefault(form, {})[setting] = measured
         if any(row.world and row.world.oversubscribed for row in members):
             shared.add(cell)
-    why = f"{SHARED}, so that its times are no machine's (--oversubscribed judges it all the same)"
+    why = f"{SHARED}: times depend on the scheduler (--oversubscribed judges it)"
     refused = {} if terms.oversubscribed else dict.fromkeys(shared, why)
     return cells, refused, shared
 
@@ -389,7 +429,7 @@ def find_fault(members: Sequence[Row]) -> str:
     """The reason why a setting may not be advised: wrong data, or a call that failed; empty where
     there is none. A case that was disturbed all the time is no fault of the setting."""
     records = [cycle.record for row in members for cycle in row.left_out]
-    for status, words in (("wrong", "gave wrong data"), ("failed", "failed")):
+    for status, words in (("wrong", WRONG), ("failed", "failed")):
         for record in records:
             if record.status == status and not record.note.startswith(NO_SAMPLE):
                 return plain_line(f"{words}: {record.note}" if record.note else words)

@@ -18,6 +18,7 @@ from collbench.core.text import format_count, format_size
 from collbench.features.advise import crossings
 from collbench.features.advise.evidence import (
     SHARED,
+    WRONG,
     Evidence,
     Form,
     Measured,
@@ -68,9 +69,19 @@ class Contest(NamedTuple):
     def places(self) -> list[Place]:
         """Where both have a launch; of an experiment with a second stage, that alone, since the
         first chose what it measures."""
+        base, head = self._decisive
+        return sorted(base.keys() & head.keys())
+
+    @property
+    def _decisive(self) -> tuple[dict[Place, float], dict[Place, float]]:
+        """The launches of both sides that count."""
         common = self.base.logs.keys() & self.head.logs.keys()
         again = {place.source for place in common if place.stage == 2}
-        return sorted(p for p in common if p.stage != 1 or p.source not in again)
+        base, head = (
+            {p: log for p, log in side.logs.items() if p.stage != 1 or p.source not in again}
+            for side in (self.base, self.head)
+        )
+        return base, head
 
     @property
     def pairs(self) -> tuple[list[float], list[float]]:
@@ -80,8 +91,9 @@ class Contest(NamedTuple):
 
     @property
     def sides(self) -> tuple[list[float], list[float]]:
-        """All launches of both sides."""
-        return [*self.base.logs.values()], [*self.head.logs.values()]
+        """All launches of both sides that count."""
+        base, head = self._decisive
+        return [*base.values()], [*head.values()]
 
 
 class Outcome(NamedTuple):
@@ -125,11 +137,14 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
     in the order of the default."""
     contests = list(list_contests(evidence))
     outcomes = judge_contests(contests)
+    faults = collect_faults(evidence)
     standings: dict[Cell, dict[Setting, Standing]] = {}
     for cell, settings in _group_outcomes(outcomes).items():
         forms = [form for form, rivals in evidence.cells[cell].items() if _has_rivals(rivals)]
         standings[cell] = {
-            setting: _stand(evidence, members, forms, is_same_order)
+            setting: _stand(
+                evidence, members, forms, is_same_order, faults.get((cell.series, setting), "")
+            )
             for setting, members in settings.items()
         }
     chosen, rows = _choose_rows(evidence, standings)
@@ -158,7 +173,9 @@ def judge_evidence(evidence: Evidence, is_same_order: bool = False) -> Advised:
         is_same_order=is_same_order,
         backend=evidence.default.backend if len(evidence.backends) > 1 else "",
         device=evidence.device,
-        notes=(*evidence.notes, *_list_faults(evidence)),
+        hosts=evidence.hosts,
+        forms=evidence.forms,
+        notes=(*_list_faults(evidence), *evidence.notes),
     )
 
 
@@ -319,13 +336,18 @@ def _group_outcomes(outcomes: Sequence[Outcome]) -> Outcomes:
 
 
 def _stand(
-    evidence: Evidence, outcomes: Sequence[Outcome], forms: Sequence[Form], is_same_order: bool
+    evidence: Evidence,
+    outcomes: Sequence[Outcome],
+    forms: Sequence[Form],
+    is_same_order: bool,
+    fault: str = "",
 ) -> Standing:
     """A setting over all forms in which the default has rivals: faster only where it is in all of
-    them."""
+    them. ``fault``: what it did at another size, for which it may be advised at none."""
     contest = outcomes[0].contest
     faults = [o.contest.head.fault for o in outcomes if o.contest.head.fault]
-    faults += [f"was timed otherwise ({why})" for o in outcomes if (why := _unlike(o))]
+    faults += [fault] if fault else []
+    faults += [f"was timed differently ({why})" for o in outcomes if (why := _unlike(o))]
     measured = [outcome.contest.form for outcome in outcomes]
     missing = [form for form in forms if form not in measured]
     if missing and evidence.cells[contest.cell][missing[0]].get(evidence.default):
@@ -542,7 +564,7 @@ def _explain_standings(
     name = evidence.name_setting(base.cell.series.collective, setting)
     kind, gain, contest = rank(standing), standing.outcome.gain, standing.outcome.contest
     if kind == 0:
-        why = f"{name} is faster here, but surely at neither neighbouring size"
+        why = f"{name} is faster here, but not surely at a neighbouring size"
     elif kind == 1:
         why = f"{name} is faster, but {standing.barred}"
     elif kind == 2:
@@ -564,8 +586,8 @@ def _explain_open(name: str, outcome: Outcome) -> str:
         return (
             f"flagged {', '.join(contest.doubts)}: such rows decide nothing (collbench help flags)"
         )
-    more = f": about {format_count(outcome.lacking, 'more launch')} would tell"
-    may = f"too noisy to tell: {name} may save {gain.hi:.0%}"
+    more = f"; about {format_count(outcome.lacking, 'more launch')} would decide"
+    may = f"launches scatter too much: {name} may save {gain.hi:.0%}"
     return may + more * bool(outcome.lacking)
 
 
@@ -578,9 +600,27 @@ def _explain_few(contest: Contest) -> str:
     if few < launched:
         number = f"only {few} of {format_count(launched, 'launch')} a side may be judged"
     return (
-        f"{number}: {paired.FEWEST} in turns (--launches {paired.FEWEST}) or {FEWEST_UNPAIRED}"
-        " apart are the fewest that tell"
+        f"{number}: at least {paired.FEWEST} launches in turns (`ab`, or --env in one run with"
+        f" --launches {paired.FEWEST}), or {FEWEST_UNPAIRED} apart; more where many settings"
+        " compete"
     )
+
+
+def collect_faults(evidence: Evidence) -> dict[tuple[Series, Setting], str]:
+    """What bars a setting at all sizes of a series: wrong data or a failed call at one of them,
+    wrong data first."""
+    found: dict[tuple[Series, Setting], dict[str, int]] = {}
+    for cell, forms in sorted(evidence.cells.items(), key=lambda item: item[0]):
+        for rivals in forms.values():
+            for setting, measured in rivals.items():
+                if measured.fault:
+                    key = cell.series, setting
+                    found.setdefault(key, {}).setdefault(measured.fault, cell.nbytes)
+    faults = {}
+    for key, sizes in found.items():
+        fault = min(sizes, key=lambda fault: not fault.startswith(WRONG))
+        faults[key] = f"{fault} ({format_size(sizes[fault])})"
+    return faults
 
 
 def _list_faults(evidence: Evidence) -> list[str]:

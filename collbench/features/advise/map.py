@@ -19,8 +19,24 @@ SURE = 0.05
 
 def draw_maps(advised: Advised) -> list[Figure]:
     """A map for each series in which anything competed."""
-    drawn = sorted({cell.series for cell, gains in advised.rivals.items() if gains})
-    return [_draw_map(advised, number, series) for number, series in enumerate(drawn)]
+    rivals = select_rivals(advised)
+    drawn = sorted({cell.series for cell in rivals})
+    return [_draw_map(advised, rivals, number, series) for number, series in enumerate(drawn)]
+
+
+def select_rivals(advised: Advised) -> dict[Cell, dict[str, Gain]]:
+    """What was tested, without gains that no interval bounds: those of a search, which are no
+    evidence, as what it found was chosen for its luck, too."""
+    tested = {
+        cell: {name: gain for name, gain in gains.items() if is_evidence(gain)}
+        for cell, gains in advised.rivals.items()
+    }
+    return {cell: gains for cell, gains in tested.items() if gains}
+
+
+def is_evidence(gain: Gain) -> bool:
+    """Whether a gain has an interval."""
+    return math.isfinite(gain.lo) and math.isfinite(gain.hi)
 
 
 def describe_series(series: Series) -> str:
@@ -30,10 +46,9 @@ def describe_series(series: Series) -> str:
 
 
 def describe_gain(gain: Gain) -> str:
-    """A gain with its interval in words: 14% less time [9%, 18%]; without where it has none, as
-    of the short launches of a search."""
+    """A gain with its interval in words: 14% less time [9%, 18%]; without where it has none."""
     way = "less" if gain.gain >= 0 else "more"
-    if not math.isfinite(gain.lo):
+    if not is_evidence(gain):
         return f"{abs(gain.gain):.0%} {way} time"
     ends = (gain.lo, gain.hi) if gain.gain >= 0 else (-gain.hi, -gain.lo)
     return f"{abs(gain.gain):.0%} {way} time [{ends[0]:.0%}, {ends[1]:.0%}]"
@@ -41,12 +56,14 @@ def describe_gain(gain: Gain) -> str:
 
 def is_sure(gain: Gain) -> bool:
     """Whether a setting is surely faster or slower at all, by however little."""
-    return gain.p <= SURE and (gain.lo > 0 or gain.hi < 0)
+    return is_evidence(gain) and gain.p <= SURE and (gain.lo > 0 or gain.hi < 0)
 
 
-def _draw_map(advised: Advised, number: int, series: Series) -> Figure:
-    sizes = sorted(cell.nbytes for cell in advised.rivals if cell.series == series)
-    by_size = [advised.rivals[Cell(series, size)] for size in sizes]
+def _draw_map(
+    advised: Advised, rivals: dict[Cell, dict[str, Gain]], number: int, series: Series
+) -> Figure:
+    sizes = sorted(cell.nbytes for cell in rivals if cell.series == series)
+    by_size = [rivals[Cell(series, size)] for size in sizes]
     names = sorted({name for gains in by_size for name in gains})
     winners = {
         (row.name, gain.nbytes)

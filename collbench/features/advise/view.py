@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
 from collbench.core.text import (
     clear_unknown,
@@ -21,7 +23,12 @@ from collbench.core.text import (
     plain_line,
 )
 from collbench.features.advise.crossings import describe_crossing
-from collbench.features.advise.map import describe_gain, describe_series, draw_maps
+from collbench.features.advise.map import (
+    describe_gain,
+    describe_series,
+    draw_maps,
+    select_rivals,
+)
 from collbench.features.advise.types import Advice, Advised, Crossing, Gain, Unadvised
 from collbench.records.choice import describe_choice
 from collbench.show.document import (
@@ -32,6 +39,7 @@ from collbench.show.document import (
     Line,
     Section,
     Table,
+    Tone,
     make_columns,
     tone_text,
 )
@@ -42,15 +50,18 @@ NAMED = 4  # rows that the answer names
 
 ROWS = (
     *make_columns(("collective", "ranks", "sizes", "setting", "time saved", "launches"), "lrllrr"),
-    Column("library ran", "left", 3),
-    Column("it ran", "left", 2),
-    Column("as fast as the library", "wrap", 1),
+    Column("default ran", "left", 3),
+    Column("setting ran", "left", 2),
+    Column("equally fast", "wrap", 1),
 )
 
-STAYS = make_columns(("collective", "sizes", "why", "fastest"), "llww")
+STAYS = make_columns(("collective", "sizes", "why", "setting"), "llww")
 
 GAINS = make_columns(
-    ("collective", "ranks", "size", "setting", "saves", "95 %", "p", "launches", "default", "it"),
+    (
+        *("collective", "ranks", "size", "setting", "time saved", "95 %", "p", "launches"),
+        *("default takes", "setting takes"),
+    ),
     "lrrlrlrrrr",
 )
 
@@ -69,17 +80,21 @@ class Written(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What else there is to say: the library in words; of a verification, what was removed, and why
-    it decided nothing, if so; sentences on what the advice is worth."""
+    """What else there is to say: the library in words; of a verification, what was removed, why it
+    decided nothing, if so, and with which setting data were wrong; sentences on what the advice is
+    worth."""
 
     library: str
     removed: tuple[str, ...] = ()
     worth: tuple[str, ...] = ()
     undecided: str = ""
+    wrong: str = ""
 
 
 def find_exit(advised: Advised) -> Exit:
     """0 where anything was decided, else 3."""
+    if advised.is_undecided:
+        return Exit.NO_VERDICT
     decided = advised.rows or any(cell.decided for cell in advised.unadvised)
     return Exit.OK if decided else Exit.NO_VERDICT
 
@@ -94,18 +109,18 @@ def describe_answer(advised: Advised, library: str) -> str:
     decided = sum(cell.decided for cell in advised.unadvised)
     open_ = len(advised.unadvised) - decided
     if not advised.rows:
-        decided_cells = f"{format_count(decided, 'cell')} decided"
+        decided_sizes = f"{format_count(decided, 'size')} decided"
         more = f", {open_:,} not" if open_ else ""
         what = "nothing that is known to keep the order of summation is surely faster"
         what = what if advised.is_same_order else "nothing is surely faster"
-        return plain_line(f"{what} than {library}'s own choice: {decided_cells}{more}")
+        return plain_line(f"{what} than {library}'s own choice: {decided_sizes}{more}")
     sizes = sum(len(row.gains) for row in advised.rows)
     of = sizes + len(advised.unadvised)
     names = {(row.series.collective, row.name) for row in advised.rows}
     are = f"{format_count(len(names), 'setting')} {'is' if len(names) == 1 else 'are'}"
     return plain_line(
-        f"{are} surely faster than {library}'s own choice, in {sizes:,} of"
-        f" {format_count(of, 'cell')}"
+        f"{are} surely faster than {library}'s own choice, at {sizes:,} of"
+        f" {format_count(of, 'measured size')}"
     )
 
 
@@ -141,11 +156,13 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
     code = find_exit(advised)
     if extras.undecided:
         answer, code = plain_line(extras.undecided), Exit.NO_VERDICT
+    if extras.wrong:
+        answer, code = plain_line(f"wrong data: {extras.wrong}"), Exit.WRONG_DATA
     blocks = list(_list_blocks(advised, written, extras, answer))
     return Document(
         title=f"Advice for {plain_line(advised.version or extras.library)}",
         verdict=answer,
-        weight="notice" if code else "good" if advised.rows else "",
+        weight="bad" if extras.wrong else "notice" if code else "good" if advised.rows else "",
         runs=[
             *(f"run {plain_line(run)}" for run in advised.runs),
             f"{_describe_terms(advised)}",
@@ -159,24 +176,24 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
 
 def _describe_terms(advised: Advised) -> str:
     least, most = (f"{100 * tau:.2g}%" for tau in advised.taus)
-    tau = least if least == most else f"{least} to {most}"
-    order = ", only settings that keep the order of summation" if advised.is_same_order else ""
-    counts = f"; a gain counts from {tau}{order}" if advised.taus[1] else ""
+    tau = least if least == most else f"{least} to {most}, by row"
+    order = "; only settings that keep the order of summation" if advised.is_same_order else ""
+    counts = f"; smallest gain that counts: {tau}{order}" if advised.taus[1] else ""
     return f"measured until {advised.day}{counts}"
 
 
 def _list_blocks(
     advised: Advised, written: Written, extras: Extras, answer: str
 ) -> Iterator[Block]:
-    yield tone_text(answer, "good" if advised.rows else "", strong=True)
+    tone: Tone = "bad" if extras.wrong else "good" if advised.rows else ""
+    yield tone_text(answer, tone, strong=True)
     yield from (f"  {describe_row(row)}" for row in advised.rows[:NAMED])
     if len(advised.rows) > NAMED:
         yield f"  … and {format_count(len(advised.rows) - NAMED, 'row')} more below"
     yield from (f"  {line}" for line in extras.worth)
     yield ""
     yield from _list_uses(advised, written)
-    yield from map(plain_line, extras.removed)
-    yield from map(plain_line, advised.notes)
+    yield from map(plain_line, _list_remarks(advised, extras))
     yield _describe_terms(advised)
     if advised.rows:
         yield from ("", _make_rows(advised))
@@ -188,19 +205,46 @@ def _list_blocks(
         yield from map(plain_line, written.text.rstrip("\n").split("\n"))
 
 
+def _list_remarks(advised: Advised, extras: Extras) -> Iterator[str]:
+    """What to know of the advice as a whole: what was checked, what went, and notes."""
+    yield from filter(None, [advised.checked])
+    yield from (*extras.removed, *advised.notes)
+    if advised.rows and not advised.is_same_order and any(map(_may_round, advised.rows)):
+        yield (
+            "sums may be added in another order, so that results may differ in the last bits"
+            " (--same-order keeps them)"
+        )
+
+
+def _may_round(row: Advice) -> bool:
+    """Whether results may depend on the order in which this row's setting adds."""
+    series, ran, before = row.series, row.ran, row.default_ran
+    is_same = bool(ran and before and ran.adds_as and ran.adds_as == before.adds_as)
+    return COLLECTIVES[series.collective].reduces and series.n > 2 and not is_same
+
+
 def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
     """How the file is used."""
     if written.refusal:
         yield plain_line(f"no file: {written.refusal}")
         return
     if written.path:
-        size = format_count(len(advised.rows), "row")
+        rows = format_count(len(advised.rows), "row")
+        size = rows if advised.rows else "no row: the file changes nothing"
         yield plain_line(f"wrote {written.path}, {written.title}, {size}")
     elif advised.rows:
         yield plain_line(f"write it: --write advice{written.suffix}")
-    if written.path or advised.rows:
+    if not advised.rows or not written.path:
+        return
+    exports = re.findall(r"^export (\w+)=", written.text, re.MULTILINE)
+    is_script = {*written.use} <= {*exports}
+    if exports and is_script:
+        yield plain_line(f"use it:   source {shlex.quote(str(written.path))}")
+    else:
         for name, value in written.use.items():
             yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
+    if names := exports if is_script else [*written.use]:
+        yield plain_line(f"undo it:  unset {' '.join(names)}")
 
 
 def _make_rows(advised: Advised) -> Table:
@@ -222,13 +266,18 @@ def _make_rows(advised: Advised) -> Table:
         )
         for row in advised.rows
     ]
+    again = (
+        ""
+        if all(row.verified for row in advised.rows)
+        else " The best of several seems faster than it is: --verify measures it again."
+    )
     table = Table(
         name="advice",
         title="Advised",
         columns=ROWS,
         lines=lines,
         note="time saved: of the default's, the least of the measured sizes, with its 95 %"
-        " interval. The best of several seems faster than it is: --verify measures it again.",
+        f" interval.{again}",
         carded=True,
     )
     used = [at for at in range(len(ROWS)) if any(line.cells[at] for line in lines)]
@@ -269,7 +318,7 @@ class Stay(NamedTuple):
         most = max(able, key=lambda cell: cell.best.gain if cell.best else 0.0)
         assert most.best
         where = f" at {_round_size(most.cell.nbytes)}" if len(self.cells) > 1 else ""
-        return f"{most.best_name} {_format_gain(most.best)}{where}"
+        return f"{most.best_name}: {describe_gain(most.best)}{where}"
 
 
 def _kind_of(cell: Unadvised) -> str:
@@ -307,10 +356,10 @@ def _make_stays(advised: Advised) -> Table:
     ]
     table = Table(
         name="stays",
-        title="Stays the library's choice",
+        title="Left to the library",
         columns=STAYS,
         lines=lines,
-        note="fastest: the setting that seems to save most, and what it saves.",
+        note="setting: the one that seems to save most, and what it saves.",
         carded=True,
     )
     used = [at for at in range(len(STAYS)) if any(line.cells[at] for line in lines)]
@@ -324,7 +373,7 @@ def _list_sections(
     if not sentences:
         sentences = [f"{answer}."]
     sentences += _list_uses(advised, written)
-    sentences += [f"{plain_line(line)}." for line in (*extras.removed, *advised.notes)]
+    sentences += [f"{plain_line(line)}." for line in _list_remarks(advised, extras)]
     tables = [_make_rows(advised)] if advised.rows else []
     yield Section(name="advice", title="Advice", sentences=sentences, tables=tables)
     if extras.worth:
@@ -341,8 +390,8 @@ def _list_sections(
         table = _make_stays(advised)
         yield Section(
             name="stays",
-            title="What stays, and why",
-            sentences=["Here the library goes on to choose for itself."],
+            title="Left to the library",
+            sentences=["Here the library goes on to choose for itself, for this reason."],
             tables=[table],
         )
     if written.text:
@@ -372,7 +421,7 @@ def _make_gains(advised: Advised) -> Table:
                 format_size(cell.nbytes),
                 plain_line(name),
                 f"{gain.gain:.1%}",
-                f"{gain.lo:.1%} to {gain.hi:.1%}" if math.isfinite(gain.lo) else "-",
+                f"{gain.lo:.1%} to {gain.hi:.1%}",
                 f"{gain.p:.2g}",
                 f"{gain.launches:,}",
                 format_duration(gain.default),
@@ -380,10 +429,13 @@ def _make_gains(advised: Advised) -> Table:
             ),
             {"collective": cell.series.collective},
         )
-        for cell, gains in sorted(advised.rivals.items())
+        for cell, gains in sorted(select_rivals(advised).items())
         for name, gain in sorted(gains.items(), key=lambda item: -item[1].gain)
     ]
-    note = "p is adjusted by Holm over all of these. Where several forms were measured: the least."
+    note = (
+        "time saved: below 0 the setting takes more. p is adjusted by Holm over all of these. Where"
+        " several forms were measured: the least."
+    )
     return Table(
         name="gains", title="All gains", columns=GAINS, lines=lines, note=note, folded=True
     )
@@ -395,6 +447,7 @@ def plain_values(advised: Advised, written: Written, extras: Extras, code: Exit)
         "schema": SCHEMA,
         "exit": code,
         "answer": describe_answer(advised, extras.library),
+        "checked": advised.checked,
         "library": advised.library,
         "version": advised.version,
         "runs": advised.runs,
@@ -431,7 +484,7 @@ def plain_values(advised: Advised, written: Written, extras: Extras, code: Exit)
                 "setting": name,
                 **_plain_gain(gain),
             }
-            for cell, gains in advised.rivals.items()
+            for cell, gains in select_rivals(advised).items()
             for name, gain in gains.items()
         ],
     }

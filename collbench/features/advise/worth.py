@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +40,13 @@ class SizeCalls(NamedTuple):
 
 
 class JobSizes(NamedTuple):
-    """What a job's step sends: the calls of the rank that makes the most."""
+    """What a job's step sends: the calls of the rank with the most, with their datatypes. ``has``
+    is what else sets them off from a measurement: groups of some ranks, roots other than 0."""
 
     name: str
     calls: tuple[SizeCalls, ...]
+    dtypes: tuple[str, ...] = ()
+    has: tuple[str, ...] = ()
 
 
 class Saving(NamedTuple):
@@ -67,12 +70,13 @@ class Unmeasured(NamedTuple):
 
 class Worth(NamedTuple):
     """What advice saves of a step of the job ``name``. Times are ns of one rank's step. The
-    interval is the sum of the lower and of the upper ends: as wide as if all errors went the same
-    way."""
+    interval adds up all lower and all upper ends: the widest case. ``unlike`` is how calls may
+    differ from those measured, though they count as these."""
 
     name: str
     savings: tuple[Saving, ...]
     unmeasured: tuple[Unmeasured, ...]
+    unlike: tuple[str, ...] = ()
 
     @property
     def spent(self) -> float:
@@ -113,13 +117,12 @@ def load_sizes(sources: Sequence[str | Path]) -> JobSizes:
 
 def count_sizes(step: Any) -> JobSizes:
     """The calls of a step (training.step.Step), of the program that makes the most."""
-    programs = [_count_program(step, program) for program in step.programs if program.ranks]
-    most = max(
-        programs,
-        key=lambda calls: (sum(c.calls for c in calls), sum(c.calls * c.nbytes for c in calls)),
-        default=(),
-    )
-    return JobSizes(plain_line(step.name), most)
+    jobs = [_count_program(step, program) for program in step.programs if program.ranks]
+
+    def weigh(job: JobSizes) -> tuple[int, int]:
+        return sum(c.calls for c in job.calls), sum(c.calls * c.nbytes for c in job.calls)
+
+    return max(jobs, key=weigh, default=JobSizes(plain_line(step.name), ()))
 
 
 def value_advice(advised: Advised, job: JobSizes) -> Worth:
@@ -136,7 +139,15 @@ def value_advice(advised: Advised, job: JobSizes) -> Worth:
         else:
             spent = calls.calls * interpolate(times_by_series[series[0]], calls.nbytes)
             savings.append(_value_calls(advised.rows, series[0], calls, spent))
-    return Worth(job.name, tuple(savings), tuple(unmeasured))
+    return Worth(job.name, tuple(savings), tuple(unmeasured), tuple(_list_unlike(advised, job)))
+
+
+def _list_unlike(advised: Advised, job: JobSizes) -> Iterator[str]:
+    """How calls of the job may differ from those measured."""
+    measured = {form.partition(",")[0] for form in advised.forms.split("; ")}
+    if others := [dtype for dtype in job.dtypes if advised.forms and dtype not in measured]:
+        yield f"of {', '.join(others)} (measured: {advised.forms})"
+    yield from job.has
 
 
 def describe_worth(worth: Worth) -> tuple[str, ...]:
@@ -161,8 +172,9 @@ def describe_worth(worth: Worth) -> tuple[str, ...]:
     return (
         f"It saves {saved} [{lo}, {hi}] a step of {worth.name}, of {format_duration(worth.spent)}"
         f" that a rank spends in calls of measured sizes: {names}.",
-        "That is at most: a call that overlaps with computing may save less. The interval is as"
-        " wide as if all rows erred the same way.",
+        "That is at most: a call that overlaps with computing may save less. The interval adds up"
+        " all lower and all upper ends, the widest case.",
+        *_describe_unlike(worth),
         *_describe_unmeasured(worth),
     )
 
@@ -225,13 +237,21 @@ def _refuse_calls(
         return "its blocks differ"
     if len(series) > 1:
         nodes = " and ".join(str(s.nodes) for s in sorted(series))
-        return f"it was measured on {nodes} nodes, and the job does not say on how many it runs"
+        return f"it was measured on {nodes} hosts, and the job does not say on how many it runs"
     try:
         interpolate(times[series[0]], calls.nbytes)
     except ValueError:
         sizes = [*times[series[0]]]
         return f"measured were {format_size(min(sizes))} to {format_size(max(sizes))}"
     return ""
+
+
+def _describe_unlike(worth: Worth) -> tuple[str, ...]:
+    """A sentence on calls that count as measured though they differ, in a tuple; empty where there
+    are none."""
+    if not worth.unlike:
+        return ()
+    return (f"Some calls count as measured, but may differ: {'; '.join(worth.unlike)}.",)
 
 
 def _describe_unmeasured(worth: Worth) -> tuple[str, ...]:
@@ -264,15 +284,24 @@ def _format_share(share: float) -> str:
     return f"{min(percent, 99.9):.2g} %" if percent < 100 else "100 %"
 
 
-def _count_program(step: Any, program: Any) -> tuple[SizeCalls, ...]:
+def _count_program(step: Any, program: Any) -> JobSizes:
     """The calls of a program, for the first of its ranks. Those of a single rank move nothing."""
     calls: Counter[tuple[str, int, int, bool]] = Counter()
+    dtypes, has = [], []
     for op in program.ops:
         if op.communicates and (n := len(step.members(op.group, program.ranks[0]))) > 1:
             calls[op.kind, n, op.nbytes, len({*op.sends}) > 1] += 1
-    return tuple(
-        SizeCalls(kind, n, nbytes, number, is_uneven)
-        for (kind, n, nbytes, is_uneven), number in calls.items()
+            dtypes.append(op.dtype)
+            has += ["with a root other than 0"] if op.root > 0 else []
+            has += ["of several groups at a time"] if op.group else []
+    return JobSizes(
+        plain_line(step.name),
+        tuple(
+            SizeCalls(kind, n, nbytes, number, is_uneven)
+            for (kind, n, nbytes, is_uneven), number in calls.items()
+        ),
+        tuple(dict.fromkeys(dtypes)),
+        tuple(dict.fromkeys(has)),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,14 +33,14 @@ if TYPE_CHECKING:
     from collbench.features.advise.tune.confirm import Verified
     from collbench.features.advise.tune.request import TuneRequest
     from collbench.features.advise.tune.screen import Screening
-    from collbench.features.advise.types import Advised
+    from collbench.features.advise.types import Advice, Advised, Unadvised
     from collbench.features.advise.view import Written
     from collbench.features.advise.worth import JobSizes
     from collbench.suite.sweep import Axes
 
 
 TAUS = (0.03, 0.1)  # what matters least and most where nobody says (`collbench compare`)
-PAIR = 1.5  # how much longer two worlds take to start at once than one
+PAIR = 1.5  # how much longer two launches take to start at once than one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,11 @@ class SearchOptions:
     place: Annotated[str, make_option("in_place", "out (of place) or in.")] = "out"
     env: Annotated[
         list[str] | None,
-        make_option("envs", "NAME=V1,V2: try these in place of known settings; repeatable."),
+        make_option(
+            "envs",
+            "NAME=V1,V2: try these values in place of known settings. Given twice, every"
+            " combination is tried.",
+        ),
     ] = None
     same_order: Annotated[
         bool,
@@ -81,12 +87,21 @@ class TuneOptions:
 
     search: SearchOptions
     budget: Annotated[
-        str, make_option("budget", "Be done by then: 30m. About a third is for the search.")
+        str,
+        make_option(
+            "budget",
+            "Time for all: 30m. About a third is for the search, more where ranks start slowly"
+            " (60 % at most).",
+        ),
     ] = "10m"
     tau: Tau = ""
     write: Annotated[
         Path | None,
-        Option("--write", metavar="FILE", help="The file to write, which the library reads."),
+        Option(
+            "--write",
+            metavar="FILE",
+            help="Required, but for --dry-run: the file to write, which the library reads.",
+        ),
     ] = None
     kind: For = ""
     sizes_of: SizesOf = None
@@ -109,8 +124,10 @@ class TuneOptions:
 def tune(options: TuneOptions) -> None:
     """Measure which settings are surely faster, verify them, and write them.
 
-    Short launches of all settings propose some. Fresh launches compare these with the library's own
-    choice, in turns, and alone decide. Exit code 3 if they could decide nothing.
+    The search makes short launches of all settings, and proposes some. Fresh launches compare these
+    with the default (the library's own choice), in turns, and alone decide: the file has what they
+    verified. -g takes a list: 2,4. Exit codes: 0 decided, also if nothing is faster; 3 undecided;
+    7 wrong data with the file.
     """
     from collbench.features.advise.formats.files import refuse_files
 
@@ -127,6 +144,7 @@ def tune(options: TuneOptions) -> None:
 def read_request(options: TuneOptions) -> TuneRequest:
     """The search that the options ask for. Raises UsageError and CannotRun."""
     from collbench.features.advise.tune import request as parts
+    from collbench.features.advise.tune.sayable import drop_unsayable
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
@@ -140,11 +158,14 @@ def read_request(options: TuneOptions) -> TuneRequest:
     parts.tell_ineffective(envs, axes.backends[0])
     library, version = parts.look_up_library(axes.backends[0])
     series, notes = parts.list_series(axes, search.oversubscribed)
+    form = parts.choose_format(library, options.kind)
+    field = parts.list_field(series, library, version, envs if search.env else (), axes)
+    field, unsayable = drop_unsayable(field, form, library, axes.backends[0], version)
     return parts.TuneRequest(
         library=library,
         version=version,
-        format=parts.choose_format(library, options.kind),
-        field=parts.list_field(series, library, version, envs if search.env else (), axes),
+        format=form,
+        field=field,
         axes=axes,
         policy=Policy(timeout=options.timeout),
         budget=budget,
@@ -156,7 +177,7 @@ def read_request(options: TuneOptions) -> TuneRequest:
         tau=grammar.parse_share(options.tau, "--tau") if options.tau else None,
         output=options.output,
         tag=options.tag,
-        notes=(*notes, *parts.describe_environment(axes.backends[0], os.environ)),
+        notes=(*notes, *unsayable, *parts.describe_environment(axes.backends[0], os.environ)),
     )
 
 
@@ -218,7 +239,7 @@ def _check_places(options: TuneOptions) -> None:
 
 
 def show_plan(request: TuneRequest) -> None:
-    """Print which settings would be tried at which sizes, in how many worlds, and how long that
+    """Print which settings would be tried at which sizes, in how many launches, and how long that
     takes."""
     from collbench.features.advise.tune import joining
     from collbench.features.advise.tune.screen import SHARE, Cost
@@ -244,8 +265,8 @@ def show_plan(request: TuneRequest) -> None:
         )
     seconds = Cost().of(joints)
     lines.append(
-        f"first round: {format_count(len(joints), 'world')}, about {format_clock(seconds)}, where"
-        f" settings of several collectives share one; the search may take"
+        f"first round: {format_count(len(joints), 'launch')}, about {format_clock(seconds)};"
+        " settings of different collectives share a launch; the search may take"
         f" {format_clock(SHARE * request.budget)} of {format_clock(request.budget)}, its"
         " verification in fresh launches the rest"
     )
@@ -254,8 +275,9 @@ def show_plan(request: TuneRequest) -> None:
 
 def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
     """Search, verify, write and tell; the exit code."""
+    from msgspec.structs import replace
+
     from collbench.features.advise import view, worth
-    from collbench.features.advise.command import write_file
     from collbench.features.advise.libraries.unordered import warn_unordered
     from collbench.survive.signals import interrupts
 
@@ -264,17 +286,51 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
     for note in request.notes:
         print_message(note)
     with interrupts:
+        refuse_unshared_folder(request, write)
         screening = run_screening(request)
         advised = propose_advice(request, screening)
         left = request.budget - (time.monotonic() - began)
         verified = verify_proposal(request, screening, advised, left, write)
-    verified = verified._replace(advised=warn_unordered(verified.advised))
-    written = write_file(verified.advised, request.format, write, is_chosen=True)
     code = verified.code or view.find_exit(verified.advised)
+    advised = replace(warn_unordered(verified.advised), is_undecided=code == Exit.NO_VERDICT)
+    verified = verified._replace(advised=advised)
+    written = save_advice(advised, request, write)
     _deliver(request, verified, written, job, options)
     paths = [plain_line(str(path)) for path in (*screening.paths, *verified.paths)]
     print("saved: " + "\n       ".join(paths), file=sys.stderr)
+    if code == Exit.INTERRUPTED:
+        print_message("interrupted: the file has what was verified until then")
+    if written.refusal:
+        print_message(written.refusal, "--for words writes it for people to follow")
+        return code or Exit.USAGE
     return code
+
+
+def refuse_unshared_folder(request: TuneRequest, write: Path) -> None:
+    """Raises CannotRun where ranks on other hosts would not see the file."""
+    from collbench.features.advise.tune import joining, trial
+    from collbench.run.launch import join
+    from collbench.suite.sweep import Suite
+
+    if request.source is None:
+        return
+    suite = joining.make_suite(
+        "tune",
+        joining.list_defaults(request.field),
+        request.axes,
+        Suite(name="tune", axes=request.axes, policy=request.policy),
+    )
+    seconds = request.policy.timeout or join.SECONDS
+    folder = write.absolute().parent
+    trial.refuse_unshared(request.format, request.source, suite, folder, seconds)
+
+
+def save_advice(advised: Advised, request: TuneRequest, write: Path) -> Written:
+    """The file; one that was not written, with the reason, where it cannot say the advice."""
+    from collbench.features.advise.command import write_file
+
+    is_refused = bool(request.format.refuse(advised))
+    return write_file(advised, request.format, None if is_refused else write, is_chosen=False)
 
 
 def _deliver(
@@ -288,13 +344,14 @@ def _deliver(
     from collbench.cli import outputs
     from collbench.features.advise import view, worth
     from collbench.features.advise.tune.confirm import NO_TIME
+    from collbench.features.advise.tune.keeping import describe_removed
 
     tested = [each for each in verified.removed if each.why != NO_TIME]
-    removed = [f"removed: {each.sentence}" for each in tested]
+    removed = [f"removed: {sentence}" for sentence in describe_removed(tested)]
     if number := len(verified.removed) - len(tested):
         sizes = format_count(number, "proposed size")
-        removed.append(f"{sizes} not verified: a longer --budget has time for more")
-    extras = view.Extras(request.title, tuple(removed))
+        removed.append(f"{sizes} not verified: the budget has no time (--budget 20m)")
+    extras = view.Extras(request.title, tuple(removed), wrong=verified.wrong)
     if job is not None:
         sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
         extras = extras._replace(worth=sentences)
@@ -336,7 +393,7 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
     was measured."""
     from msgspec.structs import replace
 
-    from collbench.features.advise.tune import confirm, propose
+    from collbench.features.advise.tune import confirm, propose, schedule
     from collbench.features.advise.tune.screen import list_medians
     from collbench.features.advise.types import Advised
 
@@ -346,36 +403,53 @@ def propose_advice(request: TuneRequest, screening: Screening) -> Advised:
             "no setting was measured beside the default",
             "give a longer --budget, or fewer sizes, ranks or collectives",
         )
-    by_size = request.format.by_size
+    sizes = schedule.list_sizes(request.field, request.axes)
+    named = propose.name_sizes(medians, sizes)
+    choices = propose.name_sizes(screening.choices, sizes)
     nodes = screening.nodes
     shared = {world.n for world in screening.worlds if world.oversubscribed}
-    rows = propose.propose_rows(medians, request.library, request.backend, nodes, by_size, shared)
+    rows = propose.propose_rows(
+        named, request.library, request.backend, nodes, request.format, shared
+    )
     advised = Advised(
         library=request.library.key,
         version=screening.library_version,
         runs=(),
         day=confirm.find_day(),
         taus=(request.tau, request.tau) if request.tau else TAUS,
-        rows=tuple(propose.add_choices(row, screening.choices) for row in rows),
-        rivals=propose.list_rivals(medians, request.library, request.backend, nodes),
+        rows=tuple(propose.add_choices(row, choices) for row in rows),
         is_same_order=request.is_same_order,
         notes=(*request.notes, *screening.notes),
+        hosts=screening.hosts,
+        forms=describe_forms(request.axes),
+        command=plain_line(shlex.join(["collbench", *request.command[1:]])),
     )
-    fitting, refused = propose.fit_format(advised, request.format)
+
+    def find_unadvised(some: Sequence[Advice]) -> list[Unadvised]:
+        return propose.list_unadvised(request.field, named, some, nodes, choices, sizes)
+
+    fitting, refused = propose.fit_format(advised, request.format, find_unadvised)
     for reason in refused:
         print_message(f"not tried further, as the file cannot say it: {reason}")
     notes = (*advised.notes, *(f"not in the file: {reason}" for reason in refused))
-    unadvised = tuple(
-        propose.list_unadvised(request.field, medians, fitting, nodes, screening.choices)
-    )
+    unadvised = tuple(find_unadvised(fitting))
     return replace(advised, rows=tuple(fitting), notes=notes, unadvised=unadvised)
+
+
+def describe_forms(axes: Axes) -> str:
+    """The datatype and placement of all that is measured."""
+    places = {False: "out of place", True: "in place"}
+    words = [*axes.dtypes, *(places[each] for each in axes.in_place)]
+    return ", ".join(dict.fromkeys(words))
 
 
 def verify_proposal(
     request: TuneRequest, screening: Screening, advised: Advised, seconds: float, write: Path
 ) -> Verified:
     """Verify what the screening proposes, in the time that is left."""
-    from collbench.features.advise.tune import confirm
+    from msgspec.structs import replace
+
+    from collbench.features.advise.tune import confirm, schedule
     from collbench.features.compare.comparison import Rules
 
     rows = format_count(len(advised.rows), "row")
@@ -384,19 +458,29 @@ def verify_proposal(
     print_message(f"proposed: {rows} with {sizes}; fresh launches decide, in {left}")
     return confirm.verify_advice(
         advised,
-        confirm.VerifyRequest(
+        schedule.VerifyRequest(
             format=request.format,
             axes=request.axes,
             command=request.command,
-            policy=request.policy,
+            policy=replace(request.policy, adds_as=_hears_order(request)),
             budget=max(1.0, round(seconds)),
             rules=Rules(tau=request.tau),
             despite_oversubscription=request.despite_oversubscription,
             start_seconds=PAIR * screening.cost.start,
-            fixed_seconds=max(confirm.GUESS_FIXED, screening.cost.case),
+            fixed_seconds=max(schedule.GUESS_FIXED, screening.cost.case),
             output=request.output,
             tag=request.tag,
             source=request.source,
             folder=write.absolute().parent if request.source else None,
         ),
+    )
+
+
+def _hears_order(request: TuneRequest) -> bool:
+    """Whether the order of summation is heard in the verification: of sums over three ranks or
+    more it tells that a row had no effect."""
+    from collbench.core.collectives import find_collective
+
+    return any(
+        series.n > 2 and find_collective(series.collective).reduces for series in request.field
     )

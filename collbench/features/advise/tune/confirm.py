@@ -2,87 +2,56 @@
 
 The best of many settings seems faster than it is, so that what proposed it never decides. The
 experiment is that of `collbench ab`: base is the library's own choice, head the same with the
-file, over the sizes that the file covers and those next to them, which must not change. What no
-file says (formats in words) is head as variables of the environment, over all sizes, as it bears
-on all of them. There is no first stage: whatever proposed the rows was one.
+file, over all swept sizes of the series that have rows; where no row is, nothing must change. What
+no file says (formats in words) is head as variables of the environment, a setting at a time. There
+is no first stage: whatever proposed the rows was one.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, NoVerdict, UsageError
-from collbench.core.text import print_message
-from collbench.features.advise.formats.files import write_files
-from collbench.features.advise.tune import keeping
-from collbench.features.advise.tune.keeping import Choices, Removed
-from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series, Unadvised
-from collbench.features.compare.ab import variants
-from collbench.features.compare.ab.experiment import Experiment
-from collbench.features.compare.ab.experiment import Order as Pairs
-from collbench.features.compare.comparison import Comparison, Rules, compare_runs
-from collbench.records import paired
-from collbench.records.derive import NO_TIME_LEFT
-from collbench.records.types import Choice, RunFile
-from collbench.run import session
-from collbench.run.launch import folders, join
-from collbench.run.launch.interpreter import SideName, Variant
-from collbench.run.launch.places import PlaceSource
-from collbench.run.reporter import Step
-from collbench.show.live import Watch
-from collbench.suite.case import Case
-from collbench.suite.policy import Policy
-from collbench.suite.sweep import FIELDS, Axes, Suite, default_mode
-from collbench.survive.signals import interrupts
+from collbench.core.errors import Exit
+from collbench.core.text import format_count
+from collbench.features.advise import fills
+from collbench.features.advise.tune import covering, keeping
+from collbench.features.advise.tune.covering import Covered
+from collbench.features.advise.tune.experiment import Outcome, Variation
+from collbench.features.advise.tune.keeping import Findings, Kept, Nodes, Removed, Terms
+from collbench.features.advise.tune.schedule import (
+    Fitting,
+    Sizes,
+    VerifyRequest,
+    fit_budget,
+    list_cells,
+    list_sizes,
+    split_heads,
+)
+from collbench.features.advise.tune.trial import lay_file
+from collbench.features.advise.types import Advice, Advised, Cell, Gain, Setting, Unadvised
+from collbench.features.compare.comparison import Comparison
+from collbench.records.choice import describe_heard
+from collbench.records.types import Choice
+from collbench.run.launch import folders
 
 Rivals = dict[Cell, dict[str, Gain]]
 
-ROUNDS = 12  # the fewest paired launches
-MIN_ROUNDS = 8  # where time is short
-MIN_SECONDS, MAX_SECONDS = 0.05, 0.25  # of samples of a case in a launch
-GUESS_START = 3.0  # seconds until two worlds have started at once
-GUESS_FIXED = 0.2  # seconds of a case beside its samples: warm-up and checks
-USED = 0.9  # of a budget may be planned for
-GRACE, GRACE_SECONDS = 1.05, 10.0  # by which an experiment may be late before it is ended
 NO_TIME = "not verified: the budget has no time for it"
-
-
-class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How an advice is verified. ``axes`` is the sweep that it comes from (make_axes makes it of
-    cases): its sizes are those among which two are neighbours, and each case is measured with its
-    backend, datatype, placement and mode. ``format`` is one of FORMATS. ``budget`` is in seconds:
-    rounds and the time of a case follow from it, and rows that it has no time for are not
-    verified. ``command`` is what a run keeps as its command line. ``folder`` is where the file lies
-    while ranks read it, a private one where it is None: name one that all hosts see where
-    ``source`` gives places on several."""
-
-    format: Any
-    axes: Axes
-    command: Sequence[str]
-    policy: Policy = Policy()
-    budget: float = 300.0
-    rules: Rules = Rules()
-    despite_oversubscription: bool = False
-    start_seconds: float = GUESS_START  # until a pair of worlds has started
-    fixed_seconds: float = GUESS_FIXED  # of a case beside its samples
-    output: Path | None = None
-    tag: str = ""
-    source: PlaceSource | None = None
-    folder: Path | None = None
+ON_ALL_HOSTS = "all hosts of a job have to see this file at the same path"
 
 
 class Verified(NamedTuple):
     """What a verification comes to. ``advised`` has only rows that fresh launches confirm, with
     gains from these alone, and ``verified`` set; what went is among its ``unadvised`` as well.
-    ``code`` is 0 where fresh launches decided something, 3 where nothing, 130 where it was
-    interrupted (what was confirmed until then is in ``advised``). ``paths`` are the saved runs."""
+    ``code`` is 0 where fresh launches decided something, 3 where nothing, 7 where the file gave
+    wrong data (what is left does not), 130 where it was interrupted (what was confirmed until then
+    is in ``advised``). ``paths`` are the saved runs."""
 
     advised: Advised
     removed: tuple[Removed, ...]
@@ -90,121 +59,223 @@ class Verified(NamedTuple):
     paths: tuple[Path, ...]
     code: Exit
 
-
-class Variation(NamedTuple):
-    """A head to be compared with everything as it is: what it sets, what it is called in its run,
-    the rows that it has, and the cells to measure. ``is_everywhere``: what it sets holds for all
-    sizes, not in its rows alone."""
-
-    env: tuple[tuple[str, str], ...]
-    text: str
-    rows: tuple[Advice, ...]
-    cells: tuple[Cell, ...]
-    backend: str = ""
-    algorithm: str = ""
-    is_everywhere: bool = False
+    @property
+    def wrong(self) -> str:
+        """With which setting data were wrong; empty where with none."""
+        wrong = [each for each in self.removed if each.kind == "wrong"]
+        return keeping.describe_removed(wrong)[0] if wrong else ""
 
 
-def make_axes(cases: Iterable[Case]) -> Axes:
-    """The sweep of measured cases: all collectives, sizes, ranks and forms (datatypes, in place)
-    among them, with groups and alignment as the first has them."""
-    every = list(cases)
-    values: dict[str, Any] = {
-        axis: tuple(dict.fromkeys(getattr(case, field) for case in every))
-        for axis, field in FIELDS.items()
-    }
-    usual = all(case.mode == default_mode(case.backend, case.world) for case in every)
-    values |= {
-        "sizes": tuple(sorted(values["sizes"])),
-        "ranks": tuple(sorted({case.world for case in every})),
-        "backends": values["backends"][:1],
-        "modes": () if usual else values["modes"],
-        "envs": ((),),
-        "algorithms": ("native",),
-        "groups": every[0].groups,
-        "align": every[0].align,
-    }
-    return Axes(**values)
+class Head(NamedTuple):
+    """What one head came to."""
+
+    variation: Variation
+    outcome: Outcome | None
+    found: Findings
+    covered: Covered
 
 
 def verify_advice(advised: Advised, request: VerifyRequest) -> Verified:
     """Measure the advice's file against the library's own choice, with progress on standard error,
     and keep what holds. An advice without rows is as verified as can be. Raises CannotRun and
-    RunBroken, as `collbench ab` does, where no row could be judged."""
+    RunBroken, as `collbench ab` does, where no row could be judged, and the file is not to
+    blame."""
     if not advised.rows:
         return Verified(advised, (), (), (), Exit.OK)
-    rows, others = fit_budget(advised.rows, request.axes.sizes, request)
-    held: list[Advice] = []
+    proposed = (*advised.rows, *advised.fills)
+    sizes = list_sizes({row.series for row in proposed}, request.axes)
+    fitted = fit_budget(proposed, sizes, request)
     removed = [
-        _skip_size(row.name, Cell(row.series, gain.nbytes)) for row in others for gain in row.gains
+        _skip_size(row.name, Cell(row.series, gain.nbytes), NO_TIME)
+        for row in fitted.others
+        for gain in row.gains
     ]
-    comparisons: list[Comparison] = []
-    paths: list[Path] = []
-    rivals = advised.rivals
-    code = Exit.OK
-    with folders.make_private() as folder:
-        trial = msgspec.structs.replace(advised, rows=tuple(rows))
-        heads = list_variations(trial, request, request.folder or folder)
-        for head in heads:
-            share = msgspec.structs.replace(request, budget=request.budget / len(heads))
-            outcome = _Outcome(head, share, folder) if not code else None
-            if outcome and outcome.comparison:
-                comparisons.append(outcome.comparison)
-            if outcome:
-                code, paths = outcome.code, [*paths, *outcome.paths]
-            kept = _keep_rows(head, share, outcome)
-            held += kept.rows
-            removed += kept.removed
-            rivals = _add_rivals(rivals, head, outcome)
-    removed.sort(key=lambda each: (each.kind != "slower", each.cell))
-    if not code and not held and not any(each.decided for each in removed):
-        code = Exit.NO_VERDICT
+    trial = _replace_rows(advised, proposed, fitted.rows, removed)
+    if request.format.by_size and (reason := request.format.refuse(trial)):
+        why = f"not verified: the file cannot say it: {reason}"
+        cells = ((row.name, Cell(row.series, g.nbytes)) for row in fitted.rows for g in row.gains)
+        gone = keeping.sort_removed([*removed, *(_skip_size(*each, why) for each in cells)])
+        empty = _replace_rows(advised, proposed, [], gone)
+        return Verified(empty, tuple(gone), (), (), Exit.NO_VERDICT)
+    with folders.make_private() as folder, _vary(trial, fitted, sizes, request, folder) as heads:
+        found = _run_heads(heads, sizes, request, folder, advised.is_same_order)
+    return _conclude(advised, proposed, fitted, found, removed)
+
+
+def _run_heads(
+    heads: Sequence[Variation],
+    sizes: Sizes,
+    request: VerifyRequest,
+    folder: Path,
+    is_same_order: bool,
+) -> list[Head]:
+    """All heads one after the other; none after one that was interrupted or broke."""
+    code: int = Exit.OK
+    results = []
+    tests = sum(len(head.cells) for head in heads) if len(heads) > 1 else 0
+    for head in heads:
+        outcome = Outcome(head, request, sizes, folder) if not code else None
+        code = outcome.code if outcome else code
+        found = _find(head, sizes, outcome)
+        terms = Terms(
+            find_day(), request.despite_oversubscription, head.is_everywhere, is_same_order, tests
+        )
+        kept = _keep_rows(head, found, terms, outcome)
+        covered = Covered(kept, {})
+        if request.format.covers_all:
+            covered = covering.cover_sizes(head.rows, kept, found, terms)
+        results.append(Head(head, outcome, found, covered))
+    return results
+
+
+def _conclude(
+    advised: Advised,
+    proposed: Sequence[Advice],
+    fitted: Fitting,
+    heads: Sequence[Head],
+    skipped: Sequence[Removed],
+) -> Verified:
+    """What all heads come to."""
+    outcomes = [head.outcome for head in heads if head.outcome]
+    rows = [row for head in heads for row in head.covered.kept.rows]
+    gone = (each for head in heads for each in head.covered.kept.removed)
+    removed = keeping.sort_removed([*skipped, *gone])
+    chosen = {cell: fill for head in heads for cell, fill in head.covered.fills.items()}
+    comparisons = [each.comparison for each in outcomes if each.comparison]
     taus = [row.tau for comparison in comparisons for row in comparison.rows]
     runs = [run.id for comparison in comparisons for run in (comparison.base, comparison.head)]
+    rivals = advised.rivals
+    for head in heads:
+        rivals = _add_rivals(rivals, head)
     advised = msgspec.structs.replace(
         advised,
         rivals=rivals,
         runs=(*advised.runs, *runs),
         taus=(min(taus), max(taus)) if taus else advised.taus,
+        checked=describe_checked(heads, removed, fitted.unchecked),
+        notes=(*advised.notes, *_list_notes(rows, heads)),
+        fills=(),
     )
-    return Verified(
-        _replace_rows(advised, held, removed),
-        tuple(removed),
-        tuple(comparisons),
-        tuple(paths),
-        code,
+    final = _replace_rows(advised, proposed, rows, removed)
+    if chosen:
+        final = _add_fills(final, chosen)
+    code = next((each.code for each in outcomes if each.code), Exit.OK)
+    if any(each.kind == "wrong" for each in removed):
+        code = Exit.WRONG_DATA
+    if not code and not rows and not any(each.decided for each in removed):
+        code = Exit.NO_VERDICT
+    paths = [path for each in outcomes for path in each.paths]
+    return Verified(final, tuple(removed), tuple(comparisons), tuple(paths), code)
+
+
+def describe_checked(heads: Sequence[Head], removed: Sequence[Removed], unchecked: int) -> str:
+    """How many sizes were measured with what is left, and the slowest of them: "checked: 24 sizes,
+    slowest with the file +1.2 % time [-1, +3]"."""
+    gone = {each.cell for each in removed}
+    gains = {
+        cell: gain
+        for head in heads
+        if head.covered.kept.rows
+        for cell, gain in head.found.gains.items()
+        if cell not in gone
+    }
+    left_out = f"; {format_count(unchecked, 'size')} not checked: the budget has no time"
+    left_out = left_out if unchecked else ""
+    if not gains:
+        return ""
+    slowest = min(gains.values(), key=lambda gain: gain.gain)
+    time, lo, hi = (-100 * each for each in (slowest.gain, slowest.hi, slowest.lo))
+    what = "its setting" if any(head.variation.is_everywhere for head in heads) else "the file"
+    return (
+        f"checked: {format_count(len(gains), 'size')}, slowest with {what} {time:+.1f} % time"
+        f" [{lo:+.0f}, {hi:+.0f}]{left_out}"
     )
 
 
-def _add_rivals(rivals: Rivals, head: Variation, outcome: _Outcome | None) -> Rivals:
+def _list_notes(rows: Sequence[Advice], heads: Sequence[Head]) -> Iterator[str]:
+    """Whether the library read the file, and where it has to lie."""
+    if any(head.variation.is_everywhere for head in heads):
+        return
+    pairs = [pair for head in heads for pair in head.found.choices.values()]
+    if any(
+        describe_heard(head) and describe_heard(base) != describe_heard(head)
+        for base, head in pairs
+    ):
+        yield "the library read the file: it logged other choices with it"
+    elif any(
+        judge.verdict == "IMPROVED" and judge.stage == 2
+        for head in heads
+        for judge in head.found.judged.values()
+    ):
+        yield "the library read the file: it was surely faster with it"
+    elif any(head.outcome for head in heads):
+        yield "the library did not show that it read the file"
+    if any(row.series.nodes > 1 for row in rows):
+        yield ON_ALL_HOSTS
+
+
+def _add_rivals(rivals: Rivals, head: Head) -> Rivals:
     """The gains for the map with those of fresh launches, where the setting was in force."""
-    judged = outcome.comparison.rows if outcome and outcome.comparison else []
-    nodes = head.rows[0].series.nodes
     merged = {cell: dict(gains) for cell, gains in rivals.items()}
-    for cell, gain in keeping.measure_gains(judged, nodes).items():
-        rows = [row for row in head.rows if row.series == cell.series]
+    variation = head.variation
+    for cell, gain in head.found.gains.items():
+        rows = [row for row in variation.rows if row.series == cell.series]
         inside = [row.name for row in rows if row.low <= cell.nbytes <= row.high]
-        names = inside or [row.name for row in rows if head.is_everywhere]
+        names = inside or [row.name for row in rows if variation.is_everywhere]
         if names:
             merged.setdefault(cell, {})[names[0]] = gain
     return merged
 
 
-def _skip_size(name: str, cell: Cell) -> Removed:
-    return Removed(cell, name, "undecided", NO_TIME, False)
+def _skip_size(name: str, cell: Cell, why: str) -> Removed:
+    return Removed(cell, name, "undecided", why, False)
 
 
-def _replace_rows(advised: Advised, rows: Sequence[Advice], removed: Sequence[Removed]) -> Advised:
-    """The advice with what was kept, and what went among its cells without one."""
-    gone = [Unadvised(each.cell, each.why, each.decided, each.gain, each.name) for each in removed]
+def _replace_rows(
+    advised: Advised,
+    proposed: Sequence[Advice],
+    rows: Sequence[Advice],
+    removed: Sequence[Removed],
+) -> Advised:
+    """The advice with these rows, and what went among its cells without one, with what the library
+    ran there by itself."""
+    ran = _list_defaults(proposed)
+    gone = [
+        Unadvised(each.cell, each.why, each.decided, each.gain, each.name, ran.get(each.cell))
+        for each in removed
+    ]
     cells = {each.cell for each in gone}
     others = [each for each in advised.unadvised if each.cell not in cells]
     return msgspec.structs.replace(
         advised,
         day=find_day(),
         rows=tuple(sorted(rows, key=lambda row: (row.series, row.low))),
+        fills=(),
         unadvised=tuple(sorted([*others, *gone], key=lambda each: each.cell)),
     )
+
+
+def _list_defaults(rows: Sequence[Advice]) -> dict[Cell, Choice | None]:
+    """What the library said that it ran by itself at the sizes of rows."""
+    ran: dict[Cell, Choice | None] = {}
+    for row in rows:
+        choices = row.default_rans or (None,) * len(row.gains)
+        for gain, choice in zip(row.gains, choices, strict=True):
+            ran[Cell(row.series, gain.nbytes)] = choice
+    return ran
+
+
+def _add_fills(advised: Advised, chosen: Mapping[Cell, tuple[Setting, str, Gain]]) -> Advised:
+    """The advice with sizes that are filled by a setting which is as fast."""
+    others = [each for each in advised.unadvised if each.cell not in chosen]
+    filled = [
+        Unadvised(cell, f"{name} is as fast, and is named in the file", True, gain, name)
+        for cell, (_, name, gain) in chosen.items()
+    ]
+    advised = msgspec.structs.replace(
+        advised, unadvised=tuple(sorted([*others, *filled], key=lambda each: each.cell))
+    )
+    return msgspec.structs.replace(advised, fills=tuple(fills.make_fills(advised, chosen)))
 
 
 def find_day() -> str:
@@ -212,224 +283,61 @@ def find_day() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def list_variations(advised: Advised, request: VerifyRequest, folder: Path) -> list[Variation]:
-    """What is to be compared: the advice's file, written into ``folder``; where nothing reads such
-    a file, each setting for itself, by the environment."""
-    path = folder / f"advised{request.format.suffix}"
+@contextmanager
+def _vary(
+    advised: Advised, fitted: Fitting, sizes: Sizes, request: VerifyRequest, folder: Path
+) -> Iterator[list[Variation]]:
+    """What is to be compared: the advice's file, which lies there within the ``with`` block; where
+    nothing reads such a file, each setting for itself, by the environment."""
     if request.format.by_size:
-        write_files(request.format, advised, path, shared=request.folder is not None)
-        used = request.format.use(path)
-        cells = list_cells(advised.rows, request.axes.sizes)
-        return [Variation(tuple(used.items()), "as advised", advised.rows, tuple(cells))]
-    by_setting: dict[Any, list[Advice]] = {}
-    for row in advised.rows:
-        by_setting.setdefault(row.setting, []).append(row)
+        place = request.folder or folder
+        with lay_file(request.format, advised, place, request.folder is not None) as used:
+            cells = tuple(fitted.cells)
+            yield [Variation(tuple(used.items()), "as advised", advised.rows, cells)]
+        return
     (backend,) = request.axes.backends
-    return [
+    heads = split_heads(advised.rows, by_size=False)
+    yield [
         Variation(
-            setting.env,
+            rows[0].setting.env,
             "as advised",
             tuple(rows),
-            tuple(
-                Cell(series, size)
-                for series in sorted({row.series for row in rows})
-                for size in sorted(request.axes.sizes)
-            ),
-            setting.backend if setting.backend != backend else "",
-            setting.algorithm if setting.algorithm != "native" else "",
+            tuple(list_cells(rows, sizes)),
+            rows[0].setting.backend if rows[0].setting.backend != backend else "",
+            rows[0].setting.algorithm if rows[0].setting.algorithm != "native" else "",
             is_everywhere=True,
+            heads=len(heads),
         )
-        for setting, rows in by_setting.items()
+        for rows in heads
     ]
 
 
-def list_cells(rows: Sequence[Advice], sizes: Sequence[int]) -> list[Cell]:
-    """The measured sizes that rows cover, and those next to them."""
-    ascending = sorted(sizes)
-    cells: set[Cell] = set()
-    for row in rows:
-        covered = [i for i, size in enumerate(ascending) if row.low <= size <= row.high]
-        if covered:
-            near = ascending[max(0, covered[0] - 1) : covered[-1] + 2]
-            cells |= {Cell(row.series, size) for size in near}
-    return sorted(cells)
+def find_nodes(rows: Sequence[Advice]) -> Nodes:
+    """The number of hosts, by that of ranks."""
+    return {row.series.n: row.series.nodes for row in rows}
 
 
-class Schedule(NamedTuple):
-    """The fewest rounds of an experiment, the seconds of samples of a case in each launch, and the
-    most cells for which the budget suffices then."""
-
-    rounds: int
-    case_seconds: float
-    max_cells: int
-
-
-def plan_rounds(request: VerifyRequest, cell_count: int, world_count: int) -> Schedule:
-    """As many rounds as the budget holds, by a rough guess, and then as long cases, as more
-    launches tell more. What is left over goes to rows without a verdict in any case."""
-    for fewest in (ROUNDS, MIN_ROUNDS):
-        rounds = max(fewest, paired.fewest_rounds(cell_count))
-        launches = 2 * (rounds + 1)  # of both sides, with the pilot
-        left = USED * request.budget - (rounds + 2) * world_count * request.start_seconds
-        room = left / (launches * max(1, cell_count)) - request.fixed_seconds
-        if room >= MIN_SECONDS:
-            break
-    cell = launches * (request.fixed_seconds + MIN_SECONDS)
-    seconds = min(MAX_SECONDS, max(MIN_SECONDS, room))
-    return Schedule(rounds, seconds, max(0, int(left / cell)))
-
-
-def fit_budget(
-    rows: Sequence[Advice], sizes: Sequence[int], request: VerifyRequest
-) -> tuple[list[Advice], list[Advice]]:
-    """The rows that the budget can verify, those that promise most for a size first, and the
-    others. One row is always tried."""
-    fitting: list[Advice] = []
-    others: list[Advice] = []
-    for row in sorted(rows, key=lambda row: -sum(each.gain for each in row.gains) / len(row.gains)):
-        cells = list_cells([*fitting, row], sizes)
-        worlds = len({cell.series.n for cell in cells})
-        fits = len(cells) <= plan_rounds(request, len(cells), worlds).max_cells
-        (fitting if fits or not fitting else others).append(row)
-    return sorted(fitting, key=lambda row: (row.series, row.low)), others
-
-
-def make_suite(cells: Sequence[Cell], request: VerifyRequest) -> Suite:
-    """The suite of exactly these cells, each series a sweep of its own."""
-    sizes_by_series: dict[Series, list[int]] = {}
-    for cell in cells:
-        sizes_by_series.setdefault(cell.series, []).append(cell.nbytes)
-    first, *others = (
-        msgspec.structs.replace(
-            request.axes,
-            collectives=(series.collective,),
-            ranks=(series.n,),
-            sizes=tuple(sizes),
-            envs=((),),
-            algorithms=("native",),
-        )
-        for series, sizes in sizes_by_series.items()
-    )
-    return Suite(name="tune", axes=first, includes=tuple(others), policy=request.policy)
-
-
-class _Outcome:
-    """One experiment, and what it came to: its comparison (None where nothing could be compared),
-    the files of its two runs, the exit code of its ending."""
-
-    def __init__(self, head: Variation, request: VerifyRequest, folder: Path) -> None:
-        self.comparison: Comparison | None = None
-        self.files: tuple[RunFile, ...] = ()
-        self.paths: list[Path] = []
-        self.code = Exit.OK
-        worlds = len({cell.series.n for cell in head.cells})
-        schedule = plan_rounds(request, len(head.cells), worlds)
-        policy = msgspec.structs.replace(
-            request.policy, max_seconds=request.policy.max_seconds or schedule.case_seconds
-        )
-        suite = make_suite(head.cells, msgspec.structs.replace(request, policy=policy))
-        sides: dict[SideName, Variant] = {
-            "base": Variant(text=""),
-            "head": Variant(
-                text=head.text, env=head.env, backend=head.backend, algorithm=head.algorithm
-            ),
-        }
-        order = Pairs(
-            suite=suite,
-            variants=sides,
-            command=request.command,
-            rounds=(0, schedule.rounds),
-            is_confirming=True,
-            judge=lambda base, head: compare_runs(base, head, request.rules, under_way=True).rows,
-            budget=request.budget,
-            output=request.output,
-            tag=request.tag,
-        )
-        with ExitStack() as stack:
-            self._run(self._settle(order, request, folder, stack), request.rules)
-
-    def _settle(
-        self, order: Pairs, request: VerifyRequest, folder: Path, stack: ExitStack
-    ) -> Pairs:
-        """The order with a home for each side, at all places."""
-        homes = variants.settle_homes(order.variants, variants.Build(""), folder)
-        places = None
-        if request.source:
-            seconds = request.policy.timeout or join.SECONDS
-            held = request.source.hold_places(order.suite, seconds)
-            places = stack.enter_context(closing(held))
-            homes = {name: places.resolve(home, name) for name, home in homes.items()}
-        return msgspec.structs.replace(order, homes=homes, places=places)
-
-    def _run(self, order: Pairs, rules: Rules) -> None:
-        """Run the experiment and compare its sides, however far it came. Raises what broke it where
-        there is nothing to compare."""
-        problem: Exception | None = None
-        note = ""
-        latest = time.monotonic() + GRACE * (order.budget or 0.0) + GRACE_SECONDS
-        with interrupts, Watch() as watch:
-
-            def report_step(at: Step) -> None:
-                interrupts.check()
-                if time.monotonic() > latest:
-                    raise NoVerdict(f"{NO_TIME_LEFT}: launches took longer than was foreseen")
-                watch.step(at)
-
-            experiment = Experiment(order, report_step)
-            try:
-                experiment.run()
-            except (Exception, KeyboardInterrupt) as e:
-                if not experiment.begun:
-                    raise
-                problem, self.code, note = session.classify_ending(e)
-        try:
-            self.comparison = compare_runs(*experiment.files, rules, under_way=True)
-        except UsageError:  # it ended before there was anything to compare
-            self.code = self.code or Exit.NO_VERDICT
-        self.files = experiment.files
-        self.paths = experiment.end(self.code, note)
-        if problem is not None and not isinstance(problem, CollbenchError):
-            raise problem
-        if isinstance(problem, CollbenchError):
-            if NO_TIME_LEFT in problem.message:
-                self.code = Exit.OK  # what was decided until then stands
-                print_message("the time did not suffice to verify all", "--budget sets it")
-                return
-            if self.comparison is None:
-                raise problem
-            print_message(problem.message, problem.hint)
-
-    def list_choices(self, nodes: int) -> Choices:
-        """What the library showed of its choice on both sides, by cell."""
-        heard: list[dict[Cell, Choice]] = []
-        for file in self.files:
-            by_cell: dict[Cell, Choice] = {}
-            for record in file.records:
-                if record.chose:
-                    by_cell[keeping.find_case_cell(record.case, nodes)] = record.chose
-            heard.append(by_cell)
-        base, head = heard or ({}, {})
-        return {cell: (base.get(cell), head.get(cell)) for cell in base.keys() | head.keys()}
-
-
-def _keep_rows(head: Variation, request: VerifyRequest, outcome: _Outcome | None) -> keeping.Kept:
-    """What is left of a head's rows after its experiment; nothing where there was none."""
-    nodes = head.rows[0].series.nodes
+def _find(head: Variation, sizes: Sizes, outcome: Outcome | None) -> Findings:
+    """What an experiment found; nothing where there was none."""
+    nodes = find_nodes(head.rows)
     judged = list(outcome.comparison.rows) if outcome and outcome.comparison else []
-    sizes = sorted(request.axes.sizes)
-    kept = keeping.keep_confirmed(
-        head.rows,
+    return Findings(
         keeping.choose_worst(judged, nodes),
-        keeping.measure_gains(judged, nodes),
-        {row.series: sizes for row in head.rows},
+        keeping.measure_gains(judged, nodes, head.heads),
+        {series: sorted(by_size) for series, by_size in sizes.items()},
         outcome.list_choices(nodes) if outcome else {},
-        find_day(),
-        despite_oversubscription=request.despite_oversubscription,
-        is_everywhere=head.is_everywhere,
+        outcome.list_faults(nodes) if outcome else {},
     )
+
+
+def _keep_rows(head: Variation, found: Findings, terms: Terms, outcome: Outcome | None) -> Kept:
+    """What is left of a head's rows after its experiment."""
+    nodes = find_nodes(head.rows)
+    kept = keeping.keep_confirmed(head.rows, found, terms)
     skipped = outcome.comparison.skipped if outcome and outcome.comparison else []
     dropped = {keeping.find_case_cell(each.case, nodes) for each in skipped if each.dropped}
     removed = [
-        _skip_size(each.name, each.cell) if each.cell in dropped else each for each in kept.removed
+        _skip_size(each.name, each.cell, NO_TIME) if each.cell in dropped else each
+        for each in kept.removed
     ]
     return kept._replace(removed=tuple(removed))

@@ -75,7 +75,31 @@ def choose_by_size(cells: Sequence[Mapping[Variables, float]]) -> list[Variables
     """The setting to propose at each size, by ascending sizes, () for the default: those that
     together save most, in stretches of two sizes or more. Every stretch must save ENTRY to begin
     with, so that settings that are equally fast do not take turns."""
-    settings = sorted({setting for cell in cells for setting in cell})
+    proposed: list[Variables] = []
+    for setting, group in itertools.groupby(_choose_path(cells)):
+        number = len(list(group))
+        proposed += [setting if number > 1 else ()] * number
+    return proposed
+
+
+def choose_for_each(cells: Sequence[Mapping[Variables, float]]) -> list[Variables]:
+    """The setting to propose at each size, by ascending sizes, where a file has to name one for all
+    of them: those that together take least, whatever the default takes. Empty where a size has no
+    setting with a time, or where none seems faster at two neighbouring sizes."""
+    if not all(any(cell) for cell in cells):  # of () alone, which is the default
+        return []
+    chosen = _choose_path(cells, has_default=False)
+    faster = [
+        _measure_saving(cell, setting) > 0 for cell, setting in zip(cells, chosen, strict=True)
+    ]
+    return chosen if any(keep_neighbours(faster)) else []
+
+
+def _choose_path(
+    cells: Sequence[Mapping[Variables, float]], has_default: bool = True
+) -> list[Variables]:
+    """The setting of each size that together save most, with ENTRY for every stretch."""
+    settings = sorted({setting for cell in cells for setting in cell if setting or has_default})
     best: dict[Variables, tuple[float, list[Variables]]] = {(): (0.0, [])}
     for cell in cells:
         following: dict[Variables, tuple[float, list[Variables]]] = {}
@@ -92,12 +116,7 @@ def choose_by_size(cells: Sequence[Mapping[Variables, float]]) -> list[Variables
             )
             following[setting] = (total + saved, [*path, setting])
         best = following
-    _, chosen = max(best.values(), key=lambda each: each[0])
-    proposed: list[Variables] = []
-    for setting, group in itertools.groupby(chosen):
-        number = len(list(group))
-        proposed += [setting if number > 1 else ()] * number
-    return proposed
+    return max(best.values(), key=lambda each: each[0])[1]
 
 
 def _measure_saving(cell: Mapping[Variables, float], setting: Variables) -> float:

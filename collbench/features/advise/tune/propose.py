@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -13,7 +14,8 @@ from collbench.features.advise.formats import Format
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving, keeping
 from collbench.features.advise.tune.joining import Field
-from collbench.features.advise.tune.keeping import find_break
+from collbench.features.advise.tune.keeping import Nodes, find_break
+from collbench.features.advise.tune.schedule import Sizes
 from collbench.features.advise.types import (
     Advice,
     Advised,
@@ -28,6 +30,7 @@ from collbench.records.types import Choice
 
 SEEMS_SLOW = "nothing seemed faster in short launches"
 NOT_TRIED = "no setting was measured there in time"
+Of = TypeVar("Of")
 Medians = Mapping[Cell, Mapping[Variables, float]]  # (): the default
 Heard = Mapping[Cell, Mapping[Variables, Choice]]  # what the library said that it ran
 
@@ -36,14 +39,15 @@ def propose_rows(
     medians: Medians,
     library: Library,
     backend: str,
-    nodes: int,
-    by_size: bool,
+    nodes: Nodes,
+    format: Format,
     shared: Collection[int] = (),
 ) -> list[Advice]:
     """The rows to verify, by what seems fastest at two neighbouring sizes or more: of each series
-    the best setting by size, or one setting (not ``by_size``) that then holds for all sizes. Where
-    nothing seems faster anywhere, the best stretch of each series: fresh launches decide. Rows of
-    as many ranks as are ``shared`` say that these share cores."""
+    the best setting by size, for all sizes where the ``format`` has to name one, or one setting
+    that holds for all sizes where it cannot. Where nothing seems faster anywhere, the best stretch
+    of each series: fresh launches decide. Rows of as many ranks as are ``shared`` say that these
+    share cores."""
     by_series: dict[Series, dict[int, Mapping[Variables, float]]] = {}
     for (series, size), by_setting in sorted(medians.items()):
         by_series.setdefault(series, {})[size] = by_setting
@@ -51,21 +55,28 @@ def propose_rows(
         rows: list[Advice] = []
         for series, cells in by_series.items():
             sizes = list(cells)
-            if is_forced:
-                chosen = halving.choose_best_stretch(list(cells.values()))
-            elif by_size:
-                chosen = halving.choose_by_size(list(cells.values()))
-            else:
-                only = halving.choose_for_all(list(cells.values()))
-                faster = halving.keep_faster(list(cells.values()), only)
-                chosen = [only if is_faster else () for is_faster in faster]
-            place = series._replace(nodes=nodes)
+            chosen = _choose_settings(list(cells.values()), format, is_forced)
+            place = series._replace(nodes=nodes.get(series.n, 1))
             remark = SHARED if series.n in shared else ""
             made = _make_rows(place, sizes, list(cells.values()), chosen, library, backend)
             rows += [msgspec.structs.replace(row, remark=remark) for row in made]
         if rows:
             return rows
     return []
+
+
+def _choose_settings(
+    cells: Sequence[Mapping[Variables, float]], format: Format, is_forced: bool
+) -> list[Variables]:
+    """The setting of each size; () for the default."""
+    if format.covers_all:
+        return halving.choose_for_each(cells) or [() for _ in cells]
+    if is_forced:
+        return halving.choose_best_stretch(cells)
+    if format.by_size:
+        return halving.choose_by_size(cells)
+    only = halving.choose_for_all(cells)
+    return [only if is_faster else () for is_faster in halving.keep_faster(cells, only)]
 
 
 def _make_rows(
@@ -111,66 +122,67 @@ def _make_gain(nbytes: int, cell: Mapping[Variables, float], env: Variables) -> 
     )
 
 
-def list_rivals(
-    medians: Medians, library: Library, backend: str, nodes: int
-) -> dict[Cell, dict[str, Gain]]:
-    """What every setting seemed to save, for the map."""
-    rivals: dict[Cell, dict[str, Gain]] = {}
-    for (series, size), by_setting in medians.items():
-        for env in filter(None, by_setting):
-            setting = Setting(backend=backend, env=env)
-            name = library.name_setting(series.collective, setting)
-            cell = Cell(series._replace(nodes=nodes), size)
-            rivals.setdefault(cell, {})[name] = _make_gain(size, by_setting, env)
-    return rivals
-
-
-def fit_format(advised: Advised, format: Format) -> tuple[list[Advice], list[str]]:
+def fit_format(
+    advised: Advised, format: Format, find_unadvised: Callable[[Sequence[Advice]], list[Unadvised]]
+) -> tuple[list[Advice], list[str]]:
     """The rows that the format can say together, those that save most first, and why others
-    cannot be said."""
+    cannot be said. ``find_unadvised`` has the cells without a row, which bear on it, too."""
     fitting: list[Advice] = []
     refused: list[str] = []
-    for row in sorted(advised.rows, key=lambda row: -row.gain[0]):
-        more = sorted([*fitting, row], key=lambda each: (each.series, each.low))
-        if reason := format.refuse(replace_rows(advised, more)):
-            refused.append(f"{row.series.collective}, {row.series.n} ranks, {row.name}: {reason}")
+    units: dict[object, list[Advice]] = {}
+    for index, row in enumerate(advised.rows):
+        units.setdefault(row.series if format.covers_all else index, []).append(row)
+    for unit in sorted(units.values(), key=lambda rows: -max(row.gain[0] for row in rows)):
+        more = sorted([*fitting, *unit], key=lambda each: (each.series, each.low))
+        trial = msgspec.structs.replace(
+            advised, rows=tuple(more), unadvised=tuple(find_unadvised(more))
+        )
+        if reason := format.refuse(trial):
+            series, names = unit[0].series, dict.fromkeys(row.name for row in unit)
+            refused.append(f"{series.collective}, {series.n} ranks, {', '.join(names)}: {reason}")
         else:
             fitting = more
     return fitting, refused
 
 
-def replace_rows(advised: Advised, rows: Sequence[Advice]) -> Advised:
-    """The advice with other rows."""
-    return msgspec.structs.replace(advised, rows=tuple(rows))
-
-
 def add_choices(row: Advice, choices: Heard) -> Advice:
     """The row with what the library said that it ran in the screening, by default and by the
     setting."""
-    cells = [Cell(row.series._replace(nodes=1), gain.nbytes) for gain in row.gains]
-    heard = [choices.get(cell, {}) for cell in cells]
-    pairs = {
-        cell: (by.get(()), by.get(row.setting.env)) for cell, by in zip(cells, heard, strict=True)
+    series = row.series._replace(nodes=1)
+    heard = {
+        Cell(row.series, gain.nbytes): choices.get(Cell(series, gain.nbytes), {})
+        for gain in row.gains
     }
-    nodes = row.series.nodes
     return keeping.add_choices(
-        row,
-        {
-            Cell(cell.series._replace(nodes=nodes), cell.nbytes): pair
-            for cell, pair in pairs.items()
-        },
+        row, {cell: (by.get(()), by.get(row.setting.env)) for cell, by in heard.items()}
     )
 
 
+def name_sizes(by_cell: Mapping[Cell, Of], sizes: Sizes) -> dict[Cell, Of]:
+    """What is known by cell, by the bytes that calls send in place of those that the sweep asks
+    for."""
+    named = {
+        Cell(series, asked): Cell(series, size)
+        for series, by_size in sizes.items()
+        for size, asked in by_size.items()
+    }
+    return {named[cell]: known for cell, known in by_cell.items() if cell in named}
+
+
 def list_unadvised(
-    field: Field, medians: Medians, rows: Sequence[Advice], nodes: int, choices: Heard
+    field: Field,
+    medians: Medians,
+    rows: Sequence[Advice],
+    nodes: Nodes,
+    choices: Heard,
+    sizes: Sizes,
 ) -> list[Unadvised]:
     """The cells for which nothing is proposed, and whether anything was measured there."""
     covered = {Cell(row.series, gain.nbytes) for row in rows for gain in row.gains}
     unadvised = []
-    for series, sizes_by_setting in sorted(field.items()):
-        for size in sorted({size for sizes in sizes_by_setting.values() for size in sizes}):
-            cell = Cell(series._replace(nodes=nodes), size)
+    for series in sorted(field):
+        for size in sorted(sizes[series]):
+            cell = Cell(series._replace(nodes=nodes.get(series.n, 1)), size)
             tried = len(medians.get(Cell(series, size), ())) > 1
             if cell not in covered:
                 why = SEEMS_SLOW if tried else NOT_TRIED

@@ -25,6 +25,7 @@ from collbench.run.launch.places import PlaceSource
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes
 
+THREADS = "OMP_NUM_THREADS"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
 
 
@@ -187,7 +188,13 @@ def describe_environment(backend: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def tell_ineffective(envs: Sequence[Variables], backend: str) -> None:
-    """Says which variables mean nothing to the backend."""
+    """Says which variables mean nothing to the backend. Raises UsageError for one that is about
+    how ranks compute."""
     names = dict.fromkeys(name for env in envs for name, _ in env)
+    if THREADS in names:
+        raise UsageError(
+            f"--env {THREADS}: it is about how ranks compute, and collbench starts them with 1",
+            "name variables that bear on communication",
+        )
     for name in refusal.ineffective_settings(names, [backend]):
         print_message(f"{name} means nothing to {backend}")

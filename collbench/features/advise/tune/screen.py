@@ -1,4 +1,4 @@
-"""The screening: short launches of all settings, then of those that seem worth it, until its share
+"""The search: short launches of all settings, then of those that seem worth it, until its share
 of the budget is over. It proposes; what it measured is no evidence (its runs are tagged SCREEN)."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, NoVerdict
-from collbench.core.text import format_clock, format_count, print_message
+from collbench.core.text import format_clock, format_count, plain_line, print_message
 from collbench.features.advise.evidence import SCREEN
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune import halving, joining
 from collbench.features.advise.tune.joining import Field, Joint
 from collbench.features.advise.types import Cell, Series, Variables
-from collbench.records.derive import Derived, derive_row
+from collbench.records.derive import NO_SAMPLE, Derived, derive_row
 from collbench.records.types import Choice, Record, Run, World
 from collbench.run import session
 from collbench.run.launch.places import PlaceSource
@@ -32,7 +32,7 @@ from collbench.suite.sweep import Axes, Suite
 SHARE = 0.35  # of the budget
 FIRST = 0.6  # of the budget, which the first round may take where worlds start slowly
 MAX_ROUNDS = 4
-MAX_BROKEN = 10  # settings that may break their worlds
+MAX_BROKEN = 10  # settings that may break their launches before the search ends
 SAMPLES, WARMUP = 15, 4  # of a case in a launch: so many tell which half is the better
 GUESS_START = 5.0  # seconds of a world, until one has been seen
 GUESS_CASE = 0.1  # seconds that a case takes altogether
@@ -89,9 +89,18 @@ class Screening:
         self._began = time.monotonic()
 
     @property
-    def nodes(self) -> int:
-        """The number of hosts of the worlds."""
-        return max((len(world.hosts) for world in self.worlds), default=1) or 1
+    def nodes(self) -> dict[int, int]:
+        """The number of hosts that ranks were on, by that of ranks."""
+        nodes: dict[int, int] = {}
+        for world in self.worlds:
+            hosts = {rank.host for rank in world.ranks}
+            nodes[world.n] = max(nodes.get(world.n, 1), len(hosts))
+        return nodes
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that ranks were on."""
+        return tuple(dict.fromkeys(rank.host for world in self.worlds for rank in world.ranks))
 
     @property
     def library_version(self) -> str:
@@ -147,11 +156,10 @@ class Screening:
     def _run_round(self, joints: Sequence[Joint], seconds: float) -> None:
         """Measure these worlds. One that breaks costs the setting that was measured then; the rest
         goes on without it."""
-        number = len({joint.env for joint in joints if joint.env})
         print_message(
-            f"screening, round {self.rounds + 1}: the default and"
-            f" {format_count(number, 'joint setting')} in {format_count(len(joints), 'world')},"
-            f" about {format_clock(min(seconds, self.cost.of(joints)))}"
+            f"search, round {self.rounds + 1}: {format_count(len(joints), 'launch')}, about"
+            f" {format_clock(min(seconds, self.cost.of(joints)))}; settings of different"
+            " collectives share a launch"
         )
         until, pending = time.monotonic() + seconds, list(joints)
         while pending:
@@ -170,9 +178,9 @@ class Screening:
             if trouble is None:
                 return
             if trouble.message == TIME_OVER:
-                left_out = format_count(len(pending) - len(reporter.worlds), "world")
-                self.notes.append(f"{TIME_OVER}: {left_out} of settings not tried")
-                print_message(self.notes[-1], "--budget sets it")
+                left_out = format_count(len(pending) - len(reporter.worlds), "launch")
+                self.notes.append(f"{TIME_OVER}: {left_out} not tried")
+                print_message(self.notes[-1], "--budget 20m")
                 return
             pending = self._drop_broken(pending, reporter, trouble)
 
@@ -182,7 +190,7 @@ class Screening:
             order.policy,
             iters=SAMPLES,
             warmup=WARMUP,
-            check=0,  # fresh launches do
+            check=0 if self.rounds else order.policy.check,
             adds_as=order.is_same_order,
             seed=order.policy.seed + self.rounds,
         )
@@ -231,34 +239,67 @@ class Screening:
         if (collective, setting) in self._banned:
             return
         self._banned.add((collective, setting))
+        for cell, by_setting in self.times.items():
+            if cell.series.collective == collective:
+                by_setting.pop(setting, None)
         words = " ".join(f"{name}={value}" for name, value in setting) or "the default"
-        note = f"{collective} with {words} is out: {why}"
+        note = f"{words} is no longer tried for {collective}: {why}"
         self.notes.append(note)
         print_message(note)
 
     def _drop_broken(
         self, pending: Sequence[Joint], reporter: _Progress, trouble: CollbenchError
     ) -> list[Joint]:
-        """The worlds that are yet to be measured after one broke, without the setting that it was
-        at. Raises the error where it is the default's, or settings break one after the other."""
-        self._broken += 1
+        """The launches that are yet to be made after some broke. One that broke in a case loses
+        the setting that it was at. One that did not even start is made again for each of its
+        settings alone, so that none goes for another's fault. Raises the error where it is the
+        default's; none are left where settings break one after the other."""
         records = reporter.file.records if reporter.has_begun else []
-        failed = [record for record in records if record.status == "failed"]
-        if not failed or self._broken > MAX_BROKEN or not failed[-1].case.env:
-            raise trouble
-        case = failed[-1].case
-        name = self._order.library.reduce(case.collective, case.env)
-        self._ban(case.collective, name, trouble.message)
+        opened = {world.index for world in reporter.file.worlds} if reporter.has_begun else set()
+        failed = [
+            record
+            for record in records
+            if record.status == "failed" and not record.note.startswith(NO_SAMPLE)
+        ]
+        broken = {
+            (record.case.n, record.case.env): record
+            for record in failed
+            if record.world not in opened or record is failed[-1]
+        }
         done = {(record.case.n, record.case.env) for record in records if record.status == "ok"}
-        remaining = []
+        if not broken or any(not env for _, env in broken):
+            raise trouble
+        remaining: list[Joint] = []
         for joint in pending:
-            if (joint.n, joint.env) == (case.n, case.env):
-                sizes = {key: at for key, at in joint.sizes.items() if key != case.collective}
-                if sizes:
-                    remaining.append(msgspec.structs.replace(joint, sizes=sizes))
-            elif (joint.n, joint.env) not in done:
-                remaining.append(joint)
+            record = broken.get((joint.n, joint.env))
+            if record is None:
+                remaining += [] if (joint.n, joint.env) in done else [joint]
+            elif record.world not in opened and len(joint.sizes) > 1:
+                remaining += [self._separate(joint, name) for name in joint.sizes]
+            else:
+                remaining += self._leave_out(joint, record, trouble)
+        if self._broken > MAX_BROKEN:
+            self.notes.append(f"the search ended, as {self._broken} settings broke their launches")
+            print_message(self.notes[-1])
+            return []
         return remaining
+
+    def _separate(self, joint: Joint, collective: str) -> Joint:
+        """What a launch measures of one collective, with the variables of that alone."""
+        name = self._order.library.reduce(collective, joint.env)
+        env = self.full_settings.get(name, name)
+        return Joint(n=joint.n, env=env, sizes={collective: joint.sizes[collective]})
+
+    def _leave_out(self, joint: Joint, record: Record, trouble: CollbenchError) -> list[Joint]:
+        """What is left of a launch without the setting that broke it."""
+        self._broken += 1
+        collective = record.case.collective
+        name = self._order.library.reduce(collective, joint.env)
+        self._ban(collective, name, plain_line(record.note or trouble.message))
+        left = [self._separate(joint, other) for other in joint.sizes if other != collective]
+        env = tuple(dict(pair for each in left for pair in each.env).items())
+        sizes = {key: at for each in left for key, at in each.sizes.items()}
+        return [Joint(n=joint.n, env=env, sizes=sizes)] if left else []
 
 
 class _Progress(live.Status):

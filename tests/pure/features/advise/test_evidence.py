@@ -130,10 +130,19 @@ def test_a_variable_that_was_exported_is_a_setting_too() -> None:
     assert {each.why for each in advised.unadvised} == {"the library's own choice was not measured"}
 
 
+def test_what_was_exported_beside_settings_is_told() -> None:
+    """A file of rules that is in force already is part of what is measured as the default."""
+    own = {"GLOO_RULES": "my.conf", "NCCL_ALGO": "Tree", ALGORITHM: "0", "GLOO_LOG_LEVEL": "1"}
+    facts = {**ENVIRONMENT, "variables": own}
+    found = gather_evidence([swept({(): 1.0, RING: 0.8}, environment=facts)], Terms())
+    assert found.notes == ("GLOO_RULES was set in run: it is part of the library's own choice",)
+    assert gather_evidence([swept({(): 1.0, RING: 0.8})], Terms()).notes == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"tag": "tune-screen-1"}, "settings were chosen by it"),
+        ({"tag": "tune-screen-1"}, "tune chose settings by it"),
         ({"imported": "nccl-tests"}, "the machine is unknown"),
         ({"environment": {}}, "the machine is unknown"),
         ({"policy": Policy(fresh=True, inject="slow")}, "faults planted on purpose"),
@@ -179,7 +188,7 @@ def test_ranks_that_share_cores_give_no_advice_unless_asked() -> None:
     file = swept({(): 1.0, RING: 0.8}, worlds={"oversubscribed": True})
     found = judge_evidence(gather_evidence([file], Terms()))
     assert found.rows == ()
-    assert "(--oversubscribed judges it all the same)" in found.unadvised[0].why
+    assert "(--oversubscribed judges it)" in found.unadvised[0].why
     (row,) = judge_evidence(gather_evidence([file], Terms(oversubscribed=True))).rows
     assert row.remark == "its ranks share cores"
 
@@ -198,6 +207,7 @@ def test_wrong_data_is_a_fault() -> None:
     assert {each.cell.nbytes: each.why for each in advised.unadvised}[4096] == (
         "ring gave wrong data: rank 1 differs"
     )
+    assert advised.notes[0].startswith("all_reduce, ring: gave wrong data")
 
 
 def test_a_disturbed_launch_is_no_fault() -> None:
@@ -273,3 +283,12 @@ def test_nothing_measured_is_one_line() -> None:
         gather_evidence([make_file([])], Terms())
     with pytest.raises(UsageError, match="no run can be used"):
         gather_evidence([], Terms())
+
+
+def test_sizes_are_those_of_calls() -> None:
+    """1 KiB does not divide into three blocks: rules from 1 KiB on would leave the call out."""
+    worlds = {"n": 3, "ranks": hosted(3, 3)}
+    file = swept({(): 1.0, RING: 0.8}, collective="all_gather", worlds=worlds, case_fields={"n": 3})
+    (row,) = judge_evidence(gather_evidence([file], Terms())).rows
+    assert [gain.nbytes for gain in row.gains] == [1020, 4092, 16380]
+    assert (row.low, row.high) == (1020, 16380)

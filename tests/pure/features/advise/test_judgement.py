@@ -13,7 +13,12 @@ from advising import DEFAULT, FORM, SERIES, SIZES, gather, launched, setting, sw
 
 from collbench.features.advise import judgement
 from collbench.features.advise.evidence import Evidence, Form, Measured, Place
-from collbench.features.advise.judgement import adjust_by_holm, choose_spans, judge_evidence
+from collbench.features.advise.judgement import (
+    adjust_by_holm,
+    choose_spans,
+    judge_evidence,
+    list_contests,
+)
 from collbench.features.advise.types import Advised, Cell, Series, Setting, Unadvised
 from collbench.records.types import Choice
 
@@ -142,7 +147,7 @@ def test_rows_that_touch_do_not_overlap() -> None:
 def test_one_size_is_no_row_and_an_open_size_splits_one() -> None:
     alone = judge_evidence(settle({"a": (0.0, -0.2, 0.0, 0.0)}))
     assert spans(alone) == []
-    assert "surely at neither neighbouring size" in reasons(alone)[4096].why
+    assert "not surely at a neighbouring size" in reasons(alone)[4096].why
     assert reasons(alone)[4096].decided
     five = (1024, 4096, 16384, 65536, 1 << 18)
     split = judge_evidence(settle({"a": (-0.2, -0.2, -0.03, -0.2, -0.2)}, five))
@@ -164,7 +169,9 @@ def test_few_launches_decide_nothing() -> None:
     change = {"a": (-0.3, -0.3, -0.3, -0.3)}
     few = judge_evidence(settle(change, launches=5))
     assert (few.rows, {each.decided for each in few.unadvised}) == ((), {False})
-    assert "5 launches a side: 6 in turns (--launches 6)" in reasons(few)[1024].why
+    assert (
+        "5 launches a side: at least 6 launches in turns (`ab`, or --env" in reasons(few)[1024].why
+    )
     flagged = judge_evidence(with_measured(settle(change, launches=5), "a", launched=8))
     assert "only 5 of 8 launches a side may be judged" in reasons(flagged)[1024].why
     assert spans(judge_evidence(settle(change, launches=6))) == [("a", 1024, 65536)]
@@ -204,6 +211,13 @@ def test_a_second_stage_counts_alone() -> None:
     advised = judge_evidence(gather(rivals))
     assert advised.rows == ()
     assert advised.rivals[Cell(SERIES, 1024)]["a"].gain == pytest.approx(0)
+    more = [Place("apart", 0, index) for index in range(10)]
+    for by_setting in rivals.values():
+        for name, places in ((DEFAULT, more), (setting("a"), [])):
+            logs = by_setting[name].logs | dict(zip(places, base, strict=False))
+            by_setting[name] = Measured(logs=logs, tau=0.05)
+    (contest, _) = list_contests(gather(rivals))
+    assert [len(side) for side in contest.sides] == [20, 10]  # not 30 and 20
 
 
 def test_every_form_must_be_faster() -> None:
@@ -233,11 +247,25 @@ def test_wrong_data_bars_a_setting() -> None:
     assert {each.decided for each in barred.unadvised} == {False}
 
 
+def test_wrong_data_at_one_size_bars_a_setting_at_all() -> None:
+    """The largest is wrong: three sizes of which all launches are faster get no row."""
+    evidence = settle({"a": (-0.3,) * 4})
+    last = Cell(SERIES, 65536)
+    spoilt = msgspec.structs.replace(
+        evidence.cells[last][FORM][setting("a")], fault="gave wrong data: 3 elements"
+    )
+    evidence.cells[last][FORM][setting("a")] = spoilt
+    barred = judge_evidence(msgspec.structs.replace(evidence, notes=("left out: x",)))
+    assert barred.rows == ()
+    assert reasons(barred)[1024].why == "a is faster, but gave wrong data: 3 elements (64 KiB)"
+    assert barred.notes == ("all_reduce, a: gave wrong data: 3 elements (64 KiB)", "left out: x")
+
+
 def test_noise_says_what_would_tell() -> None:
     advised = judge_evidence(settle({"a": (-0.06,) * 4}, width=12.0))
     why = reasons(advised)[1024]
-    assert "too noisy to tell: a may save" in why.why
-    assert "more launches would tell" in why.why
+    assert "launches scatter too much: a may save" in why.why
+    assert "more launches would decide" in why.why
     assert not why.decided
 
 

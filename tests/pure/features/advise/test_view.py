@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from collbench.features.advise.view import (
     list_stays,
     make_document,
 )
+from collbench.records.types import Choice
 from collbench.show import html, markdown, terminal
 
 FAST = {"a": dict.fromkeys(SIZES[3:6], -0.3), "<b>": dict.fromkeys(SIZES[7:], 0.4)}
@@ -50,6 +52,12 @@ def advice(*cells: Unadvised) -> Advised:
     return Advised(**given, taus=(0.03, 0.1), unadvised=cells)  # type: ignore[arg-type]
 
 
+def shown(advised: Advised, written: Written = NO_FILE) -> str:
+    """The terminal's text, on one line."""
+    text = terminal.render_text(make_document(advised, written, EXTRAS), 80)
+    return " ".join(text.split())
+
+
 def test_gains_in_words() -> None:
     assert describe_gain(gain(0.14)) == "14% less time [9%, 18%]"
     assert describe_gain(gain(-0.14)) == "14% more time [10%, 19%]"
@@ -75,16 +83,16 @@ def test_a_row_in_a_sentence(advised: Advised) -> None:
 
 
 def test_the_answer_says_what_was_decided() -> None:
-    nothing = advice(stay(8, "nothing is faster by 5% or more"), stay(64, "too noisy: x", False))
+    nothing = advice(stay(8, "nothing is faster by 5% or more"), stay(64, "undecided: x", False))
     assert describe_answer(nothing, "Tiny") == (
-        "nothing is surely faster than Tiny's own choice: 1 cell decided, 1 not"
+        "nothing is surely faster than Tiny's own choice: 1 size decided, 1 not"
     )
     same = msgspec.structs.replace(nothing, is_same_order=True)
     assert describe_answer(same, "Tiny").startswith(
         "nothing that is known to keep the order of summation is surely faster than Tiny's"
     )
-    noisy = advice(stay(8, "too noisy to tell: a may save 9%", False))
-    assert describe_answer(noisy, "Tiny") == "nothing could be decided: too noisy to tell"
+    noisy = advice(stay(8, "launches scatter too much: a may save 9%", False))
+    assert describe_answer(noisy, "Tiny") == "nothing could be decided: launches scatter too much"
     assert find_exit(noisy) == find_exit(advice()) == Exit.NO_VERDICT
 
 
@@ -92,18 +100,18 @@ def test_neighbours_of_one_reason_stay_together() -> None:
     cells = (
         stay(8, "nothing is faster", best=gain(0.01)),
         stay(64, "nothing is faster", best=gain(0.02)),
-        stay(512, "too noisy to tell: a may save 9%", False, gain(0.04)),
-        stay(4096, "too noisy to tell: a may save 8%", False),
+        stay(512, "launches scatter too much: a may save 9%", False, gain(0.04)),
+        stay(4096, "launches scatter too much: a may save 8%", False),
     )
     first, second = list_stays(advice(*cells))
     assert (first.sizes, first.why, first.best) == (
         "8 to 64 B",
         "nothing is faster",
-        "a 2% [-3%, 6%] at 64 B",
+        "a: 2% less time [-3%, 6%] at 64 B",
     )
     assert (second.sizes, second.why) == (
         "512 B to 4 KiB",
-        "too noisy to tell: a may save 9%",
+        "launches scatter too much: a may save 9%",
     )
 
 
@@ -144,3 +152,58 @@ def test_an_advice_of_nothing_is_a_document() -> None:
     document = make_document(advice(), NO_FILE, EXTRAS)
     assert "nothing could be decided: nothing was measured" in terminal.render_text(document, 80)
     assert html.render_page(document, "cdn")
+
+
+def test_gains_of_a_search_are_no_evidence(advised: Advised) -> None:
+    """Short launches chose the setting, so that what they say of it is too good."""
+    cell = Cell(SERIES, 1024)
+    found = gain(0.5, lo=-math.inf, hi=math.inf, p=0.001)
+    searched = msgspec.structs.replace(advised, rivals={cell: {"luck": found}})
+    assert draw_maps(searched) == []
+    document = make_document(searched, NO_FILE, EXTRAS)
+    assert document.values["rivals"] == []
+    assert "luck" not in terminal.render_text(document, 80) + html.render_page(document, "cdn")
+
+
+def test_verified_rows_need_no_other_verification(advised: Advised) -> None:
+    assert "--verify measures it again" in shown(advised)
+    rows = tuple(msgspec.structs.replace(row, verified="2026-01-03") for row in advised.rows)
+    verified = msgspec.structs.replace(advised, rows=rows, checked="checked: 5 sizes")
+    assert "--verify" not in shown(verified)
+    assert "checked: 5 sizes" in shown(verified)
+
+
+def test_no_row_is_no_file_to_use() -> None:
+    written = Written("words", "words", "# nothing\n", {"A": "f"}, Path("f"))
+    text = shown(advice(stay(8, "nothing is faster by 5% or more")), written)
+    assert "wrote f, words, no row: the file changes nothing" in text
+    assert "use it" not in text
+
+
+def test_wrong_data_is_said_first(advised: Advised) -> None:
+    extras = EXTRAS._replace(wrong="all_reduce, a at 1 KiB: 3 elements differ")
+    document = make_document(advised, NO_FILE, extras)
+    assert document.verdict == "wrong data: all_reduce, a at 1 KiB: 3 elements differ"
+    assert (document.values["exit"], document.weight) == (Exit.WRONG_DATA, "bad")
+
+
+def test_sums_may_be_added_in_another_order(advised: Advised) -> None:
+    assert "differ in the last bits" in shown(advised)
+    (row,) = advised.rows
+    ring = Choice(adds_as=("ring",))
+    for changes in (
+        {"ran": ring, "default_ran": ring},
+        {"series": SERIES._replace(n=2)},
+        {"series": SERIES._replace(collective="broadcast")},
+    ):
+        alike = msgspec.structs.replace(row, **changes)
+        assert "last bits" not in shown(msgspec.structs.replace(advised, rows=(alike,)))
+
+
+def test_a_file_of_exports_is_sourced(advised: Advised) -> None:
+    use = {"A": "1;2"}
+    script = Written("intelmpi", "exports", '# a\nexport A="1;2"\n', use, Path("a b.sh"))
+    assert "use it: source 'a b.sh' undo it: unset A" in shown(advised, script)
+    rules = Written("openmpi", "rules", "# a\n", {"B": "/r"}, Path("r"))
+    assert "use it: export B=/r undo it: unset B" in shown(advised, rules)
+    assert "use it" not in shown(advised, script._replace(path=None))

@@ -141,7 +141,7 @@ def test_blocks_that_differ_and_unknown_nodes_are_not_counted() -> None:
     other = Cell(Series("all_reduce", 2, 2), KIB)
     both = advise(rivals={other: {"ring": gain(KIB, 50_000, 0, 0, 0)}})
     (entry,) = worth.value_advice(both, job(SizeCalls("all_reduce", 2, KIB, 1))).unmeasured
-    assert "1 and 2 nodes" in entry.why
+    assert "1 and 2 hosts" in entry.why
 
 
 def test_where_no_row_helps_it_says_so() -> None:
@@ -152,6 +152,20 @@ def test_where_no_row_helps_it_says_so() -> None:
     assert worth.describe_worth(empty) == (
         "a job has no collective: advice is worth nothing for it.",
     )
+
+
+def test_calls_unlike_those_measured_are_told() -> None:
+    """They count, as sizes are all that advice knows of; the reader is told."""
+    calls = (SizeCalls("all_reduce", 2, 4 * KIB, 10),)
+    one = JobSizes("a job", calls, ("float", "bfloat16"), ("of several groups at a time",))
+    advised = advise(forms="float, out of place")
+    told = [s for s in worth.describe_worth(worth.value_advice(advised, one)) if "differ" in s]
+    assert told == [
+        "Some calls count as measured, but may differ: of bfloat16 (measured: float, out of place);"
+        " of several groups at a time."
+    ]
+    alike = worth.value_advice(advised, JobSizes("a job", calls, ("float",)))
+    assert not any("differ" in sentence for sentence in worth.describe_worth(alike))
 
 
 def test_rows_alone_give_times_too() -> None:
@@ -200,7 +214,9 @@ def test_a_recorded_run_a_step_file_and_a_name_do_as_well(tmp_path: Path) -> Non
         '[[phase]]\nname = "two"\nranks = "0"\n'
         'ops = [{ kind = "recv", bytes = 8, dtype = "float", peer = 1 }]\n'
     )
-    sizes = {(c.collective, c.n, c.nbytes): c.calls for c in worth.load_sizes([file]).calls}
+    job = worth.load_sizes([file])
+    assert (job.dtypes, job.has) == (("float",), ("of several groups at a time",))
+    sizes = {(c.collective, c.n, c.nbytes): c.calls for c in job.calls}
     message = ("recv", 4, 8) if ("recv", 4, 8) in sizes else ("send", 4, 8)
     assert sizes == {("all_reduce", 2, 4096): 3, ("all_gather", 4, 4096): 1, message: 1}
     named = worth.load_sizes(["ddp:gpt2-124m"])

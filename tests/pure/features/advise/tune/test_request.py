@@ -11,9 +11,14 @@ import pytest
 
 from collbench.cli.families import LauncherOptions
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.features.advise.tune import command, request
+from collbench.features.advise.formats import load_formats
+from collbench.features.advise.libraries import load_libraries
+from collbench.features.advise.tune import command, request, trial
 from collbench.features.advise.tune.command import SearchOptions, TuneOptions, tune
+from collbench.features.advise.tune.sayable import drop_unsayable
+from collbench.features.advise.types import Advised, Series
 from collbench.machine import cpus
+from collbench.suite.sweep import Axes, Suite
 
 SEARCH = {field.name for field in dataclasses.fields(SearchOptions)}
 
@@ -42,6 +47,7 @@ def refusal(**fields: Any) -> CollbenchError:
     [
         ({"env": None}, "shm has no settings that collbench knows"),
         ({"env": ["X"]}, "'X' is not NAME=VALUE"),
+        ({"env": ["OMP_NUM_THREADS=1,4"]}, "it is about how ranks compute"),
         ({"backend": "shm,gloo"}, "one backend's settings"),
         ({"backend": "model"}, "predicts times"),
         ({"backend": "nothing_like_it"}, "unknown backend"),
@@ -126,5 +132,70 @@ def test_a_dry_run_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "all_reduce, 2 ranks, 5 sizes from 8 B to 2 KiB: X=1, X=2"
     assert lines[1].startswith("broadcast, 2 ranks, 5 sizes")
-    assert lines[2].startswith("first round: 3 worlds, about ")
+    assert lines[2].startswith("first round: 3 launches, about ")
     assert "3:30 of 10:00" in lines[2]
+
+
+OPENMPI_RING = "OMPI_MCA_coll_tuned_allreduce_algorithm"
+
+
+def ask(form: str, *envs: Any, ranks: tuple[int, ...] = (2,)) -> Any:
+    key = "intelmpi" if form == "intelmpi" else "openmpi"
+    library = next(each for each in load_libraries() if each.key == key)
+    field = {Series("all_reduce", n, 1): dict.fromkeys(envs, (8, 32)) for n in ranks}
+    return drop_unsayable(field, load_formats()[form], library, "mpi", "")
+
+
+def test_settings_that_the_file_cannot_say_are_refused_before_anything_is_measured() -> None:
+    tcp = (("UCX_TLS", "tcp"),)
+    with pytest.raises(UsageError, match="rules have no UCX_TLS") as caught:
+        ask("openmpi", tcp)
+    assert "--for words" in caught.value.hint
+    ring = ((OPENMPI_RING, "4"), ("OMPI_MCA_coll_tuned_use_dynamic_rules", "1"))
+    field, notes = ask("openmpi", tcp, ring)
+    assert list(field[Series("all_reduce", 2, 1)]) == [ring]
+    assert "UCX_TLS=tcp of all_reduce" in notes[0]
+    assert ask("words", tcp)[1] == []
+
+
+def test_a_file_that_knows_no_ranks_is_for_one_number_of_them() -> None:
+    preset = (("I_MPI_ADJUST_ALLREDUCE", "2"),)
+    assert ask("intelmpi", preset)[1] == []
+    with pytest.raises(UsageError, match="several numbers of ranks"):
+        ask("intelmpi", preset, ranks=(2, 4))
+
+
+class Shared:
+    """A source whose places read ``unlike`` a file; what they were asked for."""
+
+    def __init__(self, unlike: list[str]) -> None:
+        self.unlike, self.asked = unlike, []
+
+    def hold_places(self, suite: Any, seconds: float) -> Any:
+        def list_unlike(path: Path) -> list[str]:
+            self.asked.append(path.read_text())
+            return self.unlike
+
+        return SimpleNamespace(list_unlike=list_unlike, close=lambda: None)
+
+
+def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
+    suite = Suite(name="tune", axes=Axes(collectives=("all_reduce",), sizes=(8,)))
+    forms = load_formats()
+    apart: Any = Shared(["node2"])
+    with pytest.raises(CannotRun, match="not the same folder on node2"):
+        trial.refuse_unshared(forms["openmpi"], apart, suite, tmp_path, 1.0)
+    assert apart.asked and not list(tmp_path.iterdir())
+    trial.refuse_unshared(forms["openmpi"], Shared([]), suite, tmp_path, 1.0)  # type: ignore[arg-type]
+    for form in ("words", "intelmpi", "oneccl"):  # variables need no file
+        trial.refuse_unshared(forms[form], apart, suite, tmp_path, 1.0)
+
+
+def test_a_trial_has_a_name_of_its_own_and_goes(tmp_path: Path) -> None:
+    nothing = Advised(library="openmpi", version="", runs=(), day="", taus=(0.1, 0.1))
+    form = load_formats()["openmpi"]
+    with trial.lay_file(form, nothing, tmp_path, is_shared=True) as one:
+        with trial.lay_file(form, nothing, tmp_path, is_shared=True) as other:
+            assert len({*one.values(), *other.values()}) == 3  # and one is 1
+            assert len(list(tmp_path.iterdir())) == 2
+    assert not list(tmp_path.iterdir())
