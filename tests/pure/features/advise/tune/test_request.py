@@ -180,7 +180,7 @@ class Shared:
 
 
 def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
-    suite = Suite(name="tune", axes=Axes(collectives=("all_reduce",), sizes=(8,)))
+    suite = Suite(name="tune", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
     forms = load_formats()
     apart: Any = Shared(["node2"])
     with pytest.raises(CannotRun, match="not the same folder on node2"):
