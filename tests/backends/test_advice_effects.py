@@ -22,6 +22,7 @@ import collbench
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
 from collbench.features.advise.formats import choose, intelmpi, mpich, oneccl
+from collbench.features.advise.formats.files import write_files
 from collbench.features.advise.libraries.intelmpi import FUNCTIONS
 from collbench.features.advise.libraries.intelmpi import LIBRARY as INTEL
 from collbench.features.advise.libraries.mpich import LIBRARY as MPICH
@@ -107,7 +108,7 @@ def test_intel_mpi_runs_what_the_file_says_to_the_byte(tmp_path: Path) -> None:
             rows.append(row(INTEL, name, N, low, high, env))
     (kind,) = intelmpi.FORMATS
     path = tmp_path / "intel.sh"
-    path.write_text(kind.write(advised(INTEL, rows)))
+    write_files(kind, advised(INTEL, rows), path)
     cases = make_cases(list(PRESETS), (LOW, MIDDLE, MIDDLE + N, HIGH))
     tcp = {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"}
     ran = run_effects("impi", cases, kind.use(path) | tcp)
@@ -146,7 +147,7 @@ def test_mpich_runs_what_its_trees_say_to_the_byte(
     (kind,) = mpich.FORMATS
     run_effects("mpich", [], {})  # skips without it
     file = tmp_path / "mpich.json"
-    file.write_text(kind.write(advised(MPICH, rows)))
+    write_files(kind, advised(MPICH, rows), file)
     cases = [
         (name, size)
         for name in ALGORITHMS_OF_MPICH
@@ -217,7 +218,7 @@ def test_oneccl_runs_what_the_file_says_to_the_element(tmp_path: Path) -> None:
             rows.append(row(ONECCL, name, 2, *bound, env, backend="oneccl"))
     (kind,) = oneccl.FORMATS
     path = tmp_path / "oneccl.sh"
-    path.write_text(kind.write(advised(ONECCL, rows)))
+    write_files(kind, advised(ONECCL, rows), path)
     sizes = (low - 8, low, middle, middle + 8, high, high + 8)
     default = hear_oneccl(tmp_path, sizes, {})
     ran = hear_oneccl(tmp_path, sizes, kind.use(path))

@@ -40,6 +40,7 @@ class Rules(Words):
     key = "tiny"
     title = "Tiny's rules"
     suffix = ".tiny"
+    by_size = True
 
     def refuse(self, advised: Any) -> str:
         return "it knows no 16 ranks" if any(row.series.n == 16 for row in advised.rows) else ""
@@ -228,16 +229,12 @@ def test_a_verification_removes_what_does_not_hold(
         kept = msgspec.structs.replace(advised, rows=left, unadvised=())
         return SimpleNamespace(advised=kept, removed=(why,), code=code)
 
-    stand_in = SimpleNamespace(
-        verify_advice=verify,
-        make_axes=list,
-        VerifyRequest=SimpleNamespace,
+    parts = SimpleNamespace(
+        confirm=SimpleNamespace(verify_advice=verify),
+        schedule=SimpleNamespace(make_axes=list, VerifyRequest=SimpleNamespace),
+        keeping=SimpleNamespace(describe_removed=lambda gone: [each.sentence for each in gone]),
     )
-    monkeypatch.setitem(
-        __import__("sys").modules,
-        "collbench.features.advise.tune",
-        SimpleNamespace(confirm=stand_in),
-    )
+    monkeypatch.setitem(__import__("sys").modules, "collbench.features.advise.tune", parts)
     done = inside("advise", str(runs), "--verify", "--budget", "90s", "--oversubscribed")
     assert done.returncode == 3
     assert done.stdout.startswith("nothing could be verified: too noisy\n")

@@ -18,12 +18,13 @@ from collbench.core.errors import CannotRun
 from collbench.features.advise.formats import choose
 from collbench.features.advise.formats.openmpi import FORMATS
 from collbench.features.advise.libraries.openmpi import DYNAMIC, FUNCTIONS, LIBRARY, PREFIX
+from collbench.features.advise.libraries.unordered import UNORDERED
 from collbench.features.advise.types import Advice, Series, Variables
 from collbench.run.launch import mpirun
 
 pytestmark = pytest.mark.slow
 (FORMAT,) = FORMATS
-PROGRAM = Path(__file__).parents[1] / "helpers" / "mpi_messages.py"
+HELPERS = Path(__file__).parents[1] / "helpers"
 LOW, MIDDLE, HIGH = 1008, 4096, 20_000  # all are multiples of 16
 UNDIVIDED = ("all_reduce", "broadcast", "reduce")
 
@@ -82,18 +83,24 @@ def make_cases(collectives: Sequence[str]) -> Cases:
 
 def count_messages(n: int, cases: Cases, env: dict[str, str]) -> Messages:
     """The messages of each case on ``n`` ranks with these variables."""
+    counted = run_program("mpi_messages.py", n, cases, env)
+    return dict(zip(cases, counted, strict=True))
+
+
+def run_program(name: str, n: int, cases: Sequence[Any], env: dict[str, str]) -> Any:
+    """What a program of the helpers prints for each case on ``n`` ranks with these variables."""
     try:
         program = mpirun.find_mpirun()
     except CannotRun as e:
         pytest.skip(e.reason)
     settings = {**os.environ, **mpirun.SETTINGS, **mpirun.AS_ROOT, **env}
     settings["OMPI_MCA_pml_monitoring_enable"] = "1"
-    command = [program, "-n", str(n), sys.executable, str(PROGRAM), json.dumps(cases)]
+    command = [program, "-n", str(n), sys.executable, str(HELPERS / name), json.dumps(cases)]
     done = subprocess.run(
         command, env=settings, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    return dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +146,20 @@ def test_a_file_without_rows_changes_nothing(tmp_path: Path) -> None:
     path.write_text(FORMAT.write(advised(LIBRARY, [])))
     cases = make_cases(list(SETTINGS[4]))
     assert count_messages(4, cases, FORMAT.use(path)) == count_messages(4, cases, {})
+
+
+def test_it_is_known_what_is_wrong_for_operations_that_do_not_commute(tmp_path: Path) -> None:
+    """Each algorithm at a size of its own, in one job; the library's own choice at 64 bytes."""
+    lines, expected = ["2"], {}
+    for name in ("all_reduce", "reduce"):
+        algorithms = FUNCTIONS[name].algorithms
+        lines += [f"{FUNCTIONS[name].number}", "1", "0", f"{len(algorithms) + 1}", "0 0 0 0"]
+        expected[f"{name} 64"] = True
+        for number, algorithm in enumerate(algorithms, 1):
+            lines.append(f"{1024 * number} {number} 0 0")
+            expected[f"{name} {1024 * number}"] = algorithm not in UNORDERED["openmpi"][name]
+    path = tmp_path / "rules.conf"
+    path.write_text("\n".join(lines) + "\n")
+    cases = [key.split() for key in expected]
+    done = run_program("mpi_unordered.py", 4, cases, FORMAT.use(path))
+    assert dict(zip(expected, done, strict=True)) == expected

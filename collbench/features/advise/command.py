@@ -128,6 +128,7 @@ def advise(options: AdviseOptions) -> None:
     from collbench.core.text import plain_line, print_message
     from collbench.features.advise import fills, judgement, view
     from collbench.features.advise.formats.files import refuse_files
+    from collbench.features.advise.libraries.unordered import warn_unordered
     from collbench.suite import grammar
 
     outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
@@ -155,6 +156,7 @@ def advise(options: AdviseOptions) -> None:
     )
     if options.sizes_of:
         extras = extras._replace(worth=value(advised, options.sizes_of))
+    advised = warn_unordered(advised)
     must_write = bool(options.kind or options.write)
     written = write_file(advised, form, options.write, must_write and not options.verify)
     document = view.make_document(advised, written, extras)

@@ -19,7 +19,7 @@ from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series,
 
 
 def fill_sizes(advised: Advised, tau: float | None = None) -> Advised:
-    """The advice with fills for all measured sizes of collectives that have rows, as far as
+    """The advice with fills for all measured sizes of series that have rows, as far as
     ``rivals`` has settings that are as fast: by ``tau``, or by the least effect that matters."""
     limit = min(advised.taus) if tau is None else tau
     sizes_by_series: dict[Series, list[int]] = {}
@@ -39,7 +39,7 @@ def is_as_fast(gain: Gain, tau: float) -> bool:
 
 
 def list_uncovered(advised: Advised) -> list[Cell]:
-    """The measured cells of collectives that have rows for which neither rows nor fills have a
+    """The measured cells of series that have rows for which neither rows nor fills have a
     setting."""
     covered = {
         Cell(row.series, gain.nbytes)
@@ -86,9 +86,9 @@ def make_fills(advised: Advised, chosen: Mapping[Cell, tuple[Setting, str, Gain]
 
 
 def _list_measured(advised: Advised) -> set[Cell]:
-    """The cells of collectives that have rows."""
-    collectives = {row.series.collective for row in advised.rows}
-    cells = {each.cell for each in advised.unadvised if each.cell.series.collective in collectives}
+    """The cells of series that have rows."""
+    series = {row.series for row in advised.rows}
+    cells = {each.cell for each in advised.unadvised if each.cell.series in series}
     return cells | {Cell(row.series, gain.nbytes) for row in advised.rows for gain in row.gains}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._rows import fail_line
 from collbench.features.advise.formats.files import read_file
+from collbench.features.advise.types import Advice
 
 MAX_BYTES = 1 << 20
 MAX_RANKS = 1024  # for which ranges of blocks are told in collbench's sizes
@@ -46,6 +47,27 @@ def read_exports(text: str) -> Iterator[Export]:
             raise fail_line(number, f"{match[1]} stands there twice")
         seen.add(match[1])
         yield Export(number, match[1], match[2])
+
+
+def refuse_ranks(rows: Sequence[Advice]) -> str:
+    """Why rows cannot be in one file of ranges, which hold for any number of ranks."""
+    numbers = sorted({row.series.n for row in rows})
+    if len(numbers) < 2:
+        return ""
+    named = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return (
+        f"its ranges hold for any number of ranks, and rows are for {named}: one file for each,"
+        " from runs with these ranks alone"
+    )
+
+
+def warn_ranks(rows: Sequence[Advice]) -> list[str]:
+    """For which jobs a file of ranges is."""
+    return [
+        f"Only for jobs of {n} ranks: the variables know no ranks, and smaller groups in a job get"
+        " these settings as well."
+        for n in sorted({row.series.n for row in rows})
+    ]
 
 
 def parse_number(word: str, what: str, most: int, line: int) -> int:

@@ -14,6 +14,7 @@ from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_size, plain_line
 from collbench.core.version import __version__
 from collbench.features.advise.formats import MARK
+from collbench.features.advise.libraries.unordered import describe_unordered
 from collbench.features.advise.types import Advice, Advised
 
 WIDTH = 96  # of comments; readers take lines of up to 255 bytes
@@ -49,7 +50,8 @@ def write_head(
             else "No setting is surely faster than the library's own choice: no row"
         )
         return [*lines, *comment([f"{nothing}, this file changes nothing.", *advised.notes], sign)]
-    lines += comment(warnings, sign)
+    unordered = describe_unordered(advised)
+    lines += comment([*filter(None, [unordered]), *warnings], sign)
     if commands:
         lines += comment(["To use it, in the shell or the script that starts the job:"], sign)
         lines += [f"{sign}   {command}" for command in commands]
@@ -58,7 +60,7 @@ def write_head(
         lines += comment(
             ["Results may differ in the last bits from those of the library's own choice."], sign
         )
-    return [*lines, *comment(advised.notes, sign)]
+    return [*lines, *comment((note for note in advised.notes if note != unordered), sign)]
 
 
 def comment(sentences: Iterable[str], sign: str = "#") -> list[str]:

@@ -12,8 +12,8 @@ What the library does (2021.18, by what its calls send and add; its manual says 
 - One number that is too large, and the variable is ignored.
 
 Therefore a collective is written only if rows cover all of its sizes that were measured, or fills:
-presets that are as fast as the library's own choice (Advised.fills). Where two of them leave
-unmeasured sizes between them, the lower one holds.
+presets that are as fast as the library's own choice (Advised.fills), and for one number of ranks.
+Where two of them leave unmeasured sizes between them, the lower one holds.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from collbench.features.advise.formats._exports import (
     parse_number,
     read_exports,
     read_variables,
+    refuse_ranks,
+    warn_ranks,
     write_export,
 )
 from collbench.features.advise.formats._rows import (
@@ -67,21 +69,18 @@ class IntelMpiVariables:
     def refuse(self, advised: Advised) -> str:
         rows = sort_all(advised)
         reasons = [_refuse_row(row) for row in rows]
-        reasons += [refuse_shared(rows), _refuse_parts(advised)]
+        reasons += [refuse_ranks(rows), refuse_shared(rows), _refuse_gaps(advised)]
         return next(filter(None, reasons), "")
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = write_head(advised, self.title, [f"source {format_path(path)}"])
-        if advised.rows:
-            lines += comment(
-                [
-                    "Intel MPI goes on with the first and the last preset beyond the sizes that"
-                    " were measured, and knows no ranks here: use it for jobs of the ranks that"
-                    " rows name."
-                ]
-            )
+        warnings = [
+            *warn_ranks(advised.rows),
+            "Intel MPI goes on with the first and the last preset beyond the sizes that were"
+            " measured.",
+        ]
+        lines = write_head(advised, self.title, [f"source {format_path(path)}"], warnings)
         for collective, group in groupby(sort_all(advised), lambda row: row.series.collective):
             rows = list(group)
             for row in rows:
@@ -116,19 +115,13 @@ def _refuse_row(row: Advice) -> str:
     return ""
 
 
-def _refuse_parts(advised: Advised) -> str:
-    """Why rows cannot stand for all sizes and ranks of their collectives."""
-    taken = "Intel MPI's ranges take over all sizes and ranks of a collective"
-    ranks: dict[str, int] = {}
-    for row in sort_all(advised):
-        name, n = row.series.collective, row.series.n
-        if ranks.setdefault(name, n) != n:
-            return f"{taken}, and {name} has rows for several numbers of ranks"
+def _refuse_gaps(advised: Advised) -> str:
+    """Why rows and fills cannot stand for all sizes of their collectives."""
     for cell in list_uncovered(advised)[:1]:
         return (
-            f"{taken}, none gives the library's own choice back, and for {cell.series.collective}"
-            f" of {cell.series.n} ranks and {format_size(cell.nbytes)} no setting is known to be as"
-            " fast"
+            "Intel MPI's ranges take over all sizes of a collective, none gives the library's own"
+            f" choice back, and for {cell.series.collective} of {cell.series.n} ranks and"
+            f" {format_size(cell.nbytes)} no setting is known to be as fast"
         )
     return ""
 

@@ -24,6 +24,8 @@ from collbench.features.advise.formats._exports import (
     parse_number,
     read_exports,
     read_variables,
+    refuse_ranks,
+    warn_ranks,
     write_export,
 )
 from collbench.features.advise.formats._rows import (
@@ -52,27 +54,21 @@ class OneCclVariables:
     companions = ()
 
     def refuse(self, advised: Advised) -> str:
-        ranks: dict[str, int] = {}
-        for row in advised.rows:
-            if reason := _refuse_row(row):
-                return reason
-            name, n = row.series.collective, row.series.n
-            if ranks.setdefault(name, n) != n:
-                return f"oneCCL's ranges hold for any number of ranks, and {name} has several"
-        return refuse_shared(advised.rows)
+        reasons = [_refuse_row(row) for row in advised.rows]
+        reasons += [refuse_ranks(advised.rows), refuse_shared(advised.rows)]
+        return next(filter(None, reasons), "")
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
         if reason := self.refuse(advised):
             raise UsageError(f"{self.title}: {reason}")
-        lines = write_head(advised, self.title, [f"source {format_path(path)}"])
-        if advised.rows:
-            lines += comment(["Ranges know no ranks: use it for jobs of the ranks that rows name."])
+        warnings = warn_ranks(advised.rows)
+        lines = write_head(advised, self.title, [f"source {format_path(path)}"], warnings)
         rows = sort_rows(advised)
         for collective, group in groupby(rows, lambda row: row.series.collective):
             some = list(group)
             lines += comment(describe_row(row, advised.day) for row in some)
-            value = ";".join(map(_write_range, some))
-            lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
+            if value := ";".join(filter(None, map(_write_range, some))):
+                lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
         return "\n".join(lines) + "\n"
 
     def read(self, text: str) -> Sequence[Rule]:
@@ -102,9 +98,10 @@ def _refuse_row(row: Advice) -> str:
 
 
 def _write_range(row: Advice) -> str:
-    """A range of what the library takes for the size."""
+    """A range of what the library takes for the size; empty for a row between two of them."""
     share = row.series.n if COLLECTIVES[row.series.collective].total else 1
-    return f"{row.name}:{-(-row.low // share)}-{row.high // share}"
+    low, high = -(-row.low // share), row.high // share
+    return f"{row.name}:{low}-{high}" if low <= high else ""
 
 
 def _read_value(export: Export) -> Iterator[Rule]:

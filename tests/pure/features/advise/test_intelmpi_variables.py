@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from advised import advised, gain, row
+from advised import advised, flatten, gain, row
 from factories import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,8 +40,8 @@ def one(collective: str, n: int, low: int, high: int, preset: object, nodes: int
 def touching_rows(draw) -> list[Advice]:
     """Rows of some collectives that cover all from the first to the last size."""
     rows = []
+    n = draw(st.sampled_from((2, 3, 4)))
     for name in draw(st.lists(st.sampled_from(list(FUNCTIONS)), unique=True)):
-        n = draw(st.sampled_from((2, 3, 4)))
         sizes = st.lists(st.integers(1, 1 << 24), min_size=2, max_size=5, unique=True)
         bounds = [bound * n for bound in sorted(draw(sizes))]
         for index, high in enumerate(bounds[1:]):
@@ -125,7 +125,8 @@ def test_it_is_told_by_what_its_worlds_say() -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([one("all_reduce", n, 8, 64, 2) for n in (2, 4)], "several numbers of ranks"),
+        ([one("all_reduce", n, 8, 64, 2) for n in (2, 4)], "rows are for 2 and 4: one file"),
+        ([one("all_reduce", 4, 8, 64, 2), one("broadcast", 2, 8, 64, 2)], "rows are for 2 and 4"),
         ([one("all_reduce", 4, 8, 64, 2, nodes) for nodes in (1, 2)], "hosts"),
         ([one("all_reduce", 4, 8, 64, 99)], "no preset 99 for all_reduce"),
         ([one("all_reduce", 4, 8, 64, "2:0-9")], "holds for all sizes"),
@@ -160,6 +161,14 @@ def test_a_collective_of_which_a_size_has_no_preset_as_fast_is_refused() -> None
     assert FORMAT.refuse(left(other, {}, 8)) == ""
 
 
+def test_a_file_is_for_one_number_of_ranks_and_says_so() -> None:
+    made = left([one("all_reduce", 4, 64, 4096, 2)], {})
+    other = Unadvised(Cell(SERIES._replace(n=2), 8), "too close", True)
+    made = msgspec.structs.replace(made, unadvised=(other,))
+    assert FORMAT.refuse(made) == "" and list_uncovered(made) == []
+    assert "Only for jobs of 4 ranks:" in flatten(FORMAT.write(made))
+
+
 def test_sizes_in_between_have_presets_that_are_as_fast() -> None:
     rows = [one("all_reduce", 4, 64, 4096, 2), one("all_reduce", 4, 50_000, 80_000, 8)]
     rivals = fast(8, -0.02) | fast(16, -0.02, "preset 2") | fast(16384, -0.029)
@@ -175,7 +184,7 @@ def test_sizes_in_between_have_presets_that_are_as_fast() -> None:
     assert (
         "all_reduce, 4 ranks, 8 B to 11 B: preset 3, as fast as the library's own choice: +0.5 %"
         " time [-1.0, +2.0]"
-    ) in " ".join(text.replace("\n#", "").split())
+    ) in flatten(text)
     rules = FORMAT.read(text)
     assert [choose(rules, SERIES, size) for size in (8, 16, 64, 16384, 65536)] == [
         f"preset {preset}" for preset in (3, 2, 2, 3, 8)

@@ -59,6 +59,12 @@ def test_sizes_are_those_of_a_ranks_part() -> None:
     assert choose(rules, Series("all_gather", 2, 1), 2048) == "flat"  # a block of 1024 bytes
 
 
+def test_a_row_between_two_blocks_is_no_range() -> None:
+    rows = [one("all_gather", 2, 8, 368, "naive"), one("all_gather", 2, 369, 369, "flat")]
+    assert 'ALLGATHER="naive:4-184"' in FORMAT.write(advised(LIBRARY, rows))
+    assert FORMAT.read(FORMAT.write(advised(LIBRARY, rows[1:]))) == []
+
+
 def test_the_variables_of_a_file_are_what_uses_it(tmp_path: Path) -> None:
     path = tmp_path / "oneccl.sh"
     path.write_text(FORMAT.write(advised(LIBRARY, [one("all_reduce", 4, 8, 64, "ring")])))

@@ -15,15 +15,15 @@ from collbench.features.advise.formats._rows import comment, format_path, write_
 from collbench.features.advise.libraries.openmpi import LIBRARY
 from collbench.features.advise.types import Advised, Cell, Series, Unadvised
 
-RING = (
-    ("OMPI_MCA_coll_tuned_allreduce_algorithm", "4"),
+DOUBLING = (
+    ("OMPI_MCA_coll_tuned_allreduce_algorithm", "3"),
     ("OMPI_MCA_coll_tuned_use_dynamic_rules", "1"),
 )
 FORMATS = load_formats()
 
 
 def make(*collectives: str, **fields: Any) -> Advised:
-    rows = [row(LIBRARY, name, 4, 8, 64, RING) for name in collectives]
+    rows = [row(LIBRARY, name, 4, 8, 64, DOUBLING) for name in collectives]
     return msgspec.structs.replace(advised(LIBRARY, rows, "Open MPI v5.0.7"), **fields)
 
 

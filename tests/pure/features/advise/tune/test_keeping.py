@@ -90,7 +90,9 @@ def test_a_size_that_does_not_hold_goes_and_is_told() -> None:
     (only,) = kept.rows
     assert [each.nbytes for each in only.gains] == [1024, 4096, 16384]
     assert only.high == 32768  # the geometric mean of 16 and 64 KiB
-    assert sentences(kept) == ["all_reduce, 2 ranks, ring at 64 KiB: did not hold: 1.2 % more time [-1, 3]"]
+    assert sentences(kept) == [
+        "all_reduce, 2 ranks, ring at 64 KiB: did not hold: 1.2 % more time [-1, 3]"
+    ]
     assert kept.removed[0].decided
 
 
@@ -253,7 +255,9 @@ def test_what_ran_at_each_size_stays_with_its_size() -> None:
 
 def test_scatter_is_no_answer() -> None:
     kept = keep([row(0, 1)], [judged(size, 0.02, "INCONCLUSIVE") for size in SIZES[:2]])
-    assert {each.why for each in kept.removed} == {"launches scatter too much: 2.0 % more time [0, 4]"}
+    assert {each.why for each in kept.removed} == {
+        "launches scatter too much: 2.0 % more time [0, 4]"
+    }
 
 
 def test_two_ranks_add_in_one_order_only_which_tells_nothing() -> None:
