@@ -292,7 +292,8 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
         left = request.budget - (time.monotonic() - began)
         verified = verify_proposal(request, screening, advised, left, write)
     code = verified.code or view.find_exit(verified.advised)
-    advised = replace(warn_unordered(verified.advised), is_undecided=code == Exit.NO_VERDICT)
+    advised = replace(verified.advised, is_undecided=code == Exit.NO_VERDICT)
+    advised = warn_unordered(advised)
     verified = verified._replace(advised=advised)
     written = save_advice(advised, request, write)
     _deliver(request, verified, written, job, options)
@@ -352,6 +353,9 @@ def _deliver(
         sizes = format_count(number, "proposed size")
         removed.append(f"{sizes} not verified: the budget has no time (--budget 20m)")
     extras = view.Extras(request.title, tuple(removed), wrong=verified.wrong)
+    if verified.code == Exit.NO_VERDICT and verified.removed:
+        why = (tested or verified.removed)[0].why
+        extras = extras._replace(undecided=f"nothing could be verified: {why}")
     if job is not None:
         sentences = worth.describe_worth(worth.value_advice(verified.advised, job))
         extras = extras._replace(worth=sentences)

@@ -153,7 +153,7 @@ def _conclude(
         runs=(*advised.runs, *runs),
         taus=(min(taus), max(taus)) if taus else advised.taus,
         checked=describe_checked(heads, removed, fitted.unchecked),
-        notes=(*advised.notes, *_list_notes(rows, heads)),
+        notes=(*advised.notes, *_list_notes(rows, removed, heads)),
         fills=(),
     )
     final = _replace_rows(advised, proposed, rows, removed)
@@ -192,23 +192,20 @@ def describe_checked(heads: Sequence[Head], removed: Sequence[Removed], unchecke
     )
 
 
-def _list_notes(rows: Sequence[Advice], heads: Sequence[Head]) -> Iterator[str]:
-    """Whether the library read the file, and where it has to lie."""
-    if any(head.variation.is_everywhere for head in heads):
+def _list_notes(
+    rows: Sequence[Advice], removed: Sequence[Removed], heads: Sequence[Head]
+) -> Iterator[str]:
+    """Whether the library read the file, where anything was decided, and where it has to lie."""
+    is_decided = bool(rows) or any(each.decided for each in removed)
+    if not is_decided or any(head.variation.is_everywhere for head in heads):
         return
     pairs = [pair for head in heads for pair in head.found.choices.values()]
-    if any(
-        describe_heard(head) and describe_heard(base) != describe_heard(head)
-        for base, head in pairs
-    ):
+    judged = [judge for head in heads for judge in head.found.judged.values()]
+    if any(describe_heard(new) not in ("", describe_heard(old)) for old, new in pairs):
         yield "the library read the file: it logged other choices with it"
-    elif any(
-        judge.verdict == "IMPROVED" and judge.stage == 2
-        for head in heads
-        for judge in head.found.judged.values()
-    ):
+    elif any(judge.verdict == "IMPROVED" and judge.stage == 2 for judge in judged):
         yield "the library read the file: it was surely faster with it"
-    elif any(head.outcome for head in heads):
+    else:
         yield "the library did not show that it read the file"
     if any(row.series.nodes > 1 for row in rows):
         yield ON_ALL_HOSTS

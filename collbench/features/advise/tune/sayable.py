@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Format
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.tune.joining import Field, Sizes
-from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
+from collbench.features.advise.types import (
+    Advice,
+    Advised,
+    Cell,
+    Gain,
+    Series,
+    Setting,
+    Unadvised,
+    Variables,
+)
+from collbench.records.types import Choice
 
 BY_CHOICE = ("nccl", "rccl", "ncclx")  # formats that go by what the library says in launches
+FIRST, OTHERS = (Choice(algorithm="Ring", protocol=name) for name in ("LL", "Simple"))
 
 
 def drop_unsayable(
@@ -19,20 +32,16 @@ def drop_unsayable(
 ) -> tuple[Field, list[str]]:
     """The field without settings that the file has no words for, and a note on these. Raises
     UsageError where none is left, or where the file cannot tell numbers of ranks apart."""
-    if not format.by_size or format.key in BY_CHOICE:
+    if not format.by_size:
+        return field, []
+    blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
+    if format.key in BY_CHOICE:
+        if reason := format.refuse(replace(blank, unadvised=_imagine_choices(field))):
+            raise UsageError(f"{format.title}: {reason}", "or --for words")
         return field, []
 
     def refuse(rows: Sequence[Advice]) -> str:
-        return format.refuse(
-            Advised(
-                library=library.key,
-                version=version,
-                runs=(),
-                day="",
-                taus=(0.0, 0.0),
-                rows=tuple(rows),
-            )
-        )
+        return format.refuse(replace(blank, rows=tuple(rows)))
 
     sayable: dict[Series, dict[Variables, Sizes]] = {}
     refused: dict[str, list[str]] = {}
@@ -59,6 +68,15 @@ def drop_unsayable(
         f"not tried, as the file cannot say it: {_join(names)}: {reason}"
         for reason, names in refused.items()
     ]
+
+
+def _imagine_choices(field: Field) -> tuple[Unadvised, ...]:
+    """What the library may say that it ran by itself, such that a file can hold it, if any can."""
+    return tuple(
+        Unadvised(Cell(series, size), "", False, default_ran=OTHERS if at else FIRST)
+        for series, by_setting in field.items()
+        for at, size in enumerate(sorted({size for sizes in by_setting.values() for size in sizes}))
+    )
 
 
 def _join(names: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from collbench.core.errors import Exit
+from collbench.features.advise.formats.intelmpi import FORMATS as INTELMPI
 from collbench.features.advise.formats.openmpi import FORMATS as OPENMPI
 from collbench.features.advise.formats.words import FORMATS as WORDS
-from collbench.features.advise.formats.intelmpi import FORMATS as INTELMPI
 from collbench.features.advise.tune import confirm, schedule
 from collbench.features.advise.tune.experiment import Outcome, Variation, judge_files
 from collbench.features.advise.tune.keeping import Fault
@@ -190,7 +190,7 @@ def test_undecided_rows_have_no_verdict(pretend: Any, monkeypatch: pytest.Monkey
     pretend({})
     monkeypatch.setattr(confirm.keeping, "choose_worst", lambda rows, nodes: {})
     verified = confirm.verify_advice(advised(row(*SIZES[1:3])), request())
-    assert verified.code == Exit.NO_VERDICT
+    assert verified.code == Exit.NO_VERDICT and verified.advised.notes == ()
 
 
 def test_an_interrupted_experiment_is_judged_as_far_as_it_came(pretend: Any) -> None:
@@ -257,9 +257,7 @@ def test_a_file_that_was_not_read_is_told(pretend: Any) -> None:
     ring, tree = (Choice(algorithm=name) for name in ("Ring", "Tree"))
     pretend({}, heard=(ring, tree))
     verified = confirm.verify_advice(advised(row(*SIZES[1:3])), request())
-    assert verified.advised.notes == (
-        "the library read the file: it logged other choices with it",
-    )
+    assert verified.advised.notes == ("the library read the file: it logged other choices with it",)
     pretend({}, heard=(ring, ring))
     verified = confirm.verify_advice(advised(row(*SIZES[1:3])), request())
     assert verified.advised.notes == ("the library did not show that it read the file",)

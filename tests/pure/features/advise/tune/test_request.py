@@ -180,7 +180,7 @@ class Shared:
 
 
 def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
-    suite = Suite(name="tune", axes=Axes(collectives=("all_reduce",), sizes=(8,)))
+    suite = Suite(name="tune", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
     forms = load_formats()
     apart: Any = Shared(["node2"])
     with pytest.raises(CannotRun, match="not the same folder on node2"):
@@ -194,8 +194,27 @@ def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
 def test_a_trial_has_a_name_of_its_own_and_goes(tmp_path: Path) -> None:
     nothing = Advised(library="openmpi", version="", runs=(), day="", taus=(0.1, 0.1))
     form = load_formats()["openmpi"]
-    with trial.lay_file(form, nothing, tmp_path, is_shared=True) as one:
-        with trial.lay_file(form, nothing, tmp_path, is_shared=True) as other:
-            assert len({*one.values(), *other.values()}) == 3  # and one is 1
-            assert len(list(tmp_path.iterdir())) == 2
+    with (
+        trial.lay_file(form, nothing, tmp_path, is_shared=True) as one,
+        trial.lay_file(form, nothing, tmp_path, is_shared=True) as other,
+    ):
+        assert len({*one.values(), *other.values()}) == 3  # and one is 1
+        assert len(list(tmp_path.iterdir())) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tuner_that_needs_all_collectives_says_so_before_anything_is_measured() -> None:
+    library = next(each for each in load_libraries() if each.key == "nccl")
+    ring = (("NCCL_ALGO", "Ring"),)
+    sizes = tuple(1 << power for power in range(10, 27, 2))
+
+    def ask_nccl(*names: str, sizes: tuple[int, ...] = sizes) -> Any:
+        field = {Series(name, 2, 1): {ring: sizes} for name in names}
+        return drop_unsayable(field, load_formats()["nccl"], library, "nccl", "NCCL 2.27.3")
+
+    with pytest.raises(UsageError, match="broadcast"):
+        ask_nccl("all_reduce")
+    every = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+    assert len(ask_nccl(*every)[0]) == 5
+    with pytest.raises(UsageError, match="64M or more"):
+        ask_nccl(*every, sizes=sizes[:-2])
