@@ -131,7 +131,10 @@ def _describe_reach(commands: Sequence[str]) -> str:
 
 
 def _adds_otherwise(advised: Advised) -> bool:
-    reducing = any(COLLECTIVES[row.series.collective].reduces for row in advised.rows)
+    """Whether a row may add in another order than the default; two ranks have but one."""
+    reducing = any(
+        COLLECTIVES[row.series.collective].reduces and row.series.n > 2 for row in advised.rows
+    )
     return reducing and not advised.is_same_order
 
 
