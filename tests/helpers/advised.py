@@ -20,13 +20,13 @@ def flatten(text: str) -> str:
     return " ".join(re.sub(r"\n(#|//) ", " ", text).split())
 
 
-def gain(nbytes: int) -> Gain:
+def gain(nbytes: int, share: float = 0.14, lo: float = 0.09, p: float = 0.001) -> Gain:
     return Gain(
         nbytes=nbytes,
-        gain=0.14,
-        lo=0.09,
+        gain=share,
+        lo=lo,
         hi=0.18,
-        p=0.001,
+        p=p,
         launches=6,
         is_paired=True,
         default=20_000.0,

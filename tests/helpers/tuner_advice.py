@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from advised import gain
+
 from collbench.features.advise.libraries.nccl import FUNCTIONS, IMPLEMENTED, LIBRARY
 from collbench.features.advise.types import (
     Advice,
@@ -21,20 +23,6 @@ from collbench.records.types import Choice
 ALL_REDUCE = Series("all_reduce", 16, 2)
 DEFAULT = Choice(algorithm="Ring", protocol="LL", channels=2)
 SIMPLE = Choice(algorithm="Ring", protocol="Simple", channels=24)
-
-
-def gain(nbytes: int, share: float = 0.14, lo: float = 0.09, p: float = 0.001) -> Gain:
-    return Gain(
-        nbytes=nbytes,
-        gain=share,
-        lo=lo,
-        hi=0.18,
-        p=p,
-        launches=6,
-        is_paired=True,
-        default=10_000.0,
-        setting=8_600.0,
-    )
 
 
 def advice(

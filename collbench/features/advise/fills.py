@@ -128,8 +128,8 @@ def _name_settings(advised: Advised, series: Series) -> dict[str, Setting]:
             for env in library.list_settings(series.collective, series.n, advised.version):
                 setting = Setting(backend=backend, env=library.reduce(series.collective, env))
                 settings[library.name_setting(series.collective, setting)] = setting
-    own = {row.name: row.setting for row in advised.rows if row.series == series}
-    return settings | own
+    of_rows = {row.name: row.setting for row in advised.rows if row.series == series}
+    return settings | of_rows
 
 
 def _bound(

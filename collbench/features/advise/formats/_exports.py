@@ -34,7 +34,7 @@ def write_export(name: str, value: str) -> str:
 def read_exports(text: str) -> Iterator[Export]:
     """The variables of a file in order. Raises UsageError for a line that a shell would take for
     something else, or a variable that stands there twice."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
         if "\r" in line:
             raise fail_line(number, "it ends with a carriage return, which a shell takes for text")
@@ -43,9 +43,9 @@ def read_exports(text: str) -> Iterator[Export]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise fail_line(number, f"'{line[:40]}' is no export NAME=\"VALUE\"")
-        if match[1] in seen:
+        if match[1] in names:
             raise fail_line(number, f"{match[1]} stands there twice")
-        seen.add(match[1])
+        names.add(match[1])
         yield Export(number, match[1], match[2])
 
 
@@ -54,9 +54,9 @@ def refuse_ranks(rows: Sequence[Advice]) -> str:
     numbers = sorted({row.series.n for row in rows})
     if len(numbers) < 2:
         return ""
-    named = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
     return (
-        f"its ranges hold for any number of ranks, and rows are for {named}: one file for each,"
+        f"its ranges hold for any number of ranks, and rows are for {listed}: one file for each,"
         " from runs with these ranks alone"
     )
 

@@ -140,10 +140,10 @@ def _write_value(rows: Sequence[Advice]) -> str:
 
 def _read_value(export: Export) -> Iterator[Rule]:
     line = export.line
-    found = [name for name, each in FUNCTIONS.items() if export.name == PREFIX + each.word]
-    if not found:
+    collectives = [name for name, each in FUNCTIONS.items() if export.name == PREFIX + each.word]
+    if not collectives:
         raise fail_line(line, f"{export.name} is no variable that collbench knows")
-    collective, at = found[0], 0
+    collective, at = collectives[0], 0
     most = FUNCTIONS[collective].presets
     parts = export.value.split(";")
     for part in parts:

@@ -82,8 +82,8 @@ class MpichTrees:
         for collective, group in groupby(sort_rows(advised), lambda row: row.series.collective):
             rows, function = list(group), FUNCTIONS[collective]
             key = f"collective={function.word.lower()}"
-            own = generic[key][INTRA]
-            generic[key][INTRA] = _make_chain(rows, own, functools.partial(_choose, own))
+            built_in = generic[key][INTRA]
+            generic[key][INTRA] = _make_chain(rows, built_in, functools.partial(_choose, built_in))
             if function.shares:
                 below = shared[key][INTRA]["is_multi_threaded=no"]
                 leaf = below.get("is_commutative=yes", below)
@@ -144,8 +144,8 @@ def _write_comments(advised: Advised, title: str, path: Path | None) -> list[str
 def find_library() -> Path | None:
     """MPICH's library in the environment of this Python."""
     folders = [Path(sys.prefix) / "lib"]
-    found = [folder / name for folder in folders for name in LIBRARY_NAMES]
-    return next((path for path in found if path.is_file()), None)
+    paths = [folder / name for folder in folders for name in LIBRARY_NAMES]
+    return next((path for path in paths if path.is_file()), None)
 
 
 @functools.cache
@@ -215,37 +215,37 @@ def _list_shared() -> Tree:
     return trees
 
 
-def _make_chain(rows: Sequence[Advice], own: Tree, choose: Any) -> Tree:
-    """A tree by ranks and sizes: ``own`` where no row holds."""
+def _make_chain(rows: Sequence[Advice], built_in: Tree, choose: Any) -> Tree:
+    """A tree by ranks and sizes: ``built_in`` where no row holds."""
     chain: Tree = {}
     last = 0
     for n, group in groupby(rows, lambda row: row.series.n):
         if n - 1 > last:
-            chain[f"comm_size<={n - 1}"] = own
+            chain[f"comm_size<={n - 1}"] = built_in
         chain[f"comm_size<={n}"] = sizes = {}
         for _, high, row in cut_range(list(group)):
             size = FUNCTIONS[rows[0].series.collective].size
             key = f"{size}=any" if high is None else f"{size}<={high}"
-            sizes[key] = own if row is None else choose(row)
+            sizes[key] = built_in if row is None else choose(row)
         last = n
-    chain["comm_size=any"] = own
+    chain["comm_size=any"] = built_in
     return chain
 
 
-def _choose(own: Tree, row: Advice) -> Tree:
+def _choose(built_in: Tree, row: Advice) -> Tree:
     """A row's algorithm, where it can serve: else what the library chooses."""
     collective = row.series.collective
     word, _ = split_word(collective, row.setting.env)
     if word == GENERIC:
-        return own
+        return built_in
     tree: Tree = {f"algorithm=MPIR_{FUNCTIONS[collective].word.capitalize()}_intra_{word}": {}}
     if word in ("reduce_scatter_allgather", "reduce_scatter_gather"):
-        tree = {"count<pow2": own, "count=any": tree}
-        tree = {"is_op_built_in=no": own, "is_op_built_in=yes": tree}
+        tree = {"count<pow2": built_in, "count=any": tree}
+        tree = {"is_op_built_in=no": built_in, "is_op_built_in=yes": tree}
     if COLLECTIVES[collective].reduces:
-        tree = {"is_commutative=no": own, "is_commutative=yes": tree}
+        tree = {"is_commutative=no": built_in, "is_commutative=yes": tree}
     if collective == "all_to_all":
-        tree = {"is_sendbuf_inplace=yes": own, "is_sendbuf_inplace=no": tree}
+        tree = {"is_sendbuf_inplace=yes": built_in, "is_sendbuf_inplace=no": tree}
     return tree
 
 
@@ -317,15 +317,15 @@ def _read_collective(collective: str, text: str, tree: Tree, shared: Tree) -> It
         chain
     ):
         return
-    own = chain["comm_size=any"]
-    kept = _list_kept(text, function.word.lower(), function.size, shared)
+    built_in = chain["comm_size=any"]
+    unshared = _list_unshared(text, function.word.lower(), function.size, shared)
     for first, last, below in _walk_bounds(text, chain, "comm_size"):
-        if last is None or below == own:
+        if last is None or below == built_in:
             continue
         for low, high, leaf in _walk_bounds(text, below, function.size):
-            name = "" if leaf == own else _name_leaf(text, collective, leaf)
+            name = "" if leaf == built_in else _name_leaf(text, collective, leaf)
             for n in range(max(first, 2), last + 1):
-                free = (n, low) in kept
+                free = (n, low) in unshared
                 if function.shares and not free:
                     name = ""
                 elif function.shares and not name:
@@ -333,7 +333,7 @@ def _read_collective(collective: str, text: str, tree: Tree, shared: Tree) -> It
                 yield Rule(collective, n, None, low, high, name)
 
 
-def _list_kept(text: str, word: str, size: str, shared: Tree) -> set[tuple[int, int]]:
+def _list_unshared(text: str, word: str, size: str, shared: Tree) -> set[tuple[int, int]]:
     """Ranks and first sizes of the ranges that do not run by release_gather."""
     below = shared.get(f"collective={word}", {}).get(INTRA, {}).get("is_multi_threaded=no", {})
     chain = below.get("is_commutative=yes", below)

@@ -105,10 +105,10 @@ def _write_range(row: Advice) -> str:
 
 
 def _read_value(export: Export) -> Iterator[Rule]:
-    found = [name for name, (word, _) in ALGORITHMS.items() if export.name == PREFIX + word]
-    if not found:
+    collectives = [name for name, (word, _) in ALGORITHMS.items() if export.name == PREFIX + word]
+    if not collectives:
         raise fail_line(export.line, f"{export.name} is no collective of oneCCL")
-    collective, last = found[0], -1
+    collective, last = collectives[0], -1
     for part in export.value.split(";"):
         word, colon, sizes = part.partition(":")
         if word not in ALGORITHMS[collective][1]:

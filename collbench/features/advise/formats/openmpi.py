@@ -101,12 +101,12 @@ class OpenMpiRules:
         numbers = _Numbers(text)
         count = numbers.next("the number of collectives", MAX_FUNCTIONS)
         rules: list[Rule] = []
-        seen: set[str] = set()
+        names: set[str] = set()
         for _ in range(count):
             name, function = _read_function(numbers)
-            if name in seen:
+            if name in names:
                 raise fail_line(numbers.line, f"{name} has rules twice, and the last ones count")
-            seen.add(name)
+            names.add(name)
             rules += _derive_rules(name, _read_blocks(numbers, name, function))
         numbers.close()
         return rules

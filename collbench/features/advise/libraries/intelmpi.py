@@ -58,12 +58,12 @@ class IntelMpi:
         others = {**_OTHERS, "barrier": "BARRIER"}
         function = FUNCTIONS.get(collective)
         word = function.word if function else others.get(collective, "")
-        kept = []
+        bearing = []
         for name, value in env:
             match = _OWN.fullmatch(name)
             if (match is None or match[1] == word) and value.strip():
-                kept.append((name, value))
-        return tuple(sorted(kept))
+                bearing.append((name, value))
+        return tuple(sorted(bearing))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         function = FUNCTIONS.get(collective)

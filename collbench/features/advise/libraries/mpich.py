@@ -81,13 +81,13 @@ class Mpich:
     def reduce(self, collective: str, env: Variables) -> Variables:
         function = FUNCTIONS.get(collective)
         word = function.word if function else _OTHERS.get(collective, "")
-        kept = []
+        bearing = []
         for name, value in env:
             match = _OWN.fullmatch(name)
             says = value not in ("", "auto")
             if (match is None or match[1] == word) and says:
-                kept.append((name, value))
-        return tuple(sorted(kept))
+                bearing.append((name, value))
+        return tuple(sorted(bearing))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         function = FUNCTIONS.get(collective)
@@ -124,9 +124,9 @@ def split_word(collective: str, env: Variables) -> tuple[str, Variables]:
     if (function := FUNCTIONS.get(collective)) is None:
         return "", env
     for name in function.algorithms:
-        made = _make_variables(function, name)
-        if set(made) <= set(env):
-            return name, tuple(pair for pair in env if pair not in made)
+        variables = _make_variables(function, name)
+        if set(variables) <= set(env):
+            return name, tuple(pair for pair in env if pair not in variables)
     alone = (_name_shared(function), GENERIC)
     if function.shares and alone in env and len(env) == 1:
         return GENERIC, ()

@@ -48,12 +48,12 @@ class OneCcl:
 
     def reduce(self, collective: str, env: Variables) -> Variables:
         word = ALGORITHMS[collective][0] if collective in ALGORITHMS else ""
-        kept = []
+        bearing = []
         for name, value in env:
             match = _OWN.fullmatch(name)
             if (match is None or match[1] == word) and value.strip():
-                kept.append((name, value))
-        return tuple(sorted(kept))
+                bearing.append((name, value))
+        return tuple(sorted(bearing))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         if n < 2 or collective not in ALGORITHMS or collective in ("barrier", "all_to_allv"):

@@ -184,10 +184,10 @@ class OpenMpi:
         switch = tuned.pop(DYNAMIC, "1")
         if switch.lower() in OFF:
             tuned = {name: value for name, value in tuned.items() if not _depends_on_rules(name)}
-        kept = _keep_bearing(FUNCTIONS.get(collective), tuned)
-        if DYNAMIC in values and any(map(_depends_on_rules, kept)):
-            kept[DYNAMIC] = "1"
-        return tuple(sorted([*rest, *kept.items()]))
+        bearing = _keep_bearing(FUNCTIONS.get(collective), tuned)
+        if DYNAMIC in values and any(map(_depends_on_rules, bearing)):
+            bearing[DYNAMIC] = "1"
+        return tuple(sorted([*rest, *bearing.items()]))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         function = FUNCTIONS.get(collective)
@@ -209,27 +209,27 @@ def _depends_on_rules(name: str) -> bool:
 def _keep_bearing(function: Function | None, tuned: dict[str, str]) -> dict[str, str]:
     """Of coll_tuned's variables those that bear on a function: its own, those of functions that it
     calls, and those that no collective owns. An algorithm is given by its number."""
-    kept = {name: value for name, value in tuned.items() if not _VARIABLE.fullmatch(name)}
+    bearing = {name: value for name, value in tuned.items() if not _VARIABLE.fullmatch(name)}
     if function is None:
         return {}
-    own = _keep_own(function, tuned)
-    number = own.get(f"{PREFIX}{function.word}_algorithm", "0")
+    selected = _select_own(function, tuned)
+    number = selected.get(f"{PREFIX}{function.word}_algorithm", "0")
     for word in function.calls.get(int(number) if number.isdecimal() else 0, ()):
         called = next(each for each in FUNCTIONS.values() if each.word == word)
-        own |= _keep_own(called, tuned)
-    return kept | own
+        selected |= _select_own(called, tuned)
+    return bearing | selected
 
 
-def _keep_own(function: Function, tuned: dict[str, str]) -> dict[str, str]:
+def _select_own(function: Function, tuned: dict[str, str]) -> dict[str, str]:
     """A function's own variables that say something."""
     base = f"{PREFIX}{function.word}_algorithm"
     value = tuned.get(base, "0")
     if value in function.algorithms:
         value = str(function.algorithms.index(value) + 1)
     value = "0" if value == "ignore" else value
-    own = {} if value == "0" else {base: value}
-    known = value.isdecimal() and 1 <= int(value) <= len(function.algorithms)
-    name = function.algorithms[int(value) - 1] if known else ""
+    selected = {} if value == "0" else {base: value}
+    is_known = value.isdecimal() and 1 <= int(value) <= len(function.algorithms)
+    name = function.algorithms[int(value) - 1] if is_known else ""
     takes = {
         "segmentsize": name in function.segmented,
         "tree_fanout": False,
@@ -241,8 +241,8 @@ def _keep_own(function: Function, tuned: dict[str, str]) -> dict[str, str]:
     for suffix in SUFFIXES:
         given = tuned.get(f"{base}_{suffix}")
         if given is not None and takes[suffix] and given != plain.get(suffix):
-            own[f"{base}_{suffix}"] = given
-    return own
+            selected[f"{base}_{suffix}"] = given
+    return selected
 
 
 def _make_variables(function: Function, word: str) -> Variables:

@@ -8,11 +8,15 @@ as they are written (formats/mpich.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from collbench.features.advise.types import Advised
 
-UNORDERED = {  # by library and collective: names without what follows "/"
+UNORDERED: Mapping[
+    str, Mapping[str, tuple[str, ...]]
+] = {  # by library and collective: names without what follows "/"
     "openmpi": {
         "all_reduce": ("nonoverlapping", "ring", "segmented_ring"),
         "reduce": ("chain", "pipeline", "binary", "binomial"),

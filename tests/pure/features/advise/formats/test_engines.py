@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tuner_advice import advice, advised, gain, unadvised
+from advised import gain
+from tuner_advice import advice, advised, unadvised
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import choose
