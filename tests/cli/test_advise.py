@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,9 @@ from collbench.core.errors import Exit
 from collbench.features.advise import evidence, formats, libraries
 from collbench.features.advise.formats.words import Words
 from collbench.features.advise.libraries.other import Other
+from collbench.features.advise.tune import confirm
+from collbench.features.advise.tune.keeping import Removed
+from collbench.features.advise.types import Cell
 from collbench.records.types import Pairing, RunFile
 from collbench.suite.policy import Policy
 
@@ -221,32 +223,29 @@ def test_a_verification_removes_what_does_not_hold(
         import msgspec
 
         requests.append(request)
-        why = SimpleNamespace(sentence="all_reduce, ring: too noisy", why="too noisy")
+        cell = Cell(advised.rows[0].series, 1024)
+        kind = "wrong" if code == Exit.WRONG_DATA else "undecided"
+        why = Removed(cell, "ring", kind, "rank 1 differs", False)
         left = () if code == Exit.NO_VERDICT else advised.rows
         if refuses:
             series = advised.rows[0].series._replace(n=16)
             left = tuple(msgspec.structs.replace(row, series=series) for row in advised.rows)
         kept = msgspec.structs.replace(advised, rows=left, unadvised=())
-        return SimpleNamespace(advised=kept, removed=(why,), code=code)
+        return confirm.Verified(kept, (why,), (), (), code)
 
-    parts = SimpleNamespace(
-        confirm=SimpleNamespace(verify_advice=verify),
-        schedule=SimpleNamespace(make_axes=list, VerifyRequest=SimpleNamespace),
-        keeping=SimpleNamespace(describe_removed=lambda gone: [each.sentence for each in gone]),
-    )
-    monkeypatch.setitem(__import__("sys").modules, "collbench.features.advise.tune", parts)
+    monkeypatch.setattr(confirm, "verify_advice", verify)
     done = inside("advise", str(runs), "--verify", "--budget", "90s", "--oversubscribed")
     assert done.returncode == 3
-    assert done.stdout.startswith("nothing could be verified: too noisy\n")
-    assert "removed: all_reduce, ring: too noisy" in done.stdout
+    assert done.stdout.startswith("nothing could be verified: rank 1 differs\n")
+    assert "removed: all_reduce, 4 ranks, ring at 1 KiB: rank 1 differs" in done.stdout
     (request,) = requests
     assert (request.budget, request.despite_oversubscription) == (90.0, True)
     assert request.policy.fresh is False
-    assert [(case.nbytes, case.env) for case in request.axes] == [(size, ()) for size in SIZES]
+    assert (request.axes.sizes, request.axes.envs) == (SIZES, ((),))
     code = Exit.WRONG_DATA
     done = inside("advise", str(runs), "--verify")
     assert done.returncode == 7
-    assert done.stdout.startswith("wrong data: all_reduce, ring: too noisy\n")
+    assert done.stdout.startswith("wrong data: all_reduce, 4 ranks, ring at 1 KiB: rank 1")
     code, refuses = Exit.OK, True
     done = inside("advise", str(runs), "--verify", "--write", "rules.tiny", "-o", "a.json")
     assert done.returncode == 2  # of which only the verification could know

@@ -298,8 +298,8 @@ def verify(
     if verified.code == Exit.NO_VERDICT:
         why = verified.removed[0].why if verified.removed else "no launch of both sides was timed"
         extras = extras._replace(undecided=f"nothing could be verified: {why}")
-    if verified.code == Exit.WRONG_DATA and verified.removed:
-        extras = extras._replace(wrong=verified.removed[0].sentence)
+    if verified.code == Exit.WRONG_DATA:
+        extras = extras._replace(wrong=verified.wrong)
     return verified.advised, extras, verified.code
 
 

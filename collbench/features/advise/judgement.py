@@ -110,11 +110,13 @@ class Outcome(NamedTuple):
 
 class Standing(NamedTuple):
     """A setting in a cell over all forms: the answer that holds in all of them, the outcome of the
-    form where it gains least, and why it may not be advised, if so."""
+    form where it gains least, why it may not be advised, if so, and the first form in which it was
+    not tested."""
 
     answer: Answer
     outcome: Outcome
     barred: str = ""
+    untested: Outcome | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -357,8 +359,14 @@ def _stand(
     gained = [outcome for outcome in outcomes if outcome.gain]
     least = min(gained, key=_gain_of) if gained else outcomes[0]
     answers = {outcome.answer for outcome in outcomes}
-    ranked: tuple[Answer, ...] = ("untested", "slower", "open", "not faster", "faster")
-    return Standing(next(a for a in ranked if a in answers), least, faults[0] if faults else "")
+    # one form in which it is not faster decides, whatever others would say
+    ranked: tuple[Answer, ...] = ("slower", "not faster", "untested", "open", "faster")
+    return Standing(
+        next(a for a in ranked if a in answers),
+        least,
+        faults[0] if faults else "",
+        next((outcome for outcome in outcomes if outcome.answer == "untested"), None),
+    )
 
 
 def _unlike(outcome: Outcome) -> str:
@@ -550,11 +558,11 @@ def _explain_standings(
     evidence: Evidence, base: Unadvised, standings: Mapping[Setting, Standing]
 ) -> Unadvised:
     """Why none of the settings that compete in a cell is advised: by the one that gains most, of
-    those that are faster, else of those that may be, of those that were tested, of all."""
+    those that are faster, else of those that may be, of those that are not, of all."""
     ordered = sorted(standings.items(), key=lambda item: -_gain_of(item[1].outcome))
 
     def rank(standing: Standing) -> int:
-        able = bool(standing.outcome.gain)
+        able = standing.answer in ("slower", "not faster")
         faster, open_ = (standing.answer == answer for answer in ("faster", "open"))
         free = not standing.barred
         states = (faster and free, faster, open_ and free, able and free, not free, True)
@@ -570,9 +578,12 @@ def _explain_standings(
     elif kind == 2:
         why = _explain_open(name, standing.outcome)
     elif kind == 3:
-        why = f"nothing is faster by {contest.tau:.0%} or more"
+        is_few = any(each.answer == "untested" and not each.barred for each in standings.values())
+        what = "nothing that has launches enough" if is_few else "nothing"
+        why = f"{what} is faster by {contest.tau:.0%} or more"
     else:
-        why = f"{name} {standing.barred}" if kind == 4 else _explain_few(contest)
+        few = standing.untested.contest if standing.untested else contest
+        why = f"{name} {standing.barred}" if kind == 4 else _explain_few(few)
     return base._replace(
         why=why, decided=kind in (0, 1, 3), best=gain, best_name=name if gain else ""
     )

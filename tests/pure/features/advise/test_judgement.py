@@ -336,3 +336,24 @@ def test_without_a_default_nothing_is_decided() -> None:
     assert {(each.why, each.decided) for each in advised.unadvised} == {
         ("the library's own choice was not measured", False)
     }
+
+
+def test_a_form_without_a_test_leaves_the_rest_undecided() -> None:
+    """In place there are too few launches: what may hold out of place is not known to hold."""
+    change = {"a": (0.0, -0.2, -0.2, 0.0)}
+    evidence, few = settle(change), settle(change, launches=5)
+    placed = FORM._replace(in_place=True)
+    cells = {
+        cell: {**forms, placed: few.cells[cell][FORM]} for cell, forms in evidence.cells.items()
+    }
+    advised = judge_evidence(msgspec.structs.replace(evidence, cells=cells))
+    found = {size: (each.why[:18], each.decided) for size, each in reasons(advised).items()}
+    assert found[4096] == ("5 launches a side:", False)
+    assert found[1024] == ("nothing is faster ", True)  # as it is no faster out of place
+
+
+def test_settings_with_few_launches_do_not_count_as_slow() -> None:
+    evidence = settle({"a": (0.0,) * 4, "b": (-0.3,) * 4})
+    logs = dict(list(evidence.cells[Cell(SERIES, 1024)][FORM][setting("b")].logs.items())[:3])
+    advised = judge_evidence(with_measured(evidence, "b", logs=logs))
+    assert reasons(advised)[1024].why.startswith("nothing that has launches enough is faster by")
