@@ -30,6 +30,8 @@ Kind = Literal[
 ]
 WORST: tuple[Kind, ...] = ("wrong", "failed", "slower")  # which are told first, in this order
 
+NAMED = 3  # settings that a sentence names
+
 Choices = Mapping[Cell, tuple[Choice | None, Choice | None]]  # of base and of head, as heard
 
 
@@ -57,12 +59,11 @@ class Removed(NamedTuple):
     def sentence(self) -> str:
         """All of it: "all_reduce, 2 ranks, ring at 64 KiB: did not hold: 1.2 % less time
         [-2, 4]"."""
-        return f"{self._place} at {format_size(self.cell.nbytes)}: {self.why}"
-
-    @property
-    def _place(self) -> str:
-        series = self.cell.series
-        return f"{series.collective}, {series.n} ranks, {self.name}"
+        series, nbytes = self.cell
+        return (
+            f"{series.collective}, {series.n} ranks, {self.name} at {format_size(nbytes)}:"
+            f" {self.why}"
+        )
 
     @property
     def reason(self) -> str:
@@ -77,26 +78,35 @@ def sort_removed(removed: Iterable[Removed]) -> list[Removed]:
 
 
 def describe_removed(removed: Iterable[Removed]) -> list[str]:
-    """A sentence for each reason: sizes of a setting that went for the same one are told
-    together."""
-    groups: dict[tuple[Series, str, Kind, str], list[Removed]] = {}
+    """A sentence for each reason: sizes of a series that went for the same one are told together,
+    by setting where figures differ."""
+    by_why: dict[tuple[Series, Kind, str], list[Removed]] = {}
     for each in sort_removed(removed):
-        key = each.cell.series, each.name, each.kind, each.reason
-        groups.setdefault(key, []).append(each)
+        by_why.setdefault((each.cell.series, each.kind, each.why), []).append(each)
+    groups: dict[tuple[Series, Kind, str, str], list[Removed]] = {}
+    for (series, kind, why), members in by_why.items():
+        is_shared = len({each.name for each in members}) > 1
+        for each in members:
+            key = (series, kind, "", why) if is_shared else (series, kind, each.name, each.reason)
+            groups.setdefault(key, []).append(each)
     return [_describe_group(group) for group in groups.values()]
 
 
 def _describe_group(group: Sequence[Removed]) -> str:
-    first, last = group[0], group[-1]
     if len(group) == 1:
-        return first.sentence
-    sizes = f"{format_size(first.cell.nbytes)} to {format_size(last.cell.nbytes)}"
-    place = f"{first._place} at {len(group)} sizes from {sizes}"
+        return group[0].sentence
+    series, sizes = group[0].cell.series, sorted(each.cell.nbytes for each in group)
+    names = list(dict.fromkeys(each.name for each in group))
+    named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" * (len(names) > NAMED))
+    place = (
+        f"{series.collective}, {series.n} ranks, {named} at {len(group)} sizes from"
+        f" {format_size(sizes[0])} to {format_size(sizes[-1])}"
+    )
     if len({each.why for each in group}) == 1:
-        return f"{place}: {first.why}"
+        return f"{place}: {group[0].why}"
     best = max(group, key=lambda each: each.gain.gain if each.gain else -math.inf)
     figures = best.why.partition(": ")[2]
-    return f"{place}: {first.reason}" + (f", at best {figures}" if figures else "")
+    return f"{place}: {group[0].reason}" + (f", at best {figures}" if figures else "")
 
 
 Nodes = Mapping[int, int]  # the number of hosts, by that of ranks

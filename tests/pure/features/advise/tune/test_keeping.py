@@ -307,3 +307,14 @@ def test_sizes_that_went_for_one_reason_are_one_line() -> None:
     wrong = Removed(Cell(SERIES, 8), "tree", "wrong", "gives wrong data", True)
     lines = keeping.describe_removed([*kept.removed, wrong])
     assert lines[0] == "all_reduce, 2 ranks, tree at 8 B: gives wrong data"  # first
+
+
+def test_settings_that_went_for_one_reason_are_one_line() -> None:
+    few = [row(0, 1), row(2, 4, name="tree")]
+    kept = keep(few, [judged(1024, None, "INVALID", why="too few launches")])
+    lines = keeping.describe_removed(kept.removed)
+    assert lines == [
+        "all_reduce, 2 ranks, ring at 1 KiB: not verified: too few launches",
+        "all_reduce, 2 ranks, ring, tree at 4 sizes from 4 KiB to 256 KiB: not verified: no fresh"
+        " launch measured it",
+    ]
