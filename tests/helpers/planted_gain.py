@@ -30,7 +30,7 @@ def as_ring(case: Any) -> Any:
 
 INFO = real.INFO._replace(
     about="a ring in shared memory, three sizes of which are slow without PLANTED=fast",
-    settings=(VARIABLE,),
+    settings=(VARIABLE, "NO_SUCH_SETTING"),
     native=True,
     refuse=lambda case: real.INFO.refuse(as_ring(case)),
     name="planted_gain",

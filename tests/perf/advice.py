@@ -171,7 +171,8 @@ def read_experiment(home: Path, tag: str) -> tuple[RunFile, RunFile] | None:
 
 def run_control(given: argparse.Namespace) -> list[list[str]]:
     name, values = CONTROL
-    args = ("all_reduce", "--backend", "mpi", "-g", "2", "-b", "8", "-e", "1M", "-f", "8")
+    backend = BACKEND if given.backend == "planted" else given.backend
+    args = ("all_reduce", "--backend", str(backend), "-g", "2", "-b", "8", "-e", "1M", "-f", "8")
     asked = (*args, "--env", f"{name}={values}", "--budget", given.budget or "2m")
     outcomes = []
     for number in range(1, (given.repetitions or 20) + 1):
@@ -190,12 +191,17 @@ def control_lines(outcomes: Sequence[Tuned]) -> list[str]:
         "",
         sections.machine("advice.py control"),
         "",
-        f"`{outcomes[0].command}`, {len(outcomes)} times: {CONTROL[0]} is read by no library.",
+        f"`{shorten(outcomes[0].command)}`, {len(outcomes)} times: {CONTROL[0]} is read by nobody.",
         f"**{empty} of {len(outcomes)} files are empty.** Exit codes:"
         f" {', '.join(map(str, sorted({outcome.exit for outcome in outcomes})))}.",
     ]
     lines += [f"{len(outcomes) - len(reports)} wrote no report."] * (len(reports) < len(outcomes))
     return lines + (["", "False rows:", *(f"- {label}" for label in false)] if false else [])
+
+
+def shorten(command: str) -> str:
+    """The command without this machine's folders."""
+    return command.replace(str(BACKEND), "tests/helpers/planted_gain.py")
 
 
 def run_planted(given: argparse.Namespace) -> list[list[str]]:
@@ -217,7 +223,7 @@ def planted_lines(outcomes: Sequence[Tuned]) -> list[str]:
         "",
         sections.machine("advice.py planted"),
         "",
-        f"`{outcomes[0].command.replace(str(BACKEND), 'tests/helpers/planted_gain.py')}`",
+        f"`{shorten(outcomes[0].command)}`",
         "",
         "| tune | rows | exactly the planted | gains [interval] | interval holds it | minutes |",
         "|--:|---|---|---|--:|--:|",
@@ -275,7 +281,7 @@ def tune_library(given: argparse.Namespace, key: str, python: str, n: int) -> li
     )
     shares = ("--oversubscribed",) if n > (os.cpu_count() or 1) else ()
     outcome = tune(folder, python, *args, *shares, "--budget", budget, write_format=FORMATS[key])
-    if not outcome.rows:
+    if not outcome.rows or given.confirm == "0":
         return library_lines(key, n, outcome, "", [])
     variables = load_formats()[FORMATS[key]].use(folder / "advice")
     head = shlex.join(f"{name}={value}" for name, value in variables.items())
@@ -304,6 +310,9 @@ def library_lines(
     ]
     if not outcome.rows:
         return [*lines, "", "No report." if outcome.rows is None else "Nothing is advised."]
+    if not command:
+        lines += ["", "| collective | setting | size | gain |", "|---|---|--:|--:|"]
+        return [*lines, *(line.rsplit(" | ", 2)[0] + " |" for line in list_gains(outcome.rows, []))]
     lines += [f"Then, in fresh launches, `{command}`.", ""]
     lines += ["| collective | setting | size | gain by tune | gain by ab | verdict of ab |"]
     lines += ["|---|---|--:|--:|--:|---|", *list_gains(outcome.rows, judged), ""]
@@ -352,7 +361,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--budget", help="of each tune")
-    parser.add_argument("--confirm", default="10m", help="the budget of the independent ab")
+    parser.add_argument("--confirm", default="10m", help="of the independent ab; 0: none")
+    parser.add_argument("--backend", default="mpi", help="of the control; planted: as planted's")
     parser.add_argument("--library", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, help="of libraries")
