@@ -361,7 +361,7 @@ def _keep_row(
     ]
     written = {gain.nbytes for part in parts for gain in part.gains}
     for size in held.keys() - written:
-        why = "holds, but at no neighbouring size"
+        why = "holds, but at no neighbouring size (-f 2 measures closer ones)"
         cell = Cell(row.series, size)
         removed.append(Removed(cell, row.name, "alone", why, True, found.gains[cell]))
     return parts, removed
