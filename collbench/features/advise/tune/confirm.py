@@ -204,9 +204,9 @@ def _list_notes(
     if any(describe_heard(new) not in ("", describe_heard(old)) for old, new in pairs):
         yield "the library read the file: it logged other choices with it"
     elif any(judge.verdict == "IMPROVED" and judge.stage == 2 for judge in judged):
-        yield "the library read the file: it was surely faster with it"
+        yield "the library read the file: with it some sizes were surely faster"
     else:
-        yield "the library did not show that it read the file"
+        yield "whether the library read the file did not show"
     if any(row.series.nodes > 1 for row in rows):
         yield ON_ALL_HOSTS
 
