@@ -249,8 +249,6 @@ def test_the_slowest_size_is_told(pretend: Any) -> None:
     )
     read = "the library read the file: with it some sizes were surely faster"
     assert read in verified.advised.notes
-        "the library read the file: with it some sizes were surely faster" in verified.advised.notes
-    )
 
 
 def test_a_file_that_was_not_read_is_told(pretend: Any) -> None:
