@@ -19,7 +19,7 @@ from collbench.run.backends import Base, Call
 from collbench.run.backends import shm as real
 
 GAIN = 0.15
-SIZES = (16 << 10, 64 << 10, 256 << 10)
+SIZES = (256 << 10, 1 << 20, 4 << 20)
 VARIABLE, FAST = "PLANTED", "fast"
 
 

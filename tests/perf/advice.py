@@ -206,7 +206,7 @@ def shorten(command: str) -> str:
 
 def run_planted(given: argparse.Namespace) -> list[list[str]]:
     setting = f"{planted_gain.VARIABLE}={planted_gain.FAST},slow"
-    args = ("all_reduce", "--backend", str(BACKEND), "-g", "2", "-b", "1K", "-e", "4M", "-f", "4")
+    args = ("all_reduce", "--backend", str(BACKEND), "-g", "2", "-b", "16K", "-e", "16M", "-f", "4")
     asked = (*args, "--env", setting, "--budget", given.budget or "3m")
     outcomes: list[Tuned] = []
     for number in range(1, (given.repetitions or 10) + 1):

@@ -142,11 +142,6 @@ def choose_for_all(cells: Sequence[Mapping[Variables, float]]) -> Variables:
     return max(sorted(totals), key=totals.__getitem__, default=())
 
 
-def keep_faster(cells: Sequence[Mapping[Variables, float]], setting: Variables) -> list[bool]:
-    """Where a setting seems faster, at two neighbouring sizes at least; nowhere for the default."""
-    return keep_neighbours([bool(setting) and _measure_saving(c, setting) > 0 for c in cells])
-
-
 def choose_best_stretch(cells: Sequence[Mapping[Variables, float]]) -> list[Variables]:
     """The setting that looks best at two neighbouring sizes, there, though it seems no faster; the
     default elsewhere."""

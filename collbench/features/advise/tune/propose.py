@@ -45,9 +45,9 @@ def propose_rows(
 ) -> list[Advice]:
     """The rows to verify, by what seems fastest at two neighbouring sizes or more: of each series
     the best setting by size, for all sizes where the ``format`` has to name one, or one setting
-    that holds for all sizes where it cannot. Where nothing seems faster anywhere, the best stretch
-    of each series: fresh launches decide. Rows of as many ranks as are ``shared`` say that these
-    share cores."""
+    for all sizes where it cannot tell them apart. Where nothing seems faster anywhere, the best
+    stretch of each series: fresh launches decide. Rows of as many ranks as are ``shared`` say that
+    these share cores."""
     by_series: dict[Series, dict[int, Mapping[Variables, float]]] = {}
     for (series, size), by_setting in sorted(medians.items()):
         by_series.setdefault(series, {})[size] = by_setting
@@ -71,12 +71,13 @@ def _choose_settings(
     """The setting of each size; () for the default."""
     if format.covers_all:
         return halving.choose_for_each(cells) or [() for _ in cells]
-    if is_forced:
-        return halving.choose_best_stretch(cells)
     if format.by_size:
-        return halving.choose_by_size(cells)
+        return halving.choose_best_stretch(cells) if is_forced else halving.choose_by_size(cells)
     only = halving.choose_for_all(cells)
-    return [only if is_faster else () for is_faster in halving.keep_faster(cells, only)]
+    if is_forced and not only:
+        only = next(filter(None, halving.choose_best_stretch(cells)), ())
+    # it is measured at all sizes in any case, and short launches see little
+    return [only if only in cell else () for cell in cells]
 
 
 def _make_rows(

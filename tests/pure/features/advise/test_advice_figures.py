@@ -19,7 +19,7 @@ from collbench.features.compare.verdict import Judged
 from collbench.suite.sweep import Axes, expand_axes
 
 TESTS = Path(__file__).parents[3]
-SIZES = (16 << 10, 64 << 10, 256 << 10)
+SIZES = (256 << 10, 1 << 20, 4 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_rows_that_an_independent_ab_finds_slower_are_counted(script: ModuleType
     ]
     text = "\n".join(script.library_lines("openmpi", 2, tuned, "collbench ab", judged))
     assert "+14.0 % [+10.0, +18.0] | +13.0 % [+12.0, +15.0] | IMPROVED |" in text
-    assert "| 256 KiB | +14.0 % [+10.0, +18.0] | - | not measured |" in text
+    assert "| 4 MiB | +14.0 % [+10.0, +18.0] | - | not measured |" in text
     assert "**Slower by ab: 1** of 3 cells, of all sizes. all_reduce of 8 B" in text
     nothing = script.library_lines("openmpi", 2, outcome(script, report()), "", [])
     assert nothing[-1] == "Nothing is advised."

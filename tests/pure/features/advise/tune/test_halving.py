@@ -88,9 +88,7 @@ def test_one_setting_for_all_sizes_may_be_slow_at_none() -> None:
     times = table([100] * 4, a=[50, 50, 50, 120], b=[80, 80, 100, 101])
     cells = medians(times)
     assert halving.choose_for_all(cells) == B
-    assert halving.keep_faster(cells, B) == [True, True, False, False]
     assert halving.choose_for_all(medians(table([100] * 4, a=[120] * 4))) == ()
-    assert halving.keep_faster(cells, ()) == [False] * 4
 
 
 def test_the_best_stretch_is_that_of_two_neighbours() -> None:
