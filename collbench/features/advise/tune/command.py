@@ -297,8 +297,8 @@ def carry_out(request: TuneRequest, options: TuneOptions, write: Path) -> Exit:
     verified = verified._replace(advised=advised)
     written = save_advice(advised, request, write)
     _deliver(request, verified, written, job, options)
-    paths = [plain_line(str(path)) for path in (*screening.paths, *verified.paths)]
-    print("saved: " + "\n       ".join(paths), file=sys.stderr)
+    plain_paths = [plain_line(str(path)) for path in (*screening.paths, *verified.paths)]
+    print("saved: " + "\n       ".join(plain_paths), file=sys.stderr)
     if code == Exit.INTERRUPTED:
         print_message("interrupted: the file has what was verified until then")
     if written.refusal:

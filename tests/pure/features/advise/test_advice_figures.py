@@ -113,7 +113,7 @@ def test_a_false_row_of_the_control_is_counted_and_named(script: ModuleType) -> 
     assert "**2 of 2 files are empty.**" in text and "False rows" not in text
     text = "\n".join(script.control_lines([empty, false, outcome(script, None, 3)]))
     assert "**1 of 3 files are empty.**" in text and "1 wrote no report" in text
-    assert "- all_reduce on 2 ranks, 16 KiB to 256 KiB: X=1" in text and "0, 3" in text
+    assert "- all_reduce on 2 ranks, 256 KiB to 4 MiB: X=1" in text and "0, 3" in text
 
 
 def test_planted_rows_are_counted(script: ModuleType) -> None:

@@ -13,6 +13,7 @@ from collbench.core.errors import Exit, RunBroken
 from collbench.features.advise.evidence import SHARED
 from collbench.features.advise.formats.intelmpi import FORMATS as INTEL_FORMATS
 from collbench.features.advise.formats.openmpi import FORMATS
+from collbench.features.advise.formats.words import FORMATS as WORDS_FORMATS
 from collbench.features.advise.tune import propose, screen
 from collbench.features.advise.tune.screen import Screening, ScreenOrder
 from collbench.features.advise.types import Cell, Series, Variables
@@ -24,7 +25,7 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes
 from tests import factories
 
-OPENMPI, INTELMPI = FORMATS[0], INTEL_FORMATS[0]
+OPENMPI, INTELMPI, WORDS = FORMATS[0], INTEL_FORMATS[0], WORDS_FORMATS[0]
 SIZES = (64, 256, 1024, 4096)
 SERIES = Series("all_reduce", 2, 1)
 RING, TREE, SWING = (((ALGORITHM, name),) for name in ("ring", "tree", "swing"))
@@ -129,6 +130,11 @@ def test_nothing_goes_on_where_all_are_slower(measured: Any) -> None:
     assert len(orders) == 1
     # the best of them is put to fresh launches all the same
     assert proposed(screening) == [("tree", [64, 256])]
+
+
+def test_one_setting_for_all_sizes_is_put_to_fresh_launches_at_all(measured: Any) -> None:
+    measured(by_setting(ring=2000.0, tree=1100.0, swing=2000.0))
+    assert proposed(run(), form=WORDS) == [("tree", [*SIZES])]
 
 
 def test_the_time_ends_it(measured: Any) -> None:
