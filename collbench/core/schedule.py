@@ -92,7 +92,7 @@ class Moves:
         fields = self.src, self.dst, self._chunk, self._into, self.reduce
         if isinstance(self._chunk, Later) or isinstance(self._into, Later):
             return math.prod(np.broadcast_shapes(*(getattr(f, "shape", ()) for f in fields)))
-        return np.broadcast(*fields).size
+        return np.broadcast(*fields).size  # type: ignore[arg-type]
 
     def for_rank(self, rank: int) -> Moves:
         """The moves that ``rank`` sends or receives."""

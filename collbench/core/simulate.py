@@ -213,10 +213,10 @@ class Predictor:
                 _measure_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large)
             )
             growth = math.log(self.n / large, large / small)
-            number, messages, peak = (
+            number, different, messages, peak = (
                 b * (b / max(a, 1e-9)) ** growth for a, b in zip(before, after, strict=True)
             )
-            guess += 10e-6 * number + 200e-9 * messages
+            guess += 10e-6 * number + 250e-6 * different + 200e-9 * messages
             if peak > MOST_MESSAGES:
                 raise CannotRun(
                     f"a step has about {peak:.1g} messages, too many to predict",
@@ -239,12 +239,13 @@ class Predictor:
 MOST_MESSAGES = 1 << 22
 
 
-def _measure_burden(schedule: Schedule) -> tuple[int, int, int]:
-    """The number of steps, of messages in those that differ from the one before, and of messages
-    in the largest step."""
+def _measure_burden(schedule: Schedule) -> tuple[int, int, int, int]:
+    """The number of steps, of those that differ from the ones before, of messages in these, and of
+    messages in the largest one."""
     steps = [(len(messages.src), times) for messages, times in list_step_messages(schedule)]
     sizes = [size for size, _ in steps]
-    return sum(times for _, times in steps), sum(sizes), max(sizes, default=0)
+    number = sum(times for _, times in steps)
+    return number, len(sizes), sum(sizes), max(sizes, default=0)
 
 
 class Forecast(NamedTuple):
@@ -298,9 +299,14 @@ def find_fastest(seconds: dict[str, float]) -> str:
 
 
 def forecast_variants(
-    row: Collective, n: int, network: Network, variants: Sequence[Variant], sizes: Sequence[int]
+    row: Collective,
+    n: int,
+    network: Network,
+    variants: Sequence[Variant],
+    sizes: Sequence[int],
+    most: float = 60.0,
 ) -> Forecast:
-    """Sorts out what runs on n ranks and is predicted for ``sizes`` in reasonable time. Raises
+    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` seconds each. Raises
     CannotRun if nothing."""
     predictors, left_out = {}, {}
     for variant in variants:
@@ -308,7 +314,7 @@ def forecast_variants(
         try:
             reason = variant.refuse(n)
             if not reason:
-                predictor.check(sizes)
+                predictor.check(sizes, most)
         except CannotRun as e:
             reason = f"{e.message}; {e.hint}"
         if reason:
