@@ -201,17 +201,17 @@ class Predictor:
         """Raises CannotRun where ``sizes`` would take more than ``most`` seconds, or a step would
         fill gigabytes.
 
-        A guess by what schedules for 64 and 128 ranks hold, and how that grows.
+        A guess by what schedules for 64 and 128 ranks hold, with the parameters of ``n``, and how
+        that grows.
         """
         small, large = 64, 128
-        if self.n <= large or self.variant.refuse(small) or self.variant.refuse(large):
+        chosen = {self._chosen(nbytes) for nbytes in sizes}
+        passes = [Variant(self.variant.algorithm, parameters) for parameters in chosen]
+        if self.n <= large or any(v.refuse(ranks) for v in passes for ranks in (small, large)):
             return
-        passes = {self._chosen(nbytes): self._ratio(nbytes) for nbytes in sizes}
         guess = 0.0
-        for ratio in passes.values():
-            before, after = (
-                _measure_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large)
-            )
+        for variant in passes:
+            before, after = (_measure_burden(variant.schedule(ranks)) for ranks in (small, large))
             growth = math.log(self.n / large, large / small)
             number, different, messages, peak = (
                 b * (b / max(a, 1e-9)) ** growth for a, b in zip(before, after, strict=True)
@@ -223,8 +223,9 @@ class Predictor:
                     "take fewer ranks (-n)",
                 )
         if guess > most:
+            lasts = f"{guess / 60:.0f} min" if guess > 90 else f"{guess:.0f} s"
             raise CannotRun(
-                f"predicting this would take about {guess / 60:.0f} min",
+                f"predicting this would take about {lasts}",
                 "take fewer ranks or sizes",
             )
 
@@ -306,7 +307,7 @@ def forecast_variants(
     sizes: Sequence[int],
     most: float = 60.0,
 ) -> Forecast:
-    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` seconds each. Raises
+    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` s each. Raises
     CannotRun if nothing."""
     predictors, left_out = {}, {}
     for variant in variants:
