@@ -489,7 +489,7 @@ def test_what_would_take_minutes_or_gigabytes_is_refused_before_it_starts() -> N
         big.check([8])
     assert "-n" in caught.value.hint
     with pytest.raises(CannotRun, match="min"):
-        simulate.Predictor(algorithms.find_variant("broadcast", "chain"), FLAT, 1 << 22).check([8])
+        simulate.Predictor(algorithms.find_variant("broadcast", "linear"), FLAT, 1 << 20).check([8])
     for name in ("ring", "double_tree", "hierarchical", "halving_doubling", "swing"):
         simulate.Predictor(algorithms.find_variant("all_reduce", name), FLAT, 1 << 20).check([8])
     simulate.Predictor(
