@@ -35,6 +35,7 @@ KERNEL = (
 BETWEEN = {  # features that import others, and why
     ("traces", "training"): "a trace becomes a step",
     ("training.compare_operations", "compare"): "types of a verdict; compare alone calls it",
+    ("advise", "compare"): "tests, sides and experiments of comparisons",
     ("predict.health_check", "health"): "types of a check; health alone calls it",
 }
 HOME = {  # where alone each package of others may be imported

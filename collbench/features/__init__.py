@@ -3,6 +3,7 @@ outside of a folder imports it; core/feature.py finds it by its name here."""
 
 NAMES = (
     "compare",
+    "advise",
     "health",
     "training",
     "traces",

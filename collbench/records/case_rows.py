@@ -126,15 +126,20 @@ def _case_rows(case_list: Sequence[Row], paired: bool) -> CaseRows:
     """The CaseRows of one case: its launches, for pairs only those with a world, and how they were
     measured."""
     placed = [row for row in case_list if row.world] if paired else case_list
+    launches: dict[Place, Row] = {}
+    for stage in rows.group_rows(placed, lambda row: row.launch.stage).values():
+        launches |= {_launch_index(row, paired): row for row in rows.select_deciding(stage)}
+    return CaseRows(case_list[0].case, case_list, launches, describe_manners(case_list))
+
+
+def describe_manners(case_list: Sequence[Row]) -> dict[str, set[str]]:
+    """How the calls of a case's fit rows were timed: values by name."""
     manner: dict[str, set[str]] = {}
     for row in rows.select_fit(case_list):
         for cycle in row.fit:
             for name, value in _describe_manner(row, cycle.record).items():
                 manner.setdefault(name, set()).add(value)
-    launches: dict[Place, Row] = {}
-    for stage in rows.group_rows(placed, lambda row: row.launch.stage).values():
-        launches |= {_launch_index(row, paired): row for row in rows.select_deciding(stage)}
-    return CaseRows(case_list[0].case, case_list, launches, manner)
+    return manner
 
 
 def _launch_index(row: Row, paired: bool) -> Place:

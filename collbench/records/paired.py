@@ -167,9 +167,14 @@ def _mann_whitney(m: int, n: int) -> Floats:
 def mann_whitney_p(base: Values, head: Values) -> float:
     """Two-sided p that neither side tends to be larger: exact without ties, else by its normal
     form."""
-    from scipy.stats import mannwhitneyu
+    a, b = (np.asarray(side, dtype=float) for side in (base, head))
+    tied = len(np.unique(np.concatenate([a, b]))) < len(a) + len(b)
+    if not tied and 0 < len(a) * len(b) <= EXACT_PAIRS:
+        smaller = int((b[:, None] < a).sum())
+        cumulated = _mann_whitney(len(a), len(b))
+        return min(1.0, 2 * float(cumulated[min(smaller, len(a) * len(b) - smaller)]))
+    from scipy.stats import mannwhitneyu  # loads slowly, and takes long for one p
 
-    tied = len(np.unique(np.concatenate([base, head]))) < len(base) + len(head)
     return float(mannwhitneyu(head, base, method="asymptotic" if tied else "exact").pvalue)
 
 

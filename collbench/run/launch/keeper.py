@@ -9,6 +9,7 @@ size.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import selectors
 import signal
@@ -55,16 +56,19 @@ SAME = "start all ranks with the same command line"
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a place is asked: the room for so many ranks of a backend; whether a side can run there,
-    which is answered by a description of its environment; else for that of any rank."""
+    which is answered by a description of its environment; what the file of a path reads there; else
+    for the environment of any rank."""
 
     room: tuple[str, int, Policy] | None = None
     side: Side | None = None
+    path: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place's answer to a question; one of these."""
 
     room: memory.Room | None = None
+    digest: str = ""  # of the file's bytes; empty where there is none
     described: dict[str, Any] = {}
     error: Failure | None = None
 
@@ -89,6 +93,8 @@ class Keeper:
         try:
             if question.room:
                 return Answer(room=memory.measure_room(*question.room))
+            if question.path and self._sides is None:  # else anybody might ask
+                return Answer(digest=digest_file(Path(question.path)))
             facts = environment.gather_facts()
             if (side := question.side) is not None:
                 self._refuse(side.env, side)
@@ -211,6 +217,13 @@ class Keeper:
         """The whole environment of a rank: this process's, without what says who that is."""
         settings = {**environments.strip_variables(os.environ), **env}
         return isolate_settings(settings, self._folder) if side else settings
+
+
+def digest_file(path: Path) -> str:
+    """A digest of a file's bytes; empty for one that cannot be read."""
+    with suppress(OSError):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
 
 
 class Forked:

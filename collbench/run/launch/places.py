@@ -38,7 +38,7 @@ from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.interpreter import Home, SideName
-from collbench.run.launch.keeper import Answer, Question
+from collbench.run.launch.keeper import Answer, Question, digest_file
 from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.watch import Death, RankWatch
 from collbench.run.launch.world import Listener, Said
@@ -169,6 +169,17 @@ class Places(FreshRanks):
         answers = self._answers(seats, [Question(side=_make_side(home, name))] * len(seats))
         git = home.described.get("git")
         return msgspec.structs.replace(home, described={**answers[0].described, "git": git})
+
+    def list_unlike(self, path: Path) -> list[str]:
+        """The hosts on which ``path`` is not the file that it is here."""
+        seats = [seat for seat in self.seats if seat.number == 0]
+        answers = self._answers(seats, [Question(path=str(path))] * len(seats))
+        here = digest_file(path)
+        return [
+            seat.node.host
+            for seat, answer in zip(seats, answers, strict=True)
+            if answer.digest != here
+        ]
 
     def _answers(self, seats: Sequence[Seat], questions: Sequence[Question]) -> list[Answer]:
         """The answers of seats to a question each. Raises CannotRun for an answer that is an

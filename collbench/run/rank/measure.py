@@ -427,6 +427,8 @@ class Protocol:
         valid = ~samples.late.astype(bool)
         dropped = int((~valid).sum())
         causes = {sampler.cause: dropped, "throttled": self._throttled}
+        if not valid.any():
+            causes["disturbed"] = self._disturbed  # why there is none
         usable = samples.only(valid)
         invalid = {cause: number for cause, number in causes.items() if number}
         bare = bare_ns(self._bare, sampler.inner) if self._bare else None

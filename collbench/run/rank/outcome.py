@@ -294,7 +294,7 @@ def fail_without_samples(
     """The outcome of a case of which every sample had to be replaced, by cause; ``hopeless`` are
     Measured's, ``gpus`` the ranks' at their worst."""
     counts = ", ".join(f"{count} x {cause}" for cause, count in discarded.items())
-    parts = [f"{NO_SAMPLE} ({counts})"]
+    parts = [f"{NO_SAMPLE} ({counts or 'none was taken in time'})"]
     if "throttled" in discarded:
         parts += [
             f"rank {rank}: GPU {state.index} was held back ({', '.join(state.throttle)})"
@@ -307,7 +307,12 @@ def fail_without_samples(
             f"only one block was tried: the {HOPELESS} cases before had no valid sample either, as"
             f" GPUs of rank{'s' * (len(hopeless) > 1)} {ranks} were held back"
         ]
-    parts += [THROTTLED if "throttled" in discarded else f"try {remedy}"]
+    if "throttled" in discarded:
+        parts.append(THROTTLED)
+    elif discarded.keys() == {"disturbed"}:
+        parts.append("something else had these cores, or their frequency changed")
+    else:
+        parts.append(f"try {remedy}")
     return FailedCase("; ".join(parts), discarded, list(gpus.values()))
 
 

@@ -61,7 +61,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment as asked for. ``rounds`` are the fewest of both stages; more follow for rows
     without a verdict until ``budget`` seconds are over, BUDGET where nobody names any, and none
     where it is 0. ``places`` are where ranks are started, if not on this machine. ``aa`` compares
-    base with itself."""
+    base with itself. ``is_confirming``: other launches have raised a suspicion of every row, so
+    that there is no first stage."""
 
     suite: Suite
     variants: dict[SideName, Variant]
@@ -72,6 +73,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     homes: dict[SideName, Home] = {}
     places: Places | None = None
     aa: bool = False
+    is_confirming: bool = False
     output: Path | None = None
     tag: str = ""
 
@@ -199,8 +201,12 @@ class Experiment:
         with interrupts.uninterrupted():
             self._open()
         try:
-            if rows := self._affordable(self._pilot()):
-                self._rounds(1, rows, self._order.rounds[0])
+            rows = self._pilot()
+            stage, fewest = 1, self._order.rounds[0]
+            if self._order.is_confirming:
+                stage, fewest = 2, self._confirming_rounds(rows)
+            if rows := self._affordable(rows, fewest):
+                self._rounds(stage, rows, fewest)
                 self._decide(rows)
         except (KeyboardInterrupt, RunBroken) as e:
             if self._order.places:
@@ -238,11 +244,15 @@ class Experiment:
                 raise CannotRun(trouble, "free some space; what was measured is not all saved")
         return [side.writer.path for side in self._sides.values()]
 
+    def _confirming_rounds(self, rows: Sequence[Row]) -> int:
+        """The fewest rounds of a second stage of these rows."""
+        return max(self._order.rounds[1], paired.fewest_rounds(len(rows)))
+
     def _decide(self, rows: Sequence[Row]) -> None:
         """Measure again what stage 1 flags, and go on with rows that are worth it, as long as there
         are any of either kind."""
-        suspected: list[Row] = []
-        again: list[Row] = []
+        suspected = list(rows) if self._order.is_confirming else []
+        again = list(suspected)
         while True:
             row_verdicts = {row.key: row for row in self._order.judge(*self.files)}
             verdicts = {
@@ -255,7 +265,7 @@ class Experiment:
                 if row not in suspected and any(verdict.suspected for verdict in verdicts[row.key])
             ]
             suspected += flagged
-            fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
+            fewest = self._confirming_rounds([*again, *flagged])
             if flagged and self._order.budget:
                 flagged = self._drop_beyond_budget(flagged, fewest)
             if flagged:
@@ -299,7 +309,7 @@ class Experiment:
             for name, side in self._sides.items():
                 if row not in affordable:
                     side.keep(Record(case=row.jobs[name].case, status="skipped", note=note))
-        if not affordable and not self._done[1]:
+        if not affordable and not any(self._done.values()):
             raise plan.nothing_runs([note])
         return affordable
 
@@ -360,12 +370,12 @@ class Experiment:
             if line.sync == "barrier" or late:
                 self._barrier.add(_start_key(line.case))
 
-    def _affordable(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first.
-        Raises CannotRun where it suffices for none."""
+    def _affordable(self, rows: Sequence[Row], fewest: int) -> list[Row]:
+        """The rows for whose ``fewest`` rounds a budget that was asked for suffices, cheapest
+        first. Raises CannotRun where it suffices for none."""
         if not self._order.budget or not rows:
             return list(rows)
-        return self._drop_beyond_budget(rows, self._order.rounds[0])
+        return self._drop_beyond_budget(rows, fewest)
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
         """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would
@@ -376,7 +386,9 @@ class Experiment:
         for at in range(done, done + number):
             if beyond and self._time_left() < self._ledger.seconds(row.key for row in rows):
                 return
-            if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
+            if at % FRESH == 0 and any(
+                self._done.values()
+            ):  # the pilot has just begun with new ones
                 self._renew()
             for index, lot in enumerate(self._lots.permutation(len(worlds))):
                 step = Step(stage, at, done + number, "", index, len(worlds))

@@ -266,6 +266,18 @@ def test_the_tightest_host_has_the_room() -> None:
     assert asked[0].questions == [Question(room=("gloo", 1, Policy()))]
 
 
+def test_hosts_that_read_another_file_are_named(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.conf"
+    rules.write_text("0")
+    alike = Keeper(tmp_path).ask(Question(path=str(rules)))
+    absent = Keeper(tmp_path).ask(Question(path=f"{tmp_path}/none"))
+    assert alike.digest and absent == Answer()
+    places, _ = held([alike, absent], ["node0", "node1"])
+    assert places.list_unlike(rules) == ["node1"]
+    guarded = trusting(tmp_path, "GLOO_SOCKET_IFNAME=lo").ask(Question(path=str(rules)))
+    assert guarded.digest == ""  # whoever asks might be anybody
+
+
 @pytest.mark.parametrize(
     ("backend", "n", "why"),
     [

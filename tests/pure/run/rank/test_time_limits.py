@@ -337,6 +337,18 @@ def test_a_step_with_some_late_rounds_has_enough_of_others(clock: Clock) -> None
     assert stop in ("converged", "budget")
 
 
+@pytest.mark.parametrize(
+    ("discarded", "note"),
+    [
+        ({"disturbed": 9}, "(9 x disturbed); something else had these cores, or their frequency"),
+        ({"late start": 3, "disturbed": 9}, "(3 x late start, 9 x disturbed); try --sync barrier"),
+        ({}, "(none was taken in time); try --sync barrier"),
+    ],
+)
+def test_a_case_without_samples_says_why(discarded: dict[str, int], note: str) -> None:
+    assert note in fail_without_samples(discarded, "--sync barrier").reason
+
+
 def test_a_case_without_a_valid_sample_names_the_gpu_that_was_held_back() -> None:
     calm = GpuState(index=3, name="x", throttle=("sw_power_cap",))
     hot = GpuState(index=5, name="x", throttle=("hw_thermal_slowdown",))

@@ -3,17 +3,24 @@ launch."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from factories import case
+from helpers.experiments import small
 
+from collbench.core.errors import Exit
 from collbench.features.compare.ab import duet
-from collbench.features.compare.ab.experiment import Experiment
+from collbench.features.compare.ab.experiment import Experiment, Order
+from collbench.features.compare.comparison import Rules, compare_runs
 from collbench.run import memory, plan
 from collbench.run.jobs import Job, Plan
+from collbench.run.launch.interpreter import Home, SideName, Variant
 from collbench.run.reporter import Step
+from collbench.suite import toml
 from collbench.suite.policy import Policy
 
 MIB = 1 << 20
@@ -72,3 +79,31 @@ def test_one_world_takes_less_than_two(shared: bool, fits: bool) -> None:
     room = memory.Room("", 3 << 30, 0, 2, base)
     plans = [one("gloo", "ring"), one("gloo", "tree")]
     assert duet.fits_at_once(plans, lambda *of: room, shared) == fits
+
+
+def test_what_is_to_be_confirmed_has_no_first_stage(tmp_path: Path) -> None:
+    """Every row is measured by as many pairs as Bonferroni's level takes, and judged by these."""
+    suite = toml.load_suite(small(tmp_path, backends='"model"', sizes='"4K", "64M"', iters=20))
+    sides: dict[SideName, Variant] = {
+        "base": Variant(text="algo:ring", algorithm="ring"),
+        "head": Variant(text="algo:tree", algorithm="tree"),
+    }
+    home = Home(python=sys.executable, settings={}, described={})
+    order = Order(
+        suite=suite,
+        variants=sides,
+        command=["collbench", "tune"],
+        rounds=(0, 6),
+        judge=lambda base, head: compare_runs(base, head, Rules(), under_way=True).rows,
+        budget=0.0,
+        homes={"base": home, "head": home},
+        is_confirming=True,
+        output=tmp_path,
+    )
+    experiment = Experiment(order, lambda step: None)
+    experiment.run()
+    comparison = compare_runs(*experiment.files, Rules(across_machines=True), under_way=True)
+    assert comparison.stages == (0, 7)  # the exact test of two rows takes as many pairs
+    assert {row.stage for row in comparison.rows} == {2}
+    assert {row.verdict for row in comparison.rows} == {"REGRESSED", "SMALL"}
+    experiment.end(Exit.OK)

@@ -1,0 +1,1 @@
+"""Advice from fresh launches: which settings to try, those that seem faster, and a verification."""

@@ -1,0 +1,109 @@
+"""What a kind of file can say, asked before anything is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from collbench.core.errors import UsageError
+from collbench.features.advise.formats import Format
+from collbench.features.advise.libraries import Library
+from collbench.features.advise.tune.joining import Field, Sizes
+from collbench.features.advise.types import (
+    Advice,
+    Advised,
+    Cell,
+    Gain,
+    Series,
+    Setting,
+    Unadvised,
+    Variables,
+)
+from collbench.records.types import Choice
+
+BY_CHOICE = ("nccl", "rccl", "ncclx")  # formats that go by what the library says in launches
+FIRST, OTHERS = (Choice(algorithm="Ring", protocol=name) for name in ("LL", "Simple"))
+
+
+def drop_unsayable(
+    field: Field, format: Format, library: Library, backend: str, version: str
+) -> tuple[Field, list[str]]:
+    """The field without settings that the file has no words for, and a note on these. Raises
+    UsageError where none is left, or where the file cannot tell numbers of ranks apart."""
+    if not format.by_size:
+        return field, []
+    blank = Advised(library=library.key, version=version, runs=(), day="", taus=(0.0, 0.0))
+    if format.key in BY_CHOICE:
+        if reason := format.refuse(replace(blank, unadvised=_imagine_choices(field))):
+            raise UsageError(f"{format.title}: {reason}", "or --for words")
+        return field, []
+
+    def refuse(rows: Sequence[Advice]) -> str:
+        return format.refuse(replace(blank, rows=tuple(rows)))
+
+    sayable: dict[Series, dict[Variables, Sizes]] = {}
+    refused: dict[str, list[str]] = {}
+    first: dict[str, Advice] = {}
+    for series, by_setting in field.items():
+        for env, sizes in by_setting.items():
+            row = _make_row(series, env, sizes, library, backend)
+            if reason := refuse([row]):
+                refused.setdefault(reason, []).append(f"{row.name} of {series.collective}")
+                continue
+            sayable.setdefault(series, {})[env] = sizes
+            other = first.setdefault(series.collective, row)
+            if other.series != series and (reason := refuse([other, row])):
+                raise UsageError(
+                    f"{format.title} cannot hold several numbers of ranks: {reason}",
+                    f"tune them one by one, each with a file of its own: -g {series.n}",
+                )
+    if not sayable:
+        raise UsageError(
+            f"{format.title} can say none of these settings: {next(iter(refused))}",
+            "--for words takes any setting",
+        )
+    return sayable, [
+        f"not tried, as the file cannot say it: {_join(names)}: {reason}"
+        for reason, names in refused.items()
+    ]
+
+
+def _imagine_choices(field: Field) -> tuple[Unadvised, ...]:
+    """What the library may say that it ran by itself, such that a file can hold it, if any can."""
+    return tuple(
+        Unadvised(Cell(series, size), "", False, default_ran=OTHERS if at else FIRST)
+        for series, by_setting in field.items()
+        for at, size in enumerate(sorted({size for sizes in by_setting.values() for size in sizes}))
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:3]) + (f" and {len(unique) - 3} more" if len(unique) > 3 else "")
+
+
+def _make_row(
+    series: Series, env: Variables, sizes: Sizes, library: Library, backend: str
+) -> Advice:
+    """A row over all sizes, as if it were to be advised."""
+    setting = Setting(backend=backend, env=library.reduce(series.collective, env))
+    gains = tuple(
+        Gain(
+            nbytes=size,
+            gain=0.1,
+            lo=-math.inf,
+            hi=math.inf,
+            p=1.0,
+            launches=1,
+            is_paired=False,
+            default=1.0,
+            setting=0.9,
+        )
+        for size in sizes
+    )
+    name = library.name_setting(series.collective, setting)
+    return Advice(
+        series=series, setting=setting, name=name, low=sizes[0], high=sizes[-1], gains=gains
+    )
