@@ -10,6 +10,7 @@ in ``prove_schedule``, numbers in ``run_schedule``, bytes on a wire elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -35,20 +36,47 @@ class Move(NamedTuple):
     reduce: bool
 
 
+class Later(NamedTuple):
+    """Cells of a step as an array of ``shape`` that is made when somebody asks for it. Costs depend
+    on how many cells move, not on which, and an array of them may be the largest thing of all."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], Ints]
+
+
 class Moves:
-    """One step: integers or arrays that broadcast against each other. ``into`` is ``chunk`` unless
-    given.
+    """One step: integers or arrays that broadcast against each other, of cells also Later. ``into``
+    is ``chunk`` unless given.
 
     A move within a rank (src == dst) is a local copy. Several reducing moves may meet in one cell.
     """
 
-    __slots__ = ("chunk", "dst", "into", "reduce", "src")
+    __slots__ = ("_chunk", "_into", "dst", "reduce", "src")
 
     def __init__(
-        self, src: Index, dst: Index, chunk: Index = 0, into: Index = None, reduce: Any = False
+        self,
+        src: Index,
+        dst: Index,
+        chunk: Index | Later = 0,
+        into: Index | Later = None,
+        reduce: Any = False,
     ) -> None:
-        self.src, self.dst, self.chunk, self.reduce = src, dst, chunk, reduce
-        self.into = chunk if into is None else into
+        self.src, self.dst, self._chunk, self.reduce = src, dst, chunk, reduce
+        self._into = chunk if into is None else into
+
+    @property
+    def chunk(self) -> Index:
+        """The cells that are read."""
+        return self._chunk.make() if isinstance(self._chunk, Later) else self._chunk
+
+    @property
+    def into(self) -> Index:
+        """The cells that are written."""
+        return self._into.make() if isinstance(self._into, Later) else self._into
+
+    def mirror(self, reduce: bool) -> Moves:
+        """The same moves in the other direction."""
+        return Moves(self.dst, self.src, self._into, self._chunk, reduce)
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
         """The five fields, as arrays of one length."""
@@ -61,7 +89,10 @@ class Moves:
         return (Move(*row) for row in zip(*(f.tolist() for f in self.arrays()), strict=True))
 
     def __len__(self) -> int:
-        return np.broadcast(self.src, self.dst, self.chunk, self.into, self.reduce).size
+        fields = self.src, self.dst, self._chunk, self._into, self.reduce
+        if isinstance(self._chunk, Later) or isinstance(self._into, Later):
+            return math.prod(np.broadcast_shapes(*(getattr(f, "shape", ()) for f in fields)))
+        return np.broadcast(*fields).size  # type: ignore[arg-type]
 
     def for_rank(self, rank: int) -> Moves:
         """The moves that ``rank`` sends or receives."""

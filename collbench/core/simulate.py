@@ -8,7 +8,9 @@ collectives, else a rank's buffer.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -65,31 +67,57 @@ def cell_share(schedule: Schedule) -> Fraction:
 
 
 def list_step_messages(schedule: Schedule, lengths: Any = None) -> Iterator[tuple[Messages, int]]:
-    """The messages of each step, with how many steps in a row have the same.
+    """The messages of each step, with how many steps have the same: steps in a row, or in turns
+    with another.
 
     All cells have length 1 unless ``lengths`` (ranks, cells) says otherwise. A step without
     messages is left out.
     """
-    last: tuple[list[Any], int] | None = None
-    current, times = None, 0
+    recent: deque[_Steps] = deque()
     for moves in schedule.steps():
-        fields, size = [moves.src, moves.dst, moves.reduce], len(moves)
+        fields, size = [moves.reduce, moves.src, moves.dst], len(moves)
         # by value, since nothing forbids a generator to reuse its arrays; which cells move matters
         # to uneven ones only
-        if (
-            last
-            and lengths is None
-            and size == last[1]
-            and all(map(np.array_equal, fields, last[0]))
-        ):
-            times += 1
+        alike = (s for s in reversed(recent) if s.size == size and _are_equal(fields, s.fields))
+        if lengths is None and (steps := next(alike, None)):
+            steps.times += 1
             continue
-        if current and len(current.src):
-            yield current, times
-        last = [np.array(field) for field in fields], size
-        current, times = _make_messages(schedule.n, moves, size, lengths), 1
-    if current and len(current.src):
-        yield current, times
+        if len(recent) == 2:
+            yield from recent.popleft().list_messages()
+        messages = _make_messages(schedule.n, moves, size, lengths)
+        recent.append(_Steps([*map(_keep_field, fields)], size, messages))
+    for steps in recent:
+        yield from steps.list_messages()
+
+
+@dataclass
+class _Steps:
+    """Steps whose messages are the same: their fields, number of moves and messages."""
+
+    fields: list[Any]
+    size: int
+    messages: Messages
+    times: int = 1
+
+    def list_messages(self) -> Iterator[tuple[Messages, int]]:
+        if len(self.messages.src):
+            yield self.messages, self.times
+
+
+def _keep_field(field: Any) -> Any:
+    """The field, or a copy where somebody could change it: an array, or what it is a view of."""
+    array = field
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return np.array(field)
+        array = array.base
+    return field
+
+
+def _are_equal(fields: Sequence[Any], saved: Sequence[Any]) -> bool:
+    """Whether fields hold what was saved of others (_keep_field). A ring's steps share arrays, so
+    that a million ranks need not be compared one by one."""
+    return all(a is b or np.array_equal(a, b) for a, b in zip(fields, saved, strict=True))
 
 
 def _make_messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
@@ -173,30 +201,31 @@ class Predictor:
         """Raises CannotRun where ``sizes`` would take more than ``most`` seconds, or a step would
         fill gigabytes.
 
-        A guess by what schedules for 64 and 128 ranks hold, and how that grows.
+        A guess by what schedules for 64 and 128 ranks hold, with the parameters of ``n``, and how
+        that grows.
         """
         small, large = 64, 128
-        if self.n <= large or self.variant.refuse(small) or self.variant.refuse(large):
+        chosen = {self._chosen(nbytes) for nbytes in sizes}
+        passes = [Variant(self.variant.algorithm, parameters) for parameters in chosen]
+        if self.n <= large or any(v.refuse(ranks) for v in passes for ranks in (small, large)):
             return
-        passes = {self._chosen(nbytes): self._ratio(nbytes) for nbytes in sizes}
         guess = 0.0
-        for ratio in passes.values():
-            before, after = (
-                _measure_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large)
-            )
+        for variant in passes:
+            before, after = (_measure_burden(variant.schedule(ranks)) for ranks in (small, large))
             growth = math.log(self.n / large, large / small)
-            number, moves, peak = (
+            number, different, messages, peak = (
                 b * (b / max(a, 1e-9)) ** growth for a, b in zip(before, after, strict=True)
             )
-            guess += 60e-6 * number + 5e-9 * moves
-            if peak > MOST_MOVES:
+            guess += 10e-6 * number + 250e-6 * different + 200e-9 * messages
+            if peak > MOST_MESSAGES:
                 raise CannotRun(
-                    f"a step has about {peak:.1g} moves, too many to predict",
+                    f"a step has about {peak:.1g} messages, too many to predict",
                     "take fewer ranks (-n)",
                 )
         if guess > most:
+            lasts = f"{guess / 60:.0f} min" if guess > 90 else f"{guess:.0f} s"
             raise CannotRun(
-                f"predicting this would take about {guess / 60:.0f} min",
+                f"predicting this would take about {lasts}",
                 "take fewer ranks or sizes",
             )
 
@@ -208,13 +237,16 @@ class Predictor:
         return tuple(self.variant.resolved(self.n, self._ratio(nbytes)).items())
 
 
-MOST_MOVES = 3e7
+MOST_MESSAGES = 1 << 22
 
 
-def _measure_burden(schedule: Schedule) -> tuple[int, int, int]:
-    """The number of steps, of moves, and of moves in the largest step."""
-    sizes = [len(moves) for moves in schedule.steps()]
-    return len(sizes), sum(sizes), max(sizes, default=0)
+def _measure_burden(schedule: Schedule) -> tuple[int, int, int, int]:
+    """The number of steps, of those that differ from the ones before, of messages in these, and of
+    messages in the largest one."""
+    steps = [(len(messages.src), times) for messages, times in list_step_messages(schedule)]
+    sizes = [size for size, _ in steps]
+    number = sum(times for _, times in steps)
+    return number, len(sizes), sum(sizes), max(sizes, default=0)
 
 
 class Forecast(NamedTuple):
@@ -268,9 +300,14 @@ def find_fastest(seconds: dict[str, float]) -> str:
 
 
 def forecast_variants(
-    row: Collective, n: int, network: Network, variants: Sequence[Variant], sizes: Sequence[int]
+    row: Collective,
+    n: int,
+    network: Network,
+    variants: Sequence[Variant],
+    sizes: Sequence[int],
+    most: float = 60.0,
 ) -> Forecast:
-    """Sorts out what runs on n ranks and is predicted for ``sizes`` in reasonable time. Raises
+    """Sorts out what runs on n ranks and is predicted for ``sizes`` in ``most`` s each. Raises
     CannotRun if nothing."""
     predictors, left_out = {}, {}
     for variant in variants:
@@ -278,7 +315,7 @@ def forecast_variants(
         try:
             reason = variant.refuse(n)
             if not reason:
-                predictor.check(sizes)
+                predictor.check(sizes, most)
         except CannotRun as e:
             reason = f"{e.message}; {e.hint}"
         if reason:

@@ -25,7 +25,7 @@ from collbench.core import algorithm_files
 from collbench.core.algorithm_files import UserAlgorithm
 from collbench.core.collectives import COLLECTIVES, find_collective
 from collbench.core.errors import UsageError
-from collbench.core.schedule import Ints, Moves, Schedule
+from collbench.core.schedule import Ints, Later, Moves, Schedule
 from collbench.core.text import suggest_name
 
 Steps = Callable[..., Iterator[Moves]]
@@ -267,14 +267,28 @@ def mirror_steps(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]
     """The steps backwards in time, every move turned round: a broadcast becomes a reduce, a scatter
     a gather."""
     for moves in reversed(list(steps)):
-        yield Moves(moves.dst, moves.src, moves.into, moves.chunk, reduce)
+        yield moves.mirror(reduce)
+
+
+def freeze(array: Ints) -> Ints:
+    """The array, which nobody can change from here on: steps that share it are known to be equal
+    without a look at a million ranks (simulate.list_step_messages)."""
+    array.flags.writeable = False
+    return array
+
+
+def list_cells(first: Ints, count: int) -> Later:
+    """The ``count`` cells from ``first`` (ranks, 1) on, of each rank, made when they are asked
+    for."""
+    return Later((len(first), count), lambda: first + np.arange(count))
 
 
 def around(n: int) -> Callable[[int], Ints]:
     """``turn(k)``: (rank + k) mod n for all ranks at once, for -n <= k <= n, as a view that costs
-    nothing to make."""
-    thrice = np.tile(np.arange(n), 3)
-    return lambda k: thrice[n + k : 2 * n + k]
+    nothing to make, and that nobody can change; the same one each time for neighbours."""
+    thrice = freeze(np.arange(3 * n) % n)
+    neighbours = {k: thrice[n + k : 2 * n + k] for k in (-1, 0, 1)}
+    return lambda k: neighbours[k] if k in neighbours else thrice[n + k : 2 * n + k]
 
 
 def count_doublings(n: int) -> int:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collbench.core.algorithms import Algorithm, around, mirror_steps, one_each, power_of_two
+from collbench.core.algorithms import (
+    Algorithm,
+    around,
+    freeze,
+    mirror_steps,
+    one_each,
+    power_of_two,
+)
 from collbench.core.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
 from collbench.core.algorithms.rooted import (
     CHAN,
@@ -19,7 +26,7 @@ from collbench.core.algorithms.rooted import (
     linear,
     two_halves,
 )
-from collbench.core.schedule import Ints, Moves
+from collbench.core.schedule import Ints, Later, Moves
 
 PATARASUK = (
     "Patarasuk, Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations"
@@ -119,21 +126,20 @@ def _grid(n: int, across: int) -> Iterator[Moves]:
     along rows."""
     down = n // across
     row, column = np.divmod(np.arange(n), across)
-    right, below = row * across + (column + 1) % across, (row + 1) % down * across + column
+    ranks, below = freeze(np.arange(n)), freeze((row + 1) % down * across + column)
+    beside = freeze(row * across + (column + 1) % across)[:, None]
+    senders = ranks[:, None]
 
     def along(step: int, reduce: bool) -> Moves:
-        block = (column - step - reduce) % across
-        return Moves(
-            np.arange(n)[:, None],
-            right[:, None],
-            block[:, None] * down + np.arange(down),
-            reduce=reduce,
-        )
+        def cells() -> Ints:
+            block = (column - step - reduce) % across
+            return block[:, None] * down + np.arange(down)
+
+        return Moves(senders, beside, Later((n, down), cells), reduce=reduce)
 
     def across_rows(step: int, reduce: bool) -> Moves:
-        return Moves(
-            np.arange(n), below, column * down + (row - step - reduce) % down, reduce=reduce
-        )
+        cells = Later((n,), lambda: column * down + (row - step - reduce) % down)
+        return Moves(ranks, below, cells, reduce=reduce)
 
     yield from (along(step, True) for step in range(across - 1))
     yield from (across_rows(step, True) for step in range(down - 1))
@@ -184,20 +190,26 @@ def swing_peers(n: int) -> list[Ints]:
 
 def swing(n: int, cells: int) -> Iterator[Moves]:
     """Halving and doubling between partners that lie near each other on a ring or torus."""
-    peers = swing_peers(n)
-    blocks = [
-        np.arange(n)[:, None]
-    ]  # from the last step back: those a rank answers for, own and of later partners
-    for partner in reversed(peers):
-        blocks.append(np.hstack([blocks[-1], blocks[-1][partner]]))
-    halves = [
-        (partner[:, None], block) for partner, block in zip(peers, blocks[-2::-1], strict=True)
-    ]
-    ranks = np.arange(n)[:, None]
-    yield from (
-        Moves(ranks, partner, block[partner[:, 0]], reduce=True) for partner, block in halves
-    )
-    yield from (Moves(ranks, partner, block) for partner, block in reversed(halves))
+    peers, ranks = swing_peers(n), np.arange(n)[:, None]
+
+    def list_blocks(step: int) -> Ints:
+        """The blocks that a rank answers for from a step on: its own, and its later partners'."""
+        blocks = ranks
+        for partner in reversed(peers[step + 1 :]):
+            blocks = np.hstack([blocks, blocks[partner]])
+        return blocks
+
+    def exchange(step: int, reduce: bool) -> Moves:
+        partner = peers[step]
+
+        def cells() -> Ints:
+            return list_blocks(step)[partner] if reduce else list_blocks(step)
+
+        shape = n, 1 << (len(peers) - 1 - step)
+        return Moves(ranks, partner[:, None], Later(shape, cells), reduce=reduce)
+
+    yield from (exchange(step, True) for step in range(len(peers)))
+    yield from (exchange(step, False) for step in reversed(range(len(peers))))
 
 
 def swing_latency(n: int, cells: int) -> Iterator[Moves]:

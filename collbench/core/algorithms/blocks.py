@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collbench.core.algorithms import Algorithm, around, mirror_steps, one_each, power_of_two
+from collbench.core.algorithms import (
+    Algorithm,
+    around,
+    list_cells,
+    mirror_steps,
+    one_each,
+    power_of_two,
+)
 from collbench.core.algorithms.rooted import CHAN, RABENSEIFNER, binomial, scatter_binomial
 from collbench.core.schedule import Moves
 
@@ -46,7 +53,7 @@ def doubling(n: int, cells: int) -> Iterator[Moves]:
     """Partners at distance 1, 2, 4 … exchange all blocks they have."""
     ranks = np.arange(n)[:, None]
     for distance in (1 << k for k in range(n.bit_length() - 1)):
-        yield Moves(ranks, ranks ^ distance, (ranks & -distance) + np.arange(distance))
+        yield Moves(ranks, ranks ^ distance, list_cells(ranks & -distance, distance))
 
 
 def halving(n: int, cells: int) -> Iterator[Moves]:
@@ -54,7 +61,7 @@ def halving(n: int, cells: int) -> Iterator[Moves]:
     ranks = np.arange(n)[:, None]
     for distance in (1 << k for k in reversed(range(n.bit_length() - 1))):
         partner = ranks ^ distance
-        yield Moves(ranks, partner, (partner & -distance) + np.arange(distance), reduce=True)
+        yield Moves(ranks, partner, list_cells(partner & -distance, distance), reduce=True)
 
 
 def bruck(n: int, cells: int) -> Iterator[Moves]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from collbench.core.algorithms import (
     choose_segments,
     count_doublings,
     count_segment_cells,
+    freeze,
     mirror_steps,
     one_each,
 )
-from collbench.core.schedule import Ints, Moves
+from collbench.core.schedule import Ints, Later, Moves
 
 
 def linear(n: int, cells: int) -> Iterator[Moves]:
@@ -59,36 +61,48 @@ class _Edges:
 
     Inner nodes of one tree are leaves of the other, so a rank sends along two edges at most and
     receives along two. Colouring edges so that neither pair shares a colour lets every rank send
-    and receive one message in each step.
+    and receive one message in each step. ``first`` is the step in which an edge has its first
+    message: the first of its colour after that of the edge above. From there on every second step
+    has one, as the edge above is as fast.
     """
 
     def __init__(self, n: int) -> None:
-        first = _in_order(n - 1)
-        other = [
-            0,
-            *(v % (n - 1) + 1 if n % 2 == 0 else n - v for v in range(1, n)),
-        ]  # an inner node's place is a leaf's
-        second = [(other[u], other[v]) for u, v in first]
-        both = np.array(
-            [(*edge, 0) for edge in first] + [(*edge, 1) for edge in second], np.int64
-        ).reshape(-1, 3)
-        self.src, self.dst, self.tree = both.T
+        above, below = _in_order(n - 1)
+        ranks = np.arange(1, n)
+        # an inner node's place is a leaf's
+        other = np.append(0, ranks % (n - 1) + 1 if n % 2 == 0 else n - ranks) if n > 1 else ranks
+        self.src = np.concatenate([above, other[above]])
+        self.dst = np.concatenate([below, other[below]])
+        self.tree = np.repeat([0, 1], len(above))
         self.colour = _two_colours(self.src, self.dst)
+        self.first = self._find_first_steps(n)
+
+    def _find_first_steps(self, n: int) -> Ints:
+        into = np.full((2, n), -1)  # the edge into each rank
+        into[self.tree, self.dst] = np.arange(len(self.dst))
+        parent = into[self.tree, self.src]
+        first = np.where(parent < 0, self.colour, -1)
+        while (waiting := np.flatnonzero(first < 0)).size:
+            ready = waiting[first[parent[waiting]] >= 0]
+            earliest = first[parent[ready]] + 1
+            first[ready] = earliest + (earliest + self.colour[ready]) % 2
+        return first
 
 
-def _in_order(n: int) -> list[tuple[int, int]]:
-    """Edges of the binary tree whose in-order numbering is 1..n, and the edge from 0 to its top."""
+def _in_order(n: int) -> tuple[Ints, Ints]:
+    """Edges of the binary tree whose in-order numbering is 1..n, and the edge from 0 to its top:
+    their upper ends, and their lower ones."""
     if n < 1:
-        return []
-    edges = [(0, 1 << (n.bit_length() - 1))]
-    for node in range(2, n + 1, 2):
-        reach = (node & -node) >> 1
-        edges.append((node, node - reach))
-        while reach and node + reach > n:
-            reach >>= 1
-        if reach:
-            edges.append((node, node + reach))
-    return edges
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    node = np.arange(2, n + 1, 2)
+    reach = (node & -node) >> 1
+    right = reach.copy()
+    while (outside := (right > 0) & (node + right > n)).any():
+        right[outside] >>= 1
+    ends = np.stack([node - reach, node + right], axis=1)
+    there = np.stack([reach > 0, right > 0], axis=1)
+    above = np.broadcast_to(node[:, None], ends.shape)[there]
+    return np.append(0, above), np.append(1 << (n.bit_length() - 1), ends[there])
 
 
 def _two_colours(src: Ints, dst: Ints) -> Ints:
@@ -96,39 +110,53 @@ def _two_colours(src: Ints, dst: Ints) -> Ints:
 
     Edges that must differ form paths and even cycles, which are walked with alternating colours.
     """
-    neighbours: list[list[int]] = [[] for _ in src]
-    for ends in (src, dst):
-        order = np.argsort(ends, kind="stable")
-        for a, b in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
-            if ends[a] == ends[b]:
-                neighbours[a].append(b)
-                neighbours[b].append(a)
-    colour = np.full(len(src), -1)
+    by_source, by_target = (_pair_edges(ends).tolist() for ends in (src, dst))
+    colour = [-1] * len(src)
     for start in range(len(src)):
-        waiting = [(start, 0)] if colour[start] < 0 else []
-        while waiting:
-            edge, shade = waiting.pop()
-            if colour[edge] < 0:
-                colour[edge] = shade
-                waiting += [(other, 1 - shade) for other in neighbours[edge]]
-    return colour
+        if colour[start] >= 0:
+            continue
+        colour[start] = 0
+        for ways in ((by_source, by_target), (by_target, by_source)):  # both ends of its path
+            edge, steps = ways[0][start], 1
+            while edge >= 0 and colour[edge] < 0:
+                colour[edge] = steps % 2
+                edge, steps = ways[steps % 2][edge], steps + 1
+    return np.array(colour, np.int64)
+
+
+def _pair_edges(ends: Ints) -> Ints:
+    """For each edge the other one with the same end, -1 where there is none; no end has three."""
+    other = np.full(len(ends), -1)
+    order = np.argsort(ends, kind="stable")
+    same = np.flatnonzero(np.diff(ends[order]) == 0)
+    other[order[same]], other[order[same + 1]] = order[same + 1], order[same]
+    return other
 
 
 def double_tree(n: int, cells: int, segments: int = 1) -> Iterator[Moves]:
     """Half of the message goes down each of two trees, segment behind segment."""
     edges = _Edges(n)
     half = cells // 2
-    have = np.zeros((2, n), np.int64)  # blocks of each tree's half that a rank has
-    have[:, 0] = half
-    step = 0
-    while have.min() < half:
-        ready = have[edges.tree, edges.src] > have[edges.tree, edges.dst]
-        now = ready & (edges.colour == step % 2)
-        src, dst, tree = edges.src[now], edges.dst[now], edges.tree[now]
+    if not half or not len(edges.first):
+        return
+    latest: list[tuple[Any, ...]] = [(None,)] * 2  # by colour: which edges, and their ends
+    starts = [np.sort(edges.first[edges.colour == colour]) for colour in (0, 1)]
+    for step in range(int(edges.first.max()) + 2 * half - 1):
+        colour = step % 2
+        bounds = tuple(np.searchsorted(starts[colour], (step - 2 * half, step), side="right"))
+        if latest[colour][0] != bounds:
+            active = edges.colour == colour
+            active &= (edges.first <= step) & (edges.first > step - 2 * half)
+            ends = edges.src[active], edges.dst[active]
+            origin = edges.tree[active] * half - edges.first[active] // 2
+            latest[colour] = (bounds, *map(freeze, (*ends, origin)))
+        _, src, dst, origin = latest[colour]
         if len(src):
-            yield Moves(src, dst, tree * half + have[tree, dst])
-        have[tree, dst] += 1
-        step += 1
+            yield Moves(src, dst, _count_on(origin, step // 2))
+
+
+def _count_on(origin: Ints, number: int) -> Later:
+    return Later(origin.shape, lambda: origin + number)
 
 
 def scatter_linear(n: int, cells: int) -> Iterator[Moves]:

@@ -12,6 +12,7 @@ from collbench.cli.parameters import make_option
 from collbench.core.errors import UsageError
 
 SWEEP = (8, 1 << 30)  # where nothing says which sizes
+PATIENCE = 10.0, 60.0  # seconds that predicting one of all algorithms may take, and one named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ def predict(options: PredictOptions) -> None:
         else options.algo.split(",")
     )
     variants = [algorithms.find_variant(row.name, word) for word in spellings]
-    view = simulate.forecast_variants(row, n, model, variants, sizes)
+    most = PATIENCE[options.algo != "all"]
+    view = simulate.forecast_variants(row, n, model, variants, sizes, most)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
     make = prediction.make_counts if options.counts else prediction.make_document

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from collbench.cli import list_, main
 from collbench.core import algorithms
-from collbench.core.algorithms import Algorithm, Variant
+from collbench.core.algorithms import Algorithm, Variant, rooted
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Schedule, prove_schedule, run_schedule
@@ -401,3 +401,26 @@ def test_prove_tells(args: tuple[str, ...], code: int, words: str) -> None:
 )
 def test_prove_refuses(args: tuple[str, ...]) -> None:
     assert isinstance(collbench("prove", "gather", *args).exception, UsageError)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 64, 129])
+@pytest.mark.parametrize("segments", [1, 2, 7])
+def test_edges_of_the_double_tree_send_as_soon_as_they_can(n: int, segments: int) -> None:
+    """Its steps, which are reckoned, against those of ranks that send what they have."""
+    edges = rooted._Edges(n)
+    have = np.zeros((2, n), np.int64)
+    have[:, 0] = segments
+    wanted, step = [], 0
+    while have.min() < segments:
+        now = (have[edges.tree, edges.src] > have[edges.tree, edges.dst]) & (
+            edges.colour == step % 2
+        )
+        src, dst, tree = edges.src[now], edges.dst[now], edges.tree[now]
+        if len(src):
+            wanted.append([src, dst, tree * segments + have[tree, dst]])
+        have[tree, dst] += 1
+        step += 1
+    steps = [moves.arrays()[:3] for moves in rooted.double_tree(n, 2 * segments, segments)]
+    assert len(steps) == len(wanted)
+    for got, expected in zip(steps, wanted, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
