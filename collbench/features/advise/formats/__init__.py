@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from collbench.core.errors import UsageError
 from collbench.features.advise.types import Advised, Series
 
 MODULES = (
@@ -41,14 +42,15 @@ class Rule(NamedTuple):
 
 
 class Format(Protocol):
-    """One kind of file."""
+    """One kind of file. Each says that it is one, as most have nothing beside their file."""
 
     key: str  # "openmpi"
     title: str  # "Open MPI's rules for coll_tuned"
     suffix: str  # ".conf"
     by_size: bool  # whether a library reads rules by size: else words, or a table to paste
     covers_all: bool  # whether it has to say something for all sizes (Advised.fills)
-    companions: tuple[str, ...]  # what names of files end in that lie beside the file: ".posix"
+    # what names of files end in that lie beside the file: ".posix"
+    companions: tuple[str, ...] = ()
 
     def refuse(self, advised: Advised) -> str:
         """Why this advice cannot be said in this format, as a sentence without a full stop; empty
@@ -61,6 +63,12 @@ class Format(Protocol):
 
     def split_parts(self, text: str) -> dict[str, str]:
         """The texts of the files beside it, by companion."""
+        return {}
+
+    def refuse_unsayable(self, advised: Advised) -> None:
+        """Raises UsageError for an advice that cannot be said."""
+        if reason := self.refuse(advised):
+            raise UsageError(f"{self.title}: {reason}")
 
     def read(self, text: str) -> Sequence[Rule]:
         """The rules as the library's reader takes them, in the order in which they count (the

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import Format, Rule
 from collbench.features.advise.formats._rows import fail_line
 from collbench.features.advise.formats.files import read_file
 from collbench.features.advise.types import Advice
@@ -24,6 +24,22 @@ class Export(NamedTuple):
     line: int
     name: str
     value: str
+
+
+class ExportFile(Format, Protocol):
+    """A file of variables of one library, each of which has settings by size."""
+
+    suffix: str = ".sh"
+    prefix: str  # of the library's variables
+
+    def read_value(self, export: Export) -> Iterator[Rule]:
+        """The rules of one variable. Raises UsageError with the line."""
+
+    def read(self, text: str) -> Sequence[Rule]:
+        return [rule for export in read_exports(text) for rule in self.read_value(export)]
+
+    def use(self, path: Path) -> dict[str, str]:
+        return read_variables(path, self.prefix)
 
 
 def write_export(name: str, value: str) -> str:

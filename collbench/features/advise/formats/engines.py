@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import Format, Rule
 from collbench.features.advise.formats._rows import comment, describe_row, fail_line, write_head
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Series
 
@@ -123,7 +123,7 @@ def _is_sure(gain: Gain | None, advised: Advised) -> bool:
     return gain is not None and gain.lo > 0 and gain.p < P and gain.gain > advised.taus[1]
 
 
-class CutOffs:
+class CutOffs(Format):
     """A table of the largest size for each number of ranks, as an engine's module has it.
 
     ``kernels(capability, n)``: those that the engine may run there. Versions differ in whether the
@@ -132,7 +132,6 @@ class CutOffs:
 
     suffix = ".py"
     by_size, covers_all = False, False
-    companions = ()
 
     def __init__(self, key: str, title: str, table: str, how: str) -> None:
         self.key, self.title = key, title
@@ -186,9 +185,6 @@ class CutOffs:
                 raise _misread(number, f"ends at {match[3]} bytes, below which no size is")
             sizes[int(match[2])] = " or ".join(kernels), int(match[3]) - LANE
         return [Rule("all_reduce", n, 1, 0, end, name) for n, (name, end) in sorted(sizes.items())]
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}
@@ -280,7 +276,7 @@ class Entry(NamedTuple):
         return ELEMENT * ((2 << self.hidden) - 1) * ((2 << self.tokens) - 1)
 
 
-class TensorRtLlm:
+class TensorRtLlm(Format):
     """TensorRT-LLM's AllReduceBestStrategyTable, of all_reduce without fusion. An entry is written
     where a row holds for all shapes of it."""
 
@@ -288,7 +284,6 @@ class TensorRtLlm:
     title = "TensorRT-LLM's table of all_reduce strategies"
     suffix = ".cpp"
     by_size, covers_all = False, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if why := refuse_engine(advised):
@@ -347,9 +342,6 @@ class TensorRtLlm:
             for (ranks, _, hidden, tokens), name in chosen.items()
             for entry in (Entry(hidden + 7, tokens),)
         ]
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}

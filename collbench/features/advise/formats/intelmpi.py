@@ -23,16 +23,14 @@ from itertools import groupby
 from pathlib import Path
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.errors import UsageError
 from collbench.core.text import format_size
 from collbench.features.advise.fills import list_uncovered, sort_all
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._exports import (
     Export,
+    ExportFile,
     derive_rules,
     parse_number,
-    read_exports,
-    read_variables,
     refuse_ranks,
     warn_ranks,
     write_export,
@@ -57,14 +55,13 @@ from collbench.features.advise.types import Advice, Advised
 MAX_SIZE = (1 << 31) - 1
 
 
-class IntelMpiVariables:
+class IntelMpiVariables(ExportFile):
     """A file of I_MPI_ADJUST variables."""
 
     key = "intelmpi"
     title = "Intel MPI's I_MPI_ADJUST variables"
-    suffix = ".sh"
+    prefix = PREFIX
     by_size, covers_all = True, True
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         rows = sort_all(advised)
@@ -73,8 +70,7 @@ class IntelMpiVariables:
         return next(filter(None, reasons), "")
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        if reason := self.refuse(advised):
-            raise UsageError(f"{self.title}: {reason}")
+        self.refuse_unsayable(advised)
         warnings = [
             *warn_ranks(advised.rows),
             "Intel MPI goes on with the first and the last preset beyond the sizes that were"
@@ -89,14 +85,8 @@ class IntelMpiVariables:
             lines.append(write_export(PREFIX + FUNCTIONS[collective].word, _write_value(rows)))
         return "\n".join(lines) + "\n"
 
-    def read(self, text: str) -> Sequence[Rule]:
-        return [rule for export in read_exports(text) for rule in _read_value(export)]
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
-
-    def use(self, path: Path) -> dict[str, str]:
-        return read_variables(path, PREFIX)
+    def read_value(self, export: Export) -> Iterator[Rule]:
+        return _read_value(export)
 
 
 def _refuse_row(row: Advice) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
-from collbench.features.advise.formats import MARK, Rule
+from collbench.features.advise.formats import MARK, Format, Rule
 from collbench.features.advise.formats._rows import (
     comment,
     cut_range,
@@ -55,7 +55,7 @@ _WRAPPED = re.compile(r"is_commutative=yes|is_op_built_in=yes|count=any|is_sendb
 _BOUND = re.compile(r"(comm_size|avg_msg_size|total_msg_size)(?:<=(\d{1,10})|=any)")
 
 
-class MpichTrees:
+class MpichTrees(Format):
     """The file of MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE, with a second tree behind it."""
 
     key = "mpich"
@@ -73,8 +73,7 @@ class MpichTrees:
         return refuse_shared(advised.rows) or _refuse_library(advised.version)
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        if reason := self.refuse(advised):
-            raise UsageError(f"{self.title}: {reason}")
+        self.refuse_unsayable(advised)
         comments = _write_comments(advised, self.title, path)
         if not advised.rows:
             return "\n".join(comments) + "\n"

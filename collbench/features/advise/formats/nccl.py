@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import Format, Rule
 from collbench.features.advise.formats._rows import (
     comment,
     describe_row,
@@ -225,14 +225,13 @@ def _list_worlds(advised: Advised) -> list[tuple[int, int]]:
 # the example plug-in of NCCL
 
 
-class Example:
+class Example(Format):
     """NCCL's example plug-in."""
 
     key = "nccl"
     title = "the file of NCCL's example tuner plug-in"
     suffix = ".conf"
     by_size, covers_all = True, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
@@ -285,9 +284,6 @@ class Example:
         rules = [_read_row(*line, least_channels=0) for line in _split(text)]
         _refuse_gaps(rules)
         return rules
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {
@@ -404,14 +400,13 @@ def _find_gap(ranges: Iterable[tuple[int, int | None]]) -> int | None:
 # RCCL's own tuner
 
 
-class Rccl:
+class Rccl(Format):
     """The tuner inside RCCL (its csv_tuner.cc), and its example plug-in since 2025."""
 
     key = "rccl"
     title = "the file of RCCL's tuner"
     suffix = ".csv"
     by_size, covers_all = True, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if not advised.version.startswith("RCCL"):
@@ -439,9 +434,6 @@ class Rccl:
             rules.append(_read_row(number, fields, least_channels=-1))
         return rules
 
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
-
     def use(self, path: Path) -> dict[str, str]:
         return {"NCCL_TUNER_CONFIG_FILE": str(path)}
 
@@ -449,7 +441,7 @@ class Rccl:
 # NCCLX's tuner
 
 
-class Ncclx:
+class Ncclx(Format):
     """The tuner inside NCCLX (its meta/tuner), which goes by bytes a rank: the collective's size
     over the number of ranks, rounded down. A file with a mistake keeps communicators from
     opening."""
@@ -458,7 +450,6 @@ class Ncclx:
     title = "the file of NCCLX's tuner"
     suffix = ".csv"
     by_size, covers_all = True, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         if advised.version.startswith("RCCL"):
@@ -489,9 +480,6 @@ class Ncclx:
             if line and not line.startswith("#"):
                 rules.append(_read_ncclx(number, line))
         return rules
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         if path.suffix == ".json":

@@ -11,19 +11,17 @@ What its reader does (oneCCL 2021.16):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Rule
 from collbench.features.advise.formats._exports import (
     Export,
+    ExportFile,
     derive_rules,
     parse_number,
-    read_exports,
-    read_variables,
     refuse_ranks,
     warn_ranks,
     write_export,
@@ -44,14 +42,13 @@ MAX_SIZE = (1 << 64) - 1
 END = "max"
 
 
-class OneCclVariables:
+class OneCclVariables(ExportFile):
     """A file of variables with ranges of sizes."""
 
     key = "oneccl"
     title = "oneCCL's variables by size"
-    suffix = ".sh"
+    prefix = PREFIX
     by_size, covers_all = True, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         reasons = [_refuse_row(row) for row in advised.rows]
@@ -59,8 +56,7 @@ class OneCclVariables:
         return next(filter(None, reasons), "")
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        if reason := self.refuse(advised):
-            raise UsageError(f"{self.title}: {reason}")
+        self.refuse_unsayable(advised)
         warnings = warn_ranks(advised.rows)
         lines = write_head(advised, self.title, [f"source {format_path(path)}"], warnings)
         rows = sort_rows(advised)
@@ -71,14 +67,8 @@ class OneCclVariables:
                 lines.append(write_export(PREFIX + ALGORITHMS[collective][0], value))
         return "\n".join(lines) + "\n"
 
-    def read(self, text: str) -> Sequence[Rule]:
-        return [rule for export in read_exports(text) for rule in _read_value(export)]
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
-
-    def use(self, path: Path) -> dict[str, str]:
-        return read_variables(path, PREFIX)
+    def read_value(self, export: Export) -> Iterator[Rule]:
+        return _read_value(export)
 
 
 def _refuse_row(row: Advice) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import Format, Rule
 from collbench.features.advise.formats._rows import (
     comment,
     cut_range,
@@ -65,14 +65,13 @@ MAX_RANKS = 1 << 14  # for which ranges are written out as rules
 VERSION = "rule-file-version-"
 
 
-class OpenMpiRules:
+class OpenMpiRules(Format):
     """The file of coll_tuned_dynamic_rules_filename."""
 
     key = "openmpi"
     title = "Open MPI's rules for coll_tuned"
     suffix = ".conf"
     by_size, covers_all = True, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         for row in advised.rows:
@@ -84,8 +83,7 @@ class OpenMpiRules:
         return refuse_shared(advised.rows) or _refuse_calls(advised.rows)
 
     def write(self, advised: Advised, path: Path | None = None) -> str:
-        if reason := self.refuse(advised):
-            raise UsageError(f"{self.title}: {reason}")
+        self.refuse_unsayable(advised)
         name = format_path(path)
         commands = [f"export {DYNAMIC}=1", f"export {RULES}={name}"]
         lines = write_head(advised, self.title, commands)
@@ -110,9 +108,6 @@ class OpenMpiRules:
             rules += _derive_rules(name, _read_blocks(numbers, name, function))
         numbers.close()
         return rules
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {DYNAMIC: "1", RULES: str(path)}

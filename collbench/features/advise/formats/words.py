@@ -17,7 +17,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.text import format_count, format_size, plain_line
 from collbench.features.advise.crossings import describe_crossing
-from collbench.features.advise.formats import Rule
+from collbench.features.advise.formats import Format, Rule
 from collbench.features.advise.formats._rows import comment, describe_row, format_path, write_head
 from collbench.features.advise.libraries import load_libraries
 from collbench.features.advise.types import Advice, Advised, Cell, Gain, Setting, Variables
@@ -32,14 +32,13 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_SIZES = 3  # that a sentence names
 
 
-class Words:
+class Words(Format):
     """Advice for people, in a file that a shell can read."""
 
     key = "words"
     title = "sentences, and exports for a shell"
     suffix = ".sh"
     by_size, covers_all = False, False
-    companions = ()
 
     def refuse(self, advised: Advised) -> str:
         return ""
@@ -73,9 +72,6 @@ class Words:
             name = names.get(key, format_variables(key))
             rules += [Rule(collective, None, None, 0, None, name) for collective in COLLECTIVES]
         return rules
-
-    def split_parts(self, text: str) -> dict[str, str]:
-        return {}
 
     def use(self, path: Path) -> dict[str, str]:
         return {}

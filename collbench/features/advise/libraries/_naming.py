@@ -1,6 +1,9 @@
-"""How settings are named where a library's own words do not reach."""
+"""Which variables bear on a collective, and names of settings beyond the library's own words."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
 
 from collbench.features.advise.types import Setting, Variables
 
@@ -13,6 +16,23 @@ def name_with(word: str, setting: Setting, rest: Variables) -> str:
     parts = [f"{setting.algorithm}@{setting.backend}"] if setting.algorithm != "native" else []
     parts += [word] if word else []
     return " ".join([*parts, *(f"{name}={value}" for name, value in rest)]) or DEFAULT
+
+
+def keep_bearing(
+    env: Variables,
+    own: re.Pattern[str],
+    word: str,
+    says: Callable[[str], object] = str.strip,
+) -> Variables:
+    """The variables, sorted, whose value ``says`` something, without those that are for another
+    collective: ``own`` fits a library's variables of one collective, whose word is its group 1."""
+    return tuple(
+        sorted(
+            (name, value)
+            for name, value in env
+            if says(value) and ((match := own.fullmatch(name)) is None or match[1] == word)
+        )
+    )
 
 
 def format_bytes(nbytes: int) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.features.advise.libraries._naming import name_with
+from collbench.features.advise.libraries._naming import keep_bearing, name_with
 from collbench.features.advise.types import Setting, Variables
 from collbench.records.types import World
 
@@ -58,12 +58,7 @@ class IntelMpi:
         others = {**_OTHERS, "barrier": "BARRIER"}
         function = FUNCTIONS.get(collective)
         word = function.word if function else others.get(collective, "")
-        bearing = []
-        for name, value in env:
-            match = _OWN.fullmatch(name)
-            if (match is None or match[1] == word) and value.strip():
-                bearing.append((name, value))
-        return tuple(sorted(bearing))
+        return keep_bearing(env, _OWN, word)
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         function = FUNCTIONS.get(collective)

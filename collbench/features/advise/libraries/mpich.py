@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.features.advise.libraries._naming import name_with
+from collbench.features.advise.libraries._naming import keep_bearing, name_with
 from collbench.features.advise.types import Setting, Variables
 from collbench.records.types import World
 
@@ -81,13 +81,7 @@ class Mpich:
     def reduce(self, collective: str, env: Variables) -> Variables:
         function = FUNCTIONS.get(collective)
         word = function.word if function else _OTHERS.get(collective, "")
-        bearing = []
-        for name, value in env:
-            match = _OWN.fullmatch(name)
-            says = value not in ("", "auto")
-            if (match is None or match[1] == word) and says:
-                bearing.append((name, value))
-        return tuple(sorted(bearing))
+        return keep_bearing(env, _OWN, word, says=lambda value: value not in ("", "auto"))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         function = FUNCTIONS.get(collective)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from collbench.features.advise.libraries._naming import name_with
+from collbench.features.advise.libraries._naming import keep_bearing, name_with
 from collbench.features.advise.types import Setting, Variables
 from collbench.records.types import World
 
@@ -48,12 +48,7 @@ class OneCcl:
 
     def reduce(self, collective: str, env: Variables) -> Variables:
         word = ALGORITHMS[collective][0] if collective in ALGORITHMS else ""
-        bearing = []
-        for name, value in env:
-            match = _OWN.fullmatch(name)
-            if (match is None or match[1] == word) and value.strip():
-                bearing.append((name, value))
-        return tuple(sorted(bearing))
+        return keep_bearing(env, _OWN, word)
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:
         if n < 2 or collective not in ALGORITHMS or collective in ("barrier", "all_to_allv"):
