@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
 from collbench.features.advise.formats import Format, choose
 from collbench.features.advise.libraries import Library
 from collbench.features.advise.types import Advice, Advised, Gain, Series, Setting, Variables
@@ -18,6 +20,14 @@ from collbench.features.advise.types import Advice, Advised, Gain, Series, Setti
 def flatten(text: str) -> str:
     """A file's text in one line: comments as they were before they were cut into short lines."""
     return " ".join(re.sub(r"\n(#|//) ", " ", text).split())
+
+
+def assert_misread(form: Format, text: str, line: int, reason: str = "") -> None:
+    """That a format refuses a text in one line of words, which name the text's line and why."""
+    with pytest.raises(UsageError) as error:
+        form.read(text)
+    assert error.value.message.startswith(f"line {line}: ")
+    assert reason in error.value.message and "\n" not in error.value.message
 
 
 def gain(nbytes: int, share: float = 0.14, lo: float = 0.09, p: float = 0.001) -> Gain:

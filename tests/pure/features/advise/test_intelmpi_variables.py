@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from advised import advised, flatten, gain, row
+from advised import advised, assert_misread, flatten, gain, row
 from factories import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,7 +218,4 @@ def test_between_two_rows_the_lower_one_holds_where_nothing_was_measured() -> No
     ],
 )
 def test_what_would_be_misread_is_told_with_its_line(text: str, line: int, reason: str) -> None:
-    with pytest.raises(UsageError) as error:
-        FORMAT.read(text)
-    assert error.value.message.startswith(f"line {line}: ")
-    assert reason in error.value.message
+    assert_misread(FORMAT, text, line, reason)

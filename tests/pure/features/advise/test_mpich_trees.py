@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advised import advised, find_differences, row, some_rows
+from advised import advised, assert_misread, find_differences, row, some_rows
 from factories import world
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -211,6 +211,4 @@ def test_what_the_library_would_refuse_is_told_with_its_line(change, line, reaso
     [("", 1), ("size", 1), ("\n{", 2), ("{}\n", 1), ("{}{}{}", 1), ("[]{}", 1), ("größe", 1)],
 )
 def test_what_is_no_pair_of_trees_is_told_with_its_line(text: str, line: int) -> None:
-    with pytest.raises(UsageError) as error:
-        FORMAT.read(text)
-    assert error.value.message.startswith(f"line {line}: ")
+    assert_misread(FORMAT, text, line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from advised import advised, find_differences, row, some_rows
+from advised import advised, assert_misread, find_differences, row, some_rows
 from factories import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,10 +145,7 @@ def test_what_ranges_cannot_say_is_refused(rows, reason: str) -> None:
     ],
 )
 def test_what_would_be_misread_is_told_with_its_line(text: str, line: int, reason: str) -> None:
-    with pytest.raises(UsageError) as error:
-        FORMAT.read(text)
-    assert error.value.message.startswith(f"line {line}: ")
-    assert reason in error.value.message
+    assert_misread(FORMAT, text, line, reason)
 
 
 def test_a_range_may_go_to_the_end() -> None:

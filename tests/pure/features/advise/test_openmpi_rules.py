@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from advised import advised, find_differences, flatten, row, some_rows
+from advised import advised, assert_misread, find_differences, flatten, row, some_rows
 from factories import world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -221,10 +221,7 @@ START = "1\n2\n1\n2\n"
     ],
 )
 def test_what_the_library_would_misread_is_told_with_its_line(text, line, reason) -> None:
-    with pytest.raises(UsageError) as error:
-        FORMAT.read(text)
-    assert error.value.message.startswith(f"line {line}: ")
-    assert reason in error.value.message and "\n" not in error.value.message
+    assert_misread(FORMAT, text, line, reason)
 
 
 def test_lines_end_as_they_may_and_comments_say_what_they_like() -> None:
