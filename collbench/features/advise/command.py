@@ -129,6 +129,7 @@ def advise(options: AdviseOptions) -> None:
     from collbench.features.advise import fills, judgement, view
     from collbench.features.advise.formats.files import refuse_files
     from collbench.features.advise.libraries.unordered import warn_unordered
+    from collbench.show.views.machines import describe_machine
     from collbench.suite import grammar
 
     outputs.check_outputs(options.output_format, options.output or [], PRINTED, options.plotlyjs)
@@ -157,6 +158,8 @@ def advise(options: AdviseOptions) -> None:
     if options.sizes_of:
         extras = extras._replace(worth=value(advised, options.sizes_of))
     advised = warn_unordered(advised)
+    machines = {file.run.id: " · ".join(describe_machine(file)) for file in files}
+    extras = extras._replace(machines=machines)
     must_write = bool(options.kind or options.write)
     written = write_file(advised, form, options.write, must_write and not options.verify)
     document = view.make_document(advised, written, extras)

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,13 +85,14 @@ class Written(NamedTuple):
 class Extras(NamedTuple):
     """What else there is to say: the library in words; of a verification, what was removed, why it
     decided nothing, if so, and with which setting data were wrong; sentences on what the advice is
-    worth."""
+    worth; the machine and begin of each run by its id."""
 
     library: str
     removed: tuple[str, ...] = ()
     worth: tuple[str, ...] = ()
     undecided: str = ""
     wrong: str = ""
+    machines: Mapping[str, str] = {}
 
 
 def find_exit(advised: Advised) -> Exit:
@@ -167,7 +168,7 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
         verdict=answer,
         weight="bad" if extras.wrong else "notice" if code else "good" if advised.rows else "",
         runs=[
-            *(f"run {plain_line(run)}" for run in advised.runs),
+            *(_describe_run(run, extras.machines.get(run, "")) for run in advised.runs),
             f"{_describe_terms(advised)}",
         ],
         sections=list(_list_sections(advised, written, extras, answer)),
@@ -175,6 +176,10 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
         comment=Comment(blocks),
         values=plain_values(advised, written, extras, code) | {"answer": answer},
     )
+
+
+def _describe_run(run: str, machine: str) -> str:
+    return plain_line(f"run {run}: {machine}" if machine else f"run {run}")
 
 
 def _describe_terms(advised: Advised) -> str:
