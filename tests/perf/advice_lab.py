@@ -1,5 +1,5 @@
-"""The run of reports/advice-slow-links.html: Gloo's broadcast beside chains of pieces, on hosts with
-links of 100 Mbit/s each, which are namespaces of this machine. Needs root, ip, tc and sshd.
+"""The run of reports/advice-slow-links.html: Gloo's broadcast beside chains of pieces, on hosts
+with links of 100 Mbit/s each, which are namespaces of this machine. Needs root, ip, tc and sshd.
 
 python tests/perf/advice_lab.py --output reports/runs/advice-slow-links/gloo.jsonl
 """
