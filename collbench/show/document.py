@@ -219,8 +219,8 @@ Block = Cell | Table | Heading | Points | CodeBlock
 
 
 class Comment(msgspec.Struct, frozen=True):
-    """A short form for a pull request, below the hidden line ``marker``. ``elsewhere`` says where
-    all lines of its tables are, for those that do not fit."""
+    """A short form for a pull request, below the hidden line ``marker``; without one, below that of
+    reports. ``elsewhere`` says where all lines of its tables are, for those that do not fit."""
 
     blocks: Sequence[Block] = ()
     marker: str = ""

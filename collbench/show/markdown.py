@@ -35,7 +35,7 @@ def render_markdown(document: Document, most: int = COMMENT) -> str:
         comment = Comment([Heading(document.title, 1), *document.brief])
     if not comment.blocks:
         return "\n".join(_render_page(document)).rstrip() + "\n"
-    marker = [f"<!-- {comment.marker} -->"] if comment.marker else []
+    marker = [f"<!-- {comment.marker} -->" if comment.marker else MARKER]
     lines = [*marker, *_render_comment(comment, most - _count_bytes(marker))]
     return "\n".join(lines).rstrip() + "\n"
 

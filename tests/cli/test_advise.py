@@ -157,6 +157,7 @@ def test_reports_are_written_and_json_has_all(inside, runs: Path) -> None:
     page = Path("a.html").read_text()
     assert '"heatmap"' in page and "Settings by size" in page
     assert "recursive" not in Path("a.md").read_text()
+    assert inside("advise", str(runs), "-o", "a.md", "-o", "a.html").returncode == 0  # replaced
 
 
 def test_both_sides_of_an_experiment_are_read(inside, tmp_path: Path) -> None:
