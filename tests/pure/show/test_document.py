@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import (
+    MARKER,
     CodeBlock,
     Column,
     Comment,
@@ -69,7 +70,7 @@ def test_a_short_form_reads_the_same_on_a_terminal_and_in_markdown() -> None:
     seen = terminal.render_text(made, 80)
     assert "\x1b" not in seen and f"all of it  {LITERAL}" in seen and "- one\n- two" in seen
     text = markdown.render_markdown(made)
-    assert text.startswith("### head\n\n**all of it**  ") and "- one\n- two\n" in text
+    assert text.startswith(f"{MARKER}\n### head\n\n**all of it**  ") and "- one\n- two\n" in text
     rendered = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert "&lt;b&gt;|`*_ [31m[red] # y" in rendered and "<b>" not in rendered
     assert rendered.count("<tr>") == 4
