@@ -20,7 +20,7 @@ NIGHT, TRACE, ADVICE = "night", "recorded-job", "advice-slow-links"
 MADE = {
     NIGHT: (("health", "--history", "sqlite://"), Exit.OK),
     TRACE: (("trace",), Exit.OK),
-    ADVICE: (("advise", "--oversubscribed", "--tau", "5%"), Exit.OK),
+    ADVICE: (("advise", "--oversubscribed"), Exit.OK),
 }
 
 
