@@ -88,7 +88,8 @@ def _write_help(name: str) -> str:
         "block of send": "In place, a rank receives into its own block of the send buffer.",
         None: "It has no in-place form.",
     }[row.in_place]
-    return f"{row.meaning}\n\n{sizes} {factor} {in_place}"
+    example = f"collbench {name}{' -b 8 -e 64M' if row.moves_data else ''} -g 2"
+    return f"{row.meaning}\n\n{sizes} {factor} {in_place}\n\nFor instance: {example}"
 
 
 class _Names(TyperGroup):

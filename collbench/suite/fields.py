@@ -132,7 +132,7 @@ FIELDS: tuple[Field, ...] = (
         "-b --minbytes", "Smallest size, in bytes or with K, M, G (of 1024). Default: 32M."
     ),
     Field("command", "maxbytes", "size").option(
-        "-e --maxbytes", "Largest size, where a step meets it. Default: 32M, or -b."
+        "-e --maxbytes", "Largest size: steps end at it or below. Default: 32M, or -b."
     ),
     Field("command", "stepfactor", "number").option(
         "-f --stepfactor", "Multiply sizes by this, as 1.5. Default: 2."
@@ -223,7 +223,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
         "--env",
-        "Measure with each value of a variable, by ranks of its own; repeatable.",
+        "Sweep an environment variable, by ranks of their own; repeatable.",
         metavar="NAME=V1,V2",
     ),
     Field("command", "paths", "choice", default=(), many=True, choices=PATHS).option(
@@ -287,31 +287,31 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "launcher", "text", default="").option(
         "--launcher",
         (
-            "Who starts ranks: auto, local (collbench), torchrun, mpirun, srun, flux, pbs,"
+            "What starts ranks: auto, local (collbench), torchrun, mpirun, srun, flux, pbs,"
             " environment (RANK …), ssh or ray."
         ),
         text="auto",
     ),
     Field("command", "address", "text", default="").option(
         "--address",
-        "Of ray: the cluster. Default: auto, the one of this machine.",
+        "With ray: the cluster. Default: auto, the one of this machine.",
         metavar="HOST:PORT",
     ),
     Field("command", "placement", "text", default="").option(
         "--placement",
-        "Of ray: pack (on few nodes) or spread (on many). Default: pack.",
+        "With ray: pack (on few nodes) or spread (on many). Default: pack.",
     ),
     Field("command", "hosts", "text", default="").option(
         "--hosts",
         (
-            "Of ssh: hosts and their ranks, as a:8,b:8 or node[01-04]:8, or a file with lines as:"
+            "With ssh: hosts and their ranks, as a:8,b:8 or node[01-04]:8, or a file with lines as:"
             " a slots=8. Default: COLLBENCH_HOSTS."
         ),
         metavar="HOST:N,…|FILE",
     ),
     Field("command", "ssh", "text", default="").option(
         "--ssh",
-        "Of ssh: the command in its place, as 'ssh -p 2222'. Default: COLLBENCH_SSH.",
+        "With ssh: the command in place of ssh, as 'ssh -p 2222'. Default: COLLBENCH_SSH.",
         metavar="COMMAND",
     ),
     Field("policy", "timeout", "seconds", least=0.1).option(
