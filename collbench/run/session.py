@@ -264,6 +264,9 @@ class _Session:
             self._pace.note_world(line)
         elif line.case in self._earlier.kept_cases:
             return  # a group's, measured again for the sake of those whose records had been cut off
+        elif self._pace.accept_coarse(line):
+            self._reporter.show_coarse(line, self._derive(line))
+            return
         elif (accepted := self._pace.accept(line)) is None:
             return
         else:
@@ -307,10 +310,13 @@ class _Session:
         else:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
-            world, suite = self._worlds.get(line.world), self._prepared.suite
-            self._reporter.record(line, derive.derive_in_run(line, world, suite))
+            self._reporter.record(line, self._derive(line))
         if self._writer is None and getattr(sys.stdout, "closed_early", False):
             raise BrokenPipeError  # nobody reads it, and nothing keeps it
+
+    def _derive(self, record: Record) -> derive.Derived | None:
+        world = self._worlds.get(record.world)
+        return derive.derive_in_run(record, world, self._prepared.suite)
 
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))
