@@ -31,7 +31,7 @@ from collbench.suite.policy import Policy
 
 # by a rough guess, in seconds: a run, and what a case of it takes beside its samples, from which on
 # the case is called once before others are measured to the end
-LONG_RUN, LONG_CASE = 20.0, 0.5
+LONG_RUN, LONG_CASE = 15.0, 0.5
 
 COARSE = 0.1  # of the time a case may take, so much is spent on it at first
 
