@@ -166,7 +166,7 @@ class TwoPassPace(Pace):
         if record.case not in self._called:
             return False
         self._called.discard(record.case)
-        jobs, is_called = self._later.get(record.world, []), record.status == "ok"
+        jobs, is_called = self._later.get(self._world, []), record.status == "ok"
         is_long = record.setup_ns > 1e9 * self._most
         for index, job in enumerate(jobs):
             if job.case == record.case and is_long:
