@@ -200,8 +200,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
-    # the reason this process exists: torch is loaded before the forks
+    # the reason this process exists: torch is loaded before the forks, and what most ranks need
+    import numpy.random  # noqa: F401
+
+    import collbench.run.backends._torchdist
     import collbench.run.launch.fresh
+    import collbench.run.rank.background
+    import collbench.run.rank.single_call
+    import collbench.run.rank.trial
     import collbench.run.rank.worker  # noqa: F401
 
     gc.freeze()  # of what all ranks share none is to be looked at, and so copied, by each

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from abc import abstractmethod
@@ -24,11 +23,12 @@ from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.text import print_message
 from collbench.machine import environment
+from collbench.machine.load import Load, measure_load
 from collbench.run.backends import _model
 from collbench.run.jobs import Plan
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_state
-from collbench.run.launch.children import bound_command, module_command
+from collbench.run.launch.early import LoadingServer, make_environment
 from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
@@ -53,26 +53,22 @@ _LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
-
-
 class ForkServer(Parent):
     """A process with torch loaded, under a given interpreter and environment; ``spawn`` makes
-    worlds of ranks."""
+    worlds of ranks. One that was started ``early`` is taken over where it suits."""
 
     name = "the fork server"
 
-    def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = module_command(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
-        self.process = subprocess.Popen(
-            bound_command(python, signal.SIGKILL, os.getpid(), *command),
-            pass_fds=[theirs.fileno()],
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=sys.__stderr__,  # also what libraries print in ranks
-        )
-        theirs.close()
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        python: str = sys.executable,
+        early: LoadingServer | None = None,
+    ) -> None:
+        if early is None or not early.take_over(env, python):
+            early = LoadingServer(env, python)
+            early.take_over(env, python)
+        self._ours, self.process = early.socket, early.process
         self._up = False
         self.hint = f"{python} -c 'import torch' tells why"
 
@@ -148,14 +144,21 @@ class Launcher(FreshRanks):
     """Runs plans on this machine; one fork server per environment setting, kept for the next plan.
 
     ``python`` and ``settings``, the whole environment, are this process's own unless told
-    otherwise.
+    otherwise. A server that was started ``early`` becomes one of these, if it suits the first.
     """
 
     def __init__(
-        self, python: str = sys.executable, settings: Mapping[str, str] = os.environ
+        self,
+        python: str = sys.executable,
+        settings: Mapping[str, str] = os.environ,
+        early: LoadingServer | None = None,
     ) -> None:
-        self._python, self._settings = python, settings
+        self._python, self._settings, self._early = python, settings, early
         self._servers: dict[Env, ForkServer] = {}
+
+    def load(self) -> dict[str, Load]:
+        """Others' load on this host while no rank runs: a server that loads torch is ours."""
+        return measure_load(helpers=[self._early.process.pid] if self._early else [])
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start loading torch under ``env``, if any of the backends has forked ranks."""
@@ -165,11 +168,15 @@ class Launcher(FreshRanks):
     def _server(self, env: Env) -> ForkServer:
         if env not in self._servers:
             with interrupts.uninterrupted():
-                self._servers[env] = ForkServer(self._environment(env), self._python)
+                early, self._early = self._early, None
+                settings = self._environment(env)
+                self._servers[env] = ForkServer(settings, self._python, early)
+                if early:
+                    early.close()
         return self._servers[env]
 
     def _environment(self, env: Env) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
+        return make_environment(self._settings, env)
 
     @contextmanager
     def started(self, plan: Plan, listener: Listener) -> Iterator[LocalWatch]:
