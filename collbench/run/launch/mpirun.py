@@ -175,6 +175,8 @@ class Mpirun(Parent):
         if self._server and self._server.fileno() in ready:
             self._ready.unregister(self._server.fileno())
             self._is_server_gone = True
+            if not self._forked:
+                return None, []  # wardens make these ranks
         if self._is_server_lost:
             raise EOFError
         if self._notes.fileno() not in ready:
@@ -182,8 +184,6 @@ class Mpirun(Parent):
             for descriptor in ready:
                 if descriptor in self._wardens and not killed:
                     return Note(self._forget(descriptor), alone=True), []
-            if self._end not in ready:
-                return None, []  # it has made no rank: wardens do
             raise EOFError
         data, fds, _, _ = socket.recv_fds(self._notes, 65536, 2)
         note = msgspec.json.decode(data, type=Note)

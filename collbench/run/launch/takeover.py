@@ -29,7 +29,10 @@ PRIVATE = b"TMPDIR"  # of each world
 def read_request(fd: int) -> Request:
     """The request that a warden has written to a file. Raises ValueError."""
     size = os.fstat(fd).st_size
-    request = ast.literal_eval(os.pread(fd, size, 0).decode())
+    try:
+        request = ast.literal_eval(os.pread(fd, size, 0).decode())
+    except SyntaxError as e:
+        raise ValueError(f"not a warden's request: {e}") from e
     if not isinstance(request, dict):
         raise ValueError("a warden's request is no dict")
     return request
