@@ -22,8 +22,8 @@ import pytest
 from collbench.core.errors import CannotRun
 from collbench.run.launch import local, takeover, warden
 from collbench.run.launch.forkserver import Note
-from collbench.run.launch.warden import Request
 
+Request = dict[str, Any]
 SOON = 60.0  # seconds
 SCRIPT = Path(warden.__file__)
 ASKS = """
@@ -285,6 +285,7 @@ class World:
 
     def bear(self) -> socket.socket:
         """Tell the warden that its rank is there; the launching process's end of the channel."""
+        self.server.send(b"ready")
         _, fds, _, _ = socket.recv_fds(self.server, 64, 250)
         assert len(fds) == 2 + len(takeover.read_request(self.request)["descriptors"])
         for fd in fds:
@@ -307,6 +308,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_a_warden_becomes_what_makes_a_fresh_rank(world: World, answer: bytes) -> None:
     """Where there is no server, where that has another user, or a rank died before it was born."""
     if answer:
+        world.server.send(b"ready")
+        for fd in socket.recv_fds(world.server, 64, 250)[1]:
+            os.close(fd)
         world.server.send(answer)
     world.server.close()
     assert world.process.communicate(timeout=SOON)[0] == "anew\n"
@@ -353,6 +357,6 @@ def test_a_forked_rank_ends_with_the_launching_process(world: World) -> None:
 
 
 def test_a_warden_whose_mpirun_ends_before_there_is_a_rank_waits_for_none(world: World) -> None:
+    """Nobody has what mpirun gave it either, by whose end mpirun goes on."""
     world.mpirun.kill()
-    assert world.process.wait(SOON) == 0 and world.process.stdout
-    assert world.process.stdout.readline() == "anew\n"  # which finds mpirun gone
+    assert world.process.communicate(timeout=SOON)[0] == "anew\n"  # which finds mpirun gone

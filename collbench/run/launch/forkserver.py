@@ -32,7 +32,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import print_message
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
-from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, REFUSED
+from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
 from collbench.run.launch.world import Channel
 from collbench.survive import streams
 from collbench.survive.signals import name_signal
@@ -146,7 +146,7 @@ class Adopted:
 
     def receive(self) -> list[int]:
         """The descriptors that the warden hands over; none where it has ended."""
-        with suppress(ConnectionResetError):
+        with suppress(OSError):
             _, fds, _, _ = socket.recv_fds(self.socket, 64, DESCRIPTORS_MAX + 2)
             return fds
         return []
@@ -227,6 +227,8 @@ class Server:
         if isinstance(request, Spawn):
             return self._spawn(request, *fds)
         warden = Adopted(request, *fds)
+        with suppress(OSError):  # it has ended
+            warden.socket.send(READY)
         self._wardens[warden] = 0
         self._ready.register(warden.socket, selectors.EVENT_READ, warden)
 

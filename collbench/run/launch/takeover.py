@@ -11,9 +11,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from collbench.core.errors import CannotRun
-from collbench.run.launch.warden import Request, gather_birthmarks, read_status
+from collbench.run.launch.warden import gather_birthmarks, read_status
+
+if TYPE_CHECKING:
+    from collbench.run.launch.warden import Request
 
 Settings = Mapping[bytes, bytes]
 

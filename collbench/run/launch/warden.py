@@ -27,7 +27,12 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any
+
+TYPE_CHECKING = False  # typing's own would be loaded by each warden
+if TYPE_CHECKING:
+    from typing import Any
+
+    Request = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
@@ -36,11 +41,10 @@ _FIXED = (
     " Mems_allowed_list"
 )  # fields of /proc/self/status
 DESCRIPTORS_MAX = 240  # of what a message may carry, 253
+READY = b"ready"  # the server can make a rank at once
 BORN = b"born "  # then the rank's pid; comes with a descriptor of its process
 ENDED = b"ended "  # then its wait status
 REFUSED = b"fresh: "  # then why the rank is to be a fresh process
-
-Request = dict[str, Any]
 
 
 def read_status() -> dict[str, str]:
@@ -135,17 +139,17 @@ class Warden:
 
     def ask(self) -> bool:
         """Have a rank forked, and tell the launching process of it; whether there is one."""
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-        fds = [self._channel[1].fileno(), folder, *self._numbers]
         try:
+            # until the server has loaded, what mpirun gave is this process's alone, which it may end
+            if self._receive()[0] != READY:
+                return False
+            folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+            fds = [self._channel[1].fileno(), folder, *self._numbers]
             socket.send_fds(self._socket, [b"take over"], fds)
-            if self._socket.fileno() not in self._wait(self._socket.fileno()):
-                return False  # mpirun has ended
-            answer, process, _, _ = socket.recv_fds(self._socket, 4096, 1)
+            os.close(folder)
+            answer, process = self._receive()
         except OSError:
             return False
-        finally:
-            os.close(folder)
         if not answer.startswith(BORN):
             return False
         self._process = process[0]
@@ -154,6 +158,13 @@ class Warden:
         socket.send_fds(self._notes, [note.encode()], [self._channel[0].fileno()])
         self._channel[0].close()
         return True
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """The server's next message, with descriptors; empty where it or mpirun has ended."""
+        if self._socket.fileno() not in self._wait(self._socket.fileno()):
+            return b"", []
+        data, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
+        return data, fds
 
     def _wait(self, *fds: int) -> set[int]:
         """Wait for one of these, or for the end of mpirun or of the launching process's channel,
