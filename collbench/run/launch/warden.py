@@ -140,7 +140,7 @@ class Warden:
     def ask(self) -> bool:
         """Have a rank forked, and tell the launching process of it; whether there is one."""
         try:
-            # until the server has loaded, what mpirun gave is this process's alone, which it may end
+            # until the server has loaded, what mpirun gave is this process's alone: it may end
             if self._receive()[0] != READY:
                 return False
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
