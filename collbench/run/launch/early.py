@@ -31,7 +31,9 @@ class LoadingServer:
     """A fork server that may still be loading torch, with this end of its socket. It is killed by
     ``close`` unless somebody has taken it over."""
 
-    def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
+    def __init__(
+        self, env: Mapping[str, str] | Mapping[bytes, bytes], python: str = sys.executable
+    ) -> None:
         self.env, self.python = dict(env), python
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = module_command(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
@@ -45,7 +47,7 @@ class LoadingServer:
         theirs.close()
         self._is_ours = True
 
-    def take_over(self, env: Mapping[str, str], python: str) -> bool:
+    def take_over(self, env: Mapping[str, str] | Mapping[bytes, bytes], python: str) -> bool:
         """Whether this server is as asked for, and nobody's yet: it is then the caller's to end."""
         suits = self._is_ours and (self.env, self.python) == (dict(env), python)
         self._is_ours = self._is_ours and not suits

@@ -29,8 +29,9 @@ from collbench.run.jobs import Plan
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_state
 from collbench.run.launch.early import LoadingServer, make_environment
-from collbench.run.launch.forkserver import Note, Parent, Spawn
+from collbench.run.launch.forkserver import Adopt, Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
+from collbench.run.launch.takeover import PRIVATE, read_request, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
 from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
 from collbench.survive.signals import interrupts
@@ -61,7 +62,7 @@ class ForkServer(Parent):
 
     def __init__(
         self,
-        env: Mapping[str, str],
+        env: Mapping[str, str] | Mapping[bytes, bytes],
         python: str = sys.executable,
         early: LoadingServer | None = None,
     ) -> None:
@@ -77,6 +78,12 @@ class ForkServer(Parent):
         a world that is here in part (fresh.py)."""
         with suppress(OSError):  # it has ended, as is found when its notes are read
             socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, fresh))], [board])
+
+    def adopt(self, orders: Adopt, fds: list[int]) -> None:
+        """Have a rank made for a warden of mpirun's, which is told of it, with descriptors as
+        forkserver.Adopt has them."""
+        with suppress(OSError):
+            socket.send_fds(self._ours, [msgspec.json.encode(orders)], fds)
 
     def fileno(self) -> int:
         """The descriptor that is readable where there is a note."""
@@ -100,6 +107,42 @@ class ForkServer(Parent):
         if not self._up:  # it may be loading torch yet, and has no ranks
             self.process.kill()
         self.end()
+
+
+class MpiServer:
+    """The fork server of ranks that mpirun starts, if there is one: it has the environment that
+    mpirun gives them, as the first warden tells it, but for variables that MPI alone reads. Another
+    such environment gets a new server in its place."""
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        self._server: ForkServer | None = None
+        self._settings: dict[bytes, bytes] = {}
+
+    def find(self, request: int, is_first: bool) -> ForkServer | None:
+        """The server for what a warden requests, started where there is none, unless that is not
+        the first of its world; else None."""
+        try:
+            settings = select_shared(read_request(request)["environ"])
+        except (ValueError, KeyError, OSError):
+            return None
+        if is_first and (
+            self._server is None
+            or settings != self._settings
+            or self._server.process.poll() is not None
+        ):
+            self.close()
+            with interrupts.uninterrupted():
+                own = {name: os.environb[name] for name in (PRIVATE,) if name in os.environb}
+                self._server = ForkServer({**settings, **own}, self._python)
+            self._settings = settings
+        return self._server if settings == self._settings else None
+
+    def close(self) -> None:
+        """End it, and with it every rank it still has."""
+        server, self._server = self._server, None
+        if server:
+            server.close()
 
 
 class FreshRanks(World):
@@ -155,6 +198,7 @@ class Launcher(FreshRanks):
     ) -> None:
         self._python, self._settings, self._early = python, settings, early
         self._servers: dict[Env, ForkServer] = {}
+        self._mpi_server = MpiServer(python)
 
     def load(self) -> dict[str, Load]:
         """Others' load on this host while no rank runs: a server that loads torch is ours."""
@@ -189,24 +233,32 @@ class Launcher(FreshRanks):
                 yield watch
                 watch.check(last=True)
                 if watch.report_late_ranks():
-                    self.release(plan.env)
+                    self._end_server(plan)
         finally:
             os.close(fd)
 
     @contextmanager
     def _parent(self, plan: Plan, folder: Path) -> Iterator[ForkServer | Mpirun]:
         """The process that starts the plan's ranks and tells of their ends: an mpirun for them
-        alone, else a fork server, which is closed when the world breaks."""
-        env = self._environment(plan.env)
-        if backend_info(plan.backend).launch == "mpirun":
-            with closing(Mpirun(env, self._python, folder)) as mpirun:
-                yield mpirun
-            return
+        alone, else a fork server. The server that has forked them is closed when the world
+        breaks."""
         try:
-            yield self._server(plan.env)
+            if backend_info(plan.backend).launch == "mpirun":
+                env, find = self._environment(plan.env), self._mpi_server.find
+                with closing(Mpirun(env, self._python, folder, find)) as mpirun:
+                    yield mpirun
+            else:
+                yield self._server(plan.env)
         except BaseException:
-            self.release(plan.env)
+            self._end_server(plan)
             raise
+
+    def _end_server(self, plan: Plan) -> None:
+        """End the fork server that has made ranks of a plan."""
+        if backend_info(plan.backend).launch == "mpirun":
+            self._mpi_server.close()
+        else:
+            self.release(plan.env)
 
     def release(self, env: Env) -> None:
         """End the fork server of this environment, if there is one."""
@@ -217,6 +269,7 @@ class Launcher(FreshRanks):
         """End all fork servers."""
         for env in list(self._servers):
             self.release(env)
+        self._mpi_server.close()
 
 
 class LocalWatch(RankWatch):
@@ -351,7 +404,7 @@ class LocalWatch(RankWatch):
             return []
         pids = [pid for rank, pid in self.pids.items() if not self._board.where(rank)[0]]
         if len(self.pids) < self.plan.processes:
-            pids += [self._parent.process.pid, *self._wardens.values()]
+            pids += [*(pid for _, pid in self._parent.makers()), *self._wardens.values()]
         return [_cpu_seconds(pid) for pid in pids]
 
     def _take_note(self) -> None:
@@ -373,6 +426,8 @@ class LocalWatch(RankWatch):
             if isinstance(error, RunBroken):
                 error = self.make_error(error.message, 0, error.hint)
             raise error from None
+        if note is None:
+            return
         rank = note.rank
         if note.pid:
             self.pids[rank], self._unsent[rank] = note.pid, memoryview(self._request)
@@ -464,12 +519,14 @@ class LocalWatch(RankWatch):
     def _unmade(self, seconds: float) -> RunBroken:
         """Not all ranks were made. Where mpirun lacks one, that is named."""
         parent, born, n = self._parent, len(self.pids), self.plan.processes
-        stopped = process_state(parent.process.pid) == "stopped"
+        makers = [at for at in parent.makers() if process_state(at[1]) == "stopped"]
+        name, pid = (makers or parent.makers())[0]
+        stopped = bool(makers)
         what = STOPPED.description if stopped else f"has not moved for {seconds:.0f} s"
         missing = [rank for rank in range(n) if rank not in self.pids]
         if born and len(missing) == 1 and not stopped and self._by_mpirun:
             return self.accuse(missing[0], f"did not start for {seconds:.0f} s", self.limit_hint)
-        phrase = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        phrase = f"{name} (pid {pid}) {what}, with {born} of {n} ranks made"
         return self.make_error(phrase, 0, self.limit_hint)
 
 
