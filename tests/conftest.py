@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -27,21 +29,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
-@pytest.fixture
-def environment() -> Iterator[None]:
-    """What a test, or a rank that it plays, leaves in the environment does not reach the next."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+def pytest_collection_finish() -> None:
+    """The collector of garbage need not look, over and over, through what lives as long as the
+    session: some thousands of tests and the modules that they import."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that nobody has made yet, and whose parent is there."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Runs of a test are kept apart from the user's and from other tests'."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("COLLBENCH_HOME", str(folder))
-    return folder
+def home(homes: Iterator[Path]) -> Iterator[Path]:
+    """Runs of a test are kept apart from the user's and from other tests'. What a test, or a rank
+    that it plays, leaves in the environment does not reach the next. The folder is made by what
+    writes to it: most tests write nothing, and a ``tmp_path`` for each would take as long as all
+    else that pytest does for it."""
+    before = dict(os.environ)
+    folder = next(homes)
+    os.environ["COLLBENCH_HOME"] = str(folder)
+    yield folder
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture
