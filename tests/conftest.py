@@ -14,7 +14,14 @@ import pytest
 from forked import Server
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
+LONG = (
+    "backends",
+    "ranks",
+    "lab",
+    "tests",
+    "cli",
+    "browser",
+)  # whose files take longest, in this order
 REAL = ("backends", "ranks", "lab", "browser")  # whose tests share the cores with whatever runs
 
 
@@ -29,10 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
+def pytest_sessionstart() -> None:
+    """Nothing is garbage while some thousands of tests and the modules that they import are made:
+    looking for it took a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """The collector of garbage need not look, over and over, through what lives as long as the
-    session: some thousands of tests and the modules that they import."""
-    gc.collect()
+    """Nor is it looked for among these, which live as long as the session."""
+    gc.enable()
     gc.freeze()
 
 
