@@ -14,14 +14,7 @@ import pytest
 from forked import Server
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-LONG = (
-    "backends",
-    "ranks",
-    "lab",
-    "tests",
-    "cli",
-    "browser",
-)  # whose files take longest, in this order
+LONG = ("backends", "ranks", "lab", "tests", "cli", "browser")  # folders of long files, in order
 REAL = ("backends", "ranks", "lab", "browser")  # whose tests share the cores with whatever runs
 
 

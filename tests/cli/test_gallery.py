@@ -49,12 +49,12 @@ def test_there_are_stories() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-def test_reports_are_what_this_code_makes_of_their_runs(story: Path, cli, tmp_path: Path) -> None:
+def test_reports_are_what_this_code_makes_of_their_runs(story: Path, bare, tmp_path: Path) -> None:
     runs = [str(path) for path in sorted(story.glob("*.jsonl"))]
     command, code = MADE.get(story.name, (("report",), Exit.OK))
     for suffix in ("html", "md"):
         page = str(tmp_path / f"made.{suffix}")
-        done = cli(*command, *runs, "-o", page, "--plotlyjs", "directory")
+        done = bare(*command, *runs, "-o", page, "--plotlyjs", "directory")
         assert done.returncode == code, done.stderr
     assert (tmp_path / "plotly.min.js").stat().st_size > (tmp_path / "made.html").stat().st_size
     kept, made = ((folder / name) for folder, name in ((REPORTS, story.name), (tmp_path, "made")))
