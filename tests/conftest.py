@@ -14,7 +14,8 @@ import pytest
 from forked import Server
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-LONG = ("backends", "ranks", "lab", "tests", "cli", "browser")  # folders of long files, in order
+TESTS = Path(__file__).parent
+LONG = ("backends", "ranks", "lab", "test_house.py", "cli", "browser")  # what takes long, in order
 REAL = ("backends", "ranks", "lab", "browser")  # whose tests share the cores with whatever runs
 
 
@@ -23,9 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of real ranks that fails is run again, up to twice, which pytest's summary tells of; one of pure
     code is not."""
     place = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.parent.name, len(LONG)))
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(LONG)))
     for item in items:
-        if item.path.parent.name in REAL:
+        if item.path.relative_to(TESTS).parts[0] in REAL:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 

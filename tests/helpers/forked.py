@@ -95,7 +95,7 @@ def command(args: list[str], env: dict[str, str], folder: str, out: str, err: st
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     if "collbench" not in sys.modules:
         sys.path[:0] = env["PYTHONPATH"].split(":")
-    if args[0] == "-c":
+    if args[:1] == ["-c"]:
         exec(args[1], {"__name__": "__main__"})
         sys.exit(0)
     from collbench.cli.main import main
