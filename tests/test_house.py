@@ -214,6 +214,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; sys.argv=['collbench','--help']\nfrom collbench.cli.main import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         "bad={'torch','numpy','pandas','scipy','msgspec'} & set(sys.modules)\n"
+        "bad|={'socket','tempfile','tomllib'} & set(sys.modules)\n"
         "print(sorted(bad), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
