@@ -111,10 +111,11 @@ def show(options: ShowOptions) -> None:
     about.append(f"source: {row.paper}")
     if options.html:
         from collbench.features.study import drawing_page as drawing_html
+        from collbench.show.document import code_text
 
         text = drawing_html.render_page(schedule, frames, about)
         files.save_text(options.html, text, MARKS["html"], "--html", shared=True)
-        return terminal.print_blocks(f"wrote {options.html}: {steps} steps")
+        return terminal.print_blocks("wrote " + code_text(str(options.html)) + f": {steps} steps")
     visible = frames
     if options.step is not None:
         visible = [

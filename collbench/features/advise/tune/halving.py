@@ -1,4 +1,4 @@
-"""Successive halving, by series and size: which settings are worth another launch, and which of
+"""Successive halving, by series and size: which settings are worth more launches, and which of
 them are proposed in the end. None of this decides anything; fresh launches do."""
 
 from __future__ import annotations
@@ -11,55 +11,126 @@ from statistics import median
 from collbench.features.advise.tune.joining import Field, Sizes
 from collbench.features.advise.types import Cell, Series, Variables
 
-Times = Mapping[Cell, Mapping[Variables, Sequence[float]]]  # medians of launches; (): the default
+Launches = Mapping[int, float]  # medians of launches, by the cycle that they were made in
+Times = Mapping[Cell, Mapping[Variables, Launches]]  # (): the default
 
-SLACK = 0.05  # by which a setting may be slower than the default and still go on
+SLACK = 0.05  # of the time, by which a setting must be slower than the default to be out
+WIDE = 0.3  # the same while nothing is known of how launches scatter
+ERRORS = 2.0  # standard errors by which it must be slower, too
 LITTLE = 0.02  # of the time: less is not worth a proposal
 ENTRY = 0.05  # what a stretch of sizes must save over all its sizes, to be one
+NORMAL = 1.4826  # the standard deviation of normal values by their median absolute deviation
+OF_MEDIAN = 1.2533  # the standard error of a median by that of a mean, of normal values
+
+
+def compare_launches(by_setting: Mapping[Variables, Launches]) -> dict[Variables, list[float]]:
+    """The log of each setting's time over the default's in a cell: of every cycle in which both
+    were launched, as machines drift; of all launches at once where there is no such cycle."""
+    default = by_setting.get((), {})
+    logs: dict[Variables, list[float]] = {}
+    for setting, launches in by_setting.items():
+        if not setting or not launches or not default:
+            continue
+        logs[setting] = [
+            math.log(time / default[cycle]) for cycle, time in launches.items() if cycle in default
+        ] or [math.log(median(launches.values()) / median(default.values()))]
+    return logs
+
+
+def estimate_scatter(samples: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of one launch, as a ratio to the default: the median over samples of
+    two launches or more, and infinite without any."""
+    deviations = []
+    for sample in samples:
+        if len(sample) > 1:
+            center = median(sample)
+            deviations.append(NORMAL * median(abs(value - center) for value in sample))
+    return median(deviations) if deviations else math.inf
 
 
 def summarise_times(times: Times) -> dict[Cell, dict[Variables, float]]:
-    """The median over launches of everything in a cell; without cells where the default has no
-    time."""
-    return {
-        cell: {setting: median(launches) for setting, launches in by_setting.items() if launches}
-        for cell, by_setting in times.items()
-        if by_setting.get(())
-    }
+    """What everything in a cell takes: the default the median of its launches, a setting that by
+    its median ratio to it. A setting that has fewer launches than another of its cell is taken for
+    slower by as many standard errors as it has more: it left the search early, so that its luck
+    was not tried. Without cells where the default has no time."""
+    by_series: dict[Series, list[list[float]]] = {}
+    compared = {cell: compare_launches(by_setting) for cell, by_setting in times.items()}
+    for cell, logs in compared.items():
+        by_series.setdefault(cell.series, []).extend(logs.values())
+    summary: dict[Cell, dict[Variables, float]] = {}
+    for cell, logs in compared.items():
+        if not times[cell].get(()):
+            continue
+        scatter = estimate_scatter(by_series[cell.series])
+        default = median(times[cell][()].values())
+        most = max(map(len, logs.values()), default=1)
+        summary[cell] = {(): default}
+        for setting, sample in logs.items():
+            lacking = len(sample) < most
+            luck = scatter * (len(sample) ** -0.5 - most**-0.5) if lacking else 0.0
+            summary[cell][setting] = default * math.exp(median(sample) + luck)
+    return summary
+
+
+def count_rounds(field: Field) -> int:
+    """The rounds that halve the settings of every series down to one, and try that once more."""
+    most = max(map(len, field.values()), default=0)
+    return 1 + math.ceil(math.log2(most)) if most else 0
 
 
 def halve_field(field: Field, times: Times) -> dict[Series, dict[Variables, Sizes]]:
-    """Who goes on: at each size the better half of the settings that are not slower than the
-    default by more than a little; and only where that holds at two neighbouring sizes."""
-    medians = summarise_times(times)
+    """Who goes on: at every two neighbouring sizes the better half of the settings, by what they
+    save at both, without those that are surely slower than the default there. One launch of each
+    tells little, so that only what is slower by a lot is out."""
     remaining: dict[Series, dict[Variables, Sizes]] = {}
     for series, sizes_by_setting in field.items():
-        sizes = _list_sizes(sizes_by_setting)
-        better: dict[int, set[Variables]] = {}
-        for size in sizes:
-            by_setting = medians.get(Cell(series, size), {})
-            competing = {name for name, at in sizes_by_setting.items() if size in at}
-            better[size] = _find_better(
-                {name: time for name, time in by_setting.items() if name in competing or not name}
-            )
-        for setting in sizes_by_setting:
-            kept = keep_neighbours([setting in better[size] for size in sizes])
-            if any(kept):
-                at = tuple(size for size, is_kept in zip(sizes, kept, strict=True) if is_kept)
-                remaining.setdefault(series, {})[setting] = at
+        sizes = sorted(cell.nbytes for cell in times if cell.series == series)
+        logs = {size: compare_launches(times[Cell(series, size)]) for size in sizes}
+        kept: dict[Variables, set[int]] = {}
+        pairs = list(itertools.pairwise(sizes))
+        saved = {pair: _compare_at_both(logs, pair, sizes_by_setting) for pair in pairs}
+        scatter = estimate_scatter([each for by in saved.values() for each in by.values()])
+        for pair, by_setting in saved.items():
+            for setting in _find_better(by_setting, scatter):
+                kept.setdefault(setting, set()).update(pair)
+        if kept:
+            remaining[series] = {
+                setting: tuple(sorted(kept[setting]))
+                for setting in sizes_by_setting
+                if setting in kept
+            }
     return remaining
 
 
-def _list_sizes(sizes_by_setting: Mapping[Variables, Sizes]) -> list[int]:
-    return sorted({size for sizes in sizes_by_setting.values() for size in sizes})
+def _compare_at_both(
+    logs: Mapping[int, Mapping[Variables, Sequence[float]]],
+    pair: tuple[int, int],
+    sizes_by_setting: Mapping[Variables, Sizes],
+) -> dict[Variables, list[float]]:
+    """The mean log ratio over both sizes, launch by launch, of each setting that competes there."""
+    one, other = (logs[size] for size in pair)
+    return {
+        setting: [(low + high) / 2 for low, high in zip(one[setting], other[setting], strict=False)]
+        for setting, at in sizes_by_setting.items()
+        if {*pair} <= {*at} and setting in one and setting in other
+    }
 
 
-def _find_better(by_setting: Mapping[Variables, float]) -> set[Variables]:
-    """The better half of the settings of a cell, as far as they are about as fast as the
-    default."""
-    rivals = sorted((time, setting) for setting, time in by_setting.items() if setting)
-    half = rivals[: math.ceil(len(rivals) / 2)]
-    return {setting for time, setting in half if time <= (1 + SLACK) * by_setting[()]}
+def _find_better(by_setting: Mapping[Variables, Sequence[float]], scatter: float) -> set[Variables]:
+    """The better half of the settings, as far as they are not surely slower than the default."""
+    ranked = sorted((median(sample), setting) for setting, sample in by_setting.items())
+    return {
+        setting
+        for ratio, setting in ranked[: math.ceil(len(ranked) / 2)]
+        if ratio <= _find_slack(len(by_setting[setting]), scatter)
+    }
+
+
+def _find_slack(launches: int, scatter: float) -> float:
+    """The log ratio above which so many launches show that a setting is slower."""
+    if scatter == math.inf:
+        return math.log(1 + WIDE)
+    return max(math.log(1 + SLACK), ERRORS * OF_MEDIAN * scatter / math.sqrt(launches))
 
 
 def keep_neighbours(flags: Sequence[bool]) -> list[bool]:

@@ -1,5 +1,7 @@
-"""The search: short launches of all settings, then of those that seem worth it, until its share
-of the budget is over. It proposes; what it measured is no evidence (its runs are tagged SCREEN)."""
+"""The search: rounds of short launches, of all settings first, then of the better half of them, and
+so on. Every round has the same share of the time and fills it: it launches what is left in turns,
+cycle by cycle, as launches of one setting may differ by more than settings do. It proposes; what it
+measured is no evidence (its runs are tagged SCREEN)."""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from collbench.suite.sweep import Axes, Suite
 
 SHARE = 0.35  # of the budget
 FIRST = 0.6  # of the budget, which the first round may take where worlds start slowly
-MAX_ROUNDS = 4
+MAX_CYCLES = 30  # of a round: more show nothing that fresh launches do not show better
 MAX_BROKEN = 10  # settings that may break their launches before the search ends
 SAMPLES, WARMUP = 15, 4  # of a case in a launch: so many tell which half is the better
 GUESS_START = 5.0  # seconds of a world, until one has been seen
@@ -76,14 +78,14 @@ class Screening:
 
     def __init__(self, order: ScreenOrder) -> None:
         self._order = order
-        self.times: dict[Cell, dict[Variables, list[float]]] = {}
+        self.times: dict[Cell, dict[Variables, dict[int, float]]] = {}  # by cycle
         self.choices: dict[Cell, dict[Variables, Choice]] = {}
         self.full_settings: dict[Variables, Variables] = {}  # by what of them counts
         self.worlds: list[World] = []
         self.paths: list[Path] = []
         self.notes: list[str] = []
         self.cost = Cost()
-        self.rounds = 0
+        self.rounds = self.cycles = 0
         self._banned: set[tuple[str, Variables]] = set()
         self._broken = 0
         self._began = time.monotonic()
@@ -118,12 +120,12 @@ class Screening:
             }
             for series, by_setting in self._order.field.items()
         }
-        while field and self.rounds < MAX_ROUNDS:
-            joints = self._plan_round(field)
-            left = self._order.seconds - (time.monotonic() - self._began)
-            if self.rounds and self.cost.of(joints) > left:
+        until = self._began + self._order.seconds
+        planned = halving.count_rounds(field)
+        for number in range(planned):
+            if not field or (number and not self._has_time(field, until)):
                 return
-            self._run_round(joints, left if self.rounds else self._order.first_seconds)
+            self._run_round(field, max(0.0, until - time.monotonic()) / (planned - number))
             self.rounds += 1
             field = halving.halve_field(self._without_banned(field), self.times)
 
@@ -133,18 +135,21 @@ class Screening:
         self.full_settings.setdefault(counting, setting)
         return counting
 
-    def _plan_round(self, field: Field) -> list[Joint]:
+    def _plan_cycle(self, field: Field) -> list[Joint]:
+        """The worlds of a cycle, of which each begins with another."""
         full = {
             series: {self.full_settings[name]: sizes for name, sizes in by_setting.items()}
             for series, by_setting in field.items()
         }
-        return [
+        joints = [
             *joining.list_defaults(full),
             *joining.join_settings(self._order.library, full),
         ]
+        first = self.cycles % len(joints)
+        return [*joints[first:], *joints[:first]]
 
     def _without_banned(self, field: Field) -> Field:
-        return {
+        remaining = {
             series: {
                 setting: sizes
                 for setting, sizes in by_setting.items()
@@ -152,16 +157,33 @@ class Screening:
             }
             for series, by_setting in field.items()
         }
+        return {series: by_setting for series, by_setting in remaining.items() if by_setting}
 
-    def _run_round(self, joints: Sequence[Joint], seconds: float) -> None:
-        """Measure these worlds. One that breaks costs the setting that was measured then; the rest
-        goes on without it."""
+    def _has_time(self, field: Field, until: float) -> bool:
+        """Whether another cycle of this fits, and is of use."""
+        seconds = self.cost.of(self._plan_cycle(field))
+        return self._broken <= MAX_BROKEN and time.monotonic() + seconds <= until
+
+    def _run_round(self, field: Field, seconds: float) -> None:
+        """Launch what is left in turns, as often as these seconds allow and once at least."""
+        began, joints = time.monotonic(), self._plan_cycle(field)
         print_message(
-            f"search, round {self.rounds + 1}: {format_count(len(joints), 'launch')}, about"
-            f" {format_clock(min(seconds, self.cost.of(joints)))}; settings of different"
+            f"search, round {self.rounds + 1}: {format_count(len(joints), 'launch')} in turns,"
+            f" about {format_clock(max(seconds, self.cost.of(joints)))}; settings of different"
             " collectives share a launch"
         )
-        until, pending = time.monotonic() + seconds, list(joints)
+        longest = self._order.seconds if self.rounds else self._order.first_seconds
+        for _ in range(MAX_CYCLES):
+            self._run_cycle(self._plan_cycle(field), self._began + longest)
+            self.cycles += 1
+            field = self._without_banned(field)
+            if not (field and self._has_time(field, began + seconds)):
+                return
+
+    def _run_cycle(self, joints: Sequence[Joint], until: float) -> None:
+        """Measure these worlds. One that breaks costs the setting that was measured then; the rest
+        goes on without it."""
+        pending = list(joints)
         while pending:
             reporter = _Progress(is_first=not self.paths, until=until)
             began, trouble = time.monotonic(), None
@@ -177,6 +199,8 @@ class Screening:
             self._note_run(reporter, time.monotonic() - began)
             if trouble is None:
                 return
+            if trouble.message == TIME_OVER and self.cycles:
+                return
             if trouble.message == TIME_OVER:
                 left_out = format_count(len(pending) - len(reporter.worlds), "launch")
                 self.notes.append(f"{TIME_OVER}: {left_out} not tried")
@@ -190,9 +214,9 @@ class Screening:
             order.policy,
             iters=SAMPLES,
             warmup=WARMUP,
-            check=0 if self.rounds else order.policy.check,
+            check=0 if self.cycles else order.policy.check,
             adds_as=order.is_same_order,
-            seed=order.policy.seed + self.rounds,
+            seed=order.policy.seed + self.cycles,
         )
         suite = joining.make_suite(
             "tune", joints, order.axes, Suite(name="tune", axes=order.axes, policy=policy)
@@ -225,7 +249,7 @@ class Screening:
                 continue
             ran += 1
             cell = Cell(Series(case.collective, case.n, 1), case.nbytes)
-            self.times.setdefault(cell, {}).setdefault(name, []).append(derived.times.median)
+            self.times.setdefault(cell, {}).setdefault(name, {})[self.cycles] = derived.times.median
             if record.chose:
                 self.choices.setdefault(cell, {})[name] = record.chose
         for key, why in wrong.items():
