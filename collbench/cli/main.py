@@ -4,7 +4,6 @@ called."""
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -311,6 +310,8 @@ def _end_process(code: int) -> None:
     """Ends this process; at once where it is a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
+        import socket
+
         from collbench.run.launch import join
         from collbench.run.launch.forkserver import leave_process
 

@@ -3,9 +3,12 @@ command line takes, every file one that is read, every output what is printed to
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -96,16 +99,22 @@ def test_there_are_commands_of_every_kind() -> None:
     }
 
 
+@cache
+def find_command(*names: str) -> Any:
+    """The command of these words, whose options are made once for all that call it."""
+    if not names:
+        return typer.main.get_command(app)
+    group = find_command(*names[:-1])
+    return group.get_command(typer.Context(group), names[-1])
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
     """Raises a usage error where an option or an argument is none of theirs."""
-    groups = {name for name, command in LISTED.items() if command.is_group}
-    group = typer.main.get_command(app)
-    name, *rest = words
-    while name in groups or name == "baseline":
-        group = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
-        name, *rest = rest
-    found = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
+    groups = {name for name, command in LISTED.items() if command.is_group} | {"baseline"}
+    path = [*itertools.takewhile(groups.__contains__, words)]
+    name, *rest = words[len(path) :]
+    found = find_command(*path, name)
     assert found is not None
     found.make_context(name, rest)
 
