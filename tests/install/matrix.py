@@ -277,7 +277,7 @@ def render_table(cells: Sequence[Cell], day: str) -> str:
         [
             HEADING,
             "",
-            "`make matrix` builds the wheel, installs it in an empty environment for each cell, and",
+            "`make matrix` builds the wheel, installs it in an empty environment per cell and",
             f"runs {len(USES) + len(TORCH_USES)} commands there: Gloo and shared memory, 2 ranks.",
             f"Last on {day} on CPUs, Linux {platform.machine()}.",
             "",
@@ -312,6 +312,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="where environments are made, some 15 GB")
     parser.add_argument("--pythons", default="3.11,3.12,3.13")
     parser.add_argument("--torches", default=",".join(TORCHES))
+    parser.add_argument("--wheel", type=Path, help="use this wheel and build none")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     return parser.parse_args()
 
@@ -328,7 +329,7 @@ def main() -> int:
             run_command(sys.executable, "-m", "venv", tools.parent, cwd=folder, env=env)
             pip = (tools / "python", "-m", "pip", "install", "--quiet", "build", "uv")
             run_command(*pip, cwd=folder, env=env)
-        wheel = build_packages(tools, folder / "packages", env)
+        wheel = options.wheel or build_packages(tools, folder / "packages", env)
     except Failure as e:
         print(f"not built: {e}")
         return 1
