@@ -179,7 +179,7 @@ USES = (  # command lines in the order of a first day, and what their output mus
     ("collbench report first.jsonl algorithms.jsonl half.jsonl -o page.html", ""),
     ("collbench report algorithms.jsonl --format md", "ring@shm"),
     ("collbench run smoke --dry-run -g 2", ""),
-    ("collbench history add first.jsonl", "first"),
+    ("collbench history add first.jsonl", "night"),
     ("collbench history list", "20"),
 )
 TORCH_USES = (  # what stands on less public parts of torch

@@ -27,7 +27,7 @@ LAUNCHES = 3  # that make a night
 NOON = timedelta(hours=12)
 
 
-LAUNCHES = "launches of -m"  # a name of the manner, which databases lack that are older
+LAUNCHES_OF_CALLS = "launches of -m"  # a name of the manner, which databases lack that are older
 
 
 HOSTS = "host_fingerprints"  # beside a run's environment in the database
@@ -260,9 +260,9 @@ def merge_nights(launches: Iterable[NightLaunch], prints: Mapping[str, str] = {}
 def complete_manner(manner: str) -> str:
     """The manner of a kept launch with what earlier versions did not write down and measured as
     today: one call a sample was one launch always. How several calls were launched is not known."""
-    if LAUNCHES in manner or "agg_iters 1," not in manner:
+    if LAUNCHES_OF_CALLS in manner or "agg_iters 1," not in manner:
         return manner
-    return manner.replace(", pin ", f", {LAUNCHES} one, pin ", 1)
+    return manner.replace(", pin ", f", {LAUNCHES_OF_CALLS} one, pin ", 1)
 
 
 def _make_night(launches: Sequence[NightLaunch]) -> Night:
