@@ -186,7 +186,7 @@ TORCH_USES = (  # what stands on less public parts of torch
     (f"torchrun --standalone --nproc-per-node 2 {JOB}", ""),
     ("collbench trace trace/", "all_reduce"),
     ("collbench replay trace/ -n 3 --output replay.jsonl", ""),
-    ("collbench workload ddp:gpt2-124m --scale 1/64 -g 2 -n 3 --output step.jsonl", ""),
+    ("collbench workload toy:ddp -g 2 -n 3 --output step.jsonl", ""),
     ("collbench objects all_gather -e 1K -g 2 -n 5 --launches 1 --output objects.jsonl", ""),
     ("collbench coalesce all_reduce -e 1K -g 2 -n 5 --launches 1 --output coalesce.jsonl", ""),
     ("collbench lifecycle -g 2 --launches 1 --output lifecycle.jsonl", ""),

@@ -590,7 +590,10 @@ def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: 
 @pytest.mark.parametrize(
     ("kept", "completed"),
     [
-        ("agg_iters 1, cache cold, pin True", "agg_iters 1, cache cold, launches of -m one, pin True"),
+        (
+            "agg_iters 1, cache cold, pin True",
+            "agg_iters 1, cache cold, launches of -m one, pin True",
+        ),
         ("agg_iters 8, cache cold, pin True", "agg_iters 8, cache cold, pin True"),  # not known
         ("agg_iters 1, launches of -m one a call, pin True",) * 2,
         ("start window, times measured",) * 2,  # of an imported run
@@ -598,4 +601,4 @@ def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: 
     ],
 )
 def test_a_manner_of_before_is_written_as_today(kept: str, completed: str) -> None:
-    assert nights.complete_manner(kept) == completed
+    assert history.complete_manner(kept) == completed
