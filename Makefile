@@ -25,12 +25,16 @@ FAKE_TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 FAKE_EXTRAS ?= gpu,mpi
 # libraries: where environments with other libraries go, for tests/backends
 LIBRARIES ?= .venv-backends
+# matrix: where its environments are made, one at a time, and which Pythons and torches it tries
+MATRIX ?= .venv-matrix
+PYTHONS ?= 3.11,3.12,3.13
+TORCHES ?= oldest,pinned,newest
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 # some images forbid it; then each process of a test compiles all that it imports again
 export PYTHONDONTWRITEBYTECODE =
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
+.PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report gallery matrix clean FORCE
 
 $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 	@mkdir -p $(VENV)
@@ -132,6 +136,10 @@ fake-gpu-report:  ## all that runs and breaks there, written to reports/
 	$(PYTHON) tests/fakegpu/build.py $(FAKE) --torch $(FAKE_TORCH) --extras gpu,mpi,ray,test
 	COLLBENCH_FAKE_GPU=$(FAKE) $(PYTHON) tests/fakegpu/report.py --output reports/fake-gpu.md
 
+matrix:  ## weekly: the wheel on each Python that is here beside old and new torches, written to help limits (15 GB)
+	$(PYTHON) tests/install/matrix.py $(MATRIX) --pythons $(PYTHONS) --torches $(TORCHES) \
+	  --page collbench/cli/pages/limits.md
+
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
 	for name in algorithms ring-or-one-shot training-step orders libraries; do \
 	  runs="reports/runs/$$name/*.jsonl"; \
@@ -146,4 +154,4 @@ gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs 
 	  --plotlyjs directory -o advice-slow-links.html -o advice-slow-links.md > /dev/null
 
 clean:
-	rm -rf $(VENV) $(FAKE) $(LIBRARIES) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FAKE) $(LIBRARIES) $(MATRIX) build dist .pytest_cache .mypy_cache .ruff_cache

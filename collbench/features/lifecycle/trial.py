@@ -64,16 +64,10 @@ class _Watcher:
         if self._bench.rank == 0:
             try:
                 address = "127.0.0.1" if self._one_host else control_address()
-                listener = socket.create_server((address, 0))
-                port = listener.getsockname()[1]
-                self._store = make_store(
-                    address,
-                    port,
-                    is_master=True,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=STARTING),
-                    master_listen_fd=listener.detach(),
-                )
+                try:
+                    self._store, port = _serve_store(address)
+                except RuntimeError:  # torch 2.6: its libuv store takes no socket
+                    self._store, port = _serve_store(address, use_libuv=False)
                 answer = [address, port]
             except (OSError, RuntimeError) as e:
                 answer = [f"no store to meet at: {first_line(e)}", 0]
@@ -437,3 +431,20 @@ def _time_loss(
         wrong=0 if verified else None,
         findings=findings,
     )
+
+
+def _serve_store(address: str, **settings: bool) -> tuple[Any, int]:
+    """A store at a free port of the address, and the port. Raises OSError and RuntimeError."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    limit = timedelta(seconds=STARTING)
+    store = make_store(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=limit,
+        master_listen_fd=listener.detach(),
+        **settings,
+    )
+    return store, port

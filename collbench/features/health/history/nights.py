@@ -27,6 +27,9 @@ LAUNCHES = 3  # that make a night
 NOON = timedelta(hours=12)
 
 
+LAUNCHES_OF_CALLS = "launches of -m"  # a name of the manner, which databases lack that are older
+
+
 HOSTS = "host_fingerprints"  # beside a run's environment in the database
 
 
@@ -242,14 +245,24 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
 
 def merge_nights(launches: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
     """Nights of one row, in the order given: launches of one day, fingerprint and manner are one
-    night's. ``prints`` are fingerprints that take the place of others."""
+    night's. ``prints`` are fingerprints that take the place of others. Manners are written as this
+    version writes them."""
     together: dict[tuple[str, str, str], list[NightLaunch]] = {}
     for original in launches:
         launch = original._replace(
-            fingerprint=prints.get(original.fingerprint, original.fingerprint)
+            fingerprint=prints.get(original.fingerprint, original.fingerprint),
+            manner=complete_manner(original.manner),
         )
         together.setdefault((launch.day, launch.fingerprint, launch.manner), []).append(launch)
     return [_make_night(group) for group in together.values()]
+
+
+def complete_manner(manner: str) -> str:
+    """The manner of a kept launch with what earlier versions did not write down and measured as
+    today: one call a sample was one launch always. How several calls were launched is not known."""
+    if LAUNCHES_OF_CALLS in manner or "agg_iters 1," not in manner:
+        return manner
+    return manner.replace(", pin ", f", {LAUNCHES_OF_CALLS} one, pin ", 1)
 
 
 def _make_night(launches: Sequence[NightLaunch]) -> Night:

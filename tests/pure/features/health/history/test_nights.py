@@ -585,3 +585,20 @@ def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: 
     found = make_outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]), {})
     assert trends.find_weight(found) == weight
     assert (trends.make_headline(found) == "no change") == (weight == "good")
+
+
+@pytest.mark.parametrize(
+    ("kept", "completed"),
+    [
+        (
+            "agg_iters 1, cache cold, pin True",
+            "agg_iters 1, cache cold, launches of -m one, pin True",
+        ),
+        ("agg_iters 8, cache cold, pin True", "agg_iters 8, cache cold, pin True"),  # not known
+        ("agg_iters 1, launches of -m one a call, pin True",) * 2,
+        ("start window, times measured",) * 2,  # of an imported run
+        ("", ""),
+    ],
+)
+def test_a_manner_of_before_is_written_as_today(kept: str, completed: str) -> None:
+    assert history.complete_manner(kept) == completed

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import collbench
 from collbench.features.traces.formats import own
+from collbench.features.traces.recording import interception
 from collbench.features.traces.recording import program as recorded
 from collbench.features.traces.recording import recorder as recording
 from collbench.features.traces.recording.interception import OPERATORS, _Onward
@@ -294,3 +295,16 @@ def test_a_job_without_calls_is_told_that_there_is_no_file(tmp_path: Path) -> No
 def test_wrong_arguments_are_a_warning(given: dict[str, int], tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="steps is from 1 on"):
         collbench.record(tmp_path, **given).close()
+
+
+def test_a_reduction_that_torch_does_not_tell_is_a_sum_and_warned_of() -> None:
+    with pytest.warns(RuntimeWarning, match="does not tell which reduction"):
+        assert interception.name_reduction(object()) == "sum"
+
+
+def test_a_reduction_that_torch_tells_has_its_name() -> None:
+    class Told:
+        def op(self) -> int:
+            return 4
+
+    assert interception.name_reduction(Told()) == "max"
