@@ -62,12 +62,11 @@ HOME = {  # where alone each package of others may be imported
     "jaxlib": {"run"},
     "mlx": {"run"},
     "ray": {"run"},
-    "sqlalchemy": {"features.health.history"},
     "scipy": {"records", "features"},
     "pandas": {"__init__", "records", "show"},
     "rich": {"show"},
     "jinja2": {"show"},
-    "plotly": {"show", "features.study.drawing_page"},
+    "plotly": {"show"},
     "typer": {"cli", "features"},
     "pyarrow": {"show"},
 }

@@ -1,4 +1,5 @@
-"""Schedules for other tools: MSCCL's XML for msccl-executor-nccl and RCCL, GOAL for LogGOPSim, a DOT drawing, and JSON.
+"""Schedules for other tools: MSCCL's XML for msccl-executor-nccl and RCCL, GOAL for LogGOPSim, a
+DOT drawing, and JSON.
 
 A step's reads see the state before it. XML and GOAL know no steps, only operations in order and
 what each waits for, so a cell that is read and overwritten in one step is copied to scratch first
@@ -154,9 +155,7 @@ def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
         ends = [
             s["dstoff"] + s["cnt"] for block in blocks.values() for s in block if s["dstbuf"] == "s"
         ]
-        lines.append(
-            f'  <gpu id="{rank}" {sizes} s_chunks="{max(ends, default=0)}">'
-        )
+        lines.append(f'  <gpu id="{rank}" {sizes} s_chunks="{max(ends, default=0)}">')
         for number, ((send, recv), block) in enumerate(blocks.items()):
             distance = (send - rank if recv < 0 else rank - recv) % n if max(send, recv) >= 0 else 1
             lines.append(

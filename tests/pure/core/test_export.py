@@ -268,7 +268,9 @@ def test_msccl_keeps_the_runtimes_limits() -> None:
             algorithms.find_variant("broadcast", "chain:segments=300").schedule(3), 0
         )
     with pytest.raises(CannotRun, match="thread blocks"):
-        export.write_msccl_executor(algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0)
+        export.write_msccl_executor(
+            algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0
+        )
     # up to 64 neighbouring cells in a message
     long = algorithms.find_variant("broadcast", "scatter_allgather").schedule(90)
     executed(long, export.write_msccl_executor(long, 0), True, 0)
