@@ -324,9 +324,11 @@ def _find_file(text: str) -> str:
     if text == "sqlite://":
         return MEMORY
     path = text.removeprefix("sqlite:///")
-    if "://" in path:
+    scheme, is_url, _ = path.partition("://")
+    if is_url:
+        other = scheme if scheme.isalnum() else "another database"
         raise UsageError(
-            "a history is an SQLite file, and the URL of something else is given",
+            f"a history is an SQLite file, and the URL of {other} is given",
             "name a file, as in --history nights.sqlite; collbench history add RUNS fills it",
         )
     return str(files.expand_path(path) if path else store.home_folder() / "history.sqlite")
