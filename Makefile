@@ -140,6 +140,8 @@ gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs 
 	  -o reports/night.html -o reports/night.md > /dev/null
 	$(BIN)/collbench trace reports/runs/recorded-job/*.jsonl --plotlyjs directory \
 	  -o reports/recorded-job.html -o reports/recorded-job.md > /dev/null
+	cd reports && $(abspath $(BIN))/collbench advise --oversubscribed runs/advice-slow-links/*.jsonl \
+	  --plotlyjs directory -o advice-slow-links.html -o advice-slow-links.md > /dev/null
 
 clean:
 	rm -rf $(VENV) $(FAKE) $(LIBRARIES) build dist .pytest_cache .mypy_cache .ruff_cache

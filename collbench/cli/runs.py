@@ -36,6 +36,7 @@ def runs(options: RunsOptions) -> None:
     from collbench.cli import outputs
     from collbench.records import run_file, store
     from collbench.show import terminal
+    from collbench.show.document import code_text
     from collbench.show.views import saved_runs
 
     outputs.check_outputs(options.output_format, (), ("table", "json", "csv"))
@@ -59,7 +60,7 @@ def runs(options: RunsOptions) -> None:
             f"none of {format_count(len(names), 'saved run')} has {' '.join(options.words or [])}"
         )
     else:
-        terminal.print_blocks(f"no run is saved yet under {store.home_folder()}")
+        terminal.print_blocks("no run is saved yet under " + code_text(str(store.home_folder())))
     for message in unreadable:
         print_message(message)
     if options.delete and selected:

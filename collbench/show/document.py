@@ -8,6 +8,7 @@ GitHub).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -31,11 +32,13 @@ Meta = dict[
 
 
 class Span(NamedTuple):
-    """A piece of a line or cell, in one colour; ``strong`` is bold."""
+    """A piece of a line or cell, in one colour; ``strong`` is bold. ``code`` is what people copy: a
+    command, an export or a path, which a line of a terminal never breaks."""
 
     text: str
     tone: Tone = ""
     strong: bool = False
+    code: bool = False
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -49,10 +52,33 @@ class Words(msgspec.Struct, frozen=True):
     def __add__(self, other: str | Words) -> Words:
         return Words(self.spans + (other.spans if isinstance(other, Words) else (Span(other),)))
 
+    def __radd__(self, other: str) -> Words:
+        return Words((Span(other), *self.spans))
+
+    @property
+    def has_code(self) -> bool:
+        """Whether there is a piece in it that people copy."""
+        return any(span.code for span in self.spans)
+
 
 def tone_text(text: str, tone: Tone = "", strong: bool = False) -> Words:
     """``text`` in one colour; more is added to it with +."""
     return Words((Span(text, tone, strong),))
+
+
+def code_text(text: str, tone: Tone = "") -> Words:
+    """A command, an export or a path, which people copy; what stands around it is added with +."""
+    return Words((Span(text, tone, code=True),))
+
+
+def mark_installs(text: str) -> Words:
+    """A sentence in which commands that install something are code; such sentences come from other
+    processes as text."""
+    parts = INSTALL.split(text)
+    return Words(tuple(Span(part, code=bool(at % 2)) for at, part in enumerate(parts) if part))
+
+
+INSTALL = re.compile(r"((?:pip|apt-get) install (?:'[^']+'|[\w./=-]*\w))")
 
 
 Cell = str | Words
@@ -188,12 +214,18 @@ class Points(msgspec.Struct, frozen=True):
     lines: Sequence[str]
 
 
-Block = Cell | Table | Heading | Points
+class CodeBlock(msgspec.Struct, frozen=True):
+    """Lines that people copy together, as a file's text: shown as they are, and never broken."""
+
+    text: str
+
+
+Block = Cell | Table | Heading | Points | CodeBlock
 
 
 class Comment(msgspec.Struct, frozen=True):
-    """A short form for a pull request, below the hidden line ``marker``. ``elsewhere`` says where
-    all lines of its tables are, for those that do not fit."""
+    """A short form for a pull request, below the hidden line ``marker``; without one, below that of
+    reports. ``elsewhere`` says where all lines of its tables are, for those that do not fit."""
 
     blocks: Sequence[Block] = ()
     marker: str = ""
@@ -207,7 +239,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
-    sentences: list[str]
+    sentences: Sequence[Cell]
     figures: list[Figure] = []
     tables: list[Table] = []
     closing: list[str] = []

@@ -7,7 +7,6 @@ import atexit
 import math
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,6 @@ from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
 from collbench.show import busy, terminal
-from collbench.show.document import tone_text
 from collbench.show.views import run_table as views
 from collbench.show.words import by_mode, list_caveats, split_axes
 from collbench.suite.case import Case, Skip
@@ -209,7 +207,7 @@ class Status(Gathered):
             for text in (*list_caveats(self.run, self.worlds.values()), *busy_told):
                 _print_warning(text)
             for line in views.describe_saved(self) if path else ():
-                print(plain_line(line), file=sys.stderr)
+                print(plain_line(str(line)), file=sys.stderr)
 
     def _heading(self, running: bool = True) -> Text:
         """The header's lines, with a warning while the run goes on; the first is cut where it is
@@ -261,19 +259,9 @@ class LiveTable(Status):
         for best in views.best_tables(self):
             self._console.print("", terminal.render_block(best, self._console.width), sep="\n")
         self._console.print()
-        for line in views.summarise_run(
-            self
-        ):  # a long path is not broken, so that it can be copied
-            wrap = textwrap.TextWrapper(
-                max(20, self._console.width - 1), subsequent_indent="    ", break_long_words=False
-            )
-            lines = tone_text("\n".join(wrap.wrap(str(line))), line.spans[0].tone)
-            self._console.print(
-                terminal.render_inline(lines, allowed="\n"),
-                no_wrap=True,
-                overflow="ignore",
-                crop=False,
-            )
+        for line in views.summarise_run(self):
+            parts = terminal.break_line(line, max(20, self._console.width - 1), indent="    ")
+            self._console.print(Group(*parts), crop=False)
 
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 from collections.abc import Iterable
 
-from collbench.core.text import escape_markdown, format_count
+from collbench.core.text import escape_markdown, format_count, plain_line, printable_text
 from collbench.show.document import (
     MARKER,
     Block,
     Cell,
+    CodeBlock,
     Comment,
     Document,
     Heading,
@@ -33,7 +35,7 @@ def render_markdown(document: Document, most: int = COMMENT) -> str:
         comment = Comment([Heading(document.title, 1), *document.brief])
     if not comment.blocks:
         return "\n".join(_render_page(document)).rstrip() + "\n"
-    marker = [f"<!-- {comment.marker} -->"] if comment.marker else []
+    marker = [f"<!-- {comment.marker} -->" if comment.marker else MARKER]
     lines = [*marker, *_render_comment(comment, most - _count_bytes(marker))]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -44,7 +46,7 @@ def _render_page(document: Document) -> list[str]:
     lines += [f"- {escape_markdown(run)}" for run in document.runs]
     for section in document.sections:
         lines += ["", f"## {escape_markdown(section.title)}", ""]
-        lines += [f"{escape_markdown(sentence)}\n" for sentence in section.sentences]
+        lines += [f"{_render_inline(sentence)}\n" for sentence in section.sentences]
         lines += [
             f"*{escape_markdown(figure.title)}.* {escape_markdown(figure.caption)}\n"
             for figure in section.figures
@@ -84,6 +86,8 @@ def _render_block(block: Block, line_count: int, elsewhere: str) -> list[str]:
         return render_table(block, block.title if block.folded else "", line_count, elsewhere)
     if isinstance(block, Heading):
         return [f"{'#' * block.level} {escape_markdown(block.text)}", ""]
+    if isinstance(block, CodeBlock):
+        return [*_fence_code(block.text), ""]
     if isinstance(block, Points):
         return [*(f"- {escape_markdown(line)}" for line in block.lines), ""]
     return [_render_inline(block), ""]
@@ -123,16 +127,32 @@ def _mark_cell(weight: str, cell: Cell) -> str:
 
 
 def _render_inline(cell: Cell) -> str:
-    """A line or a cell, strong pieces in bold."""
+    """A line or a cell, strong pieces in bold, code as it is."""
     if isinstance(cell, str):
         return escape_markdown(cell)
     pieces = []
-    for text, _, strong in cell.spans:
+    for text, _, strong, is_code in cell.spans:
+        if is_code and (code := _quote_code(text)):
+            pieces.append(code)
+            continue
         begin = len(text) - len(text.lstrip())
         end = begin + len(text.strip())
         inside = escape_markdown(text[begin:end])
         pieces += [text[:begin], f"**{inside}**" if strong and inside else inside, text[end:]]
     return "".join(pieces)
+
+
+def _fence_code(text: str) -> list[str]:
+    """Lines of code between two fences, of more backticks than any run of them inside."""
+    lines = [printable_text(line) for line in text.splitlines()]
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [fence, *lines, fence]
+
+
+def _quote_code(text: str) -> str:
+    """Code as Markdown shows it literally; empty where that cannot be in a table's cell, too."""
+    line = plain_line(text)
+    return f"`{line}`" if line and not set("`|") & set(line) else ""
 
 
 def _count_bytes(lines: Iterable[str]) -> int:

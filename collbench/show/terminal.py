@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from rich import box
@@ -18,6 +19,7 @@ from collbench.core.text import plain_line
 from collbench.show.document import (
     Block,
     Cell,
+    CodeBlock,
     Document,
     Heading,
     Line,
@@ -27,6 +29,7 @@ from collbench.show.document import (
     Tone,
     Words,
     make_columns,
+    mark_installs,
     tone_text,
 )
 
@@ -61,7 +64,8 @@ def render_text(document: Document, columns: int = 0) -> str:
     view = Console(highlight=False)
     view.width = columns or text_width()
     with view.capture() as captured:
-        view.print(*(render_block(block, view.width) for block in document.brief), sep="\n")
+        for block in document.brief:
+            view.print(render_block(block, view.width), crop=not _has_code(block))
     return captured.get()
 
 
@@ -82,12 +86,32 @@ def print_page(text: str) -> None:
     if not console.is_terminal:
         sys.stdout.write(text)
         return
-    from rich.markdown import Markdown
-
     os.environ.setdefault("LESS", "FRX")  # as git has it: colours, and a short page is only shown
     console.width = min(console.width, PROSE)
     with console.pager(styles=console.color_system is not None):
-        console.print(Markdown(narrow_comments(text, console.width - 2)))
+        console.print(_lay_out_page(narrow_comments(text, console.width - 2)), crop=False)
+
+
+def _lay_out_page(text: str) -> RenderableType:
+    """Markdown for a terminal, in which no line of code is broken."""
+    from rich.markdown import CodeBlock as Fence
+    from rich.markdown import Markdown
+
+    class WholeLines(Fence):
+        """Code as it is; rich's own breaks it at the terminal's width."""
+
+        def __rich_console__(self, *_: Any) -> Iterator[Text]:
+            code = str(self.text).rstrip()
+            yield Text(code, "markdown.code_block", no_wrap=True, overflow="ignore")
+
+    class Page(Markdown):
+        elements: ClassVar = {
+            **Markdown.elements,
+            "fence": WholeLines,
+            "code_block": WholeLines,
+        }
+
+    return Page(text)
 
 
 def narrow_comments(text: str, width: int) -> str:
@@ -111,8 +135,12 @@ def print_blocks(*things: Block | RenderableType) -> None:
         console.width = (
             max(screen, _least_width(thing, piped)) if isinstance(thing, Table) else screen
         )
-        rendered = render_block(thing, console.width)
-        console.print(rendered, soft_wrap=isinstance(rendered, Text) and piped)
+        if piped and isinstance(thing, Words):
+            rendered: RenderableType = render_inline(thing)
+        else:
+            rendered = render_block(thing, console.width)
+        soft_wrap = isinstance(rendered, Text) and piped
+        console.print(rendered, soft_wrap=soft_wrap, crop=not _has_code(thing))
 
 
 def _least_width(table: Table, piped: bool) -> int:
@@ -136,7 +164,38 @@ def render_block(block: Block | RenderableType, width: int) -> RenderableType:
         return Text(plain_line(block.text), "bold")
     if isinstance(block, Points):
         return Text("\n".join(f"- {plain_line(line)}" for line in block.lines))
+    if isinstance(block, CodeBlock):
+        code = _strip_controls(block.text, "\n")
+        return Group(Text(code, no_wrap=True, overflow="ignore"))
+    if isinstance(block, Words) and block.has_code:
+        return Group(*break_line(block, width))
     return render_inline(block) if isinstance(block, str | Words) else block
+
+
+def _has_code(block: Block | RenderableType) -> bool:
+    """Whether a block's lines may be longer than the terminal is wide."""
+    return isinstance(block, CodeBlock) or (isinstance(block, Words) and block.has_code)
+
+
+def break_line(line: Words, width: int, indent: str = "") -> list[Text]:
+    """A line as lines of at most ``width`` columns, broken between words, the later ones behind
+    ``indent``. Code is not broken, nor is a word: where one of them is longer, so is its line."""
+    text = render_inline(line)
+    joined = "".join(
+        re.sub(r"\s", "_", span.text) if span.code else span.text for span in line.spans
+    )
+    words = list(re.finditer(r"\S+", joined))
+    cuts, begin, room = [], 0, width
+    for word in words[1:]:
+        if cell_len(text.plain[begin : word.end()]) > room:
+            begin, room = word.start(), width - cell_len(indent)
+            cuts.append(begin)
+    lines = list(text.divide(cuts))
+    for index, part in enumerate(lines):
+        part.rstrip()
+        part.no_wrap, part.overflow = True, "ignore"
+        lines[index] = Text(indent, no_wrap=True, overflow="ignore") + part if index else part
+    return lines
 
 
 def make_listing(
@@ -150,13 +209,14 @@ def make_listing(
 
 
 def print_finding(what: str, state: str, detail: str) -> None:
-    """Prints a line of the doctor's: ``state`` is yes, no or note, on a terminal a mark."""
+    """Prints a line of the doctor's: ``state`` is yes, no or note, on a terminal a mark. What
+    ``detail`` says to install can be copied."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
     mark = MARKS[state] if _shows_marks() else state
     print_blocks(
         tone_text(f"{plain_line(what):<20}")
         + tone_text(f"{mark:<6}", tones.get(state, "quiet"))
-        + plain_line(detail)
+        + mark_installs(plain_line(detail))
     )
 
 
@@ -312,10 +372,9 @@ def render_inline(cell: Cell, single: bool = False, allowed: str = "") -> Text:
     ``allowed`` remain. A ``single`` one is cut rather than broken."""
     spans = cell.spans if isinstance(cell, Words) else (Span(cell),)
     rendered = Text(no_wrap=single or None, overflow="ellipsis" if single else None)
-    for text, tone, strong in spans:
-        rendered.append(
-            _strip_controls(text, allowed), f"{'bold ' if strong else ''}{STYLES[tone]}".strip()
-        )
+    for span in spans:
+        style = f"{'bold ' if span.strong else ''}{STYLES[span.tone]}".strip()
+        rendered.append(_strip_controls(span.text, allowed), style)
     return rendered
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
-from tuner_advice import advice, advised, unadvised
+from advised import advice, advise_nccl, unadvised
 
 from collbench.features.advise.formats import choose
 from collbench.features.advise.formats.engines import FORMATS
@@ -92,7 +92,7 @@ def won(n: int, kernel: str) -> Advised:
     series = Series("all_reduce", n, 1)
     sizes = (8 << 10, 16 << 10, 1 << 20)
     row = advice(sizes, series=series, setting=Setting(backend=kernel))
-    return advised([row], [unadvised(2 << 20, series)])
+    return advise_nccl([row], [unadvised(2 << 20, series)])
 
 
 @pytest.mark.parametrize(("n", "kernel"), [(8, "torch_multimem"), (2, "torch_two_shot")])

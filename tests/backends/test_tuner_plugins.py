@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tuner_advice import advise_by_chance
+from advised import advise_by_chance
 from tuner_plugin import FUNCTIONS, Said, opened
 from tuner_twin import TRAPS, Twin, list_whole
 

@@ -107,8 +107,9 @@ def test_a_file_is_written_and_replaced_but_nobody_elses(inside, runs: Path) -> 
         done = inside("advise", str(runs), "--write", "rules.tiny")
         assert done.returncode == 0
         assert "wrote rules.tiny, Tiny's rules, 1 row" in done.stdout
-        printed = "".join(done.stdout.split())  # lines of a terminal's width
-        assert f"exportTINY_RULES={runs / 'rules.tiny'}" in printed
+        lines = done.stdout.splitlines()
+        assert f"use it:   export TINY_RULES={runs / 'rules.tiny'}" in lines
+        assert "undo it:  unset TINY_RULES" in lines
         assert "use ring" in Path("rules.tiny").read_text()
     Path("rules.tiny").write_text("# mine, about collbench\n")
     done = inside("advise", str(runs), "--write", "rules.tiny")
@@ -156,6 +157,7 @@ def test_reports_are_written_and_json_has_all(inside, runs: Path) -> None:
     page = Path("a.html").read_text()
     assert '"heatmap"' in page and "Settings by size" in page
     assert "recursive" not in Path("a.md").read_text()
+    assert inside("advise", str(runs), "-o", "a.md", "-o", "a.html").returncode == 0  # replaced
 
 
 def test_both_sides_of_an_experiment_are_read(inside, tmp_path: Path) -> None:

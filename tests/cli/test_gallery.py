@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from collbench.records import run_file
 
 REPORTS = Path(__file__).parents[2] / "reports"
 STORIES = sorted((REPORTS / "runs").glob("*/"))
-NIGHT, TRACE = "night", "recorded-job"
+NIGHT, TRACE, ADVICE = "night", "recorded-job", "advice-slow-links"
 # What makes a story's page, with its exit code, where that is not `report`; as in the Makefile
-MADE = {NIGHT: (("health", "--history", "sqlite://"), Exit.OK), TRACE: (("trace",), Exit.OK)}
+MADE = {
+    NIGHT: (("health", "--history", "sqlite://"), Exit.OK),
+    TRACE: (("trace",), Exit.OK),
+    ADVICE: (("advise", "--oversubscribed"), Exit.OK),
+}
 
 
 def contents(page: str) -> tuple[Any, str]:
@@ -49,18 +54,22 @@ def test_there_are_stories() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
-def test_reports_are_what_this_code_makes_of_their_runs(story: Path, cli, tmp_path: Path) -> None:
-    runs = [str(path) for path in sorted(story.glob("*.jsonl"))]
+def test_reports_are_what_this_code_makes_of_their_runs(
+    story: Path, cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # as in reports/: a file of advice says by which command it is made
+    shutil.copytree(story, f"runs/{story.name}")
+    runs = [str(path) for path in sorted(Path("runs").glob("*/*.jsonl"))]
     command, code = MADE.get(story.name, (("report",), Exit.OK))
-    for suffix in ("html", "md"):
-        page = str(tmp_path / f"made.{suffix}")
-        done = cli(*command, *runs, "-o", page, "--plotlyjs", "directory")
+    pages = [("-o", f"{story.name}.{suffix}") for suffix in ("html", "md")]
+    for outputs in [[word for output in pages for word in output]] if story.name in MADE else pages:
+        done = cli(*command, *runs, "--plotlyjs", "directory", *outputs)
         assert done.returncode == code, done.stderr
-    assert (tmp_path / "plotly.min.js").stat().st_size > (tmp_path / "made.html").stat().st_size
-    kept, made = ((folder / name) for folder, name in ((REPORTS, story.name), (tmp_path, "made")))
-    assert made.with_suffix(".md").read_text() == kept.with_name(f"{story.name}.md").read_text()
+    page, text = (Path(name) for _, name in pages)
+    assert Path("plotly.min.js").stat().st_size > page.stat().st_size
+    assert text.read_text() == (REPORTS / text).read_text()
     (old_figures, old_text), (new_figures, new_text) = (
-        contents(path.with_name(f"{path.name}.html").read_text()) for path in (kept, made)
+        contents(path.read_text()) for path in (REPORTS / page, page)
     )
     alike(old_figures, new_figures)
     assert new_text == old_text

@@ -157,6 +157,7 @@ def advise(options: AdviseOptions) -> None:
     if options.sizes_of:
         extras = extras._replace(worth=value(advised, options.sizes_of))
     advised = warn_unordered(advised)
+    extras = extras._replace(machines=describe_machines(files))
     must_write = bool(options.kind or options.write)
     written = write_file(advised, form, options.write, must_write and not options.verify)
     document = view.make_document(advised, written, extras)
@@ -301,6 +302,25 @@ def verify(
     if verified.code == Exit.WRONG_DATA:
         extras = extras._replace(wrong=verified.wrong)
     return verified.advised, extras, verified.code
+
+
+def describe_machines(files: Sequence[RunFile]) -> dict[str, str]:
+    """By the id of a run: its machine, its begin, and how busy others kept the machine, if so."""
+    from collbench.show import busy
+    from collbench.show.views.machines import describe_machine
+
+    return {
+        file.run.id: "; ".join(
+            filter(
+                None,
+                (
+                    " · ".join(describe_machine(file)),
+                    busy.describe_run_load(file.run, file.records, file.end),
+                ),
+            )
+        )
+        for file in files
+    }
 
 
 def value(advised: Advised, sources: Sequence[str]) -> tuple[str, ...]:

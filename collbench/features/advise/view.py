@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ from collbench.features.advise.types import Advice, Advised, Crossing, Gain, Una
 from collbench.records.choice import describe_choice
 from collbench.show.document import (
     Block,
+    Cell,
+    CodeBlock,
     Column,
     Comment,
     Document,
@@ -40,6 +42,7 @@ from collbench.show.document import (
     Section,
     Table,
     Tone,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -82,13 +85,14 @@ class Written(NamedTuple):
 class Extras(NamedTuple):
     """What else there is to say: the library in words; of a verification, what was removed, why it
     decided nothing, if so, and with which setting data were wrong; sentences on what the advice is
-    worth."""
+    worth; the machine and begin of each run by its id."""
 
     library: str
     removed: tuple[str, ...] = ()
     worth: tuple[str, ...] = ()
     undecided: str = ""
     wrong: str = ""
+    machines: Mapping[str, str] = {}
 
 
 def find_exit(advised: Advised) -> Exit:
@@ -164,7 +168,7 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
         verdict=answer,
         weight="bad" if extras.wrong else "notice" if code else "good" if advised.rows else "",
         runs=[
-            *(f"run {plain_line(run)}" for run in advised.runs),
+            *(_describe_run(run, extras.machines.get(run, "")) for run in advised.runs),
             f"{_describe_terms(advised)}",
         ],
         sections=list(_list_sections(advised, written, extras, answer)),
@@ -172,6 +176,10 @@ def make_document(advised: Advised, written: Written, extras: Extras) -> Documen
         comment=Comment(blocks),
         values=plain_values(advised, written, extras, code) | {"answer": answer},
     )
+
+
+def _describe_run(run: str, machine: str) -> str:
+    return plain_line(f"run {run}: {machine}" if machine else f"run {run}")
 
 
 def _describe_terms(advised: Advised) -> str:
@@ -202,7 +210,7 @@ def _list_blocks(
     if advised.rows and written.text and not written.path:
         yield ""
         yield tone_text(f"{written.title}:", strong=True)
-        yield from map(plain_line, written.text.rstrip("\n").split("\n"))
+        yield CodeBlock(written.text.rstrip("\n"))
 
 
 def _list_remarks(advised: Advised, extras: Extras) -> Iterator[str]:
@@ -223,7 +231,7 @@ def _may_round(row: Advice) -> bool:
     return COLLECTIVES[series.collective].reduces and series.n > 2 and not is_same
 
 
-def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
+def _list_uses(advised: Advised, written: Written) -> Iterator[Cell]:
     """How the file is used."""
     if written.refusal:
         yield plain_line(f"no file: {written.refusal}")
@@ -231,20 +239,20 @@ def _list_uses(advised: Advised, written: Written) -> Iterator[str]:
     if written.path:
         rows = format_count(len(advised.rows), "row")
         size = rows if advised.rows else "no row: the file changes nothing"
-        yield plain_line(f"wrote {written.path}, {written.title}, {size}")
+        yield "wrote " + code_text(plain_line(str(written.path))) + f", {written.title}, {size}"
     elif advised.rows:
-        yield plain_line(f"write it: --write advice{written.suffix}")
+        yield "write it: " + code_text(f"--write advice{written.suffix}")
     if not advised.rows or not written.path:
         return
     exports = re.findall(r"^export (\w+)=", written.text, re.MULTILINE)
     is_script = {*written.use} <= {*exports}
     if exports and is_script:
-        yield plain_line(f"use it:   source {shlex.quote(str(written.path))}")
+        yield "use it:   " + code_text(plain_line(f"source {shlex.quote(str(written.path))}"))
     else:
         for name, value in written.use.items():
-            yield plain_line(f"use it:   export {name}={shlex.quote(value)}")
+            yield "use it:   " + code_text(plain_line(f"export {name}={shlex.quote(value)}"))
     if names := exports if is_script else [*written.use]:
-        yield plain_line(f"undo it:  unset {' '.join(names)}")
+        yield "undo it:  " + code_text(f"unset {' '.join(names)}")
 
 
 def _make_rows(advised: Advised) -> Table:
@@ -365,7 +373,7 @@ def _make_stays(advised: Advised) -> Table:
 def _list_sections(
     advised: Advised, written: Written, extras: Extras, answer: str
 ) -> Iterator[Section]:
-    sentences = [f"{describe_row(row)}." for row in advised.rows]
+    sentences: list[Cell] = [f"{describe_row(row)}." for row in advised.rows]
     if not sentences:
         sentences = [f"{answer}."]
     sentences += _list_uses(advised, written)

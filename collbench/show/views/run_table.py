@@ -28,7 +28,16 @@ from collbench.records.origins import FAKE
 from collbench.records.types import Run, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.busy import describe_run_load
-from collbench.show.document import Cell, Column, Line, Table, Weight, Words, tone_text
+from collbench.show.document import (
+    Cell,
+    Column,
+    Line,
+    Table,
+    Weight,
+    Words,
+    code_text,
+    tone_text,
+)
 from collbench.show.flags import (
     MARK,
     common_flags,
@@ -270,21 +279,22 @@ def summarise_run(run: Gathered) -> list[Words]:
         for reason, number in count_reasons(run.skips, run.arrived)
     ]
     lines += [*map(tone_notice, describe_dropped(run)), *_describe_verified(run)]
-    return [*lines, *map(tone_text, describe_saved(run))]
+    return [*lines, *describe_saved(run)]
 
 
-def describe_saved(run: Gathered) -> list[str]:
+def describe_saved(run: Gathered) -> list[Words]:
     """Where a run is kept, by the name that finds it again; of one that ended early how to go
     on."""
     if run.path is None:
-        return ["not saved"]
+        return [tone_text("not saved")]
     ours = run.path.parent == store.home_folder() / "runs"
-    lines = [f"saved: {plain_line(run.path.stem if ours else str(run.path))}"]
+    lines = ["saved: " + code_text(plain_line(run.path.stem if ours else str(run.path)))]
     if run.ended and run.ended.exit and len(run.arrived) < len(run.cases):
         name = "@last" if ours else shlex.quote(str(run.path))
         files = ",".join(algorithm_files.list_words(run.run.command))
         more = f" --algo {shlex.quote(files)}" if files else ""
-        lines.append(plain_line(f"continue with: collbench run --resume {name}{more}"))
+        command = f"collbench run --resume {name}{more}"
+        lines.append("continue with: " + code_text(plain_line(command)))
     return lines
 
 

@@ -7,13 +7,17 @@ import io
 import json
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import (
+    MARKER,
+    CodeBlock,
     Column,
     Comment,
+    Document,
     Gauge,
     Heading,
     Judgement,
@@ -22,7 +26,9 @@ from collbench.show.document import (
     Points,
     Section,
     Table,
+    code_text,
     make_columns,
+    mark_installs,
     tone_text,
 )
 
@@ -64,7 +70,7 @@ def test_a_short_form_reads_the_same_on_a_terminal_and_in_markdown() -> None:
     seen = terminal.render_text(made, 80)
     assert "\x1b" not in seen and f"all of it  {LITERAL}" in seen and "- one\n- two" in seen
     text = markdown.render_markdown(made)
-    assert text.startswith("### head\n\n**all of it**  ") and "- one\n- two\n" in text
+    assert text.startswith(f"{MARKER}\n### head\n\n**all of it**  ") and "- one\n- two\n" in text
     rendered = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert "&lt;b&gt;|`*_ [31m[red] # y" in rendered and "<b>" not in rendered
     assert rendered.count("<tr>") == 4
@@ -166,3 +172,65 @@ def test_junit_counts_outcomes_and_github_is_told_what_to_look_at() -> None:
 def test_the_page_shows_text_literally() -> None:
     text = html.render_page(a_document(), "cdn")
     assert "<b>|" not in text and "&lt;b&gt;|" in text
+
+
+COMMAND = "export VARIABLE='a value' PATH=/a/folder/with-a-name"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 120])
+def test_code_is_never_broken_on_a_terminal_and_what_stands_around_it_is(width: int) -> None:
+    line = (
+        tone_text("a sentence of several words, then ", "quiet") + code_text(COMMAND) + ", the end"
+    )
+    lines = terminal.render_text(Document(title="", brief=[line, ""]), width).splitlines()
+    assert sum(COMMAND in shown for shown in lines) == 1
+    assert " ".join(shown.strip() for shown in lines).strip() == str(line)
+    assert all(len(shown) <= width or COMMAND in shown for shown in lines)
+    assert (len(lines) == 2) == (width == 120)  # with the empty one
+
+
+def test_a_line_begins_with_its_words_however_long_its_code() -> None:
+    shown = terminal.render_text(Document(title="", brief=["  run " + code_text("x" * 50)]), 20)
+    assert shown == f"  run\n{'x' * 50}\n"
+    later = terminal.break_line("one two " + code_text("a b c"), 8, "    ")
+    assert [part.plain for part in later] == ["one two", "    a b c"]
+
+
+def test_code_can_be_copied_from_every_medium() -> None:
+    line = "use it: " + code_text("export A_B='<x>'")
+    page = Document(
+        title="",
+        brief=[line, CodeBlock("# a\nb_c = ```d```")],
+        sections=[Section(name="s", title="S", sentences=[line])],
+    )
+    assert "<code>export A_B=&#39;&lt;x&gt;&#39;</code>" in html.render_page(page, "cdn")
+    assert "use it: `export A_B='<x>'`" in markdown.render_markdown(page)
+    brief = markdown.render_markdown(msgspec.structs.replace(page, sections=[]))
+    assert "\n````\n# a\nb_c = ```d```\n````\n" in brief
+    assert "\n# a\nb_c = ```d```\n" in terminal.render_text(page, 10)
+
+
+def test_code_that_markdown_cannot_quote_is_escaped() -> None:
+    made = Document(title="", brief=["see " + code_text("a`b | c_d")])
+    assert "see a\\`b \\| c\\_d" in markdown.render_markdown(made)
+
+
+def test_code_steers_no_terminal() -> None:
+    made = Document(title="", brief=["a " + code_text("b\x1b[2Jc\nd"), CodeBlock("e\x1b[2Jf\ng")])
+    assert terminal.render_text(made, 5) == "a\nb [2Jc d\ne [2Jf\ng\n"
+    assert "\x1b" not in markdown.render_markdown(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("jax is missing: pip install 'collbench[jax]', or not", ["pip install 'collbench[jax]'"]),
+        ("pip install nvidia-ml-py: without it", ["pip install nvidia-ml-py"]),
+        ("no gcc (apt-get install gcc)", ["apt-get install gcc"]),
+        ("a and b", []),
+    ],
+)
+def test_what_is_to_be_installed_is_code(text: str, code: list[str]) -> None:
+    marked = mark_installs(text)
+    assert [span.text for span in marked.spans if span.code] == code
+    assert str(marked) == text

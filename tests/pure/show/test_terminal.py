@@ -1209,3 +1209,17 @@ def test_a_page_has_comments_above_lines_that_are_too_long_with_them() -> None:
         "a    # said\n```\n# of every kind\nrun --all\nrun  # one\n```\nb    # said of it\n"
     )
     assert console.narrow_comments(page, 80) == page
+
+
+def test_a_page_breaks_no_line_of_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "collbench all_reduce --backend mpi --env NAME=VALUE --output a-long-name.jsonl"
+    monkeypatch.setattr(console, "Console", partial(Console, force_terminal=True, width=30))
+    monkeypatch.setenv("PAGER", "cat")
+    monkeypatch.setenv("NO_COLOR", "1")
+    console.print_page(f"some words that take more than a line\n```\n$ {command}\nb\n```\nc\n")
+    lines = [
+        line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    ]
+    assert lines == ["some words that take more than", "a line", "", f"$ {command}", "b", "", "c"]

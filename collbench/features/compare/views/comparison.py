@@ -51,6 +51,7 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -228,7 +229,12 @@ def _make_brief(view: Readable, everything: bool, again: str) -> list[Block]:
     parts += list_reasons(view, listed=not hidden)
     if hidden:
         number = ", ".join(f"{number:,} {verdict}" for verdict, number in hidden.items())
-        parts += [tone_text(f"not shown: {number}; {again or '--all'} shows them", "quiet")]
+        command = code_text(again or "--all", "quiet")
+        parts += [
+            tone_text(f"not shown: {number}; ", "quiet")
+            + command
+            + tone_text(" shows them", "quiet")
+        ]
     return [*parts, *left_out(view, dropped=False), *comparison.notes]
 
 

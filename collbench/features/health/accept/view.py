@@ -20,6 +20,7 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -233,7 +234,10 @@ def _list_blocks(
     more = len(acceptance.untested) - REASONS
     blocks += [f"not tested: {more:,} more, which -o certificate.html lists"] * (more > 0)
     blocks += [
-        plain_line(f"{file.kind} {file.name}, {format_size(file.nbytes)}, {file.digest}")
+        f"{file.kind} "
+        + code_text(plain_line(file.name))
+        + f", {format_size(file.nbytes)}, "
+        + code_text(file.digest)
         for file in provenance.files
     ]
     return [*blocks, describe_writing(provenance)]

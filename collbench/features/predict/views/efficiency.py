@@ -26,7 +26,7 @@ from collbench.features.predict.efficiency import (
 )
 from collbench.records.points import Point, find_best
 from collbench.show import figure_style, figures
-from collbench.show.document import Figure, Line, Section, Table, make_columns
+from collbench.show.document import Cell, Figure, Line, Section, Table, code_text, make_columns
 from collbench.show.views.series import (
     Series,
     View,
@@ -117,7 +117,7 @@ def make_efficiency(view: View) -> Section | None:
         for row_series in picked
     ]
     every = [merit for _, series_merits in merits for merit in series_merits]
-    sentences = [
+    sentences: list[Cell] = [
         *_list_missing(view, series, stick),
         *left_out(
             len(every), sum(len(row_series.points) for row_series in series), "cases worked out;"
@@ -242,7 +242,7 @@ def _describe_place(view: View, point: Point) -> str:
     )
 
 
-def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
+def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[Cell]:
     """Remarks on links: which lack sendrecv and how to add it, or from which other run it was
     taken."""
     alone: dict[tuple[object, ...], list[Point]] = {}
@@ -266,14 +266,14 @@ def _list_missing(view: View, series: Iterable[Series], stick: Yardstick) -> lis
             ] = None
         if link and link.note and case.row.reduces:
             notes[f"{name}: {plain_line(link.note)}."] = None
-    sentences = [_suggest_command(view, points) for points in alone.values()] + list(notes)
+    sentences = [*(_suggest_command(view, points) for points in alone.values()), *notes]
     return [
         *sentences[:REMARKS],
         *left_out(min(REMARKS, len(sentences)), len(sentences), "such remarks"),
     ]
 
 
-def _suggest_command(view: View, points: list[Point]) -> str:
+def _suggest_command(view: View, points: list[Point]) -> Cell:
     """The command that measures sendrecv beside these points, which have none."""
     run = view.files[points[0].run].run
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
@@ -298,10 +298,8 @@ def _suggest_command(view: View, points: list[Point]) -> str:
     )
     if run.imported:
         return lacking + "Put its test and the others into one log, and import that."
-    return (
-        f"{lacking}Measure it on the same machine ({' '.join(filter(None, command))}), and report"
-        " both runs together."
-    )
+    line = code_text(" ".join(filter(None, command)))
+    return f"{lacking}Measure it on the same machine (" + line + "), and report both runs together."
 
 
 def _list_alarms(view: View, merits: list[Merit]) -> list[str]:

@@ -31,6 +31,7 @@ from collbench.show.document import (
     Section,
     Table,
     Weight,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -38,7 +39,12 @@ from collbench.show.document import (
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
-MORE = "-o page.html has a timeline and each operation; collbench replay runs an iteration again"
+MORE = (
+    code_text("-o page.html", "quiet")
+    + tone_text(" has a timeline and each operation; ", "quiet")
+    + code_text("collbench replay", "quiet")
+    + tone_text(" runs an iteration again", "quiet")
+)
 
 
 class Headline(NamedTuple):
@@ -58,7 +64,7 @@ def make_document(verdict: Judged) -> Document:
         brief += ["", tone_text(table.title, strong=True), _shorten_table(table)]
         brief += [tone_text(table.note, "quiet")] if table.note else []
     if any(part.timed for part in verdict.parts) and not (verdict.hang or verdict.disagreements):
-        brief += ["", tone_text(MORE, "quiet")]
+        brief += ["", MORE]
     return Document(
         title=_make_title(verdict),
         verdict=head.text,

@@ -43,6 +43,7 @@ from collbench.show.document import (
     Line,
     Section,
     Table,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -89,9 +90,9 @@ def make_document(file: RunFile) -> Document:
             brief.append(tone_text(f"{name_step(case)} on {case.label}", strong=True))
         if overlap.step_record.stop == "cut":
             brief.append(
-                tone_text(
-                    f"{_describe_cut(overlap)}; collbench run --resume measures it again", "notice"
-                )
+                tone_text(f"{_describe_cut(overlap)}; ", "notice")
+                + code_text("collbench run --resume", "notice")
+                + tone_text(" measures it again", "notice")
             )
         brief += describe_overlap(overlap) + _describe_expected(overlap, step)
         if step and step.recorded:

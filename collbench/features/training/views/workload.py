@@ -28,6 +28,7 @@ from collbench.show.document import (
     Document,
     Line,
     Table,
+    code_text,
     make_columns,
     tone_text,
 )
@@ -56,7 +57,12 @@ def list_presets() -> Document:
     )
 
 
-USAGE = "collbench workload PATTERN:MODEL --show counts one, --link ib200 --tflops 400 predicts it"
+USAGE = (
+    code_text("collbench workload PATTERN:MODEL --show")
+    + " counts one, "
+    + code_text("--link ib200 --tflops 400")
+    + " predicts it"
+)
 
 COLUMNS = (
     Column("phase", "left"),

@@ -137,12 +137,13 @@ def test_a_map_has_all_settings_and_frames_what_is_advised(advised: Advised) -> 
 def test_every_medium_is_made(advised: Advised) -> None:
     text = "# collbench advise\n1 <script>\n"
     written = Written("words", "words", text, {"A": "f x"}, Path("f x"))
-    extras = Extras("Tiny", ("removed: b",), ("It saves 3 s.",))
+    extras = Extras("Tiny", ("removed: b",), ("It saves 3 s.",), machines={"run": "2 cores"})
     document = make_document(advised, written, extras)
     shown = terminal.render_text(document, 80)
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "launches" in shown and "export A='f x'" in shown and "It saves 3 s." in shown
     assert "removed: b" in markdown.render_markdown(document)
+    assert document.runs[0] == "run run: 2 cores"
     page = html.render_page(document, "cdn")
     assert "1 &lt;script&gt;" in page and "1 <script>" not in page
     assert document.values["file"]["text"] == text

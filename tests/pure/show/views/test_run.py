@@ -119,7 +119,7 @@ def sound(document: Document) -> None:
     assert len(names) == len(set(names))
     for found in document.sections:
         assert found.title and (found.sentences or found.figures or found.tables)
-        assert all(words == words.strip() and words for words in found.sentences)
+        assert all(words == words.strip() and words for words in map(str, found.sentences))
         for figure in found.figures:
             json.dumps(figure.data, allow_nan=False), json.dumps(figure.layout, allow_nan=False)
             assert figure.data and figure.caption and re.fullmatch(r"[\w-]+", figure.name)
@@ -528,7 +528,7 @@ def test_what_was_left_out_is_counted_by_reason() -> None:
 
 def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
     found = section(sections.make_document([run(*sweep(n=2))]), "efficiency")
-    words = " ".join(found.sentences)
+    words = " ".join(map(str, found.sentences))
     assert "sendrecv was not measured with gloo on 2 ranks, float, isolated" in words
     assert (
         "collbench sendrecv --backend gloo -g 2 -d float --mode isolated -b 8 -e 1048576" in words
@@ -584,7 +584,11 @@ def test_hostile_text_stays_text() -> None:
     files = [run(*records, *late, worlds=worlds, **about), run(*records, worlds=worlds, id="r2")]
     document = sections.make_document(files)
     sound(document)
-    plain = [*document.runs, document.title, *(w for s in document.sections for w in s.sentences)]
+    plain = [
+        *document.runs,
+        document.title,
+        *(str(w) for s in document.sections for w in s.sentences),
+    ]
     plain += [
         str(cell)
         for s in document.sections

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from advised import gain
-from tuner_advice import advice, advised, unadvised
+from advised import advice, advise_nccl, gain, unadvised
 
 from collbench.core.errors import UsageError
 from collbench.features.advise.formats import choose
@@ -33,7 +32,7 @@ def kernel_row(
 def won(kernel: str = "torch_multimem", series: Series = EIGHT, **changes: Any) -> Advised:
     """The kernel wins at the three smallest sizes of four."""
     row = kernel_row(kernel, SMALL, series, high=45 * KIB, **changes)
-    return advised([row], [unadvised(64 * KIB, series)])
+    return advise_nccl([row], [unadvised(64 * KIB, series)])
 
 
 def read_ends(form: Any, given: Advised) -> list[tuple[int | None, int | None, str]]:
@@ -56,7 +55,7 @@ def read_ends(form: Any, given: Advised) -> list[tuple[int | None, int | None, s
     ],
 )
 def test_gpus_are_known_by_their_names(device: str, capability: tuple[int, int] | None) -> None:
-    assert find_capability(advised(device=device)) == capability
+    assert find_capability(advise_nccl(device=device)) == capability
 
 
 @pytest.mark.parametrize("form", CUTS, ids=lambda form: form.key)
@@ -98,12 +97,12 @@ def test_a_kernel_that_loses_at_the_smallest_size_is_refused(form: Any) -> None:
 def test_where_another_kernel_is_advised_the_engines_may_win_all_the_same() -> None:
     rows = [kernel_row("torch_one_shot", SMALL[:2]), kernel_row("torch_multimem", SMALL[2:] * 2)]
     rivals = {Cell(EIGHT, size): {"torch_multimem": gain(size)} for size in SMALL[:2]}
-    given = advised(rows, [unadvised(64 * KIB, EIGHT)], rivals=rivals)
+    given = advise_nccl(rows, [unadvised(64 * KIB, EIGHT)], rivals=rivals)
     assert read_ends(VLLM, given) == [(8, 32 * KIB, "torch_multimem")]
     unsure = {Cell(EIGHT, size): {"torch_multimem": gain(size, lo=-0.01)} for size in SMALL[:2]}
-    assert "does not win" in VLLM.refuse(advised(rows, rivals=unsure))
+    assert "does not win" in VLLM.refuse(advise_nccl(rows, rivals=unsure))
     by_chance = {Cell(EIGHT, size): {"torch_multimem": gain(size, p=0.2)} for size in SMALL[:2]}
-    assert "does not win" in VLLM.refuse(advised(rows, rivals=by_chance))
+    assert "does not win" in VLLM.refuse(advise_nccl(rows, rivals=by_chance))
 
 
 @pytest.mark.parametrize("form", CUTS, ids=lambda form: form.key)
@@ -157,7 +156,7 @@ def test_gpus_without_a_switch_have_no_table(form: Any) -> None:
 def test_settings_with_variables_are_no_kernel_that_an_engine_runs() -> None:
     setting = Setting(backend="torch_multimem", env=(("X", "1"),))
     row = advice(SMALL, series=EIGHT, setting=setting)
-    assert "no row for 8 ranks" in VLLM.refuse(advised([row]))
+    assert "no row for 8 ranks" in VLLM.refuse(advise_nccl([row]))
 
 
 def test_lines_are_assignments_to_the_engines_tables() -> None:
@@ -174,7 +173,7 @@ def test_lines_are_assignments_to_the_engines_tables() -> None:
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.key)
 def test_nothing_advised_is_a_file_that_changes_nothing(form: Any) -> None:
-    assert form.read(form.write(advised())) == []
+    assert form.read(form.write(advise_nccl())) == []
     assert form.read("") == []
     assert form.use(Path("table.py")) == {}
 
@@ -235,7 +234,7 @@ def test_each_shape_that_gets_a_strategy_is_advised(
     kernel: str, code: int, low: int, high: int
 ) -> None:
     row = kernel_row(kernel, (low, high), FOUR)
-    given = advised([row])
+    given = advise_nccl([row])
     assert TRT.refuse(given) == ""
     text = TRT.write(given)
     rules = TRT.read(text)
@@ -256,11 +255,11 @@ def test_each_shape_that_gets_a_strategy_is_advised(
 
 def test_a_row_narrower_than_an_entry_is_refused() -> None:
     row = kernel_row("torch_one_shot", (8 * KIB, 12 * KIB), FOUR)
-    assert "four times the size" in TRT.refuse(advised([row]))
+    assert "four times the size" in TRT.refuse(advise_nccl([row]))
 
 
 def test_blackwell_has_a_table_of_its_own_and_older_gpus_share_hoppers() -> None:
     row = kernel_row("torch_one_shot", (8 * KIB, 256 * KIB), FOUR)
     for device, table in (("B200", "SM100"), ("H200", "SM90"), ("A100", "SM90")):
-        text = TRT.write(advised([row], device=f"NVIDIA {device}"))
+        text = TRT.write(advise_nccl([row], device=f"NVIDIA {device}"))
         assert f"AllReduceBestStrategyTable{table}[1][0]" in text

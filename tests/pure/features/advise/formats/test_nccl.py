@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tuner_advice import (
+from advised import (
     ALL_REDUCE,
     DEFAULT,
     SIMPLE,
     advice,
     advise_by_chance,
-    advised,
+    advise_nccl,
     others,
     unadvised,
 )
@@ -34,7 +34,7 @@ BELOW, ABOVE = 16384, 64 << 20
 def advise_one(**changes: object) -> Advised:
     """all_reduce of 16 ranks at two sizes, and what NCCL chose for all else."""
     cells = [unadvised(BELOW), unadvised(ABOVE, ran=SIMPLE), *others()]
-    return advised([advice(SIZES, high=1448154, **changes)], cells)  # type: ignore[arg-type]
+    return advise_nccl([advice(SIZES, high=1448154, **changes)], cells)  # type: ignore[arg-type]
 
 
 def name_said(said: Said) -> str:
@@ -105,7 +105,7 @@ def test_a_setting_with_other_channels_at_other_sizes_has_several_rows() -> None
     row = advice(SIZES, high=1448154, setting=Setting(backend="nccl", env=env))
     rans = tuple(msgspec.structs.replace(SIMPLE, channels=count) for count in (4, 32))
     given = advise_one()
-    given = advised([msgspec.structs.replace(row, rans=rans)], given.unadvised)
+    given = advise_nccl([msgspec.structs.replace(row, rans=rans)], given.unadvised)
     rules = EXAMPLE.read(EXAMPLE.write(given))[:2]
     assert [(rule.low, rule.high, rule.name) for rule in rules] == [
         (65536, 262144, "Ring/Simple x4"),
@@ -115,7 +115,7 @@ def test_a_setting_with_other_channels_at_other_sizes_has_several_rows() -> None
 
 def test_the_librarys_choice_below_advice_is_that_of_each_size() -> None:
     row = msgspec.structs.replace(advice(SIZES, high=1448154), default_rans=(DEFAULT, SIMPLE))
-    given = advised([row], advise_one().unadvised)
+    given = advise_nccl([row], advise_one().unadvised)
     twin = Twin(EXAMPLE.write(given), 16, 2)
     cannot = ("Tree", "LL128")
     assert twin.ask("all_reduce", SIZES[0], cannot) == Said("Ring", "LL", 0)
@@ -124,7 +124,7 @@ def test_the_librarys_choice_below_advice_is_that_of_each_size() -> None:
 
 def test_a_choice_that_was_heard_at_one_size_of_a_row_is_not_taken_for_others() -> None:
     row = msgspec.structs.replace(advice(SIZES, high=1448154), default_rans=())
-    assert "chooses for all_reduce" in EXAMPLE.refuse(advised([row], advise_one().unadvised))
+    assert "chooses for all_reduce" in EXAMPLE.refuse(advise_nccl([row], advise_one().unadvised))
 
 
 def test_an_algorithm_alone_takes_the_protocol_that_was_heard() -> None:
@@ -154,20 +154,20 @@ def test_an_algorithm_alone_takes_the_protocol_that_was_heard() -> None:
 def test_settings_that_no_row_can_say_are_refused(form: object, setting: Setting, why: str) -> None:
     given = advise_one(setting=setting)
     if form is RCCL:
-        given = advised(given.rows, given.unadvised, version="RCCL 2.27.7")
+        given = advise_nccl(given.rows, given.unadvised, version="RCCL 2.27.7")
     assert why in form.refuse(given)  # type: ignore[attr-defined]
 
 
 def test_a_collective_that_asks_no_tuner_is_refused() -> None:
     row = advice(SIZES, series=Series("all_to_all", 16, 2))
-    assert "asks no tuner about all_to_all" in EXAMPLE.refuse(advised([row], others()))
+    assert "asks no tuner about all_to_all" in EXAMPLE.refuse(advise_nccl([row], others()))
 
 
 @pytest.mark.parametrize("missing", [name for name in FUNCTIONS if name != "all_reduce"])
 def test_collectives_whose_choice_is_unknown_are_named(missing: str) -> None:
     given = advise_one()
     cells = [each for each in given.unadvised if each.cell.series.collective != missing]
-    why = EXAMPLE.refuse(advised(given.rows, cells))
+    why = EXAMPLE.refuse(advise_nccl(given.rows, cells))
     assert f"chooses for {missing} with 16 ranks on 2" in why
     assert "one channel" in why
 
@@ -176,7 +176,7 @@ def test_collectives_whose_choice_is_unknown_are_named(missing: str) -> None:
 def test_one_size_without_a_heard_choice_is_one_too_many(ran: Choice | None) -> None:
     given = advise_one()
     cells = [*given.unadvised, unadvised(2 << 20, ran=ran)]
-    assert "chooses for all_reduce" in EXAMPLE.refuse(advised(given.rows, cells))
+    assert "chooses for all_reduce" in EXAMPLE.refuse(advise_nccl(given.rows, cells))
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_kernels_that_ask_no_tuner_are_refused(ran: Choice) -> None:
 
 def test_libraries_do_not_take_each_others_files() -> None:
     given = advise_one()
-    theirs = advised(given.rows, given.unadvised, version="RCCL 2.27.7")
+    theirs = advise_nccl(given.rows, given.unadvised, version="RCCL 2.27.7")
     assert "--for rccl" in EXAMPLE.refuse(theirs)
     assert "--for rccl" in NCCLX.refuse(theirs)
     assert "--for nccl" in RCCL.refuse(given)
 
 
 def test_nothing_measured_is_refused_and_no_advice_repeats_nccls_choices() -> None:
-    assert "no collective was measured" in EXAMPLE.refuse(advised())
-    given = advised([], [unadvised(BELOW), unadvised(ABOVE, ran=SIMPLE), *others()])
+    assert "no collective was measured" in EXAMPLE.refuse(advise_nccl())
+    given = advise_nccl([], [unadvised(BELOW), unadvised(ABOVE, ran=SIMPLE), *others()])
     assert EXAMPLE.refuse(given) == ""
     rules = EXAMPLE.read(EXAMPLE.write(given))
     assert {rule.name for rule in rules} == {"Ring/LL", "Ring/Simple"}
@@ -222,14 +222,14 @@ def test_choices_go_on_only_from_where_they_no_longer_change(
     sizes: tuple[int, ...], choices: tuple[Choice, ...], is_known: bool
 ) -> None:
     cells = [unadvised(nbytes, ran=ran) for nbytes, ran in zip(sizes, choices, strict=True)]
-    why = EXAMPLE.refuse(advised([], [*cells, *others()]))
+    why = EXAMPLE.refuse(advise_nccl([], [*cells, *others()]))
     assert ("chooses for all_reduce" not in why) == is_known
     assert (why == "") == is_known
 
 
 def test_rccls_own_choices_are_said_within_the_measured_sizes_only() -> None:
     cells = [unadvised(8192), unadvised(32768, ran=SIMPLE)]
-    text = RCCL.write(advised([], cells, version="RCCL 2.27.7"))
+    text = RCCL.write(advise_nccl([], cells, version="RCCL 2.27.7"))
     rules = [(rule.low, rule.high, rule.name) for rule in RCCL.read(text)]
     assert rules == [(8192, 16384, "Ring/LL"), (16385, 32768, "Ring/Simple")]
 
@@ -331,7 +331,7 @@ def test_rccl_reads_what_was_advised(seed: int) -> None:
 
 def test_rccl_keeps_its_own_number_by_minus_one_and_needs_no_other_rows() -> None:
     row = advice(SIZES, default_ran=None)
-    given = advised([row], [unadvised(BELOW, ran=None)], version="RCCL 2.27.7")
+    given = advise_nccl([row], [unadvised(BELOW, ran=None)], version="RCCL 2.27.7")
     assert RCCL.refuse(given) == ""
     rows = [line for line in RCCL.write(given).splitlines() if line[0] != "#"]
     assert rows == ["allreduce,65536,1048576,tree,ll128,-1,2,16,-1,-1"]
@@ -354,7 +354,7 @@ def test_what_rccl_would_skip_is_refused(row: str) -> None:
 
 
 def test_rccl_without_rows_changes_nothing() -> None:
-    given = advised([], [], version="RCCL 2.27.7")
+    given = advise_nccl([], [], version="RCCL 2.27.7")
     assert RCCL.refuse(given) == ""
     assert RCCL.read(RCCL.write(given)) == []
 
@@ -416,7 +416,7 @@ def test_what_keeps_ncclx_from_opening_is_refused(row: str) -> None:
 
 def test_ncclx_needs_as_many_ranks_on_each_node() -> None:
     row = advice(SIZES, series=Series("all_reduce", 7, 2))
-    assert "7 ranks on 2 hosts have no equal number" in NCCLX.refuse(advised([row]))
+    assert "7 ranks on 2 hosts have no equal number" in NCCLX.refuse(advise_nccl([row]))
 
 
 def test_default_of_a_series_is_spread_by_geometric_means() -> None:
@@ -424,7 +424,7 @@ def test_default_of_a_series_is_spread_by_geometric_means() -> None:
     cells = [unadvised(1024), *large, *others()]
     rows = [
         line
-        for line in EXAMPLE.write(advised([], cells)).splitlines()
+        for line in EXAMPLE.write(advise_nccl([], cells)).splitlines()
         if line.startswith("allreduce")
     ]
     assert rows == [
