@@ -26,6 +26,8 @@ FAKE_EXTRAS ?= gpu,mpi
 # libraries: where environments with other libraries go, for tests/backends
 LIBRARIES ?= .venv-backends
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
+# some images forbid it; then each process of a test compiles all that it imports again
+export PYTHONDONTWRITEBYTECODE =
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
 .PHONY: venv demo test test-all libraries snapshots snapshots-check lint perf faults examples lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 from forked import Server
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
+TESTS = Path(__file__).parent
+LONG = ("backends", "ranks", "lab", "test_house.py", "cli", "browser")  # what takes long, in order
 REAL = ("backends", "ranks", "lab", "browser")  # whose tests share the cores with whatever runs
 
 
@@ -21,27 +24,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of real ranks that fails is run again, up to twice, which pytest's summary tells of; one of pure
     code is not."""
     place = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.parent.name, len(LONG)))
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(LONG)))
     for item in items:
-        if item.path.parent.name in REAL:
+        if item.path.relative_to(TESTS).parts[0] in REAL:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
-@pytest.fixture
-def environment() -> Iterator[None]:
-    """What a test, or a rank that it plays, leaves in the environment does not reach the next."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+def pytest_sessionstart() -> None:
+    """Nothing is garbage while some thousands of tests and the modules that they import are made:
+    looking for it took a third of the time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor is it looked for among these, which live as long as the session."""
+    gc.enable()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that nobody has made yet, and whose parent is there."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Runs of a test are kept apart from the user's and from other tests'."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("COLLBENCH_HOME", str(folder))
-    return folder
+def home(homes: Iterator[Path]) -> Iterator[Path]:
+    """Runs of a test are kept apart from the user's and from other tests'. What a test, or a rank
+    that it plays, leaves in the environment does not reach the next. The folder is made by what
+    writes to it: most tests write nothing, and a ``tmp_path`` for each would take as long as all
+    else that pytest does for it."""
+    before = dict(os.environ)
+    folder = next(homes)
+    os.environ["COLLBENCH_HOME"] = str(folder)
+    yield folder
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

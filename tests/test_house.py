@@ -4,14 +4,17 @@ whom; each feature's folder can go, and the rest works."""
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from forked import Server
 
 import collbench
 from collbench.core.feature import Feature, find_features, load_entry
@@ -82,22 +85,38 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
+class Module(NamedTuple):
+    lines: int
+    functions: tuple[tuple[str, int], ...]  # with their lines
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+
+
+@cache
+def parsed(name: str) -> Module:
+    text = MODULES[name].read_text()
+    functions, imports = [], []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.FunctionDef):
+            functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
+    return Module(len(text.splitlines()), tuple(functions), tuple(imports))
+
+
+@cache
 def imported(name: str) -> set[str]:
     """What a module imports, anywhere in it and for type checking too: modules of this package
     without its name, others' packages by theirs."""
     found = set()
-    for node in ast.walk(TREES[name]):
+    for node in parsed(name).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0 and node.module, f"{name} imports relatively"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [w if w.removeprefix("collbench.") in MODULES else node.module for w in whole]
-        else:
-            continue
         for each in names:
             first, _, rest = each.partition(".")
             found.add((rest or "__init__") if first == "collbench" else f"/{first}")
@@ -116,25 +135,29 @@ def test_nothing_lies_flat() -> None:
     assert there - {"__pycache__"} == {*NAMES}
 
 
-@pytest.mark.parametrize("name", sorted(n for n in MODULES if n.partition(".")[0] in KERNEL))
-def test_the_kernel_imports_what_is_above_and_no_feature(name: str) -> None:
-    place = KERNEL.index(name.partition(".")[0])
-    for target in imported(name):
-        if target[0] != "/" and target != "__init__":
-            folder = target.partition(".")[0]
-            assert folder in KERNEL and KERNEL.index(folder) <= place, f"{name} imports {target}"
+def test_the_kernel_imports_what_is_above_and_no_feature() -> None:
+    wrong = []
+    for name in sorted(name for name in MODULES if name.partition(".")[0] in KERNEL):
+        above = {*KERNEL[: KERNEL.index(name.partition(".")[0]) + 1], "__init__"}
+        for target in imported(name):
+            if target[0] != "/" and target.partition(".")[0] not in above:
+                wrong.append(f"{name} imports {target}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(n for n in MODULES if n.startswith("features.")))
-def test_a_feature_imports_the_kernel_and_itself(name: str) -> None:
-    mine = name.split(".")[1]
-    for target in imported(name):
-        if not target.startswith("features."):
-            assert target != "features", f"{name} imports the list of features"
-            continue
-        other, here = target.split(".")[1], name.removeprefix("features.")
-        allowed = any(other == to and is_within(here, {by}) for by, to in BETWEEN)
-        assert other == mine or allowed, f"{name} imports {target}"
+def test_a_feature_imports_the_kernel_and_itself() -> None:
+    wrong = []
+    for name in sorted(name for name in MODULES if name.startswith("features.")):
+        mine, here = name.split(".")[1], name.removeprefix("features.")
+        for target in imported(name):
+            if target == "features":
+                wrong.append(f"{name} imports the list of features")
+            elif target.startswith("features."):
+                other = target.split(".")[1]
+                allowed = any(other == to and is_within(here, {by}) for by, to in BETWEEN)
+                if other != mine and not allowed:
+                    wrong.append(f"{name} imports {target}")
+    assert wrong == []
 
 
 def test_features_import_from_others_what_the_table_says_and_no_less() -> None:
@@ -148,11 +171,14 @@ def test_features_import_from_others_what_the_table_says_and_no_less() -> None:
     assert used == {*BETWEEN}
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_packages_of_others_are_imported_where_they_are_at_home(name: str) -> None:
-    for target in imported(name):
-        if homes := HOME.get(target.removeprefix("/")) if target[0] == "/" else None:
-            assert is_within(name, homes), f"{name} imports {target[1:]}"
+def test_packages_of_others_are_imported_where_they_are_at_home() -> None:
+    wrong = []
+    for name in sorted(MODULES):
+        for target in imported(name):
+            homes = HOME.get(target[1:]) if target[0] == "/" else None
+            if homes and not is_within(name, homes):
+                wrong.append(f"{name} imports {target[1:]}")
+    assert wrong == []
 
 
 def test_there_are_no_circles() -> None:
@@ -163,21 +189,19 @@ def test_there_are_no_circles() -> None:
 
 
 def test_long_modules_and_functions_are_warned_of() -> None:
-    for name, tree in TREES.items():
-        lines = len(MODULES[name].read_text().splitlines())
+    for name in MODULES:
+        lines, functions, _ = parsed(name)
         if lines > LONG_MODULE:
             warnings.warn(f"{name} has {lines} lines: is it one subject?", stacklevel=1)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > LONG_FUNCTION:
-                    warnings.warn(f"{name}.{node.name} has {length} lines", stacklevel=1)
+        for function, length in functions:
+            if length > LONG_FUNCTION:
+                warnings.warn(f"{name}.{function} has {length} lines", stacklevel=1)
 
 
 def test_no_layout_but_ruffs() -> None:
     for path in {*MODULES.values(), *TESTS.rglob("*.py")} - {Path(__file__)}:
-        text = path.read_text().splitlines()
-        assert not any("fmt: skip" in line or "fmt: off" in line for line in text), path
+        text = path.read_text()
+        assert "fmt: skip" not in text and "fmt: off" not in text, path
 
 
 def test_nobody_imports_the_command_line() -> None:
@@ -189,6 +213,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; sys.argv=['collbench','--help']\nfrom collbench.cli.main import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         "bad={'torch','numpy','pandas','scipy','msgspec'} & set(sys.modules)\n"
+        "bad|={'socket','tempfile','tomllib'} & set(sys.modules)\n"
         "print(sorted(bad), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -224,30 +249,36 @@ WORKS = (
 )
 
 
+PACKAGES = ("torch", "pandas", "scipy.stats", "plotly", "jinja2", "rich", "typer")
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Packages of others are imported once for all copies of the package."""
+    server = Server(tmp_path_factory.mktemp("forked"), *PACKAGES)
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_the_rest_works_without_a_feature(name: str, tmp_path: Path) -> None:
+def test_the_rest_works_without_a_feature(
+    name: str, forked: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a copy of the package without the feature's folder."""
-    there = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT, tmp_path / "collbench", ignore=there)
+    shutil.copytree(ROOT, tmp_path / "collbench")  # with what Python has compiled of it
     shutil.copytree(ROOT.parent / "suites", tmp_path / "suites")
     shutil.rmtree(tmp_path / "collbench" / "features" / name)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLLBENCH_HOME": str(tmp_path / "home")}
+    monkeypatch.chdir(tmp_path)
 
-    def run(*words: str, by: tuple[str, ...] = ("-m", "collbench")) -> Done:
-        return subprocess.run(
-            [sys.executable, *by, *words],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def run(*words: str) -> Done:
+        return forked(*words, PYTHONPATH=str(tmp_path))
 
     assert RECORDED
     ended = {words[0]: run(*words) for words in WORKS}
     assert {word: done.stderr for word, done in ended.items() if done.returncode} == {}
-    recording = run(by=("-c", "import collbench; collbench.record('trace')"))
-    assert ("cannot record" in recording.stderr) == (name in ("traces", "training"))
+    where = run("-c", "import collbench; print(collbench.__file__); collbench.record('trace')")
+    assert where.stdout.startswith(str(tmp_path))
+    assert ("cannot record" in where.stderr) == (name in ("traces", "training"))
     gone = [one for one in find_features() if name in (one.name, *one.needs)]
     for feature in gone:
         for command in feature.commands:

@@ -4,7 +4,6 @@ called."""
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -57,11 +56,10 @@ def load_command(name: str) -> Callable[..., Any]:
 
 
 DIFFERENCES = """
-Single-letter options mean the same as in nccl-tests, with these differences: sizes double unless
--f or -i says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists
-sweep their product (-d float,half -g 2,4); blocks are not rounded to 16 bytes unless --align 16; -n
-fixes the number of samples, without it sampling goes on until the median is precise enough
-(--precision); -t 1, -p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
+Single-letter options are those of nccl-tests, with differences (`collbench help report`): sizes
+double unless -f or -i says otherwise, lists sweep their product (-d float,half -g 2,4), times are
+those of the slowest rank, blocks are not rounded to 16 bytes, and -n is a number of samples. -t 1,
+-p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
 """
 
 
@@ -89,8 +87,8 @@ def _write_help(name: str) -> str:
         "block of send": "In place, a rank receives into its own block of the send buffer.",
         None: "It has no in-place form.",
     }[row.in_place]
-    differences = " ".join(DIFFERENCES.split())
-    return "\n\n".join([row.meaning, f"{sizes} {factor} {in_place}", differences, EXITS])
+    example = f"collbench {name}{' -b 8 -e 64M' if row.moves_data else ''} -g 2"
+    return f"{row.meaning}\n\n{sizes} {factor} {in_place}\n\nFor instance: {example}"
 
 
 class _Names(TyperGroup):
@@ -130,7 +128,9 @@ class _Commands(TyperGroup):
         from collbench.cli.measure import measure
         from collbench.cli.sections import MeasureCommand
 
-        return _make_command(name, measure, _write_help(name), MeasureCommand)
+        command = _make_command(name, measure, _write_help(name), MeasureCommand)
+        command.epilog = f"{' '.join(DIFFERENCES.split())}\n\n{EXITS}"
+        return command
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         command = _Names(name=self.name, params=self.params)
@@ -172,6 +172,7 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["--help", "-h"],
+        "max_content_width": 100,
         "token_normalize_func": lambda name: name.replace("-", "_"),
     },
 )
@@ -309,6 +310,8 @@ def _end_process(code: int) -> None:
     """Ends this process; at once where it is a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
+        import socket
+
         from collbench.run.launch import join
         from collbench.run.launch.forkserver import leave_process
 

@@ -16,6 +16,7 @@ from collbench.core.text import print_message
 
 if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
+    from collbench.run.launch.early import LoadingServer
     from collbench.run.order import Order
     from collbench.run.reporter import Reporter
 
@@ -27,10 +28,18 @@ class MeasureOptions:
 
 def measure(ctx: typer.Context, options: MeasureOptions) -> None:
     """Measure a collective, over sizes, ranks and whatever else is asked for."""
-    from collbench.cli.options import read_request
+    from collbench.run.launch.early import start_early
 
-    request = read_request(find_collective(ctx.info_name or "").name, vars(options))
-    raise typer.Exit(carry_out(request.order, request.reporter, request.dry_run))
+    early = start_early(vars(options))  # torch loads meanwhile
+    try:
+        from collbench.cli.options import read_request
+
+        request = read_request(find_collective(ctx.info_name or "").name, vars(options))
+        code = carry_out(request.order, request.reporter, request.dry_run, early)
+    finally:
+        if early:
+            early.close()
+    raise typer.Exit(code)
 
 
 def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
@@ -59,9 +68,14 @@ def fake_gpus(backends: Collection[str]) -> list[str]:
     return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
 
 
-def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
+def carry_out(
+    order: Order,
+    reporter: Callable[[], Reporter],
+    dry_run: bool,
+    early: LoadingServer | None = None,
+) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
-    rank, where there are more."""
+    rank, where there are more. ``early`` is execute_order's."""
     from collbench.core.paths import find_path
     from collbench.machine import cpus
     from collbench.records import limits
@@ -77,7 +91,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         has_limits = any(threshold.min_busbw for threshold in order.suite.thresholds)
         has_paths = any(find_path(env) for env in order.suite.values("envs"))
         if not has_limits and not has_paths:
-            return session.execute_order(order, reporter)
+            return session.execute_order(order, reporter, early)
         limit_results: list[limits.Held] = []
         path_codes: list[Exit] = []
 
@@ -93,7 +107,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
                 if sentence:
                     print_message(sentence)
 
-        code = session.execute_order(order, lambda: Several(reporter(), Judging()))
+        code = session.execute_order(order, lambda: Several(reporter(), Judging()), early)
         return code or limits.find_limits_exit(limit_results) or max(path_codes, default=Exit.OK)
     member = join.detect_launcher(order.launcher)
     if member is None or member.rank == 0:

@@ -86,10 +86,13 @@ def make_option(name: str, help: str = "", free: bool = False) -> Any:
     """The option of the row ``name``, with the help of a command that means less by it; a ``free``
     one has no bounds."""
     row = _ROWS[name]
+    placeholder = row.placeholder
+    if help and not row.metavar and placeholder:  # which may be one value there
+        placeholder = placeholder.removesuffix(",…")
     number = row.type in (int, float) and not free
     return typer.Option(
         *row.flags.split(),
-        metavar=row.metavar,
+        metavar=placeholder,
         min=row.least if number else None,
         max=row.most if number else None,
         help=help or row.help,

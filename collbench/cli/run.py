@@ -25,8 +25,8 @@ class SuiteSaveOptions(SaveOptions):
         Path | None,
         make_option(
             "output",
-            "Save runs to this folder (one suite: or file). A name that ends in .prom, .otlp or"
-            " .parquet: save runs as usual, and write the suite's besides.",
+            "Save runs to this folder (one suite: or .jsonl file). With .prom, .otlp, .parquet:"
+            " write this, too.",
         ),
     ] = None
     save: Annotated[bool, make_option("save", "Keep the runs' records.")] = True
@@ -68,9 +68,8 @@ class RunOptions:
         int | None,
         make_option(
             "launches",
-            "Measure each suite so often, each time by ranks newly started: 10 on each side are"
-            " what `collbench compare` can judge two runs by. In place of the suite's cycles, whose"
-            " time they divide: at least 0.25s a case, unless --max-time gives each launch's.",
+            "Measure each suite by newly started ranks so often, in place of its cycles, whose time"
+            " they share (0.25s a case at least).",
         ),
     ] = None
     budget: Annotated[

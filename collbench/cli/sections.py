@@ -1,8 +1,9 @@
 """The options of a collective's command in its help: those that everybody needs first, then the
-others by what they are about."""
+others by what they are about, in the order of need."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand
@@ -17,77 +18,79 @@ SECTIONS = {
         "ops",
         "backends",
         "algorithms",
-        "in_place",
-        "budget",
+        "iters",
+        "output",
+    ),
+    "Where ranks run": (
+        "launcher",
+        "hosts",
+        "ssh",
+        "address",
+        "placement",
+        "envs",
+        "groups",
+        "paths",
+        "imports",
+        "pin",
+        "share_gpu",
+        "virtual",
     ),
     "Sizes and data": (
         "stepbytes",
         "listed",
+        "in_place",
         "roots",
         "splits",
+        "check",
         "align",
         "unalign",
-        "check",
-        "adds_as",
         "seed",
+        "adds_as",
     ),
     "How long it is measured": (
-        "iters",
-        "warmup",
-        "cycles",
-        "launches",
-        "agg_iters",
+        "budget",
         "precision",
         "max_seconds",
+        "warmup",
+        "launches",
+        "cycles",
+        "agg_iters",
         "timeout",
     ),
     "How calls are timed": (
         "modes",
         "arrivals",
-        "sync",
-        "blocking",
-        "replays",
+        "backgrounds",
         "cache",
         "order",
+        "sync",
         "register",
-        "backgrounds",
+        "blocking",
+        "replays",
     ),
-    "Where ranks run": (
-        "imports",
-        "launcher",
-        "address",
-        "placement",
-        "hosts",
-        "ssh",
-        "groups",
-        "envs",
-        "paths",
-        "pin",
-        "virtual",
-        "share_gpu",
-    ),
-    "What is printed": (
+    "What is printed and saved": (
         "output_format",
         "output_file",
+        "tag",
+        "save",
+        "min_busbw",
         "average",
         "cpu_time",
         "timestamps",
         "per_iter",
         "per_iter_skip",
-        "min_busbw",
     ),
-    "What is saved": ("output", "save", "tag"),
     "Trying it out": ("dry_run", "inject", "debug", "help"),
 }
 
 
 class MeasureCommand(TyperCommand):
-    """A command whose help shows its options in SECTIONS."""
+    """A command whose help shows its options in SECTIONS, without the bounds of numbers."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes each section, and options of none at the end."""
         records = {
-            parameter.name: record
+            parameter.name: (record[0], _hide_bounds(record[1]))
             for parameter in self.get_params(ctx)
             if (record := parameter.get_help_record(ctx))
         }
@@ -98,3 +101,8 @@ class MeasureCommand(TyperCommand):
         if records:
             with formatter.section("Other options"):
                 formatter.write_dl([*records.values()])
+
+
+def _hide_bounds(text: str) -> str:
+    text = re.sub(r"; [\d.]*(<=)?x[<>]=[\d.]+\]$", "]", text)
+    return re.sub(r" *\[[\d.]*(<=)?x[<>]=[\d.]+\]$", "", text)

@@ -6,11 +6,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, TextIO
 
 from collbench.core.errors import CannotRun, UsageError
@@ -51,6 +49,8 @@ def keep_traceback(text: str) -> str:
     """A sentence that says in which file the text lies now; one without a file where none can be
     made."""
     try:
+        from tempfile import NamedTemporaryFile  # only here: --help imports this module
+
         with NamedTemporaryFile(
             "w", prefix="collbench-fault-", suffix=".txt", delete=False
         ) as file:
@@ -72,6 +72,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 def read_toml(path: Path, most: int) -> tuple[str, dict[str, Any]]:
     """The text of a TOML file, and what it says. Raises as ``read_bytes``, and ValueError for what
     is none."""
+    import tomllib  # only here: --help imports this module
+
     text = read_bytes(path, most).decode("utf-8-sig")
     if DEEP.search(text):
         raise ValueError("its keys are too deep")

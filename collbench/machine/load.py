@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,12 @@ def _sum_columns(cpus: Collection[int], columns: Collection[int], root: Path) ->
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
 
-def measure_load(seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT) -> dict[str, Load]:
-    """Others' load on this host, while this process waits and has no other at work; empty where it
-    cannot be told."""
-    others = Others(0, lambda value: [value], root)
+def measure_load(
+    seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT, helpers: Sequence[int] = ()
+) -> dict[str, Load]:
+    """Others' load on this host, while this process waits and has none at work but those of the
+    pids ``helpers``; empty where it cannot be told."""
+    others = Others(0, lambda value: [value], root, helpers)
     time.sleep(seconds)
     return others.since()
 
@@ -70,7 +72,7 @@ def measure_load(seconds: float = LOOK_SECONDS, root: Path = sysfs.ROOT) -> dict
 class Others:
     """Others' load on all machines of a group of processes, which all make one and call ``since``
     together. ``rank`` is this one's place in what ``collect`` gathers from all. To be made before
-    processes bind themselves to cores of their own.
+    processes bind themselves to cores of their own. ``helpers`` are pids of further ones of ours.
 
     Containers of one kernel are one machine, whatever hosts they take themselves for. Our own are
     the group's processes with all their threads, and those that they descend from: what launched
@@ -78,7 +80,11 @@ class Others:
     """
 
     def __init__(
-        self, rank: int, collect: Callable[[Any], list[Any]], root: Path = sysfs.ROOT
+        self,
+        rank: int,
+        collect: Callable[[Any], list[Any]],
+        root: Path = sysfs.ROOT,
+        helpers: Sequence[int] = (),
     ) -> None:
         self._collect, self._root = collect, root
         cpus_here = sorted(os.sched_getaffinity(0))
@@ -98,6 +104,9 @@ class Others:
         self._machine = self._machines[rank]
         self._leads = self._machines.index(self._machine) == rank
         self._parents = psutil.Process().parents() if self._leads else []
+        for pid in helpers:
+            with suppress(psutil.Error):  # it has ended
+                self._parents.append(psutil.Process(pid))
         self._before = self._now()
         self._paused = self._before
 

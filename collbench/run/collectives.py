@@ -23,6 +23,7 @@ from collbench.suite.policy import Policy
 
 if TYPE_CHECKING:
     from collbench.run.rank.bench import Bench, Sites
+    from collbench.run.rank.single_call import SingleCall
     from collbench.run.rank.trial import Trial
 
 MAX_ROTATION = 64
@@ -185,10 +186,14 @@ class CollectiveRunner:
         """None: a case of a collective takes too little time to be told of beforehand."""
         return None
 
-    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> Trial:
+    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> Trial | SingleCall:
         """The job on a rank, with its background beside it; ``emit`` is not called."""
         from collbench.run.rank.background import make_background
+        from collbench.run.rank.single_call import SingleCall
         from collbench.run.rank.trial import Trial
+
+        if job.coarse:
+            return SingleCall(bench, job)
 
         return Trial(bench, job, make_background(bench, job.case, sites))
 

@@ -22,7 +22,9 @@ class Job(msgspec.Struct, frozen=True):
     they take. ``control``: with a few in the other cadence. The same
     ranks measure the ``companion``, another job, in turns with it, block by block; a lot decides
     each time which goes first.
-    ``subject`` is what a case of another kind is about.
+    ``subject`` is what a case of another kind is about. A ``coarse`` one is a single call, for a
+    row to show until the case is measured; the job that measures it knows by ``first_ns`` what the
+    call took, where that is longer than the case's time.
     """
 
     case: Case
@@ -36,6 +38,8 @@ class Job(msgspec.Struct, frozen=True):
     control: bool = True
     companion: Job | None = None
     subject: Any = None  # suite.measurable.Subject
+    coarse: bool = False
+    first_ns: int | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "subject", decode_subject(self.subject))

@@ -17,14 +17,21 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from collbench.core.backend_info import backend_info
+from collbench.core.collectives import COLLECTIVE
 from collbench.records import stats
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
 from collbench.run.jobs import Job, Plan
+from collbench.run.plan import estimate_seconds
 from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+
+# by a rough guess, in seconds: a run, and what a case of it takes beside its samples, from which on
+# the case is called once before others are measured to the end
+LONG_RUN, LONG_CASE = 15.0, 0.5
 
 COARSE = 0.1  # of the time a case may take, so much is spent on it at first
 
@@ -55,6 +62,10 @@ class Pace:
 
     def note_world(self, world: World) -> None:
         """Notes the world whose cases are heard of from now on."""
+
+    def accept_coarse(self, record: Record) -> bool:
+        """Whether the record is of a single call beforehand, to be shown and not to be kept."""
+        return False
 
     def accept(self, record: Record) -> Record | None:
         """The record as it is to be kept; None where an earlier one stands."""
@@ -89,7 +100,10 @@ class CallerPace(Pace):
 
 class TwoPassPace(Pace):
     """Two passes over the cases of each world, the second over those whose interval is not as
-    narrow as asked for, or which had no valid sample."""
+    narrow as asked for, or which had no valid sample.
+
+    Cases that take long to prepare are measured once. In a long run on CPUs the first pass ends
+    with one call of each size of theirs, smallest first, and they are measured last."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -97,15 +111,42 @@ class TwoPassPace(Pace):
         self._coarse: dict[Case, Record] = {}
         self._jobs: dict[Case, Job] = {}
         self._enough = 0.0
+        self._world = 0
+        self._called: set[Case] = set()  # those of which one call is made beforehand
+        self._later: dict[int, list[Job]] = {}  # by world, measured after the second pass
 
     def note_world(self, world: World) -> None:
+        self._world = world.index
         self._enough = self._policy.resolved(world.cramped).precision or 0.0
 
     def open_plan(self, current: Plan) -> Plan:
         """The plan with its coarse pass."""
-        return msgspec.structs.replace(
-            current, jobs=[self._make_coarse(job) for job in current.jobs], open=True
-        )
+        later = self._find_later(current)
+        self._later[current.index] = later
+        put_off = {job.case for job in later}
+        jobs = [self._make_coarse(job) for job in current.jobs if job.case not in put_off]
+        jobs += [_make_single_call(job) for job in _choose_lines(later)]
+        self._called |= {job.case for job in jobs if job.coarse}
+        return msgspec.structs.replace(current, jobs=jobs, open=True)
+
+    def _find_later(self, current: Plan) -> list[Job]:
+        """The jobs of a long plan on CPUs that are measured last: those that take long to prepare.
+        None where cycles would be mixed, or the first call of a case is not as others are."""
+        policy, jobs = self._policy, current.jobs
+        if backend_info(current.backend).gpu or policy.inject or policy.virtual or current.groups:
+            return []
+        if current.in_turns or any(job.case.cycle or job.companion for job in jobs):
+            return []
+        if sum(estimate_seconds(job, policy) for job in jobs) <= LONG_RUN:
+            return []
+        longest = max(LONG_CASE, AT_ONCE * self._most)
+        return [
+            job
+            for job in jobs
+            if job.case.kind == COLLECTIVE.kind
+            and not (job.case.groups or job.case.background or job.case.arrival)
+            and runner_of(job.case).guess_fixed(job, policy) > longest
+        ]
 
     def _make_coarse(self, job: Job) -> Job:
         runner = runner_of(job.case)
@@ -114,6 +155,26 @@ class TwoPassPace(Pace):
         job = msgspec.structs.replace(job, seconds=COARSE * self._most)
         self._jobs[job.case] = job
         return job
+
+    def drop_world(self, current: Plan) -> Sequence[Job]:
+        """The jobs of a plan whose world does not open, each case once."""
+        return [*(job for job in current.jobs if not job.coarse), *self._later.pop(current.index)]
+
+    def accept_coarse(self, record: Record) -> bool:
+        """Whether the record is of a single call beforehand. Where that failed, its record stands
+        and the case is not measured."""
+        if record.case not in self._called:
+            return False
+        self._called.discard(record.case)
+        jobs, is_called = self._later.get(self._world, []), record.status == "ok"
+        is_long = record.setup_ns > 1e9 * self._most
+        for index, job in enumerate(jobs):
+            if job.case == record.case and is_long:
+                jobs[index] = msgspec.structs.replace(job, first_ns=record.setup_ns)
+            if job.case == record.case and not is_called:
+                del jobs[index]
+                break
+        return is_called
 
     def accept(self, record: Record) -> Record | None:
         first = self._coarse.pop(record.case, None)
@@ -127,7 +188,7 @@ class TwoPassPace(Pace):
 
     def next_jobs(self) -> list[Job]:
         """The second pass of the world that has just ended its first: cases without a valid sample,
-        then widest intervals first."""
+        then widest intervals first; and at last what takes long to prepare."""
         wide = {
             case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
         }
@@ -135,7 +196,8 @@ class TwoPassPace(Pace):
             (case for case in wide if case.is_leader), key=lambda c: -interval_width(wide[c])
         )
         self._coarse = wide
-        return [self._make_second(wide[case]) for case in leading]
+        later = self._later.pop(self._world, [])
+        return [*(self._make_second(wide[case]) for case in leading), *later]
 
     def take_cut_records(self) -> list[Record]:
         """The records of the first pass that wait for their second."""
@@ -148,6 +210,20 @@ class TwoPassPace(Pace):
             return job
         inner = first.inner // self._policy.agg_iters
         return msgspec.structs.replace(job, inner=inner, control=False)
+
+
+def _choose_lines(jobs: Sequence[Job]) -> list[Job]:
+    """One of the jobs for each size and the like, smallest first: in place, which takes half of the
+    memory, where there is such a job."""
+    lines: dict[Case, Job] = {}
+    for job in sorted(jobs, key=lambda job: not job.case.in_place):
+        lines.setdefault(msgspec.structs.replace(job.case, in_place=False), job)
+    return sorted(lines.values(), key=lambda job: job.case.nbytes)
+
+
+def _make_single_call(job: Job) -> Job:
+    """The job of one call of a case."""
+    return msgspec.structs.replace(job, coarse=True, rotation=1, control=False)
 
 
 def _holding_back(record: Record) -> tuple[bool, bool]:

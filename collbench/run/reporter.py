@@ -37,7 +37,8 @@ class Reporter(Protocol):
 
     ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is
     done, 0..1. ``show_interim`` is about a step that is still measured: at first without a sample,
-    what each part took while it warmed up (``setup_ns``). ``end`` is called once, also when the run
+    what each part took while it warmed up (``setup_ns``). ``show_coarse`` is about a case of which
+    one call was made, and which will be measured later. ``end`` is called once, also when the run
     was cut short; ``path`` is None for a run that was not saved.
     """
 
@@ -55,6 +56,10 @@ class Reporter(Protocol):
 
     def show_interim(self, record: Record) -> None:
         """A record of a case that is still measured, in place of the one before."""
+        return
+
+    def show_coarse(self, record: Record, row: Derived | None) -> None:
+        """A record of a single call of a case that will be measured later."""
         return
 
     def record(self, record: Record, row: Derived | None) -> None:
@@ -91,6 +96,11 @@ class Several(Reporter):
         """Pass the interim record on to each reporter."""
         for reporter in self._reporters:
             reporter.show_interim(record)
+
+    def show_coarse(self, record: Record, row: Derived | None) -> None:
+        """Pass the record of a single call on to each reporter."""
+        for reporter in self._reporters:
+            reporter.show_coarse(record, row)
 
     def record(self, record: Record, row: Derived | None) -> None:
         """Pass the record on to each reporter."""

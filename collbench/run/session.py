@@ -27,6 +27,7 @@ from collbench.run.jobs import Job, Plan
 from collbench.run.launch import environments, join
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
+from collbench.run.launch.early import LoadingServer
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
@@ -41,8 +42,11 @@ from collbench.survive.signals import interrupts
 LONG_CALL = 60.0  # seconds of a call that is told of beforehand
 
 
-def execute_order(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
-    """Run an order to its end, whatever happens on the way, and say how it went."""
+def execute_order(
+    order: Order, make_reporter: Callable[[], Reporter], early: LoadingServer | None = None
+) -> Exit:
+    """Run an order to its end, whatever happens on the way, and say how it went. A server that was
+    started ``early`` forks its ranks if it can."""
     member = join.detect_launcher(order.launcher)
     follows = member is not None and member.rank > 0
     resumed = order.resumed
@@ -59,7 +63,7 @@ def execute_order(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
             return join.follow_rank_0(member, order.join_seconds)
-    world = choose_world(order, member)
+    world = choose_world(order, member, early)
     before: dict[str, Load] = {}
     try:
         if resumed is None:
@@ -98,7 +102,9 @@ def _tell_of_long_calls(jobs: Sequence[Job]) -> None:
     )
 
 
-def choose_world(order: Order, member: Membership | None) -> worlds.World:
+def choose_world(
+    order: Order, member: Membership | None, early: LoadingServer | None = None
+) -> worlds.World:
     """Where the plans of an order run: with the ranks of the launcher that has started this process
     as one of them, by prediction alone, on Ray's or other hosts, or on this machine."""
     if member is not None:
@@ -107,7 +113,7 @@ def choose_world(order: Order, member: Membership | None) -> worlds.World:
         return Predicted()
     if order.source:
         return order.source.hold_places(order.suite, order.join_seconds)
-    return Launcher()
+    return Launcher(early=early)
 
 
 def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
@@ -264,6 +270,9 @@ class _Session:
             self._pace.note_world(line)
         elif line.case in self._earlier.kept_cases:
             return  # a group's, measured again for the sake of those whose records had been cut off
+        elif self._pace.accept_coarse(line):
+            self._reporter.show_coarse(line, self._derive(line))
+            return
         elif (accepted := self._pace.accept(line)) is None:
             return
         else:
@@ -307,10 +316,13 @@ class _Session:
         else:
             self._interim.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
-            world, suite = self._worlds.get(line.world), self._prepared.suite
-            self._reporter.record(line, derive.derive_in_run(line, world, suite))
+            self._reporter.record(line, self._derive(line))
         if self._writer is None and getattr(sys.stdout, "closed_early", False):
             raise BrokenPipeError  # nobody reads it, and nothing keeps it
+
+    def _derive(self, record: Record) -> derive.Derived | None:
+        world = self._worlds.get(record.world)
+        return derive.derive_in_run(record, world, self._prepared.suite)
 
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.label, (phase - Phase.PREPARING) / len(Phase))

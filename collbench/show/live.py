@@ -43,10 +43,12 @@ from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
 from collbench.show import busy, terminal
 from collbench.show.views import run_table as views
-from collbench.show.words import by_mode, list_caveats, split_axes
+from collbench.show.words import PLACES, by_mode, format_cells, list_caveats, split_axes
 from collbench.suite.case import Case, Skip
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
+SO_FAR_AFTER = 8.0  # seconds of a run, from which on a pipe is told what is known
+SO_FAR = "known after a first pass; the tables below have the results"
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
 
@@ -243,17 +245,73 @@ class Status(Gathered):
 
 class LiveTable(Status):
     """Progress and the latest rows while the run goes on; the whole tables and the closing lines
-    once it has ended."""
+    once it has ended. Where that is no terminal, the header once ranks have met, and in a run of
+    more than SO_FAR_AFTER seconds a line about each case when it is known for the first time."""
 
     footer = True
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(highlight=False)
         super().__init__(console, console.is_terminal)
+        self._printed_heading = ""
+        self._called: dict[Case, Outcome] = {}  # once, and measured later
+        self._news: list[tuple[Outcome, str]] = []  # what no line has told yet, with a remark
+        self._told: set[Case] = set()
+
+    def world(self, world: World) -> None:
+        super().world(world)
+        needs = {(case.backend, case.world, case.env) for case in self.cases}
+        if not self._watched and len(needs) == 1 and not self.run.policy.fresh:
+            self._print_heading()
+
+    def _print_heading(self) -> None:
+        """The header, unless it stands there already."""
+        heading = self._heading(running=False)
+        if heading.plain != self._printed_heading:
+            self._console.print(heading)
+            self._printed_heading = heading.plain
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        super().phase(case, phase, fraction)
+        self._print_so_far()
+
+    def show_coarse(self, record: Record, row: Derived | None) -> None:
+        super().show_coarse(record, row)
+        self._called[record.case] = (record, row)
+        self._news.append(((record, row), ", one call"))
+        self._print_so_far()
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        super().record(record, row)
+        self._news.append(((record, row), ""))
+        self._print_so_far()
+
+    def _print_so_far(self) -> None:
+        """Lines about cases that are known for the first time, once the run has taken long."""
+        if self._watched or not self._news or time.monotonic() - self._began < SO_FAR_AFTER:
+            return
+        for (record, row), remark in self._news:
+            if record.case not in self._told and row is not None:
+                intro = [] if self._told else [SO_FAR]
+                self._told.add(record.case)
+                for text in (*intro, self._describe_so_far(record, row) + remark):
+                    line = Text(plain_line(f"so far: {text}"))
+                    self._console.print(line, soft_wrap=True)
+        self._news.clear()
+
+    def _describe_so_far(self, record: Record, row: Derived) -> str:
+        """What is known of a case, in words."""
+        cells = format_cells(record, row)
+        names = [name for name in split_axes(self.cases)[0] if name != "place"]
+        axes = [cells[name] for name in names if cells.get(name)]
+        place = [PLACES[cells["place"]]] if cells["place"] else []
+        busbw = [] if row.busbw is None else [f"{cells['busbw']} GB/s"]
+        what = ", ".join([cells["size"], *axes, *place])
+        return ", ".join([f"{what}: {cells['median']} {cells['±']}", *busbw])
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
-        self._console.print(self._heading(running=False))
+        self._print_heading()
         for mode, outcomes in by_mode(self.outcomes):
             self._console.print("", *self._common(outcomes), self._table(mode, outcomes), sep="\n")
         for best in views.best_tables(self):
@@ -265,7 +323,8 @@ class LiveTable(Status):
 
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]
-        arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"]
+        called = [at for case, at in self._called.items() if case not in self._recorded]
+        arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"] + called
         height = self._console.height
         room = height - 11 - SPARE * (height > TALL)
         if arrived and room > 0:

@@ -9,6 +9,9 @@ what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the heade
 say that no time is a machine's. Below a line that is in doubt, or whose interval is wide, one
 remark has the intervals and flags of both halves: ``# 8 B: out ±11% bimodal · in ±4%``.
 
+In a run of more than SO_FAR_AFTER seconds ``# so far:`` remarks show what is known of lines that
+come below: after a first pass, or one call.
+
 A line joins a case out of place and the same case in place. A half that was not measured has
 ``N/A`` in all its columns; with Options.filled, for parsers that need numbers, it repeats the other
 half's, with ``N/A`` for its #wrong, and a ``# repeated:`` remark says which columns they are and
@@ -22,6 +25,7 @@ import itertools
 import math
 import re
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,6 +87,10 @@ HEADER = (
     "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
 )
 
+
+SO_FAR_AFTER = 8.0  # seconds
+
+SO_FAR = "so far: known after a first pass; the results are lines without # below"
 
 SPREAD = ("min_us", "max_us", "p99_us", "cv_pct")  # of the columns that -I adds
 
@@ -245,17 +253,71 @@ class Text(Reporter):
         self._table: tuple[str, str] | None = None
         self._busbw: list[float] = []
         self._introduced = False
+        self._until = time.monotonic() + SO_FAR_AFTER
+        self._line_of = {case: at for at, line in enumerate(self._lines) for case in line.values()}
+        self._called: dict[Case, Outcome] = {}  # once, and measured later
+        self._news: dict[int, None] = {}  # lines of which something is known, none shown yet
+        self._so_far: set[int] = set()  # lines shown before their time
 
     def world(self, world: World) -> None:
+        """Write the head of the first table as soon as its ranks have met."""
         self._worlds.append(world)
+        if not self._lines or self._table:
+            return
+        first = next(iter(self._lines[0].values()))
+        if (first.backend, first.world, first.env) == (world.backend, world.n, world.env):
+            self._introduce()
+            self._open_table()
+            self._out.flush()
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        self._write_so_far()
+
+    def show_coarse(self, record: Record, row: Derived | None) -> None:
+        self._called[record.case] = (record, row)
+        self._news[self._line_of[record.case]] = None
+        self._write_so_far()
 
     def record(self, record: Record, row: Derived | None) -> None:
         self._done[record.case] = (record, row)
+        if record.case in self._line_of:
+            self._news[self._line_of[record.case]] = None
         while self._next < len(self._lines) and all(
             case in self._done and self._is_final(*self._done[case])
             for case in self._lines[self._next].values()
         ):
             self._write()
+        self._write_so_far()
+        self._out.flush()
+
+    def _write_so_far(self) -> None:
+        """What is known of lines that come below, once the run has taken SO_FAR_AFTER seconds."""
+        if not self._news or time.monotonic() < self._until:
+            return
+        lines = [at for at in sorted(self._news) if at >= self._next and at not in self._so_far]
+        self._news.clear()
+        for at in lines:
+            line = self._lines[at]
+            called = [case for case in line.values() if case in self._called]
+            if not called and not all(case in self._done for case in line.values()):
+                continue
+            known = {place: self._done.get(case) for place, case in line.items()}
+            known |= {case.in_place: self._called[case] for case in called}
+            if not any(has_line(outcome) for outcome in known.values() if outcome):
+                continue
+            self._introduce()
+            self._remark(*[SO_FAR] * (not self._so_far))
+            self._so_far.add(at)
+            case = next(iter(line.values()))
+            more = ["one call"] * bool(called)
+            more += [describe_block(case)] * (table_of(line) != self._table)
+            halves = [
+                make_half(known.get(place), self._options)._replace(
+                    measured=known.get(place) is not None
+                )
+                for place in (False, True)
+            ]
+            self._remark("so far:" + "  ".join([_format_row(case, halves), *more]))
         self._out.flush()
 
     def _is_final(self, record: Record, row: Derived | None) -> bool:
@@ -308,10 +370,7 @@ class Text(Reporter):
             if self._table:
                 self._conclude()
                 self._print("")
-            rest = self._lines[self._next :]
-            self._open(
-                list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
-            )
+            self._open_table()
         self._next += 1
         if any(map(has_line, measured)):
             outcomes = [
@@ -368,8 +427,10 @@ class Text(Reporter):
             if self._options.filled or not (outcome or case in self._why):
                 self._repeated[note] += 1
 
-    def _open(self, lines: list[dict[bool, Case]]) -> None:
-        """Write the head of the table that these lines are in."""
+    def _open_table(self) -> None:
+        """Write the head of the table that the next line is in."""
+        rest = self._lines[self._next :]
+        lines = [*itertools.takewhile(lambda other: table_of(other) == table_of(rest[0]), rest)]
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._block_outcomes: list[Outcome] = []

@@ -81,6 +81,16 @@ class Field(NamedTuple):
         return self.number or (str if listed else _TYPES.get(self.kind, str))
 
     @property
+    def placeholder(self) -> str | None:
+        """What stands for the value in ``--help``, as "SIZE,…"; None where there is no value."""
+        if self.metavar or self.type is bool:
+            return self.metavar
+        if self.type is int and self.least == 0 and self.most is not None and self.most <= 3:
+            return "|".join(map(str, range(int(self.most) + 1)))
+        word = _PLACEHOLDERS.get(self.kind, "NAME")
+        return f"{word},…" if self.many and self.number is None else word
+
+    @property
     def command_default(self) -> Any:
         """The command line's default."""
         if self.text is not None:
@@ -99,87 +109,95 @@ _TYPES: dict[str, Any] = {
 }
 
 
+_PLACEHOLDERS: dict[str, str] = {
+    "whole": "N",
+    "number": "X",
+    "place": "PLACE",
+    "share": "SHARE",
+    "seconds": "TIME",
+    "size": "SIZE",
+    "path": "PATH",
+    "arrival": "ARRIVAL",
+    "split": "SPLIT",
+    "rule": "RULE",
+    "faults": "FAULT,…",
+    "limit": "GB/s@SIZE",
+}
+
+
 FIELDS: tuple[Field, ...] = (
     Field("axes", "collectives", "collective", many=True, case="collective"),
     Field("axes", "sizes", "sizes", many=True, case="nbytes"),
     Field("command", "minbytes", "size").option(
-        "-b --minbytes", "Smallest size: bytes, or with K, M, G (1024-based). Default 32M."
+        "-b --minbytes", "Smallest size, in bytes or with K, M, G (of 1024). Default: 32M."
     ),
     Field("command", "maxbytes", "size").option(
-        "-e --maxbytes", "Largest size, where a step meets it. Default 32M, or -b."
+        "-e --maxbytes", "Largest size: steps end at it or below. Default: 32M, or -b."
     ),
     Field("command", "stepfactor", "number").option(
-        "-f --stepfactor", "Multiply sizes by this; 1.5 works. Default 2."
+        "-f --stepfactor", "Multiply sizes by this, as 1.5. Default: 2."
     ),
     Field("command", "stepbytes", "size").option(
-        "-i --stepbytes", "Add this to sizes instead of multiplying."
+        "-i --stepbytes", "Add this to sizes instead of multiplying by -f."
     ),
     Field("command", "listed", "size", many=True).option(
         "--sizes", "These sizes instead of a sweep: 8,1K,3M."
     ),
     Field("axes", "ranks", "whole", many=True, least=1, most=1 << 20, case="n").option(
         "-g --ngpus --ranks",
-        (
-            "Ranks on this machine, a list sweeps: 2,4. Default: all GPUs, else all cores (at least"
-            " 2)."
-        ),
+        "Ranks on this machine. Default: all GPUs, else all cores (at least 2).",
     ),
     Field(
         "axes", "dtypes", "dtype", default=("float",), many=True, every=tuple(DTYPES), case="dtype"
-    ).option("-d --datatype", f"{', '.join(DTYPES)}, a list, or all.", text="float"),
+    ).option("-d --datatype", f"{', '.join(DTYPES)} or all.", text="float"),
     Field("axes", "ops", "op", default=("sum",), many=True, every=tuple(OPS), case="op").option(
-        "-o --op", f"{', '.join(OPS)}, a list, or all.", text="sum"
+        "-o --op", f"{', '.join(OPS)} or all.", text="sum"
     ),
     Field(
         "axes", "roots", "whole", default=(0,), many=True, every=(-1,), least=0, case="root"
-    ).option("-r --root", "Root rank, a list, or all.", text="0"),
+    ).option("-r --root", "Root ranks, or all.", text="0"),
     Field("axes", "backends", "name", default=("gloo",), many=True, case="backend").option(
         "--backend",
         (
-            "gloo, nccl, mpi, any other torch.distributed backend, shm (memory the ranks share),"
-            " symm (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem,"
-            " torch_multimem_one_shot (torch's kernels there), model (predicts), or your own as"
-            " ./my.py; a list. Default: nccl with GPUs, else gloo."
+            "gloo, nccl, mpi, shm (shared memory), symm (the same on GPUs), ./my.py or any of"
+            " `collbench backends list`. Default: nccl on GPUs, else gloo."
         ),
     ),
     Field("command", "imports", "text", default=(), many=True).option(
         "--import",
-        "Have ranks import these modules first: plug-ins that register a backend with"
-        " torch.distributed; a list.",
+        "Have ranks import these first: plug-ins that register a backend with torch.distributed.",
         metavar="MODULE,…",
     ),
     Field("axes", "algorithms", "name", default=("native",), many=True, case="algorithm").option(
         "--algo",
         (
-            "native (the library's own choice) or a reference algorithm (see `collbench list`),"
-            " with parameters as in chain:segments=64, or your own as ./line.py:line; a list."
+            "native (the library's own choice), any of `collbench list`, as chain:segments=64, or"
+            " your own ./line.py:line."
         ),
         text="native",
     ),
     Field("axes", "splits", "split", default=("uniform",), many=True, case="splits").option(
         "--splits",
-        "all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE, table:ROWS; a list.",
+        "Of all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE or table:ROWS.",
         text="uniform",
     ),
     Field("axes", "backgrounds", "background", default=("",), many=True, case="background").option(
         "--background",
         (
-            "What ranks do meanwhile, besides: none, gemm (products of matrices), copy (of memory),"
-            " sleep (as a control), or another collective on a communicator of its own"
-            " (all_to_all, all_to_all:4M); a list."
+            "What ranks do meanwhile: none, gemm (matrix products), copy, sleep (a control) or a"
+            " collective, as all_to_all:4M."
         ),
         text="none",
     ),
     Field("axes", "groups", "rule", default="").option(
         "--split",
         (
-            "Measure disjoint groups of ranks at once, a row each: mod:8, div:8, and:0x7, or:1,"
-            " node (ranks of a host) or rail (of one place on each host). Default: as"
-            " NCCL_TESTS_SPLIT says, else none."
+            "Measure groups of ranks at once: mod:8, div:8, and:0x7, or:1, node (a host), rail (a"
+            " rank of each host). Default: NCCL_TESTS_SPLIT."
         ),
     ),
     Field("axes", "in_place", "place", default=(False, True), many=True, case="in_place").option(
-        "--place", "out (of place), in, or both.", text="both"
+        "--place", "out (of place), in or both.", text="both"
     ),
     Field(
         "axes",
@@ -192,54 +210,51 @@ FIELDS: tuple[Field, ...] = (
     ).option(
         "--mode",
         (
-            "isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back"
-            " cadence), graph (calls captured in a CUDA graph), host (calls as a program makes"
-            " them); a list. Default: streaming on nccl; host where ranks have fewer cores than"
-            " threads that must run; else isolated."
+            "isolated (ranks aligned), streaming (back to back, as nccl-tests), graph or host (as"
+            " a program). Default: by backend and cores."
         ),
     ),
     Field("axes", "arrivals", "arrival", default=(), many=True).option(
         "--arrival",
         (
-            "How ranks come to a call, instead of --mode: aligned (isolated), natural (host),"
-            " one-late:50us (one by turns so late) or random:100us (each by up to so much); a list."
-            " Times are then those after the last arrival."
+            "Instead of --mode: aligned, natural, one-late:50us or random:100us. Times count from"
+            " the last arrival."
         ),
     ),
     Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
-        "--env", "NAME=V1,V2: one world of ranks per value. May be repeated."
+        "--env",
+        "Sweep an environment variable, by ranks of their own; repeatable.",
+        metavar="NAME=V1,V2",
     ),
     Field("command", "paths", "choice", default=(), many=True, choices=PATHS).option(
         "--path",
         (
-            "Leave data one path between ranks, and prove that it went there: nvlink-only,"
-            " nic-only, loopback-nic or shm-off; a list. `collbench help paths` has what is set."
+            "Leave data one way, and prove that it took it: nvlink-only, nic-only, loopback-nic or"
+            " shm-off (`collbench help paths`)."
         ),
     ),
     Field("axes", "align", "size", default=1).option(
-        "--align", "Round each rank's block down to a multiple of this (nccl-tests: 16).", text="1"
+        "--align", "Round blocks of ranks down to a multiple of this (nccl-tests: 16).", text="1"
     ),
     Field("axes", "per_host", "whole", default=0, least=0),
     Field("policy", "iters", "whole", least=1, most=1 << 20).option(
         "-n --iters",
         (
-            "Exactly this many samples; in streaming mode, calls per sample; in graph mode, calls"
-            " captured (at least one per buffer)."
+            "Exactly this many samples (streaming: calls a sample; graph: calls captured). Default:"
+            " as many as --precision takes."
         ),
     ),
     Field("policy", "warmup", "whole", least=0).option(
-        "-w --warmup_iters", "Exactly this many warm-up samples. Default: until times settle."
+        "-w --warmup_iters", "Exactly this many samples of warm-up. Default: until times settle."
     ),
     Field("axes", "cycles", "whole", default=1, least=1).option(
-        "-N --run_cycles", "Repeat the whole sweep so often, by the same ranks.", free=True
+        "-N --run_cycles", "Repeat the sweep by the same ranks.", free=True
     ),
     Field("command", "launches", "whole", least=1, most=1000).option(
         "--launches",
         (
-            "Measure the whole sweep so often, each time by ranks newly started, with other"
-            " addresses in memory: 10 on each side are what `collbench compare` can judge two runs"
-            " by. --max-time is then each launch's; default: a case's 2s divided among them, at"
-            " least 0.25s."
+            "Repeat the sweep by newly started ranks: 10 a side to compare. They share a case's 2s"
+            " (0.25s each at least), but --max-time is for each."
         ),
     ),
     Field("policy", "agg_iters", "whole", default=1, least=1).option(
@@ -248,18 +263,18 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "precision", "share").option(
         "--precision",
         (
-            "Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % where"
-            " ranks have fewer cores than threads that must run."
+            "Stop when the median's 95 % interval is this narrow: 1%. Default: 2%, with few cores"
+            " 5%."
         ),
     ),
     Field("policy", "max_seconds", "seconds").option(
-        "--max-time", "Longest time spent measuring one case. Default 2s."
+        "--max-time", "Longest time to measure a case. Default: 2s."
     ),
     Field("command", "budget", "seconds").option(
-        "--budget", "Fit the whole sweep into this time, by fewer repetitions: 10m."
+        "--budget", "Fit the sweep into this time, by fewer samples: 10m."
     ),
     Field("policy", "check", "whole", default=1, least=0).option(
-        "-c --check", "Checks of the data per case (bitwise, before and after timing); 0 = none."
+        "-c --check", "Checks of all data, to the bit, before and after timing; 0: none."
     ),
     Field("policy", "blocking", "whole", default=0, choices=(0, 1), least=0, most=3).option(
         "-z --blocking",
@@ -267,80 +282,76 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("command", "replays", "whole", default=0, least=0).option(
         "-G --cudagraph",
-        "Measure in graph mode, with so many replays per sample (--mode graph: 1); 0 = no.",
+        "--mode graph, with so many replays a sample; 0: no.",
     ),
     Field("command", "launcher", "text", default="").option(
         "--launcher",
         (
-            "What started this process: auto, local (nothing: it starts ranks itself), torchrun,"
-            " mpirun, flux, srun, environment (RANK, WORLD_SIZE, MASTER_ADDR), pbs; or ray or"
-            " ssh (it starts ranks on a Ray cluster, or on --hosts)."
+            "What starts ranks: auto, local (collbench), torchrun, mpirun, srun, flux, pbs,"
+            " environment (RANK …), ssh or ray."
         ),
         text="auto",
     ),
     Field("command", "address", "text", default="").option(
         "--address",
-        "With --launcher ray: the cluster. Default: auto, the one this machine is part of.",
+        "With ray: the cluster. Default: auto, the one of this machine.",
         metavar="HOST:PORT",
     ),
     Field("command", "placement", "text", default="").option(
         "--placement",
-        "With --launcher ray: pack (ranks on few nodes) or spread (on many). Default: pack.",
+        "With ray: pack (on few nodes) or spread (on many). Default: pack.",
     ),
     Field("command", "hosts", "text", default="").option(
         "--hosts",
         (
-            "With --launcher ssh: the hosts and how many ranks each may have, as a:8,b:8 or"
-            " node[01-04]:8, or a file with lines such as: a slots=8. Default: COLLBENCH_HOSTS."
+            "With ssh: hosts and their ranks, as a:8,b:8 or node[01-04]:8, or a file with lines as:"
+            " a slots=8. Default: COLLBENCH_HOSTS."
         ),
         metavar="HOST:N,…|FILE",
     ),
     Field("command", "ssh", "text", default="").option(
         "--ssh",
-        "With --launcher ssh: the command in place of ssh, as 'ssh -p 2222'. Default:"
-        " COLLBENCH_SSH.",
+        "With ssh: the command in place of ssh, as 'ssh -p 2222'. Default: COLLBENCH_SSH.",
         metavar="COMMAND",
     ),
     Field("policy", "timeout", "seconds", least=0.1).option(
         "-T --timeout",
         (
-            "Seconds without progress after which a run is hung. Default (and 0): 30, on GPUs 90,"
+            "Seconds without progress after which a run is hung. Default, and 0: 30, on GPUs 90,"
             " more for large sizes."
         ),
+        metavar="SECONDS",
         number=float,
         free=True,
     ),
     Field("command", "average", "whole", default=3, least=0, most=3).option(
         "-a --average",
-        "Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.",
+        "Time in nccl-tests' formats: 0 of rank 0, 1 mean, 2 min, 3 max over ranks.",
     ),
     Field("policy", "cpu_time", "flag", default=False, least=0, most=1).option(
         "-C --report_cputime",
-        "Show the time to hand a call over instead of the time it takes (nccl-tests' formats).",
+        "Show the time to hand a call over instead (nccl-tests' formats).",
         number=int,
         text=0,
     ),
     Field("command", "timestamps", "flag", default=False, least=0, most=1).option(
         "-S --report_timestamps",
-        "Add a time stamp to each line (nccl-tests' formats).",
+        "Add a time stamp to lines (nccl-tests' formats).",
         number=int,
         text=0,
     ),
     Field("command", "per_iter", "flag", default=False, least=0, most=1).option(
         "-I --per_iter_timing",
-        "Add columns of least, largest, p99 and scatter of samples (nccl-tests' text).",
+        "Add least, largest, p99 and scatter of samples (nccl-tests' text).",
         number=int,
         text=0,
     ),
     Field("command", "per_iter_skip", "whole", default=0, least=0).option(
-        "-K --per_iter_skip", "Leave so many first samples out of these and of -J's statistics."
+        "-K --per_iter_skip", "Leave so many first samples out of -I's and -J's statistics."
     ),
     Field("policy", "register", "whole", default=0, choices=(0, 1, 2), least=0, most=2).option(
         "-R --local_register",
-        (
-            "Register buffers with NCCL: 1 locally (torch 2.7), 2 as symmetric windows (torch 2.9);"
-            " 0 = no."
-        ),
+        "Register buffers with NCCL: 1 locally (torch 2.7), 2 as symmetric windows (torch 2.9).",
     ),
     Field("policy", "unalign", "whole", default=0, least=0).option(
         "-u --unalign", "Shift all buffers by this many elements."
@@ -350,78 +361,75 @@ FIELDS: tuple[Field, ...] = (
     ).option(
         "--sync",
         (
-            "auto, window (common deadline), barrier (messages), or device (a collective on the"
-            " GPU's own stream)."
+            "auto, window (a common deadline), barrier (messages) or device (a collective on the"
+            " GPU's stream)."
         ),
         text="auto",
     ),
     Field("policy", "cache", "choice", default="cold", choices=("cold", "hot")).option(
-        "--cache", "cold (buffers take turns) or hot (one buffer).", text="cold"
+        "--cache", "cold (buffers take turns) or hot (the same buffer).", text="cold"
     ),
     Field("policy", "order", "choice", default="auto", choices=("auto", "size", "shuffled")).option(
-        "--order", "Order of cases: shuffled, size, or auto (size in streaming mode).", text="auto"
+        "--order", "Order of cases: shuffled, size or auto (size in streaming mode).", text="auto"
     ),
     Field("policy", "seed", "whole", default=1, least=0).option(
-        "--seed", "Seed of the data and of the order."
+        "--seed", "Seed of data and order."
     ),
     Field("policy", "adds_as", "flag", default=False).option(
         "--adds-as",
         (
-            "Tell by the bits of random sums, untimed, which algorithms add as the library does:"
-            " from 3 ranks on, where results are rounded."
+            "Tell by the bits of sums, untimed, which algorithms add as the library does (from 3"
+            " ranks on)."
         ),
     ),
     Field("policy", "virtual", "flag", default=False).option(
         "--virtual-ranks",
         (
-            "All ranks in one process, on one GPU (backend symm): shows what an algorithm costs"
-            " there, not what a machine can do."
+            "All ranks in one process on one GPU (symm): what an algorithm costs there, not what"
+            " links do."
         ),
     ),
     Field("policy", "share_gpu", "flag", default=False).option(
         "--share-gpu",
         (
-            "Let ranks share GPUs where there are too few (symm, and NCCL 2.30): shows that it"
-            " runs, not what a machine can do."
+            "Let ranks share GPUs where there are too few (symm, NCCL 2.30): shows that it runs,"
+            " not how fast."
         ),
     ),
     Field("policy", "pin", "flag", default=True).option(
         "--pin/--no-pin",
-        "Give each rank cores of its own where there are enough, near its GPU if it has one.",
+        "Bind each rank to cores of its own where there are enough, near its GPU.",
     ),
     Field("policy", "inject", "faults", default="").option(
         "--inject",
         (
-            "Plant faults, to see that they are noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
-            " corrupt:3, hang:3, drop:3; a list. Marks all that is shown."
+            "Plant faults, to see them noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
+            " corrupt:3, hang:3, drop:3. Marks all that is shown."
         ),
     ),
     Field("command", "min_busbw", "limit", default=(), many=True).option(
         "--min-busbw",
         (
-            "GB/s of busbw wanted at a size, the largest unless told: 400@1G,9@1M. Exit code 1 if a"
-            " row falls short; 3 if its interval reaches over the limit, or it was not measured."
-            " Default: as NCCL_TESTS_MIN_BW says (90 % of it, of the average), else none."
+            "busbw wanted: 400@1G,9@1M. Exit 1 if a row falls short, 3 if unsure. Default:"
+            " NCCL_TESTS_MIN_BW (`collbench help ci`)."
         ),
     ),
     Field("command", "output_format", "text", default="").option(
         "--format",
         (
-            "auto, table, nccl, nccl-filled, imb, json, csv or md. Default: table on a terminal,"
-            " else nccl, nccl-tests' text; nccl-filled repeats a half where the other was not"
-            " measured; imb has the columns of IMB-MPI1."
+            "auto (on a terminal table, else nccl), table, nccl, nccl-filled, imb (as IMB-MPI1),"
+            " json, csv or md."
         ),
         text="auto",
     ),
     Field("command", "output_file", "path").option(
-        "-J --output_file", "Also write nccl-tests' JSON to this .json file."
+        "-J --output_file", "Also write nccl-tests' JSON to this .json."
     ),
     Field("command", "output", "path").option(
         "--output",
         (
-            "Save the run to this file or folder instead of the usual place. A name that ends in"
-            " .prom, .otlp or .parquet: save it as usual, and write this file besides (collbench"
-            " help outputs)."
+            "Save the run to this folder or .jsonl file. With .prom, .otlp, .parquet: write this,"
+            " too (`collbench help outputs`)."
         ),
     ),
     Field("command", "save", "flag", default=True).option(
@@ -429,7 +437,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("command", "tag", "text", default="").option("--tag", "A name to find the run by."),
     Field("command", "dry_run", "flag", default=False).option(
-        "--dry-run", "Show what would run, what it takes and what is left out."
+        "--dry-run", "Show what would run, what it takes and what is left out; run nothing."
     ),
     Field("command", "debug", "flag", default=False).option(
         "--debug", "Show a traceback with an error."

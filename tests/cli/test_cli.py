@@ -494,7 +494,7 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     assert len(store.list_saved()) == 2
 
 
-def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, tmp_path: Path) -> None:
+def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, home: Path) -> None:
     for tag in ("before", "after"):
         bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", tag)
 
@@ -505,7 +505,7 @@ def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, tmp_pa
     assert tags("BEFORE", "all_reduce") == [("@last~1", "before")]
     assert tags("before", "all_gather") == []
     (row,) = json.loads(bare("runs", "after", "--format", "json").stdout)["runs"]
-    kept = {path.stem: path for path in (tmp_path / "home" / "runs").iterdir()}
+    kept = {path.stem: path for path in (home / "runs").iterdir()}
     assert row["size"] == kept[row["id"]].stat().st_size
     for words in (("--delete",), ("--delete", "--yes"), ("before", "--yes")):
         assert bare("runs", *words).returncode == Exit.USAGE
@@ -515,9 +515,9 @@ def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, tmp_pa
     assert done.returncode == Exit.OK and tags() == [("@last", "after")]
 
 
-def test_a_run_that_is_being_measured_is_not_deleted(bare, tmp_path: Path) -> None:
+def test_a_run_that_is_being_measured_is_not_deleted(bare, home: Path) -> None:
     bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", "going")
-    (path,) = (tmp_path / "home" / "runs").iterdir()
+    (path,) = (home / "runs").iterdir()
     with path.open("rb") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         assert bare("runs", "going", "--delete", "--yes").returncode == Exit.OK

@@ -55,7 +55,7 @@ def test_there_are_stories() -> None:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_reports_are_what_this_code_makes_of_their_runs(
-    story: Path, cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    story: Path, bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # as in reports/: a file of advice says by which command it is made
     shutil.copytree(story, f"runs/{story.name}")
@@ -63,7 +63,7 @@ def test_reports_are_what_this_code_makes_of_their_runs(
     command, code = MADE.get(story.name, (("report",), Exit.OK))
     pages = [("-o", f"{story.name}.{suffix}") for suffix in ("html", "md")]
     for outputs in [[word for output in pages for word in output]] if story.name in MADE else pages:
-        done = cli(*command, *runs, "--plotlyjs", "directory", *outputs)
+        done = bare(*command, *runs, "--plotlyjs", "directory", *outputs)
         assert done.returncode == code, done.stderr
     page, text = (Path(name) for _, name in pages)
     assert Path("plotly.min.js").stat().st_size > page.stat().st_size

@@ -100,8 +100,8 @@ def test_registered_buffers_on_a_cpu_backend_exit_5(cli) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_options_reach_the_policy_and_explain_themselves(cli, inside) -> None:
-    helped = " ".join(cli("all_reduce", "--help").stdout.split())
+def test_options_reach_the_policy_and_explain_themselves(bare, inside) -> None:
+    helped = " ".join(bare("all_reduce", "--help").stdout.split())
     assert (
         "--local_register" in helped and "symmetric windows" in helped and "--share-gpu" in helped
     )
@@ -119,7 +119,7 @@ def test_options_reach_the_policy_and_explain_themselves(cli, inside) -> None:
         "--dry-run",
     )
     assert done.returncode == 0 and "2 cases" in done.stdout
-    cli("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
+    bare("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
     assert run_file.read_file(store.find_run("@last")).run.policy.share_gpu
     with pytest.raises(UsageError, match="register"):
         toml.POLICY["register"](3, "policy.register")

@@ -13,8 +13,8 @@ SMALL = ("all_reduce", "--sizes", "1K", "--backend", "model", "-g", "4")
     ("args", "replays"),
     [(("-G", "3"), 3), (("--mode", "graph"), 1), (("-G1", "--mode", "graph"), 1)],
 )
-def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], replays: int) -> None:
-    done = cli(*SMALL, *args)
+def test_graph_mode_can_be_asked_for_in_two_ways(bare, args: tuple[str, ...], replays: int) -> None:
+    done = bare(*SMALL, *args)
     assert done.returncode == 0, done.stderr
     (saved,) = store.list_saved()
     found = run_file.read_file(saved)
@@ -30,7 +30,7 @@ def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], rep
         (("--mode", "graph", "-z", "2"), "-z waits for each call"),
     ],
 )
-def test_what_a_graph_cannot_hold_is_refused(cli, args: tuple[str, ...], words: str) -> None:
-    done = cli(*SMALL, *args)
+def test_what_a_graph_cannot_hold_is_refused(bare, args: tuple[str, ...], words: str) -> None:
+    done = bare(*SMALL, *args)
     assert done.returncode == 2
     assert words in done.stderr

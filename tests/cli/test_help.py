@@ -3,9 +3,12 @@ command line takes, every file one that is read, every output what is printed to
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -96,16 +99,22 @@ def test_there_are_commands_of_every_kind() -> None:
     }
 
 
+@cache
+def find_command(*names: str) -> Any:
+    """The command of these words, whose options are made once for all that call it."""
+    if not names:
+        return typer.main.get_command(app)
+    group = find_command(*names[:-1])
+    return group.get_command(typer.Context(group), names[-1])
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
     """Raises a usage error where an option or an argument is none of theirs."""
-    groups = {name for name, command in LISTED.items() if command.is_group}
-    group = typer.main.get_command(app)
-    name, *rest = words
-    while name in groups or name == "baseline":
-        group = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
-        name, *rest = rest
-    found = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
+    groups = {name for name, command in LISTED.items() if command.is_group} | {"baseline"}
+    path = [*itertools.takewhile(groups.__contains__, words)]
+    name, *rest = words[len(path) :]
+    found = find_command(*path, name)
     assert found is not None
     found.make_context(name, rest)
 
@@ -249,8 +258,8 @@ def test_every_key_of_a_suite_is_explained() -> None:
 KEPT = ("envs", "per_host", "inject")  # in files `env`, or for the command line alone
 
 
-def test_every_built_in_suite_is_explained() -> None:
-    assert [name for name in toml.built_in() if f"| `{name}` |" not in PAGES["suites"]] == []
+def test_every_built_in_suite_is_named() -> None:
+    assert [name for name in toml.built_in() if f"`{name}`" not in PAGES["suites"]] == []
 
 
 def test_topics_and_commands_are_listed_within_80_columns(bare: Server) -> None:
@@ -296,3 +305,28 @@ def test_the_frame_of_the_manual_is_one(home: Path, capsys: pytest.CaptureFixtur
     (block,) = blocks(PAGES["report"], "python")
     exec(compile(block, "report.md", "exec"), {})
     assert "busbw" in capsys.readouterr().out
+
+
+def test_an_option_of_a_collective_takes_two_rows_at_100_columns(bare: Server) -> None:
+    lines = bare("all_reduce", "--help", COLUMNS="100").stdout.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith("  -")]
+    rows = {
+        lines[n].split()[0]: next(k for k in range(1, 9) if not lines[n + k].startswith("    "))
+        for n in starts
+    }
+    assert len(rows) > 50
+    assert [name for name, count in rows.items() if count > 2] == []
+    assert max(map(len, lines)) > 90
+
+
+def test_values_in_help_have_names_and_no_bounds(bare: Server) -> None:
+    text = bare("all_reduce", "--help", COLUMNS="100").stdout
+    assert "--minbytes SIZE " in text and "--datatype NAME,… " in text and "-R, --local" in text
+    assert re.findall(r"<\w+(?: range)?>|x[<>]=\d", text) == []
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_example_in_help_of_a_collective_is_taken(name: str, bare: Server) -> None:
+    text = bare(name, "--help").stdout
+    found = re.search(rf"For instance: collbench ({name} .*)", text)
+    assert found and bare(*found[1].split(), "--dry-run", "--backend", "model").returncode == 0

@@ -113,8 +113,8 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
             assert r.status == "predicted"
 
 
-def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) -> None:
-    cli("import", str(log), "-g", "4")
+def test_shown_as_csv_unknown_columns_are_empty(log: Path, bare, tmp_path: Path) -> None:
+    bare("import", str(log), "-g", "4")
     code = "\n".join(
         [
             "import sys",
@@ -172,11 +172,11 @@ def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten
     ],
 )
 def test_bad_input_is_told_in_words_and_leaves_no_run_behind(
-    cli, log: Path, args: tuple[str, ...], words: str
+    bare, log: Path, args: tuple[str, ...], words: str
 ) -> None:
     void = log.with_name("void.log")
     void.write_text("nothing here\n")
-    done = cli("import", *(arg.format(log=log, void=void) for arg in args))
+    done = bare("import", *(arg.format(log=log, void=void) for arg in args))
     assert done.returncode == Exit.USAGE
     assert (
         words in done.stderr
@@ -187,7 +187,7 @@ def test_bad_input_is_told_in_words_and_leaves_no_run_behind(
 
 
 def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(
-    cli, tmp_path: Path
+    bare, tmp_path: Path
 ) -> None:
     evil = "\x1b[31m<script>alert(1)</script>"
     text = "\n".join(
@@ -212,14 +212,14 @@ def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(
     )
     path = tmp_path / "evil.log"
     path.write_text(text)
-    done = cli("import", str(path))
+    done = bare("import", str(path))
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert (
         "busbw 9.99 is not what 2 ranks make of 4096 B" in done.stderr and "--ranks" in done.stderr
     )
     page = tmp_path / "page.html"
-    assert cli("report", "@last", "-o", str(page)).returncode == 0
+    assert bare("report", "@last", "-o", str(page)).returncode == 0
     assert "<script>alert(1)" not in page.read_text()
 
 

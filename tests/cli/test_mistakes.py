@@ -153,8 +153,8 @@ def test_help_of_backend_names_mpi(inside) -> None:
 
 def test_help_begins_with_ten_options_that_everybody_needs(inside) -> None:
     text = inside("all_reduce", "--help").stdout
-    first, *_ = text.partition("First options:")[2].partition("Sizes and data:")
-    wanted = ("-b", "-e", "-f", "-g", "-d", "-o", "--backend", "--algo", "--place", "--budget")
+    first, *_ = text.partition("First options:")[2].partition("Where ranks run:")
+    wanted = ("-b", "-e", "-f", "-g", "-d", "-o", "--backend", "--algo", "-n", "--output")
     flags = [line.split()[0].rstrip(",") for line in first.splitlines() if line.startswith("  -")]
     assert flags == [*wanted]
 

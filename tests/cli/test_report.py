@@ -51,19 +51,15 @@ def run() -> Path:
     return store.find_run("@last")
 
 
-def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path) -> None:
-    (folder / "blocker").mkdir()
-    (folder / "blocker" / "torch.py").write_text(
-        "raise ImportError('torch must not be needed here')\n"
-    )
-    done = cli("report", PYTHONPATH=str(folder / "blocker"))
+def test_a_page_of_the_last_run_without_torch(bare: Any, run: Path, folder: Path) -> None:
+    done = bare("report")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("wrote collbench-report.html (4.")
     text = (folder / "collbench-report.html").read_text(encoding="utf-8")
     assert text.count("<html") == 1 and "predicted" in text
     assert text.count(html.load_plotly()[:200]) == 1
     # a report may be replaced by a report
-    again = cli("report", "@last", "--title", "A <b>title</b>")
+    again = bare("report", "@last", "--title", "A <b>title</b>")
     assert again.returncode == 0, again.stderr
     assert "<h1>A &lt;b&gt;title&lt;/b&gt;</h1>" in (folder / "collbench-report.html").read_text(
         encoding="utf-8"

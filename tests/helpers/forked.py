@@ -1,5 +1,5 @@
-"""Commands of collbench in processes of their own, forked from one that has imported collbench once
-and in which torch cannot be imported.
+"""Commands of collbench in processes of their own, forked from one that has imported once what they
+need: collbench, where torch cannot be imported; or packages of others, for a copy of collbench.
 
 Started as a script it is that process: an order of a line of JSON makes a child with these
 arguments, settings, folder and outputs, and is answered by the child's exit status.
@@ -24,13 +24,15 @@ KERNEL = ("core", "survive", "machine", "suite", "records", "show", "cli")  # no
 
 class Server:
     """``server(*args, **env)`` runs ``collbench ARGS``; the result has returncode, stdout and
-    stderr."""
+    stderr. ``packages`` of others are imported once in place of collbench: each command then
+    imports the collbench that PYTHONPATH of its ``env`` names, and ``-c CODE`` runs code."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *packages: str) -> None:
         self.folder = folder
-        (folder / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+        if not packages:
+            (folder / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "forked"],
+            [sys.executable, "-m", "forked", *packages],
             env={**os.environ, "PYTHONPATH": before(f"{folder}:{Path(__file__).parent}")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -45,22 +47,21 @@ class Server:
         assert self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, "what forks commands has ended"
+        code = int(answer)
         return subprocess.CompletedProcess(args, code, *[path.read_text() for path in paths])
 
     def close(self) -> None:
         self._process.communicate()
 
 
-def serve() -> None:
-    for folder in (*KERNEL, "features"):
-        package = importlib.import_module(f"collbench.{folder}")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            with suppress(
-                *[ImportError] * (folder == "features")
-            ):  # what runs on ranks needs torch
-                importlib.import_module(module.name)
-    assert "torch" not in sys.modules
+def serve(packages: list[str]) -> None:
+    if packages:
+        for name in packages:
+            importlib.import_module(name)
+    else:
+        import_collbench()
     gc.freeze()  # a child need not look through what it did not make
     for line in sys.stdin:
         pid = os.fork()
@@ -70,10 +71,19 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
+def import_collbench() -> None:
+    for folder in (*KERNEL, "features"):
+        package = importlib.import_module(f"collbench.{folder}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with suppress(
+                *[ImportError] * (folder == "features")
+            ):  # what runs on ranks needs torch
+                importlib.import_module(module.name)
+    assert "torch" not in sys.modules
+
+
 def command(args: list[str], env: dict[str, str], folder: str, out: str, err: str) -> None:
     """What the child does: it ends as the command does."""
-    from collbench.cli.main import main
-
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
@@ -83,10 +93,17 @@ def command(args: list[str], env: dict[str, str], folder: str, out: str, err: st
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if "collbench" not in sys.modules:
+        sys.path[:0] = env["PYTHONPATH"].split(":")
+    if args[:1] == ["-c"]:
+        exec(args[1], {"__name__": "__main__"})
+        sys.exit(0)
+    from collbench.cli.main import main
+
     sys.argv = ["collbench", *args]
     main()
     sys.exit(0)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1:])

@@ -500,6 +500,67 @@ def test_a_rank_whose_warden_is_hit_is_named(started, rank: int, fault: signal.S
     assert len(told) == 1 and told[0].startswith(f"collbench: rank {rank} on "), err
 
 
+def servers(pids: list[int]) -> list[psutil.Process]:
+    """The processes that have forked these ranks."""
+    above = [psutil.Process(pid).parent() for pid in pids]
+    return [process for process in above if process]
+
+
+def test_ranks_are_forked_by_a_server_that_knows_no_mpi(started) -> None:
+    begun = started(*SWEEP)
+    pids = begun.pids()
+    server, other = servers(pids)
+    assert server == other and server.parent() == psutil.Process(begun.process.pid)
+    assert "collbench.run.launch.forkserver" in server.cmdline()
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (server.pid, *pids)]
+    assert [bool(re.search(r"/libmpi\w*\.so", text)) for text in maps] == [False, True, True]
+    assert all(os.getsid(pid) == pid for pid in pids)  # no terminal's Ctrl-C
+
+
+@pytest.mark.slow
+def test_a_killed_server_of_ranks_is_named(started, tmp_path: Path) -> None:
+    begun = started(*SWEEP, "-T", "5")
+    pids = begun.pids()
+    begun.wait_for("record")
+    under = psutil.Process(begun.process.pid).children(recursive=True)
+    servers(pids)[0].kill()
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT and "the fork server was killed by SIGKILL, and with" in err, err
+    assert gone([*pids, *(process.pid for process in under)])
+    assert begun.lines()[-1]["exit"] == 4
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+
+
+@pytest.mark.slow
+def test_a_stopped_server_of_ranks_is_named(started) -> None:
+    begun, server = started(*SWEEP, "-T", "5"), None
+    while server is None:
+        assert begun.process.poll() is None
+        for process in psutil.Process(begun.process.pid).children():
+            with suppress(psutil.Error):
+                if "collbench.run.launch.forkserver" in process.cmdline():
+                    server = process
+    server.suspend()
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert f"the fork server (pid {server.pid}) is stopped (SIGSTOP), with 0 of 2 ranks" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("kill-forked", "was killed by SIGKILL"), ("stop-forked", "is stopped (SIGSTOP)")],
+)
+def test_a_forked_rank_that_is_lost_while_it_starts_is_named(
+    started, what: str, words: str
+) -> None:
+    begun = started(*SWEEP, "-T", "5", SABOTAGE=f"{what}:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT, err
+    name = rf"rank 1 on {os.uname().nodename} \(pid \d+\)"
+    assert re.search(rf"{name} {re.escape(words)} while starting up", err), err
+
+
 @pytest.mark.long
 def test_a_world_that_has_finished_ends_though_a_rank_does_not(started, tmp_path: Path) -> None:
     begun = started(*SWEEP[:5], "-n", "3", *SWEEP[7:], SABOTAGE="linger:1:0")

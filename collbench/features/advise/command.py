@@ -60,8 +60,8 @@ SizesOf = Annotated[
     Option(
         "--sizes-of",
         metavar="JOB",
-        help="Say what it is worth for this job; does not choose sizes: a trace, a recorded step,"
-        " or a workload. May be repeated for the traces of several ranks.",
+        help="Say what it is worth for this trace, recorded step or workload. May be repeated, for"
+        " traces of several ranks.",
     ),
 ]
 Outputs = Annotated[

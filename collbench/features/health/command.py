@@ -127,9 +127,8 @@ class HealthOptions:
         Option(
             "--inject",
             metavar="FAULTS",
-            help="Test your alerts: measure suite nightly now, with faults planted"
-            " (slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3, drop:3; a list),"
-            " and judge that. Marks everything; no history takes it.",
+            help="Test your alerts: measure suite nightly now with faults planted, as drop:3"
+            " (`collbench help health`), and judge that.",
         ),
     ] = ""
     ngpus: Annotated[
@@ -163,9 +162,8 @@ class HealthOptions:
         Option(
             "--expect",
             metavar="PATH",
-            help="Bandwidths expected of these machines, a TOML file of [[curve]] tables, or a"
-            " folder of such files; each with the severity of a row below it: hint, warning or"
-            " critical (of which the last two are unhealthy).",
+            help="Bandwidths expected of these machines: a TOML file of [[curve]] tables, or a"
+            " folder (`collbench help acceptance`).",
         ),
     ] = None
     gate_power: Annotated[

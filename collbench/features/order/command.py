@@ -119,8 +119,8 @@ class OrderOptions:
         list[str] | None,
         Option(
             "--require",
-            help="same=size,position,rank,call,launch,neighbours,place,setting (any of them),"
-            " order=NAME, adds=own|float|double|exact, proved; a list. Exit code 1 if broken.",
+            help="Exit code 1 unless proved, same=call,launch (`collbench help order` has all),"
+            " order=NAME or adds=own|float|double|exact; a list.",
         ),
     ] = None
     like: Annotated[

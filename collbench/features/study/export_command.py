@@ -25,8 +25,8 @@ class ExportOptions:
         str,
         Option(
             "--to",
-            help="msccl-executor (XML for msccl-executor-nccl and RCCL), goal (LogGOPSim), dot"
-            " (Graphviz), json, or chakra (a trace a rank, in folder -o).",
+            help="msccl-executor (XML, for RCCL, too), goal (LogGOPSim), dot (Graphviz), json or"
+            " chakra (folder -o).",
         ),
     ] = "json"
     nbytes: Annotated[

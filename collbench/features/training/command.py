@@ -54,8 +54,8 @@ class ShapeOptions:
         str,
         Option(
             "--compute",
-            help="What stands for computation: auto (gemm and copy), gemm (products of matrices),"
-            " copy (of memory), spin or sleep (time alone), or none.",
+            help="Plays computation: auto (gemm and copy), gemm (matrix products), copy, spin,"
+            " sleep (time alone) or none.",
         ),
     ] = "auto"
     tflops: Annotated[
@@ -112,8 +112,8 @@ class StepOptions:
         str,
         Option(
             "--format",
-            help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces"
-            " for simulators, a file a rank, into the folder --output).",
+            help="table, json, md, csv (with --show: the step itself) or chakra (traces for"
+            " simulators, in folder --output).",
         ),
     ] = "table"
     debug: Debug = False

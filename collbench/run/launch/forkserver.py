@@ -5,6 +5,9 @@ It is started by launch.local with one end of a socket pair. A request (Spawn), 
 descriptor of their board, forks n ranks; a note of each one's pid carries the
 descriptor of its channel, and a note of its wait status follows when it ends. When the parent goes
 away, all ranks are killed.
+
+A rank under mpirun is forked for the warden that stands in for it there (warden.py), which alone
+is told of its birth and end, and with whose end it is killed (Adopt).
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -29,6 +32,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import print_message
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.children import die_with_parent
+from collbench.run.launch.warden import BORN, DESCRIPTORS_MAX, ENDED, READY, REFUSED
 from collbench.run.launch.world import Channel
 from collbench.survive import streams
 from collbench.survive.signals import name_signal
@@ -37,20 +41,29 @@ from collbench.survive.signals import name_signal
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a rank by the process that made it: its pid when it is born, its wait status
     when it has ended. Of a rank under mpirun, the pid of its ``warden`` before that; ``alone`` is
-    that the warden ended before the rank."""
+    that the warden ended before the rank, ``forked`` that a fork server has made it."""
 
     rank: int
     pid: int = 0
     status: int = 0
     warden: int = 0
     alone: bool = False
+    forked: bool = False
 
 
-class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
+class Spawn(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """A request for n ranks: a whole world, or some that learn who they are (fresh.py)."""
 
     n: int
     fresh: bool = False
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """A request for one rank of n, for its warden. Descriptors come along: of the board, of the
+    socket whose other end the warden has, and of what the warden asks for."""
+
+    rank: int
+    n: int
 
 
 def leave_process(
@@ -95,6 +108,10 @@ class Parent:
         """Processes (rank, pid) that it has started for ranks."""
         return []
 
+    def makers(self) -> list[tuple[str, int]]:
+        """Processes (name, pid) that are at work where ranks are yet to be made."""
+        return [(self.name, self.process.pid)]
+
     def ended(self, born: int) -> CollbenchError:
         """Why it is gone, having made so many ranks."""
         code = self.end()
@@ -120,31 +137,146 @@ class Parent:
             return self.process.wait()
 
 
+class Adopted:
+    """A rank's warden, by its ``socket``: it is yet to ask, or its rank is there."""
+
+    def __init__(self, orders: Adopt, board: int, at: int, request: int) -> None:
+        self.rank, self._n, self._board, self._request = orders.rank, orders.n, board, request
+        self.socket = socket.socket(fileno=at)
+
+    def receive(self) -> list[int]:
+        """The descriptors that the warden hands over; none where it has ended."""
+        with suppress(OSError):
+            _, fds, _, _ = socket.recv_fds(self.socket, 64, DESCRIPTORS_MAX + 2)
+            return fds
+        return []
+
+    def forget_request(self) -> None:
+        """Close what only the rank needed."""
+        for fd in (self._board, self._request):
+            os.close(fd)
+
+    def become(self, fds: Sequence[int]) -> NoReturn:
+        """Turn this process, which was just forked, into the rank, unless it cannot be as the
+        warden wants it: then it ends."""
+        from collbench.run.launch import takeover
+        from collbench.run.rank import worker
+
+        request = takeover.read_request(self._request)
+        own = [self.socket.detach(), self._board, *fds]
+        os.close(self._request)
+        at, board_fd, channel, folder, *files = takeover.move_descriptors(
+            own, request["descriptors"]
+        )
+        with socket.socket(fileno=at) as warden:
+            try:
+                takeover.take_over(request, folder, files)
+            except (CannotRun, OSError, ValueError) as e:
+                warden.send(REFUSED + str(e).encode(errors="replace")[:1000])
+                os._exit(0)
+            board = Board(self._n, board_fd)
+            os.close(board_fd)
+            pid = os.getpid()
+            process = os.pidfd_open(pid)
+            socket.send_fds(warden, [BORN + str(pid).encode()], [process])
+            os.close(process)
+        with socket.socket(fileno=channel) as stream:
+            leave_process(worker.local_rank(self.rank, board, stream))
+
+    def tell_end(self, status: int) -> None:
+        """Tell the warden of the rank's wait status."""
+        with suppress(OSError):
+            self.socket.send(ENDED + str(status).encode())
+
+
 class Server:
     """Forks ranks on request and reports their ends, until the parent's end of ``control``
     closes."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._ranks: dict[int, int] = {}
+        self._ranks: dict[int, int | Adopted] = {}
+        self._wardens: dict[Adopted, int] = {}  # and the pids of their ranks; 0: yet to be made
         self._wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_w = wake_w
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._ready = selectors.PollSelector()  # which has no descriptor that forks would share
+        self._ready.register(control, selectors.EVENT_READ)
+        self._ready.register(self._wake_r, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """Fork ranks and tell of their ends, until the parent is gone."""
         while True:
-            ready, _, _ = select.select([self._control.fileno(), self._wake_r], [], [])
-            if self._wake_r in ready:
+            ready = [key for key, _ in self._ready.select()]
+            if self._wake_r in [key.fd for key in ready]:
                 os.read(self._wake_r, 4096)
                 self._reap()
-            if self._control.fileno() in ready:
-                request, fds, _, _ = socket.recv_fds(self._control, 65536, 1)
+            for key in ready:
+                if key.data is not None:
+                    self._attend(key.data)
+            if self._control.fileno() in [key.fd for key in ready]:
+                request, fds, _, _ = socket.recv_fds(self._control, 65536, 3)
                 if not request:
                     break
-                self._spawn(msgspec.json.decode(request, type=Spawn), *fds)
+                self._obey(msgspec.json.decode(request, type=Spawn | Adopt), fds)
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
+
+    def _obey(self, request: Spawn | Adopt, fds: list[int]) -> None:
+        if isinstance(request, Spawn):
+            return self._spawn(request, *fds)
+        warden = Adopted(request, *fds)
+        with suppress(OSError):  # it has ended
+            warden.socket.send(READY)
+        self._wardens[warden] = 0
+        self._ready.register(warden.socket, selectors.EVENT_READ, warden)
+
+    def _attend(self, warden: Adopted) -> None:
+        """Make the rank that a warden asks for; of a warden that has ended, end the rank."""
+        if warden not in self._wardens:
+            return  # its rank has just been reaped
+        if pid := self._wardens[warden]:
+            os.kill(pid, signal.SIGKILL)  # it is there until it is reaped
+            self._ready.unregister(warden.socket)
+            return
+        fds = warden.receive()
+        if not fds:
+            warden.forget_request()
+            self._dismiss(warden)
+            return
+        server_pid, pid = os.getpid(), os.fork()
+        if pid == 0:
+            self._leave_server(server_pid, warden)
+            try:
+                warden.become(fds)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        warden.forget_request()
+        for fd in fds:
+            os.close(fd)
+        self._ranks[pid], self._wardens[warden] = warden, pid
+
+    def _leave_server(self, server_pid: int, warden: Adopted) -> None:
+        """In a forked process, close what is the server's alone."""
+        die_with_parent(server_pid)
+        signal.set_wakeup_fd(-1)
+        self._control.close()
+        for fd in (self._wake_r, self._wake_w):
+            os.close(fd)
+        for other in self._wardens:
+            if other is not warden:
+                other.socket.close()
+                if not self._wardens[other]:
+                    other.forget_request()
+
+    def _dismiss(self, warden: Adopted) -> None:
+        del self._wardens[warden]
+        with suppress(KeyError):
+            self._ready.unregister(warden.socket)
+        warden.socket.close()
 
     def _spawn(self, request: Spawn, board_fd: int) -> None:
         board, server_pid = Board(request.n, board_fd), os.getpid()
@@ -189,7 +321,12 @@ class Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._control.send(msgspec.json.encode(Note(self._ranks.pop(pid), status=status)))
+            rank = self._ranks.pop(pid)
+            if isinstance(rank, Adopted):
+                rank.tell_end(status)
+                self._dismiss(rank)
+            else:
+                self._control.send(msgspec.json.encode(Note(rank, status=status)))
 
 
 def main() -> None:
@@ -200,8 +337,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
-    # the reason this process exists: torch is loaded before the forks
+    # the reason this process exists: torch is loaded before the forks, and what most ranks need
+    import numpy.random  # noqa: F401
+
+    import collbench.run.backends._torchdist
     import collbench.run.launch.fresh
+    import collbench.run.rank.background
+    import collbench.run.rank.single_call
+    import collbench.run.rank.trial
     import collbench.run.rank.worker  # noqa: F401
 
     gc.freeze()  # of what all ranks share none is to be looked at, and so copied, by each

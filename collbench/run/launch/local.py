@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from abc import abstractmethod
@@ -24,13 +23,15 @@ from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.text import print_message
 from collbench.machine import environment
+from collbench.machine.load import Load, measure_load
 from collbench.run.backends import _model
 from collbench.run.jobs import Plan
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, process_state
-from collbench.run.launch.children import bound_command, module_command
-from collbench.run.launch.forkserver import Note, Parent, Spawn
+from collbench.run.launch.early import LoadingServer, make_environment
+from collbench.run.launch.forkserver import Adopt, Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
+from collbench.run.launch.takeover import PRIVATE, read_request, select_shared
 from collbench.run.launch.watch import STOPPED, Death, RankWatch, report_late
 from collbench.run.launch.world import LINE_LIMIT, Asked, Env, Listener, World
 from collbench.survive.signals import interrupts
@@ -53,26 +54,22 @@ _LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
-
-
 class ForkServer(Parent):
     """A process with torch loaded, under a given interpreter and environment; ``spawn`` makes
-    worlds of ranks."""
+    worlds of ranks. One that was started ``early`` is taken over where it suits."""
 
     name = "the fork server"
 
-    def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = module_command(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
-        self.process = subprocess.Popen(
-            bound_command(python, signal.SIGKILL, os.getpid(), *command),
-            pass_fds=[theirs.fileno()],
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=sys.__stderr__,  # also what libraries print in ranks
-        )
-        theirs.close()
+    def __init__(
+        self,
+        env: Mapping[str, str] | Mapping[bytes, bytes],
+        python: str = sys.executable,
+        early: LoadingServer | None = None,
+    ) -> None:
+        if early is None or not early.take_over(env, python):
+            early = LoadingServer(env, python)
+            early.take_over(env, python)
+        self._ours, self.process = early.socket, early.process
         self._up = False
         self.hint = f"{python} -c 'import torch' tells why"
 
@@ -81,6 +78,12 @@ class ForkServer(Parent):
         a world that is here in part (fresh.py)."""
         with suppress(OSError):  # it has ended, as is found when its notes are read
             socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, fresh))], [board])
+
+    def adopt(self, orders: Adopt, fds: list[int]) -> None:
+        """Have a rank made for a warden of mpirun's, which is told of it, with descriptors as
+        forkserver.Adopt has them."""
+        with suppress(OSError):
+            socket.send_fds(self._ours, [msgspec.json.encode(orders)], fds)
 
     def fileno(self) -> int:
         """The descriptor that is readable where there is a note."""
@@ -104,6 +107,42 @@ class ForkServer(Parent):
         if not self._up:  # it may be loading torch yet, and has no ranks
             self.process.kill()
         self.end()
+
+
+class MpiServer:
+    """The fork server of ranks that mpirun starts, if there is one: it has the environment that
+    mpirun gives them, as the first warden tells it, but for variables that MPI alone reads. Another
+    such environment gets a new server in its place."""
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        self._server: ForkServer | None = None
+        self._settings: dict[bytes, bytes] = {}
+
+    def find(self, request: int, is_first: bool) -> ForkServer | None:
+        """The server for what a warden requests, started where there is none, unless that is not
+        the first of its world; else None."""
+        try:
+            settings = select_shared(read_request(request)["environ"])
+        except (ValueError, KeyError, OSError):
+            return None
+        if is_first and (
+            self._server is None
+            or settings != self._settings
+            or self._server.process.poll() is not None
+        ):
+            self.close()
+            with interrupts.uninterrupted():
+                own = {name: os.environb[name] for name in (PRIVATE,) if name in os.environb}
+                self._server = ForkServer({**settings, **own}, self._python)
+            self._settings = settings
+        return self._server if settings == self._settings else None
+
+    def close(self) -> None:
+        """End it, and with it every rank it still has."""
+        server, self._server = self._server, None
+        if server:
+            server.close()
 
 
 class FreshRanks(World):
@@ -148,14 +187,22 @@ class Launcher(FreshRanks):
     """Runs plans on this machine; one fork server per environment setting, kept for the next plan.
 
     ``python`` and ``settings``, the whole environment, are this process's own unless told
-    otherwise.
+    otherwise. A server that was started ``early`` becomes one of these, if it suits the first.
     """
 
     def __init__(
-        self, python: str = sys.executable, settings: Mapping[str, str] = os.environ
+        self,
+        python: str = sys.executable,
+        settings: Mapping[str, str] = os.environ,
+        early: LoadingServer | None = None,
     ) -> None:
-        self._python, self._settings = python, settings
+        self._python, self._settings, self._early = python, settings, early
         self._servers: dict[Env, ForkServer] = {}
+        self._mpi_server = MpiServer(python)
+
+    def load(self) -> dict[str, Load]:
+        """Others' load on this host while no rank runs: a server that loads torch is ours."""
+        return measure_load(helpers=[self._early.process.pid] if self._early else [])
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start loading torch under ``env``, if any of the backends has forked ranks."""
@@ -165,11 +212,15 @@ class Launcher(FreshRanks):
     def _server(self, env: Env) -> ForkServer:
         if env not in self._servers:
             with interrupts.uninterrupted():
-                self._servers[env] = ForkServer(self._environment(env), self._python)
+                early, self._early = self._early, None
+                settings = self._environment(env)
+                self._servers[env] = ForkServer(settings, self._python, early)
+                if early:
+                    early.close()
         return self._servers[env]
 
     def _environment(self, env: Env) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
+        return make_environment(self._settings, env)
 
     @contextmanager
     def started(self, plan: Plan, listener: Listener) -> Iterator[LocalWatch]:
@@ -182,24 +233,32 @@ class Launcher(FreshRanks):
                 yield watch
                 watch.check(last=True)
                 if watch.report_late_ranks():
-                    self.release(plan.env)
+                    self._end_server(plan)
         finally:
             os.close(fd)
 
     @contextmanager
     def _parent(self, plan: Plan, folder: Path) -> Iterator[ForkServer | Mpirun]:
         """The process that starts the plan's ranks and tells of their ends: an mpirun for them
-        alone, else a fork server, which is closed when the world breaks."""
-        env = self._environment(plan.env)
-        if backend_info(plan.backend).launch == "mpirun":
-            with closing(Mpirun(env, self._python, folder)) as mpirun:
-                yield mpirun
-            return
+        alone, else a fork server. The server that has forked them is closed when the world
+        breaks."""
         try:
-            yield self._server(plan.env)
+            if backend_info(plan.backend).launch == "mpirun":
+                env, find = self._environment(plan.env), self._mpi_server.find
+                with closing(Mpirun(env, self._python, folder, find)) as mpirun:
+                    yield mpirun
+            else:
+                yield self._server(plan.env)
         except BaseException:
-            self.release(plan.env)
+            self._end_server(plan)
             raise
+
+    def _end_server(self, plan: Plan) -> None:
+        """End the fork server that has made ranks of a plan."""
+        if backend_info(plan.backend).launch == "mpirun":
+            self._mpi_server.close()
+        else:
+            self.release(plan.env)
 
     def release(self, env: Env) -> None:
         """End the fork server of this environment, if there is one."""
@@ -210,6 +269,7 @@ class Launcher(FreshRanks):
         """End all fork servers."""
         for env in list(self._servers):
             self.release(env)
+        self._mpi_server.close()
 
 
 class LocalWatch(RankWatch):
@@ -344,7 +404,7 @@ class LocalWatch(RankWatch):
             return []
         pids = [pid for rank, pid in self.pids.items() if not self._board.where(rank)[0]]
         if len(self.pids) < self.plan.processes:
-            pids += [self._parent.process.pid, *self._wardens.values()]
+            pids += [*(pid for _, pid in self._parent.makers()), *self._wardens.values()]
         return [_cpu_seconds(pid) for pid in pids]
 
     def _take_note(self) -> None:
@@ -366,6 +426,8 @@ class LocalWatch(RankWatch):
             if isinstance(error, RunBroken):
                 error = self.make_error(error.message, 0, error.hint)
             raise error from None
+        if note is None:
+            return
         rank = note.rank
         if note.pid:
             self.pids[rank], self._unsent[rank] = note.pid, memoryview(self._request)
@@ -457,12 +519,14 @@ class LocalWatch(RankWatch):
     def _unmade(self, seconds: float) -> RunBroken:
         """Not all ranks were made. Where mpirun lacks one, that is named."""
         parent, born, n = self._parent, len(self.pids), self.plan.processes
-        stopped = process_state(parent.process.pid) == "stopped"
+        makers = [at for at in parent.makers() if process_state(at[1]) == "stopped"]
+        name, pid = (makers or parent.makers())[0]
+        stopped = bool(makers)
         what = STOPPED.description if stopped else f"has not moved for {seconds:.0f} s"
         missing = [rank for rank in range(n) if rank not in self.pids]
         if born and len(missing) == 1 and not stopped and self._by_mpirun:
             return self.accuse(missing[0], f"did not start for {seconds:.0f} s", self.limit_hint)
-        phrase = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        phrase = f"{name} (pid {pid}) {what}, with {born} of {n} ranks made"
         return self.make_error(phrase, 0, self.limit_hint)
 
 

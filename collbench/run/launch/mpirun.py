@@ -1,7 +1,9 @@
 """Worlds of ranks on this machine under the mpirun that belongs to a Python, watched like those of
 the fork server.
 
-mpirun starts a warden for each rank, which forks it and tells of its end; what they have to say is
+mpirun starts a warden for each rank (warden.py), for which a fork server forks the rank, if it can
+be as mpirun wants it; else the warden forks it anew, and it loads torch itself. Wardens tell of its
+birth and end; what they have to say is
 what the fork server says, in datagrams to a socket in the world's private folder. When the
 launching process goes away, mpirun is terminated by the kernel and the wardens kill their ranks.
 """
@@ -15,18 +17,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import psutil
 
-from collbench.core.errors import CannotRun
-from collbench.run.launch import environments
+from collbench.core.errors import CannotRun, CollbenchError
+from collbench.run.launch import environments, warden
 from collbench.run.launch.board import Board
 from collbench.run.launch.children import bound_command, die_with_parent, module_command
-from collbench.run.launch.forkserver import Note, Parent, leave_process
+from collbench.run.launch.forkserver import Adopt, Note, Parent, leave_process
 from collbench.survive import streams
 from collbench.survive.signals import interrupts
 
@@ -52,22 +55,6 @@ SETTINGS = {
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-# Becomes a warden once it has told whose: before that loads, which takes a while. mpirun sends
-# SIGTERM to all when one of them ends, and that must not end the others' wardens.
-_WARDEN = """
-import _signal, _socket, ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-_signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
-named = [os.environ[name] for name in sys.argv[1].split() if name in os.environ]
-try:
-    told = '{"rank":%d,"warden":%d}' % (int(named[0]), os.getpid())
-    _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM).sendto(told.encode(), sys.argv[2])
-except (IndexError, ValueError, OSError):
-    pass
-os.execvp(sys.argv[3], sys.argv[3:])
-"""
-
-
 # the variables of Open MPI's and MPICH's mpirun that name a process's rank
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -90,13 +77,51 @@ def put_folder_first(program: str, path: str) -> str:
     return os.pathsep.join((str(Path(program).parent), path))
 
 
+class Foster(Protocol):
+    """A fork server of ranks that mpirun starts, as a world sees it (local.ForkServer)."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the server has ended."""
+
+    def adopt(self, orders: Adopt, fds: list[int]) -> None:
+        """Have a rank made for its warden."""
+
+    def ended(self, born: int) -> CollbenchError:
+        """Why it is gone, having made so many ranks."""
+
+    def end(self) -> int:
+        """Wait until the process has ended; its exit status."""
+
+
+class FindServer(Protocol):
+    """What finds, or starts, the fork server for what a warden asks for; None for another request
+    than that of the first warden of a world."""
+
+    def __call__(self, request: int, is_first: bool) -> Foster | None: ...
+
+
 class Mpirun(Parent):
-    """One world's mpirun: started by ``spawn``, gone after ``close``."""
+    """One world's mpirun: started by ``spawn``, gone after ``close``. ``find_server`` finds what
+    forks its ranks; without, or where it finds none, each rank is a new process."""
 
     name = "mpirun"
 
-    def __init__(self, env: Mapping[str, str], python: str, folder: Path) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        python: str,
+        folder: Path,
+        find_server: FindServer | None = None,
+    ) -> None:
         self._python, self._mpirun = python, find_mpirun(python)
+        self._find_server = find_server
+        self._server: Foster | None = None
+        self._is_server_gone = False
+        self._board = -1
+        self._forked: set[int] = set()  # ranks that the server has made
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         as_root = AS_ROOT if os.getuid() == 0 else {}
         self._env = {
@@ -117,14 +142,15 @@ class Mpirun(Parent):
     def spawn(self, n: int, board: int) -> None:
         """Have n ranks made, around the board of a descriptor that stays open."""
         me = os.getpid()
+        self._n, self._board = n, os.dup(board)
         # a socket's path may have 107 characters, and TMPDIR may be longer
         notes_path = f"/proc/{me}/fd/{self._folder}/notes"
         self._notes.bind(notes_path)
         self._alive = n
         arguments = [notes_path, f"/proc/{me}/fd/{board}", "{pid}"]
-        warden = module_command(self._python, "collbench.run.launch.mpirun", *arguments)
-        begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), notes_path]
-        started = [self._mpirun, "-n", str(n), *begin, *warden]
+        anew = module_command(self._python, "collbench.run.launch.mpirun", *arguments)
+        begin = [self._python, "-I", "-S", str(Path(warden.__file__)), " ".join(RANK), notes_path]
+        started = [self._mpirun, "-n", str(n), *begin, "{pid}", *anew]
         with interrupts.uninterrupted():
             self.process = subprocess.Popen(
                 bound_command(self._python, signal.SIGTERM, me, *started),
@@ -141,28 +167,48 @@ class Mpirun(Parent):
         """Readable where there is a note, or mpirun or a warden has ended."""
         return self._ready.fileno()
 
-    def note(self) -> tuple[Note, list[int]]:
-        """The next note of a warden, once there is something to read. EOFError when mpirun has
-        ended and nothing is left to hear."""
+    def note(self) -> tuple[Note | None, list[int]]:
+        """The next note of a warden, once there is something to read; None where what there was is
+        no news. EOFError when mpirun has ended, or what has forked ranks of it, and nothing is left
+        to hear."""
         ready = [fd for fd, _ in self._ready.poll(0)]
+        if self._server and self._server.fileno() in ready:
+            self._ready.unregister(self._server.fileno())
+            self._is_server_gone = True
+            if not self._forked:
+                return None, []  # wardens make these ranks
+        if self._is_server_lost:
+            raise EOFError
         if self._notes.fileno() not in ready:
             killed = (self.process.poll() or 0) < 0  # which is why its wardens end, too
             for descriptor in ready:
                 if descriptor in self._wardens and not killed:
                     return Note(self._forget(descriptor), alone=True), []
             raise EOFError
-        data, fds, _, _ = socket.recv_fds(self._notes, 65536, 1)
+        data, fds, _, _ = socket.recv_fds(self._notes, 65536, 2)
         note = msgspec.json.decode(data, type=Note)
         if note.warden:
-            return self._follow(note), fds
+            return self._follow(note, fds), []
+        if note.forked:
+            self._forked.add(note.rank)
         if not note.pid:
             self._alive -= 1
+            self._forked.discard(note.rank)
             for descriptor in [fd for fd, rank in self._wardens.items() if rank == note.rank]:
                 self._forget(descriptor)
         return note, fds
 
-    def _follow(self, note: Note) -> Note:
+    @property
+    def _is_server_lost(self) -> bool:
+        """Whether ranks have died with the fork server that made them."""
+        return self._is_server_gone and bool(self._forked)
+
+    def _follow(self, note: Note, fds: Sequence[int]) -> Note:
         self._begun_ranks.add(note.rank)
+        if len(fds) == 2:
+            self._pass_on(note.rank, *fds)
+        for fd in fds:  # where nobody else has them, the warden forks its rank
+            os.close(fd)
         try:
             descriptor = os.pidfd_open(note.warden)
         except ProcessLookupError:
@@ -170,6 +216,15 @@ class Mpirun(Parent):
         self._wardens[descriptor] = note.rank
         self._ready.register(descriptor, select.EPOLLIN)
         return note
+
+    def _pass_on(self, rank: int, at: int, request: int) -> None:
+        """Have the fork server make the rank, if there is one that can."""
+        server = self._find_server(request, self._server is None) if self._find_server else None
+        if server and self._server is None:
+            self._server = server
+            self._ready.register(server.fileno(), select.EPOLLIN)
+        if server and not self._is_server_gone:
+            server.adopt(Adopt(rank, self._n), [self._board, at, request])
 
     def _forget(self, descriptor: int) -> int:
         """The rank whose warden is no longer followed."""
@@ -192,6 +247,20 @@ class Mpirun(Parent):
                     processes.append((int(rank), process.pid))
         return processes
 
+    def makers(self) -> list[tuple[str, int]]:
+        own = (self.name, self.process.pid)
+        return [own, *([(self._server.name, self._server.process.pid)] if self._server else [])]
+
+    def ended(self, born: int) -> CollbenchError:
+        if self._server and self._is_server_lost:
+            return self._server.ended(born)
+        return super().ended(born)
+
+    def end(self) -> int:
+        """Wait until mpirun has ended, or the fork server with which ranks have died, and return
+        its exit status."""
+        return self._server.end() if self._server and self._is_server_lost else super().end()
+
     def close(self) -> None:
         """End mpirun, if there is one, and with it every rank it still has. A second signal does
         not hurry it: it would leave what MPI has in /dev/shm."""
@@ -199,13 +268,15 @@ class Mpirun(Parent):
             with interrupts.shielded():
                 if self._alive:
                     self.process.terminate()
-                self.end()
+                super().end()
                 os.close(self._end)
         for descriptor in list(self._wardens):
             self._forget(descriptor)
         self._ready.close()
         self._notes.close()
         os.close(self._folder)
+        if self._board >= 0:
+            os.close(self._board)
 
 
 def _guard_rank(notes_path: str, board: str, mpirun: str) -> None:

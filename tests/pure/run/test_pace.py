@@ -51,11 +51,74 @@ def test_the_first_pass_takes_a_tenth(passes: TwoPassPace) -> None:
 
 
 def test_what_takes_long_to_prepare_is_measured_once(passes: TwoPassPace) -> None:
-    huge = case(1 << 30)
-    (job,) = passes.open_plan(planned(huge)).jobs
-    assert job.seconds is None
-    passes.accept(scattered(huge, 0.5))
+    large = case(64 << 20)
+    (job,) = passes.open_plan(planned(large)).jobs
+    assert job.seconds is None and not job.coarse
+    passes.accept(scattered(large, 0.5))
     assert passes.next_jobs() == []
+
+
+HUGE = [case(nbytes, in_place=place) for nbytes in (2 << 30, 1 << 30) for place in (False, True)]
+ONLY_OUT = case(3 << 30)
+
+
+def test_a_long_run_makes_one_call_of_each_long_size_before_a_second_pass(
+    passes: TwoPassPace,
+) -> None:
+    opened = passes.open_plan(planned(HUGE[0], SMALL[0], *HUGE[1:], ONLY_OUT, SMALL[1]))
+    calls = [HUGE[3], HUGE[1], ONLY_OUT]  # in place, where half of the memory is needed
+    assert [job.case for job in opened.jobs] == [*SMALL[:2], *calls]
+    assert [job.coarse for job in opened.jobs] == [False] * 2 + [True] * 3
+    assert {job.rotation for job in opened.jobs if job.coarse} == {1}
+    for what in SMALL[:2]:
+        assert not passes.accept_coarse(scattered(what, 0.5))
+        passes.accept(scattered(what, 0.5))
+    for what in calls:
+        assert passes.accept_coarse(record(what, setup_ns=1_000_000))
+    jobs = passes.next_jobs()
+    assert {job.case for job in jobs[:2]} == set(SMALL[:2])
+    assert [job.case for job in jobs[2:]] == [*HUGE, ONLY_OUT]
+    assert not any(job.coarse or job.first_ns for job in jobs)
+    for what in HUGE:
+        assert not passes.accept_coarse(scattered(what, 0.5))
+        assert passes.accept(scattered(what, 0.5)) is not None
+    for what in SMALL[:2]:
+        passes.accept(scattered(what, 0.5))
+    assert passes.next_jobs() == []
+
+
+def test_a_call_longer_than_its_case_is_not_made_a_second_time_beforehand(
+    passes: TwoPassPace,
+) -> None:
+    passes.open_plan(planned(HUGE[1]))
+    assert passes.accept_coarse(record(HUGE[1], setup_ns=2_000_000_001))
+    (job,) = passes.next_jobs()
+    assert job.first_ns == 2_000_000_001 and job.seconds is None
+
+
+def test_a_single_call_that_failed_is_the_record_of_its_case(passes: TwoPassPace) -> None:
+    passes.open_plan(planned(*HUGE[:2]))
+    failed = Record(case=HUGE[1], status="failed", note="rank 1 was killed")
+    assert not passes.accept_coarse(failed) and passes.accept(failed) is failed
+    assert [job.case for job in passes.next_jobs()] == [HUGE[0]]
+
+
+def test_a_world_that_does_not_open_drops_each_case_once(passes: TwoPassPace) -> None:
+    opened = passes.open_plan(planned(SMALL[0], *HUGE))
+    assert [job.case for job in passes.drop_world(opened)] == [SMALL[0], *HUGE]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"backend": "nccl"}, {"groups": "mod:2"}, {"in_turns": True}, {"cycle": 1}]
+)
+def test_no_single_calls_on_gpus_in_groups_in_turns_or_over_cycles(
+    passes: TwoPassPace, changes: dict[str, Any]
+) -> None:
+    cycle = changes.pop("cycle", 0)
+    cases = [msgspec.structs.replace(what, cycle=cycle) for what in HUGE]
+    opened = passes.open_plan(msgspec.structs.replace(planned(*cases), **changes))
+    assert [job.case for job in opened.jobs] == cases
+    assert not any(job.coarse for job in opened.jobs)
 
 
 def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: TwoPassPace) -> None:

@@ -37,6 +37,7 @@ OURS = tuple(
         "failed:",
         "flags:",
         "busy:",
+        "so far:",
         "not",
     ]
 )
@@ -263,6 +264,104 @@ def test_a_line_waits_for_the_pass_that_is_the_last() -> None:
     never_again.record(*flagged(cases[0], "unconverged"))
     never_again.end(End(exit=0, ended=""), None)
     assert [row["size"] for row in scraped(left.getvalue())] == [8]
+
+
+def test_the_head_stands_once_ranks_have_met() -> None:
+    cases = [a_case(nbytes=8), a_case(nbytes=16)]
+    text = Text(out := io.StringIO())
+    text.begin(a_run(), cases, [])
+    text.world(a_world(a_case(backend="gloo")))
+    assert out.getvalue() == ""  # of another table
+    text.world(a_world(cases[0]))
+    early = out.getvalue()
+    assert early.splitlines()[-3:] == [*nccl.write_header(Options())]
+    outcomes = [measured(case) for case in cases]
+    worlds = [a_world(a_case(backend="gloo")), a_world(cases[0])]
+    assert written(outcomes, worlds=worlds).startswith(early)
+
+
+def test_a_run_that_ends_before_its_first_case_has_a_head_and_no_result() -> None:
+    case = a_case()
+    end = End(exit=130, ended="", note="interrupted")
+    lines = written([], [case], worlds=[a_world(case)], end=end).splitlines()
+    assert "# nothing of this table ran: there is no result" in lines
+    assert "# not run: 1 of the planned cases" in lines and lines[-1] == "# error: interrupted"
+
+
+@pytest.fixture
+def two_passes() -> tuple[list[Case], Text, io.StringIO]:
+    """A text whose run has begun, with two sizes in both places."""
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
+    text = Text(out := io.StringIO())
+    text.begin(a_run(policy=Policy()), cases, [])
+    text.world(a_world(cases[0]))
+    return cases, text, out
+
+
+TwoPasses = tuple[list[Case], Text, io.StringIO]
+
+
+def so_far(out: io.StringIO) -> list[str]:
+    return comments(out.getvalue(), "# so far:")
+
+
+def test_a_long_run_shows_what_is_known_before_the_lines_and_marks_it(
+    two_passes: TwoPasses,
+) -> None:
+    cases, text, out = two_passes
+    text._until = 0.0
+    text.record(*flagged(cases[3], "unconverged"))
+    assert so_far(out) == []  # its other half is to come
+    text.record(*flagged(cases[2], "unconverged"))
+    intro, line = so_far(out)
+    assert "results are lines without #" in intro
+    assert line.split()[3:5] == ["16", "4"] and line.split()[8] == "10.00"
+    text.show_coarse(*measured(cases[1], 70_000, wrong=None))
+    *_, line = so_far(out)
+    assert line.endswith("  one call") and line.split()[8:12] == ["N/A"] * 4
+    assert line.split()[12] == "70.00" and line.split()[15] == "N/A"
+    assert scraped(out.getvalue()) == []
+    for case in cases:
+        text.record(*measured(case, 20_000, again=True))
+    text.end(End(exit=0, ended=""), None)
+    assert [row["time"] for row in scraped(out.getvalue())] == [20, 20]
+    assert len(so_far(out)) == 3
+
+
+def test_a_short_run_shows_no_first_pass(two_passes: TwoPasses) -> None:
+    cases, text, out = two_passes
+    text._until = math.inf
+    text.show_coarse(*measured(cases[1], wrong=None))
+    for case in cases:
+        text.record(*flagged(case, "unconverged"))
+        text.phase(case, "measuring", 0.5)
+    text.end(End(exit=0, ended=""), None)
+    assert so_far(out) == []
+    assert [row["size"] for row in scraped(out.getvalue())] == [8, 16]
+
+
+def test_what_was_known_early_is_shown_when_the_run_turns_out_long(two_passes: TwoPasses) -> None:
+    cases, text, out = two_passes
+    text._until = math.inf
+    for case in cases[:2]:
+        text.record(*flagged(case, "unconverged"))
+    text._until = 0.0
+    text.phase(cases[2], "measuring", 0.5)
+    assert [line.split()[3] for line in so_far(out)[1:]] == ["8"]
+
+
+def test_an_interrupted_run_keeps_the_rows_of_its_first_pass(two_passes: TwoPasses) -> None:
+    cases, text, out = two_passes
+    text._until = 0.0
+    for case in cases[:2]:
+        text.record(*flagged(case, "unconverged"))
+    text.show_coarse(*measured(cases[3], 70_000, wrong=None))
+    for case in cases[:2]:
+        text.record(*measured(case, again=True, stop="cut", note="interrupted"))
+    text.end(End(exit=130, ended="", note="interrupted"), None)
+    assert [row["size"] for row in scraped(out.getvalue())] == [8]
+    assert [line.split()[3] for line in so_far(out)[1:]] == ["8", "16"]
+    assert comments(out.getvalue(), "# not run: 2 of")
 
 
 NUMBERS = ("time", "algbw", "busbw")

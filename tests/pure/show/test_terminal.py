@@ -382,6 +382,63 @@ def test_progress_stays_silent_where_nobody_watches() -> None:
     assert "1/1" in out.getvalue() and "median" not in out.getvalue()
 
 
+def piped(monkeypatch: pytest.MonkeyPatch, after: float) -> tuple[LiveTable, io.StringIO]:
+    monkeypatch.setattr(live, "SO_FAR_AFTER", after)
+    out = io.StringIO()
+    return LiveTable(Console(file=out, width=100, highlight=False)), out
+
+
+def test_a_pipe_gets_the_header_when_ranks_have_met_and_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, out = piped(monkeypatch, math.inf)
+    outcome = measured(a_case())
+    table.begin(a_run(), [outcome[0].case], [])
+    assert out.getvalue() == ""
+    table.world(a_world())
+    head = out.getvalue()
+    assert head.startswith("collbench ") and len(head.splitlines()) == 3
+    table.record(*outcome)
+    assert out.getvalue() == head
+    table.end(OK, None)
+    assert out.getvalue().startswith(head) and out.getvalue().count("collbench ") == 1
+    assert "so far" not in out.getvalue()
+
+
+def test_a_pipe_is_told_what_is_known_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, out = piped(monkeypatch, 0.0)
+    first, called = measured(a_case()), measured(a_case(nbytes=1 << 30), 2_000_000)
+    table.begin(a_run(), [first[0].case, called[0].case], [])
+    table.world(a_world())
+    table.show_coarse(*called)
+    table.record(*first)
+    table.record(*first)  # by its second pass
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("so far: ")]
+    assert lines[0] == f"so far: {live.SO_FAR}" and len(lines) == 3
+    assert lines[1].startswith("so far: 1 GiB") and lines[1].endswith(", one call")
+    assert "one call" not in lines[2] and "µs" in lines[2]
+    table.record(*called)
+    table.end(OK, None)
+    ending = out.getvalue().split(lines[2])[1]
+    assert "so far" not in ending and "1 GiB" in ending
+
+
+def test_programs_get_nothing_of_a_first_pass() -> None:
+    outcome = measured(a_case())
+    for make in (Json, Csv, Markdown):
+        texts = []
+        for coarse in ([], [measured(a_case(), 5)]):
+            reporter = make(out := io.StringIO())
+            reporter.begin(a_run(), [outcome[0].case], [])
+            reporter.world(a_world())
+            for called in coarse:
+                reporter.show_coarse(*called)
+            reporter.record(*outcome)
+            reporter.end(OK, None)
+            texts.append(out.getvalue())
+        assert texts[0] == texts[1] != ""
+
+
 def lines_of(outcomes, **more) -> dict[str, str]:
     gathered = reporter_.Gathered()
     told(gathered, outcomes, **more)

@@ -5,7 +5,8 @@ call, outside the clock; never-in-time voids every sample; blind:RANK:0 has a ra
 nothing. never-leave:RANK:0 stops a forked rank
 that has said that it is done, killed-leaving:RANK:0 kills one once all have measured everything;
 linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0, stop-start:RANK:0 and
-starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no memory for torch.
+starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no memory for torch;
+then no such rank is forked by a server, as it is with kill-forked:RANK:0 and stop-forked:RANK:0.
 signalled:NUMBER:0 sends collbench a signal while it imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
@@ -20,9 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import collbench.core.algorithms
 import collbench.run.backends
+from collbench.core.errors import CannotRun
+from collbench.run.launch import takeover
 from collbench.run.launch.board import Board
 
 collbench.run.backends.__path__.append(str(Path(__file__).parent / "backends"))
@@ -113,13 +117,40 @@ if what == "slow-start":
     in_nth_fork(lambda: time.sleep(3600))
 if what == "never-leave":
     in_nth_fork(never_leave)
-if os.environ.get("OMPI_COMM_WORLD_RANK") == at:
-    if what == "linger":
-        atexit.register(lambda: time.sleep(3600))
-    young = {
-        "kill-start": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "stop-start": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-        "starve": starve,
-    }
-    if what in young:
+young = {
+    "kill-start": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop-start": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "starve": starve,
+}
+
+
+def is_rank_of_mpi() -> bool:
+    return os.environ.get("OMPI_COMM_WORLD_RANK") == at
+
+
+if what in young:
+    if is_rank_of_mpi():
         os.register_at_fork(after_in_child=young[what])
+
+    def refuse(request: object) -> None:  # these load torch themselves
+        raise CannotRun("planted")
+
+    takeover.refuse_unlike = refuse  # type: ignore[assignment]
+if what in ("kill-forked", "stop-forked"):
+    enter_forked = Board.enter
+
+    def stop_and_enter(self: Board, rank: int, phase: int, case: int | None = None) -> None:
+        if phase == 1 and is_rank_of_mpi():
+            young[what.replace("forked", "start")]()
+        enter_forked(self, rank, phase, case)
+
+    Board.enter = stop_and_enter  # type: ignore[method-assign,assignment]
+if what == "linger":
+    take_over = takeover.take_over
+
+    def take_over_for_long(*given: Any) -> None:
+        take_over(*given)
+        if is_rank_of_mpi():
+            atexit.register(lambda: time.sleep(3600))
+
+    takeover.take_over = take_over_for_long

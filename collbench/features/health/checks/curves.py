@@ -181,7 +181,7 @@ def load_tables(path: Path) -> list[Curve]:
 
 def load_curves(path: Path = FILE) -> list[Curve]:
     """The curves of a file. Raises UsageError with the line and key that are wrong, and why."""
-    hint = "write each [[curve]] as collbench help health shows one"
+    hint = "write each [[curve]] as collbench help acceptance shows one"
     try:
         text, document = files.read_toml(path, toml.MOST_BYTES)
     except FileNotFoundError as e:

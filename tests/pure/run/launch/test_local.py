@@ -144,6 +144,9 @@ class Silent:
     def list_ranks(self) -> list[tuple[int, int]]:
         return []
 
+    def makers(self) -> list[tuple[str, int]]:
+        return [(self.name, self.process.pid)]
+
     def end(self) -> int:
         return 137
 

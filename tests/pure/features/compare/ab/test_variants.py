@@ -171,11 +171,13 @@ def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
     )
 
 
-def test_a_build_that_fails_says_where_and_is_tried_again(repository: Path, tmp_path: Path) -> None:
+def test_a_build_that_fails_says_where_and_is_tried_again(
+    repository: Path, home: Path, tmp_path: Path
+) -> None:
     side = parse_variant("git:main X={tree}", "--head")
     with pytest.raises(CannotRun, match="ended with status 3"):
         settle_home(side, Build("test -e ../allow || exit 3"), "--head", tmp_path)
-    (tmp_path / "home" / "builds" / "allow").touch()
+    (home / "builds" / "allow").touch()
     assert Path(
         settle_home(side, Build("test -e ../allow || exit 3"), "--head", tmp_path).settings["X"]
     ).is_dir()
@@ -199,9 +201,9 @@ def test_what_is_no_commit_is_no_revision(repository: Path) -> None:
         refuse_unfit(parse_variant("git:main:version X={tree}", "--base"), "--base")
 
 
-def test_a_side_is_looked_over_without_building_it(repository: Path, tmp_path: Path) -> None:
+def test_a_side_is_looked_over_without_building_it(repository: Path, home: Path) -> None:
     refuse_unfit(parse_variant("git:main~1 python:{tree}/.venv", "--base"), "--base")
-    assert not (tmp_path / "home").exists()
+    assert not home.exists()
 
 
 def test_the_current_folder_is_neither_sides_library(
@@ -240,7 +242,7 @@ def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
 
 
 def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
-    repository: Path, tmp_path: Path
+    repository: Path, home: Path, tmp_path: Path
 ) -> None:
     side, log = parse_variant("git:main X={tree}", "--base"), tmp_path / "log"
 
@@ -252,7 +254,7 @@ def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
         return log.read_text().count("\n")
 
     assert [built(), built(), built(again=True)] == [1, 1, 2]
-    shutil.rmtree(next(path for path in (tmp_path / "home" / "builds").iterdir() if path.is_dir()))
+    shutil.rmtree(next(path for path in (home / "builds").iterdir() if path.is_dir()))
     assert built() == 3
 
 

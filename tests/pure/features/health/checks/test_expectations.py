@@ -291,7 +291,7 @@ def test_the_line_is_that_of_the_second_table(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_manual_is_one(tmp_path: Path) -> None:
-    page = Path(collbench.__file__).parent / "cli" / "pages" / "health.md"
+    page = Path(collbench.__file__).parent / "cli" / "pages" / "acceptance.md"
     (block,) = (text for text in page.read_text().split("```toml\n") if "[[curve]]" in text)
     (curve,) = load(tmp_path, block.split("```")[0])
     assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)
