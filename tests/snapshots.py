@@ -104,7 +104,7 @@ def list_predicted() -> Iterator[Snapshot]:
         yield Snapshot(f"prove-{name}", ("prove", name, "-n", "2-5"))
     for algorithm in ("ring", "recursive_doubling", "double_tree"):
         yield Snapshot(f"show-{algorithm}", ("show", "all_reduce", algorithm, "-n", "4"))
-        for form in ("json", "dot", "goal", "msccl"):
+        for form in ("json", "dot", "goal", "msccl-executor"):
             command = ("export", "all_reduce", algorithm, "-n", "4", "--to", form)
             yield Snapshot(f"export-{algorithm}-{form}", command)
     yield Snapshot("predict", ("predict", "all_reduce", "-n", "8"))

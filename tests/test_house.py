@@ -65,12 +65,11 @@ HOME = {  # where alone each package of others may be imported
     "jaxlib": {"run"},
     "mlx": {"run"},
     "ray": {"run"},
-    "sqlalchemy": {"features.health.history"},
     "scipy": {"records", "features"},
     "pandas": {"__init__", "records", "show"},
     "rich": {"show"},
     "jinja2": {"show"},
-    "plotly": {"show", "features.study.drawing_page"},
+    "plotly": {"show"},
     "typer": {"cli", "features"},
     "pyarrow": {"show"},
 }
@@ -250,7 +249,7 @@ WORKS = (
 )
 
 
-PACKAGES = ("torch", "pandas", "scipy.stats", "sqlalchemy", "plotly", "jinja2", "rich", "typer")
+PACKAGES = ("torch", "pandas", "scipy.stats", "plotly", "jinja2", "rich", "typer")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Schedules for other tools: MSCCL's XML, GOAL for LogGOPSim, a DOT drawing, and JSON.
+"""Schedules for other tools: MSCCL's XML for msccl-executor-nccl and RCCL, GOAL for LogGOPSim, a
+DOT drawing, and JSON.
 
 A step's reads see the state before it. XML and GOAL know no steps, only operations in order and
 what each waits for, so a cell that is read and overwritten in one step is copied to scratch first
@@ -26,7 +27,7 @@ from collbench.core.schedule import Moves, Schedule, expect_outputs, find_hazard
 COLLS = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",
-    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter": "reducescatter",
     "all_to_all": "alltoall",
     "broadcast": "broadcast",
     "reduce": "reduce",
@@ -118,30 +119,22 @@ def _list_operations(n: int, steps: Iterable[list[_Transfer]]) -> list[list[_Op]
 
 
 def write_msccl_executor(schedule: Schedule, nbytes: int) -> str:
-    """MSCCL's XML for the runtimes that are maintained, msccl-executor-nccl and RCCL: they spell
-    "reducescatter" and take nothing custom. Raises CannotRun."""
-    name = schedule.row.name
-    if schedule.has_data and not schedule.row.uneven and name not in COLLS:
-        raise CannotRun(
-            f"MSCCL's executor and RCCL run no {name} of this form",
-            "use --to msccl, which writes it as custom, for Microsoft's runtime",
-        )
-    return write_msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
+    """MSCCL's XML for the runtimes that are maintained, msccl-executor-nccl and RCCL, in place
+    where the collective can be; what an input in place holds afterwards is not defined.
 
-
-def write_msccl(schedule: Schedule, nbytes: int) -> str:
-    """MSCCL's XML, in place where the collective can be; what an input in place holds afterwards is
-    not defined.
-
-    A thread block per peer and direction, one more for local copies; collectives that NCCL lacks
-    are "custom". The file holds for any size: ``nbytes`` is not used. Raises CannotRun for what the
-    runtime has no place for.
+    A thread block per peer and direction, one more for local copies. The file holds for any size:
+    ``nbytes`` is not used. Raises CannotRun for what the runtimes have no place for.
     """
     row, n = schedule.row, schedule.n
     if not schedule.has_data or row.uneven:
         reason = "has blocks of different length" if row.uneven else "moves no data"
         raise CannotRun(
             f"MSCCL moves equal chunks, and {row.name} {reason}",
+            "use --to json or --to goal, which can express it",
+        )
+    if row.name not in COLLS:
+        raise CannotRun(
+            f"MSCCL's executor and RCCL run no {row.name} of this form",
             "use --to json or --to goal, which can express it",
         )
     _refuse_too_large(schedule)
@@ -151,13 +144,8 @@ def write_msccl(schedule: Schedule, nbytes: int) -> str:
     second = sent if row.in_place is None else schedule.width
     buffers = {first: 0, "o": second + 1} if row.in_place is None else {first: 0}
     buffers["s"] = schedule.width + 2
-    top = _describe_algorithm(schedule, sent, got)
-    used = set(buffers) if top["coll"] == "custom" else {"i", "o"}
-    sizes = {
-        "i_chunks": sent if "i" in used else 0,
-        "o_chunks": got if "o" in used else 0,
-    }
-    lines = [f"<algo {_write_attributes(top)}>"]
+    sizes = _write_attributes({"i_chunks": sent, "o_chunks": got})
+    lines = [f"<algo {_write_attributes(_describe_algorithm(schedule, sent, got))}>"]
     steps = (
         _join_transfers(moves, second, schedule.width) for moves in remove_hazards(schedule).steps()
     )
@@ -167,9 +155,7 @@ def write_msccl(schedule: Schedule, nbytes: int) -> str:
         ends = [
             s["dstoff"] + s["cnt"] for block in blocks.values() for s in block if s["dstbuf"] == "s"
         ]
-        lines.append(
-            f'  <gpu id="{rank}" {_write_attributes(sizes)} s_chunks="{max(ends, default=0)}">'
-        )
+        lines.append(f'  <gpu id="{rank}" {sizes} s_chunks="{max(ends, default=0)}">')
         for number, ((send, recv), block) in enumerate(blocks.items()):
             distance = (send - rank if recv < 0 else rank - recv) % n if max(send, recv) >= 0 else 1
             lines.append(
@@ -191,7 +177,7 @@ def _describe_algorithm(schedule: Schedule, sent: int, got: int) -> dict[str, An
         "nchannels": max(0, n - 2) // MOST_PEERS + 1,
         "nchunksperloop": max(sent, got),
         "ngpus": n,
-        "coll": COLLS.get(row.name, "custom"),
+        "coll": COLLS[row.name],
         "inplace": int(row.in_place is not None),
         "outofplace": int(row.in_place is None),
         "minBytes": 0,
@@ -452,7 +438,6 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
 
 
 FORMATS: dict[str, Callable[[Schedule, int], str]] = {
-    "msccl": write_msccl,
     "msccl-executor": write_msccl_executor,
     "goal": write_goal,
     "dot": write_dot,

@@ -46,10 +46,10 @@ class Runner(Protocol):
     """A kind of case. ``parts`` are the rows that are measured in turns, ``is_repeatable`` says
     whether a second pass can add samples to a first, and ``remedy`` what makes a call shorter. Only
     ``make_trial`` loads torch; a ``subject`` is the case's suite.measurable.Subject, None for a
-    collective."""
+    collective. A kind that derives from this has what stands here where it says nothing else."""
 
-    parts: int
-    is_repeatable: bool
+    parts: int = 1
+    is_repeatable: bool = False
     remedy: str
 
     def refuse(self, case: Case, subject: Any, refuse_call: Callable[[Case], str]) -> str:
@@ -58,9 +58,11 @@ class Runner(Protocol):
 
     def list_probes(self, job: Job) -> list[Case]:
         """A call of each sort that the job makes, to be tried on a few elements."""
+        return []
 
     def list_dtypes(self, job: Job) -> list[str]:
-        """Element types of data that is verified."""
+        """Element types of data that is verified as that of collectives is."""
+        return []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: Any) -> Job | Skip:
         """The job of a case, or why there is no room for it."""
@@ -77,6 +79,7 @@ class Runner(Protocol):
     def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> Forecast | None:
         """How long so many launches take by a resolved policy, from the records of the job's cases
         while they warmed up, by index; None where nothing is told beforehand."""
+        return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Emit) -> Trial:
         """The job on a rank; ``emit`` gets at rank 0, now and then, the outcomes so far."""

@@ -195,6 +195,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             closing=select(self.closing),
         )
 
+    def drop_empty_columns(self) -> Table:
+        """The table without the columns in which no line has anything."""
+        used = [at for at in range(len(self.columns)) if any(line.cells[at] for line in self.lines)]
+        return self.select_columns(used)
+
 
 class Heading(msgspec.Struct, frozen=True):
     """A heading inside a short form; level 1 is the largest."""

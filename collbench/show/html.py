@@ -74,7 +74,7 @@ def render_page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
         "themes": {mode: make_theme(mode) for mode in ("light", "dark")},
         "filters": [*values],
     }
-    return load_template("report").render(
+    return _load_template().render(
         document=document,
         version=__version__,
         colours=COLOURS,
@@ -96,13 +96,12 @@ def render_page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     )
 
 
-def load_template(name: str) -> jinja2.Template:
-    """The Jinja template of this name."""
+def _load_template() -> jinja2.Template:
     import jinja2
 
     loader = jinja2.PackageLoader("collbench.show")
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    return templates.get_template(f"{name}.html.j2")
+    return templates.get_template("report.html.j2")
 
 
 def load_plotly() -> str:

@@ -187,7 +187,7 @@ def test_help_of_history_loads_no_database() -> None:
         "import sys; sys.argv=['collbench','history','trend','--help']\n"
         "from collbench.cli.main import"
         " main\ntry: main()\nexcept SystemExit:"
-        " pass\nprint(sorted({'sqlalchemy','numpy','torch','psycopg'} & set(sys.modules)),"
+        " pass\nprint(sorted({'sqlite3','numpy','torch'} & set(sys.modules)),"
         " file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

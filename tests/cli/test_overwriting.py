@@ -25,10 +25,9 @@ WRITING = {
     "report.md": ("report", "one", "-o"),
     "report.prom": ("report", "one", "-o"),
     "report.otlp": ("report", "one", "-o"),
-    "show.html": ("show", *RING, "--html"),
     "trend.html": ("history", "trend", "--html"),
     "schedule.json": ("export", *RING, "-o"),
-    "schedule.xml": ("export", *RING, "--to", "msccl", "-o"),
+    "schedule.xml": ("export", *RING, "--to", "msccl-executor", "-o"),
     "schedule.dot": ("export", *RING, "--to", "dot", "-o"),
     "schedule.goal": ("export", *RING, "--to", "goal", "-o"),
 }

@@ -30,7 +30,7 @@ def test_limits_of_msccl_are_looked_at_first(
 ) -> None:
     monkeypatch.setattr(export, "remove_hazards", lambda schedule: 1 / 0)
     with pytest.raises(CannotRun, match=what):
-        export.write_msccl(algorithms.find_variant(name, algorithm).schedule(n), 0)
+        export.write_msccl_executor(algorithms.find_variant(name, algorithm).schedule(n), 0)
 
 
 def test_a_list_of_too_many_sizes_is_refused(bare) -> None:

@@ -81,15 +81,6 @@ def fold_tree(tree: SumTree, leaf: Callable[[int], T], node: Callable[[Join, Seq
     return stack.pop()
 
 
-def rename_leaves(tree: SumTree, rename: Callable[[int], int]) -> SumTree:
-    """The same tree of other ranks."""
-    return fold_tree(
-        tree,
-        lambda rank: make_leaf(rename(rank)),
-        lambda join, children: join_trees(join.kind, children),
-    )
-
-
 def format_tree(tree: SumTree) -> str:
     """The tree as text, as 0+(1+(2+3)), together{0, 1, 2} or exact{0+1, 2}, which parse_tree
     reads."""

@@ -279,7 +279,7 @@ def _make_rows(advised: Advised) -> Table:
         if all(row.verified for row in advised.rows)
         else " The best of several seems faster than it is: --verify measures it again."
     )
-    table = Table(
+    return Table(
         name="advice",
         title="Advised",
         columns=ROWS,
@@ -287,9 +287,7 @@ def _make_rows(advised: Advised) -> Table:
         note="time saved: of the default's, the least of the measured sizes, with its 95 %"
         f" interval.{again}",
         carded=True,
-    )
-    used = [at for at in range(len(ROWS)) if any(line.cells[at] for line in lines)]
-    return table.select_columns(used)
+    ).drop_empty_columns()
 
 
 def _format_gain(gain: Gain) -> str:
@@ -362,16 +360,14 @@ def _make_stays(advised: Advised) -> Table:
         )
         for stay in list_stays(advised)
     ]
-    table = Table(
+    return Table(
         name="stays",
         title="Left to the library",
         columns=STAYS,
         lines=lines,
         note="setting: the one that seems to save most, and what it saves.",
         carded=True,
-    )
-    used = [at for at in range(len(STAYS)) if any(line.cells[at] for line in lines)]
-    return table.select_columns(used)
+    ).drop_empty_columns()
 
 
 def _list_sections(

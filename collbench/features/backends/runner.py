@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info
 from collbench.features.backends.measurable import Contract
-from collbench.records.types import Record
 from collbench.run.jobs import Job
 from collbench.run.memory import RANK_BYTES, Room
+from collbench.run.runner import Runner
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 COPIES = 6  # of the largest buffers, that a rank has at once
 
 
-class _ContractRunner:
-    """A run.runner.Runner."""
-
-    parts = 1
-    is_repeatable = False
+class _ContractRunner(Runner):
     remedy = "--quick takes less"
 
     def refuse(self, case: Case, subject: Contract, refuse_call: Callable[[Case], str]) -> str:
@@ -32,10 +28,6 @@ class _ContractRunner:
         if backend_info(case.backend).predicts:
             return f"{case.backend} predicts times and moves no data"
         return ""
-
-    def list_probes(self, job: Job) -> list[Case]:
-        """None: refusals are among what is checked."""
-        return []
 
     def list_dtypes(self, job: Job) -> list[str]:
         """That of all its calls."""
@@ -57,10 +49,6 @@ class _ContractRunner:
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds of all checks."""
         return 5.0 if job.subject.quick else 60.0
-
-    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
-        """None: there is no warm-up to tell by."""
-        return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> ContractTrial:
         """The job on a rank; ``emit`` gets the checks that are done, and the one that begins."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info
 from collbench.core.text import format_count, format_size
 from collbench.features.forms.measurable import Form
-from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
 from collbench.run.memory import Room, fit_job
+from collbench.run.runner import Runner
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 COPIES = 8  # of a rank's bytes: of both forms, pickled, on their way, and what is expected
 
 
-class _FormRunner:
-    """A run.runner.Runner."""
-
+class _FormRunner(Runner):
     parts = 2
-    is_repeatable = False
     remedy = "smaller sizes (-e) take less"
 
     def refuse(self, case: Case, subject: Form, refuse_call: Callable[[Case], str]) -> str:
@@ -37,14 +34,6 @@ class _FormRunner:
         if info.launch == "mpirun" or not info.messages:
             return f"{case.backend} is no backend of torch.distributed, whose calls these are"
         return ""
-
-    def list_probes(self, job: Job) -> list[Case]:
-        """None: what is refused is found as the group is opened."""
-        return []
-
-    def list_dtypes(self, job: Job) -> list[str]:
-        """None: bytes are compared on the host."""
-        return []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: Form) -> Job | Skip:
         """The job, or that its data does not fit."""
@@ -71,10 +60,6 @@ class _FormRunner:
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """A rough guess of the seconds for data and checks."""
         return collectives.GUESS_CASE + self._count_bytes(job.subject) / 1e9
-
-    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
-        """None: a case takes too little time to be told of beforehand."""
-        return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> FormTrial:
         """The job on a rank; ``emit`` is not called."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info, list_infos
 from collbench.features.lifecycle.request import Life, Loss
 from collbench.features.lifecycle.rows import LOSS_TABLE, TABLE
-from collbench.records.types import Record
 from collbench.run.jobs import Job
 from collbench.run.memory import RANK_BYTES, Room, fit_job
+from collbench.run.runner import Runner
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -43,19 +43,10 @@ def _refuse(case: Case) -> str:
     return ""
 
 
-class _Runner:
+class _Runner(Runner):
     """What is the same for lives and losses: a run.runner.Runner but for two methods."""
 
-    is_repeatable = False
     remedy = "a smaller --limit gives up sooner"
-
-    def list_probes(self, job: Job) -> list[Case]:
-        """None: calls are made in processes of their own."""
-        return []
-
-    def list_dtypes(self, job: Job) -> list[str]:
-        """None: results are compared there, too."""
-        return []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: Life | Loss) -> Job | Skip:
         """The job, or that its buffers do not fit."""
@@ -74,10 +65,6 @@ class _Runner:
     def guess_fixed(self, job: Job, policy: Policy) -> float:
         """Seconds besides."""
         return 0.1
-
-    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
-        """None: there is no warm-up to tell by."""
-        return None
 
 
 class _LifeRunner(_Runner):

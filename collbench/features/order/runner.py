@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info
 from collbench.core.text import format_count, format_size
 from collbench.features.order.calls import count_all_calls
 from collbench.features.order.request import SumOrder
-from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
 from collbench.run.memory import PAGE, RANK_BYTES, Room, fit_job
+from collbench.run.runner import Runner
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -33,11 +33,7 @@ def _make_largest(job: Job) -> Case:
     return subject.make_case(job.case, subject.sizes[-1], in_place=False)
 
 
-class _OrderRunner:
-    """A run.runner.Runner."""
-
-    parts = 1
-    is_repeatable = False
+class _OrderRunner(Runner):
     remedy = "smaller sizes (-e) or fewer --repeats take less"
 
     def refuse(self, case: Case, subject: SumOrder, refuse_call: Callable[[Case], str]) -> str:
@@ -49,10 +45,6 @@ class _OrderRunner:
     def list_probes(self, job: Job) -> list[Case]:
         """The call itself."""
         return [_make_largest(job)]
-
-    def list_dtypes(self, job: Job) -> list[str]:
-        """None: results are compared with predicted bits, not with the payload's."""
-        return []
 
     def fit(self, case: Case, policy: Policy, room: Room, subject: SumOrder) -> Job | Skip:
         """The job, or that its largest size does not fit."""
@@ -84,10 +76,6 @@ class _OrderRunner:
             for call in calls
         )
         return collectives.GUESS_CASE + each * once * crowding
-
-    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
-        """None: an order has no warm-up to tell by."""
-        return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> OrderTrial:
         """The job on a rank; ``emit`` gets what was found so far after each size."""

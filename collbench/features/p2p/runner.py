@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from collbench.core.backend_info import backend_info, list_infos
@@ -10,10 +10,10 @@ from collbench.core.text import format_count, format_size
 from collbench.features.p2p.layout import measure_buffers
 from collbench.features.p2p.measurable import Transfer
 from collbench.features.p2p.patterns import MAX_RATE_BYTES
-from collbench.records.types import Record
 from collbench.run import collectives
 from collbench.run.jobs import Job
 from collbench.run.memory import PAGE, Room, fit_job
+from collbench.run.runner import Runner
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from collbench.run.rank.bench import Bench, Sites
 
 
-class _TransferRunner:
-    """A run.runner.Runner."""
-
-    parts = 1
+class _TransferRunner(Runner):
     is_repeatable = True
     remedy = "smaller sizes (-e) or windows take less"
 
@@ -44,10 +41,6 @@ class _TransferRunner:
         if subject.pattern == "rate" and subject.nbytes > MAX_RATE_BYTES:
             return f"rate: messages have {MAX_RATE_BYTES} B at most; window has larger ones"
         return ""
-
-    def list_probes(self, job: Job) -> list[Case]:
-        """None: messages of bytes are what every backend with messages has."""
-        return []
 
     def list_dtypes(self, job: Job) -> list[str]:
         """That of all messages."""
@@ -79,10 +72,6 @@ class _TransferRunner:
         """A rough guess of the seconds for buffers and checks."""
         filled = collectives.guess_filling(job.case, measure_buffers(job.subject), policy)
         return collectives.GUESS_CASE + filled
-
-    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
-        """None: a case takes too little time to be told of beforehand."""
-        return None
 
     def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> TransferTrial:
         """The job on a rank; ``emit`` is not called."""

@@ -8,7 +8,7 @@ FEATURE = Feature(
         Command(
             "show",
             "show_command:show",
-            "Draw an algorithm's steps, or write a page with a slider.",
+            "Draw an algorithm's steps.",
         ),
         Command(
             "prove",

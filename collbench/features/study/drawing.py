@@ -479,10 +479,7 @@ def describe_signs(schedule: Schedule, visible: Sequence[Frame]) -> list[str]:
         )
     ]
     if schedule.n > 8 and len(visible) > 2:
-        lines.append(
-            "--step 3 shows one step, --rank 2 what one rank sees, --html FILE draws a page with a"
-            " slider"
-        )
+        lines.append("--step 3 shows one step, --rank 2 what one rank sees")
     return lines + side_effects(schedule)
 
 

@@ -25,8 +25,8 @@ class ExportOptions:
         str,
         Option(
             "--to",
-            help="msccl (XML), msccl-executor (for RCCL, too), goal (LogGOPSim), dot (Graphviz),"
-            " json or chakra (folder -o).",
+            help="msccl-executor (XML, for RCCL, too), goal (LogGOPSim), dot (Graphviz), json or"
+            " chakra (folder -o).",
         ),
     ] = "json"
     nbytes: Annotated[

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from collbench.cli.families import Collective, Debug, Root
-from collbench.cli.outputs import MARKS
 from collbench.core.errors import UsageError
 
 
@@ -61,19 +59,16 @@ class ShowOptions:
     size: Annotated[
         str, Option("--size", help="With --from-order: at this size. Default: the largest.")
     ] = ""
-    html: Annotated[
-        Path | None, Option("--html", help="Write a page with a slider over the steps instead.")
-    ] = None
     debug: Debug = False
 
 
 def show(options: ShowOptions) -> None:
-    """Draw an algorithm's steps, or write a page with a slider.
+    """Draw an algorithm's steps.
 
     With --on, run it once on real ranks instead, and show every rank's buffers; with --from-order,
     draw the order of additions of a library that a recorded run found.
     """
-    from collbench.core import algorithms, files
+    from collbench.core import algorithms
     from collbench.features.study import cost, drawing
     from collbench.show import terminal
 
@@ -87,8 +82,6 @@ def show(options: ShowOptions) -> None:
             "native: the steps of a library cannot be shown",
             "collbench show reduce native --on gloo runs it and shows every rank's buffers",
         )
-    if options.html:
-        files.refuse_foreign_file(options.html, MARKS["html"], "--html")
     given = drawing.parse_values(options.values) if options.values else None
     n = options.n or (len(given) if given else 4)
     variant = algorithms.find_variant(options.name, options.algorithm)
@@ -109,13 +102,6 @@ def show(options: ShowOptions) -> None:
         *cost.describe_cost(variant, schedule),
     ]
     about.append(f"source: {row.paper}")
-    if options.html:
-        from collbench.features.study import drawing_page as drawing_html
-        from collbench.show.document import code_text
-
-        text = drawing_html.render_page(schedule, frames, about)
-        files.save_text(options.html, text, MARKS["html"], "--html", shared=True)
-        return terminal.print_blocks("wrote " + code_text(str(options.html)) + f": {steps} steps")
     visible = frames
     if options.step is not None:
         visible = [
@@ -150,7 +136,6 @@ def _show_order(options: ShowOptions) -> None:
         ("--root", options.root != 0),
         ("--step", options.step is not None),
         ("--on", bool(options.on)),
-        ("--html", options.html is not None),
     ):
         if is_given:
             raise UsageError(
@@ -182,15 +167,10 @@ def _show_buffers(options: ShowOptions) -> None:
     from collbench.show import terminal
     from collbench.show.views import buffers
 
-    for option, given_too in (
-        ("--step", options.step is not None),
-        ("--html", options.html is not None),
-    ):
-        if given_too:
-            raise UsageError(
-                f"{option}: with --on a library runs, which shows no steps",
-                f"leave out --on or {option}",
-            )
+    if options.step is not None:
+        raise UsageError(
+            "--step: with --on a library runs, which shows no steps", "leave out --on or --step"
+        )
     row = find_collective(options.name)
     given = drawing.parse_values(options.values) if options.values else None
     n = options.n or (len(given) if given else 4)

@@ -27,7 +27,6 @@ from collbench.core.files import make_folder
 from collbench.records import store
 
 INSTALL = "pip install 'collbench[oneccl]'"
-ABSENT = f"oneccl is not installed: {INSTALL}"
 SPLIT = (2021, 17)  # the version from which on the library is in two parts
 FABRIC = "libfabric.so.1"
 DOWNLOAD = (

@@ -30,7 +30,7 @@ from collbench.features.study import export_command as command
 from collbench.features.study.export_command import ExportOptions
 
 EVERY = list(algorithms.list_catalogue())
-MOVABLE = [key for key in EVERY if key[0] not in ("barrier", "all_to_allv")]
+EXECUTED = [key for key in EVERY if key[0] in export.COLLS]
 
 
 def schedules(key: tuple[str, str], ranks: range = range(1, 10)) -> list[Schedule]:
@@ -87,7 +87,7 @@ class Machine:
         -1."""
         rank, mine = int(gpu.attrib["id"]), given[int(gpu.attrib["id"])]
         i, o, s = (int(gpu.attrib[f"{name}_chunks"]) for name in "ios")
-        times = {"allgather": (n, 1), "reduce_scatter": (1, n)}.get(top["coll"], (1, 1))
+        times = {"allgather": (n, 1), "reducescatter": (1, n)}.get(top["coll"], (1, 1))
         assert (i == 0 or i * times[0] == most) and (o == 0 or o * times[1] == most) and i + o > 0
         scratch = np.full(s, -1)
         if top["inplace"] == "0":
@@ -206,10 +206,10 @@ def executed(schedule: Schedule, text: str, eager: bool, seed: int) -> None:
         np.testing.assert_array_equal(buffers["o"][at : at + size], wanted, f"rank {rank}")
 
 
-@pytest.mark.parametrize("key", MOVABLE, ids="-".join)
+@pytest.mark.parametrize("key", EXECUTED, ids="-".join)
 def test_msccl_computes_the_collective_in_any_order(key: tuple[str, str]) -> None:
     for schedule in schedules(key):
-        text = export.write_msccl(schedule, 0)
+        text = export.write_msccl_executor(schedule, 0)
         for seed, eager in enumerate((True, False)):
             executed(schedule, text, eager, seed)
 
@@ -239,7 +239,7 @@ def test_the_executor_has_its_own_word_and_nothing_custom() -> None:
 def test_msccl_needs_its_dependencies() -> None:
     schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(8)
     loose = re.sub(
-        r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', export.write_msccl(schedule, 0)
+        r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', export.write_msccl_executor(schedule, 0)
     ).replace("nop", "cpy")
     loose = re.sub(r'.*type="cpy".*cnt="0".*\n', "", loose)
     with pytest.raises(AssertionError):
@@ -251,29 +251,31 @@ def test_msccl_needs_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = algorithms.find_variant("all_reduce", "recursive_doubling").schedule(4)
     monkeypatch.setattr(export, "remove_hazards", lambda s: s)
     with pytest.raises(AssertionError, match=r"rank|deadlock"):
-        executed(schedule, export.write_msccl(schedule, 0), False, 0)
+        executed(schedule, export.write_msccl_executor(schedule, 0), False, 0)
 
 
 @pytest.mark.parametrize("collective", ["barrier", "all_to_allv"])
 def test_msccl_refuses_what_it_has_no_words_for(collective: str) -> None:
     with pytest.raises(CannotRun, match="MSCCL moves equal chunks"):
-        export.write_msccl(
+        export.write_msccl_executor(
             schedules((collective, algorithms.list_algorithms(collective)[0].name))[3], 0
         )
 
 
 def test_msccl_keeps_the_runtimes_limits() -> None:
     with pytest.raises(CannotRun, match="more steps between two ranks than the 256"):
-        export.write_msccl(
+        export.write_msccl_executor(
             algorithms.find_variant("broadcast", "chain:segments=300").schedule(3), 0
         )
     with pytest.raises(CannotRun, match="thread blocks"):
-        export.write_msccl(algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0)
+        export.write_msccl_executor(
+            algorithms.find_variant("all_reduce", "two_shot").schedule(110), 0
+        )
     # up to 64 neighbouring cells in a message
     long = algorithms.find_variant("broadcast", "scatter_allgather").schedule(90)
-    executed(long, export.write_msccl(long, 0), True, 0)
+    executed(long, export.write_msccl_executor(long, 0), True, 0)
     wide = algorithms.find_variant("all_gather", "gather_broadcast").schedule(80)
-    executed(wide, export.write_msccl(wide, 0), False, 0)
+    executed(wide, export.write_msccl_executor(wide, 0), False, 0)
 
 
 # --- staging

@@ -8,6 +8,16 @@ from collections.abc import Callable
 from collbench.features.advise.types import Setting, Variables
 
 DEFAULT = "default"
+# MPI's functions as variables of MPICH and Intel MPI have them, longer words first: of
+# REDUCE_SCATTER_BLOCK none is REDUCE's
+MPI_WORDS = (
+    "ALLGATHERV|ALLGATHER|ALLREDUCE|ALLTOALLV|ALLTOALLW|ALLTOALL|BARRIER|BCAST|EXSCAN|GATHERV"
+    "|GATHER|REDUCE_SCATTER_BLOCK|REDUCE_SCATTER|REDUCE|SCAN|SCATTERV|SCATTER"
+)
+MPI_UNTUNED = {  # by collective of which neither library has settings worth a try
+    **{"all_to_allv": "ALLTOALLV", "gather": "GATHER", "scatter": "SCATTER"},
+    **{"scan": "SCAN", "barrier": "BARRIER"},
+}
 
 
 def name_with(word: str, setting: Setting, rest: Variables) -> str:

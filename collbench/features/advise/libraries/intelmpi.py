@@ -10,7 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.features.advise.libraries._naming import keep_bearing, name_with
+from collbench.features.advise.libraries._naming import (
+    MPI_UNTUNED,
+    MPI_WORDS,
+    keep_bearing,
+    name_with,
+)
 from collbench.features.advise.types import Setting, Variables
 from collbench.records.types import World
 
@@ -34,14 +39,7 @@ FUNCTIONS = {
     "reduce_scatter": Function("REDUCE_SCATTER_BLOCK", 4, (1, 2, 3, 4)),
 }
 
-# Longer words first: of REDUCE_SCATTER_BLOCK none is REDUCE's.
-_WORDS = (
-    *("ALLGATHERV", "ALLGATHER", "ALLREDUCE", "ALLTOALLV", "ALLTOALLW", "ALLTOALL", "BARRIER"),
-    *("BCAST", "EXSCAN", "GATHERV", "GATHER", "REDUCE_SCATTER_BLOCK", "REDUCE_SCATTER", "REDUCE"),
-    *("SCAN", "SCATTERV", "SCATTER"),
-)
-_OWN = re.compile(rf"{PREFIX}({'|'.join(_WORDS)})(?:_\w+)?")
-_OTHERS = {"all_to_allv": "ALLTOALLV", "gather": "GATHER", "scatter": "SCATTER", "scan": "SCAN"}
+_OWN = re.compile(rf"{PREFIX}({MPI_WORDS})(?:_\w+)?")
 
 
 class IntelMpi:
@@ -55,9 +53,8 @@ class IntelMpi:
         return world.backend == "mpi" and world.library.startswith("Intel(R) MPI")
 
     def reduce(self, collective: str, env: Variables) -> Variables:
-        others = {**_OTHERS, "barrier": "BARRIER"}
         function = FUNCTIONS.get(collective)
-        word = function.word if function else others.get(collective, "")
+        word = function.word if function else MPI_UNTUNED.get(collective, "")
         return keep_bearing(env, _OWN, word)
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:

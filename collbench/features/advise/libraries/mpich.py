@@ -11,7 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from collbench.features.advise.libraries._naming import keep_bearing, name_with
+from collbench.features.advise.libraries._naming import (
+    MPI_UNTUNED,
+    MPI_WORDS,
+    keep_bearing,
+    name_with,
+)
 from collbench.features.advise.types import Setting, Variables
 from collbench.records.types import World
 
@@ -56,16 +61,7 @@ FUNCTIONS = {
     ),
 }
 
-_WORDS = (
-    *("ALLGATHERV", "ALLGATHER", "ALLREDUCE", "ALLTOALLV", "ALLTOALLW", "ALLTOALL", "BARRIER"),
-    *("BCAST", "EXSCAN", "GATHERV", "GATHER", "REDUCE_SCATTER_BLOCK", "REDUCE_SCATTER", "REDUCE"),
-    *("SCAN", "SCATTERV", "SCATTER"),
-)
-_OWN = re.compile(rf"{PREFIX}I?({'|'.join(_WORDS)})_\w+")
-_OTHERS = {
-    **{"all_to_allv": "ALLTOALLV", "gather": "GATHER", "scatter": "SCATTER"},
-    **{"scan": "SCAN", "barrier": "BARRIER"},
-}
+_OWN = re.compile(rf"{PREFIX}I?({MPI_WORDS})_\w+")
 
 
 class Mpich:
@@ -80,7 +76,7 @@ class Mpich:
 
     def reduce(self, collective: str, env: Variables) -> Variables:
         function = FUNCTIONS.get(collective)
-        word = function.word if function else _OTHERS.get(collective, "")
+        word = function.word if function else MPI_UNTUNED.get(collective, "")
         return keep_bearing(env, _OWN, word, says=lambda value: value not in ("", "auto"))
 
     def list_settings(self, collective: str, n: int, version: str) -> Sequence[Variables]:

@@ -143,8 +143,7 @@ def _limits_section(acceptance: Acceptance) -> Section:
         lines=lines,
         note="A row passes or fails where its whole 95 % interval does. Hints decide nothing.",
         carded=True,
-    )
-    used = [at for at in range(len(ROWS)) if any(line.cells[at] for line in lines)]
+    ).drop_empty_columns()
     origins = Table(
         name="origins",
         title="Where limits are from",
@@ -155,7 +154,7 @@ def _limits_section(acceptance: Acceptance) -> Section:
         name="limits",
         title="Limits",
         sentences=[plain_line(sentence) for sentence in sentences],
-        tables=[table.select_columns(used), origins] if lines else [],
+        tables=[table, origins] if lines else [],
     )
 
 

@@ -28,9 +28,8 @@ HistoryUrl = Annotated[
     str,
     Option(
         "--history",
-        metavar="URL",
-        help="postgresql://user@host/database, or an SQLite file. Default: $COLLBENCH_HISTORY, else"
-        " history.sqlite beside the runs.",
+        metavar="FILE",
+        help="An SQLite file. Default: $COLLBENCH_HISTORY, else history.sqlite beside the runs.",
     ),
 ]
 

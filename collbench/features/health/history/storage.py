@@ -1,5 +1,4 @@
-"""The database of nights: SQLite beside the runs, or PostgreSQL for a fleet; the same tables, by
-SQLAlchemy.
+"""The database of nights, in SQLite: a file beside the runs.
 
 Everything is added in one transaction or not at all, as often as one likes, by as many processes as
 like.
@@ -7,8 +6,10 @@ like.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import sqlalchemy as sql
-from sqlalchemy.dialects import postgresql, sqlite
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
@@ -47,81 +46,34 @@ T = TypeVar("T")
 SCHEMA = 2
 
 
-LOCK = 7_265_637  # PostgreSQL's number for: somebody makes or migrates these tables
-
-
 WAIT = 60  # seconds for another process to end its transaction
 SAY_SECONDS = 2.0  # of them until that is said
 
 
-MEASURED = (
-    "median",
-    "samples",
-    "manner",
-    "unfit",
-)  # columns of a row, in the order of nights.NightLaunch
+MEMORY = ":memory:"  # SQLite's name of a database that is gone when it is closed
 
 
-DIALECTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
-
-TABLES = sql.MetaData()
-
-
-VERSION = sql.Table(
-    "collbench_schema", TABLES, sql.Column("version", sql.Integer, primary_key=True)
+TABLES = (
+    "collbench_schema (version INTEGER NOT NULL PRIMARY KEY)",
+    "runs (id TEXT NOT NULL PRIMARY KEY, machine TEXT NOT NULL, night TEXT NOT NULL,"
+    " started TEXT NOT NULL, fingerprint TEXT NOT NULL, tag TEXT NOT NULL, file TEXT NOT NULL)",
+    "cases (key TEXT NOT NULL PRIMARY KEY, spec TEXT NOT NULL)",
+    # a row of a run: one line for each launch
+    "rows (run TEXT NOT NULL REFERENCES runs (id), key TEXT NOT NULL REFERENCES cases (key),"
+    " launch INTEGER NOT NULL, median DOUBLE NOT NULL, samples INTEGER NOT NULL,"
+    " manner TEXT NOT NULL, unfit TEXT NOT NULL, PRIMARY KEY (run, key, launch))",
+    "environments (fingerprint TEXT NOT NULL PRIMARY KEY, facts TEXT NOT NULL)",
+    "baselines (id TEXT NOT NULL PRIMARY KEY, machine TEXT NOT NULL, made TEXT NOT NULL,"
+    " content TEXT NOT NULL)",
 )
 
 
-RUNS = sql.Table(
-    "runs",
-    TABLES,
-    sql.Column("id", sql.Text, primary_key=True),
-    sql.Column("machine", sql.Text, nullable=False, index=True),
-    sql.Column("night", sql.Text, nullable=False),
-    sql.Column("started", sql.Text, nullable=False),
-    sql.Column("fingerprint", sql.Text, nullable=False),
-    sql.Column("tag", sql.Text, nullable=False),
-    sql.Column("file", sql.Text, nullable=False),
-)
-
-
-CASES = sql.Table(
-    "cases",
-    TABLES,
-    sql.Column("key", sql.Text, primary_key=True),
-    sql.Column("spec", sql.Text, nullable=False),
-)
-
-
-ROWS = sql.Table(  # a row of a run: one line for each launch
-    "rows",
-    TABLES,
-    sql.Column("run", sql.Text, sql.ForeignKey("runs.id"), primary_key=True),
-    sql.Column("key", sql.Text, sql.ForeignKey("cases.key"), primary_key=True),
-    sql.Column("launch", sql.Integer, primary_key=True),
-    sql.Column("median", sql.Double, nullable=False),
-    sql.Column("samples", sql.Integer, nullable=False),
-    sql.Column("manner", sql.Text, nullable=False),
-    sql.Column("unfit", sql.Text, nullable=False),
-)
-
-
-ENVIRONMENTS = sql.Table(
-    "environments",
-    TABLES,
-    sql.Column("fingerprint", sql.Text, primary_key=True),
-    sql.Column("facts", sql.Text, nullable=False),
-)
-
-
-BASELINES = sql.Table(
-    "baselines",
-    TABLES,
-    sql.Column("id", sql.Text, primary_key=True),
-    sql.Column("machine", sql.Text, nullable=False, index=True),
-    sql.Column("made", sql.Text, nullable=False),
-    sql.Column("content", sql.Text, nullable=False),
+CREATION = (
+    *(f"CREATE TABLE IF NOT EXISTS {table}" for table in TABLES),
+    *(
+        f"CREATE INDEX IF NOT EXISTS ix_{table}_machine ON {table} (machine)"
+        for table in ("runs", "baselines")
+    ),
 )
 
 
@@ -133,25 +85,37 @@ MIGRATIONS = {  # to the version after
 }
 
 
+# the fields of nights.NightLaunch behind the row's key
+LAUNCHES = """SELECT rows.key, runs.id, launch, night, fingerprint, median, samples, manner, unfit
+  FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ? ORDER BY started, runs.id, launch"""
+
+
+CASES = """SELECT key, spec FROM cases
+  WHERE key IN (SELECT rows.key FROM rows JOIN runs ON runs.id = rows.run WHERE machine = ?)"""
+
+
 class Book:
-    """An open history. Its errors name the database without its password."""
+    """An open history, in the file that is named, also as in ``sqlite:///FILE``."""
 
     def __init__(self, url: str = "", reading: bool = False) -> None:
-        address = _parse_url(url or os.environ.get("COLLBENCH_HISTORY", ""))
-        self.name = variables.mask_text(address.render_as_string(hide_password=True))
-        file = address.database if address.get_backend_name() == "sqlite" else None
-        if reading and file and not Path(file).exists():
-            raise UsageError(
-                f"no night is kept: there is no {file}", "collbench history add @last begins one"
-            )
-        if file and os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
-            hint = "is it a history? PostgreSQL is for one of a fleet: --history postgresql://..."
-            raise UsageError(f"{file} is larger than 4 GiB", hint)
-        self._insert = DIALECTS[address.get_backend_name()]
-        self._engine = _make_engine(address, self.name)
-        self._writer = self._engine.execution_options(writes=True)
+        file = _find_file(url or os.environ.get("COLLBENCH_HISTORY", ""))
+        self.name = variables.mask_text(f"sqlite:///{file}")
+        if file != MEMORY:
+            if reading and not Path(file).exists():
+                raise UsageError(
+                    f"no night is kept: there is no {file}",
+                    "collbench history add @last begins one",
+                )
+            if os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
+                raise UsageError(f"{file} is larger than 4 GiB", "is it a history?")
+            _touch_file(Path(file), self.name)
         with self._refuse_failures():
+            self._connection = sqlite3.connect(file, timeout=WAIT, isolation_level=None)
+        try:
             self._ready()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Book:
         return self
@@ -161,7 +125,7 @@ class Book:
 
     def close(self) -> None:
         """Close the database."""
-        self._engine.dispose()
+        self._connection.close()
 
     def add(self, file: RunFile, machine: str = "") -> bool:
         """A run's rows, all or none; False where they were all there. ``machine`` names the place
@@ -172,10 +136,8 @@ class Book:
             raise UsageError(f"{run.id} measured nothing", "add runs that have times")
         facts = nights.run_facts(file)
         name = run_fingerprint(facts)
-        lines: dict[
-            sql.Table, list[dict[str, Any]]
-        ] = {  # in an order that all writers keep: none waits in a ring
-            RUNS: [
+        lines: dict[str, list[dict[str, Any]]] = {
+            "runs": [
                 {
                     "id": run.id,
                     "machine": where,
@@ -186,12 +148,9 @@ class Book:
                     "file": str(file.path),
                 }
             ],
-            ENVIRONMENTS: [{"fingerprint": name, "facts": _encode_text(facts)}],
-            CASES: sorted(
-                ({"key": case.key, "spec": _encode_text(case)} for case in launches),
-                key=lambda line: line["key"],
-            ),
-            ROWS: [
+            "environments": [{"fingerprint": name, "facts": _encode_text(facts)}],
+            "cases": [{"key": case.key, "spec": _encode_text(case)} for case in launches],
+            "rows": [
                 {
                     "run": run.id,
                     "key": case.key,
@@ -205,17 +164,13 @@ class Book:
                 for number in launch
             ],
         }
-        count = sql.select(sql.func.count()).where(ROWS.c.run == run.id)
-        with self._refuse_failures(), self._writer.begin() as to:
-            before = to.scalar(count)
-            for table, rows in lines.items():
-                to.execute(self._insert(table).on_conflict_do_nothing(), rows)
-            return to.scalar(count) != before
+        with self._transaction("BEGIN IMMEDIATE") as to:
+            return [_insert(to, table, rows) for table, rows in lines.items()][-1] > 0
 
     def holds(self, run: str) -> bool:
         """Whether the run of this id is kept."""
-        with self._refuse_failures(), self._engine.begin() as to:
-            return to.scalar(sql.select(RUNS.c.id).where(RUNS.c.id == run)) is not None
+        with self._transaction() as to:
+            return bool(to.execute("SELECT 1 FROM runs WHERE id = ?", [run]).fetchall())
 
     def accept(self, baseline: Baseline) -> bool:
         """Keeps a reviewed baseline; False where it was there."""
@@ -226,23 +181,20 @@ class Book:
             "made": baseline.when,
             "content": content,
         }
-        with self._refuse_failures(), self._writer.begin() as to:
-            existing = to.scalar(sql.select(BASELINES.c.id).where(BASELINES.c.id == line["id"]))
-            to.execute(self._insert(BASELINES).on_conflict_do_nothing(), [line])
-            return existing is None
+        with self._transaction("BEGIN IMMEDIATE") as to:
+            return _insert(to, "baselines", [line]) > 0
 
     def machines(self) -> list[str]:
         """Machines of which the book has runs. Raises CannotRun."""
-        with self._refuse_failures(), self._engine.begin() as to:
-            return list(to.scalars(sql.select(RUNS.c.machine).distinct().order_by(RUNS.c.machine)))
+        with self._transaction() as to:
+            lines = to.execute("SELECT DISTINCT machine FROM runs ORDER BY machine").fetchall()
+        return [machine for (machine,) in lines]
 
     def baselines(self, machine: str) -> list[Baseline]:
         """Oldest first."""
-        query = sql.select(BASELINES.c.id, BASELINES.c.content).where(
-            BASELINES.c.machine == machine
-        )
-        with self._refuse_failures(), self._engine.begin() as to:
-            lines = to.execute(query.order_by(BASELINES.c.made, BASELINES.c.id)).all()
+        query = "SELECT id, content FROM baselines WHERE machine = ? ORDER BY made, id"
+        with self._transaction() as to:
+            lines = to.execute(query, [machine]).fetchall()
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
     def anchors(self, machine: str, last: str = "") -> dict[str, float]:
@@ -267,27 +219,17 @@ class Book:
     def series(self, machine: str, part: Part | None = None) -> list[Series]:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
-        with self._refuse_failures(), self._engine.begin() as to:
-            cases = _select_cases(to, machine, part)
-            columns = (
-                ROWS.c.key,
-                RUNS.c.id,
-                ROWS.c.launch,
-                RUNS.c.night,
-                RUNS.c.fingerprint,
-                *ROWS.c[*MEASURED],
-            )
-            chosen = (
-                sql.select(*columns)
-                .join(RUNS)
-                .where(RUNS.c.machine == machine)
-                .order_by(RUNS.c.started, RUNS.c.id, ROWS.c.launch)
-            )
+        with self._transaction() as to:
+            cases = {
+                key: case
+                for key, spec in to.execute(CASES, [machine])
+                if (case := _decode_case(spec)) and (part is None or case in part)
+            }
             launches: dict[str, list[NightLaunch]] = {key: [] for key in cases}
-            for key, *fields in to.execute(chosen):
+            for key, *fields in to.execute(LAUNCHES, [machine]):
                 if key in launches:
                     launches[key].append(NightLaunch(*fields))
-            facts = to.execute(sql.select(ENVIRONMENTS)).all()
+            facts = to.execute("SELECT fingerprint, facts FROM environments").fetchall()
         environments = {
             name: self._decoded(dict[str, Any], "environments", name, text) for name, text in facts
         }
@@ -321,24 +263,21 @@ class Book:
     def _ready(self) -> None:
         """Tables as this version knows them: made where there are none, migrated where they are
         older."""
-        with self._engine.begin() as to:
+        with self._transaction() as to:
             if _read_version(to) == SCHEMA:
                 return
-        with self._writer.begin() as to:
-            if to.dialect.name == "postgresql":
-                to.execute(sql.select(sql.func.pg_advisory_xact_lock(LOCK)))
+        with self._transaction("BEGIN IMMEDIATE") as to:
             version = _read_version(to)
             if version > SCHEMA:
                 raise CannotRun(
                     f"{self.name} is of version {version}, and this collbench knows {SCHEMA}",
                     "use the collbench that wrote it, or a newer one",
                 )
-            TABLES.create_all(to)
-            for old in range(version or SCHEMA, SCHEMA):
-                for statement in MIGRATIONS[old]:
-                    to.exec_driver_sql(statement)
-            to.execute(sql.delete(VERSION))
-            to.execute(sql.insert(VERSION), [{"version": SCHEMA}])
+            migrations = (MIGRATIONS[old] for old in range(version or SCHEMA, SCHEMA))
+            for statement in itertools.chain(CREATION, *migrations):
+                to.execute(statement)
+            to.execute("DELETE FROM collbench_schema")
+            to.execute("INSERT INTO collbench_schema VALUES (?)", [SCHEMA])
 
     def _decoded(self, kind: type[T], table: str, name: str, text: str) -> T:
         """The value in JSON of a line of ``table``. Raises CannotRun."""
@@ -349,9 +288,18 @@ class Book:
             raise CannotRun(f"history at {self.name}: line {name} of {table}: {e}", hint) from e
 
     @contextmanager
+    def _transaction(self, begin: str = "BEGIN") -> Iterator[sqlite3.Connection]:
+        """A transaction that ``begin`` begins: all that is done in it, or nothing. Who reads first
+        and then writes would have to fail, so writers begin with BEGIN IMMEDIATE."""
+        with self._refuse_failures():
+            self._connection.execute(begin)
+            with self._connection:
+                yield self._connection
+
+    @contextmanager
     def _refuse_failures(self) -> Iterator[None]:
-        """What the database says is raised as CannotRun, in one line and without secrets. Where it
-        takes long, that is said."""
+        """What SQLite says is raised as CannotRun, in one line. Where it takes long, that is
+        said."""
         waiting = f"history at {self.name} does not answer yet: does another process hold it?"
         patience = threading.Timer(
             SAY_SECONDS, print_message, [f"{waiting} waiting up to {WAIT} s"]
@@ -360,92 +308,62 @@ class Book:
         patience.start()
         try:
             yield
-        except sql.exc.SQLAlchemyError as e:
-            complaint = str(getattr(e, "orig", None) or e).strip().partition("\n")[0]
-            hint = "does it run, is the address right, and may you write there?"
+        except sqlite3.Error as e:
+            complaint = str(e)
+            hint = "is it a history, and may you write there?"
             if "locked" in complaint:
                 hint = "another process holds it (fuser names it): wait for it or end it"
-            raise CannotRun(
-                f"history at {self.name}: {variables.mask_text(complaint)}", hint
-            ) from None
+            raise CannotRun(f"history at {self.name}: {complaint}", hint) from None
         finally:
             patience.cancel()
 
 
-def _parse_url(text: str) -> sql.URL:
-    """The URL of a database, given as such or as the path of a file. Raises UsageError, without
-    repeating what may hold a password."""
-    if "://" not in text:
-        path = files.expand_path(text) if text else store.home_folder() / "history.sqlite"
-        return sql.URL.create("sqlite", database=str(path))
-    try:
-        url = sql.make_url(text)
-    except (sql.exc.ArgumentError, ValueError):
+def _find_file(text: str) -> str:
+    """The file of a database, given as its path or as in ``sqlite:///FILE``; of ``sqlite://`` it is
+    MEMORY. Raises UsageError, without repeating what may hold a password."""
+    if text == "sqlite://":
+        return MEMORY
+    path = text.removeprefix("sqlite:///")
+    scheme, is_url, _ = path.partition("://")
+    if is_url:
+        other = scheme if scheme.isalnum() else "another database"
         raise UsageError(
-            "the history's URL cannot be read", "as in postgresql://user@host/database"
-        ) from None
-    if url.get_backend_name() not in DIALECTS:
-        raise UsageError(
-            f"a history in {url.get_backend_name()} is not supported",
-            f"one of {', '.join(DIALECTS)}",
+            f"a history is an SQLite file, and the URL of {other} is given",
+            "name a file, as in --history nights.sqlite; collbench history add RUNS fills it",
         )
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+    return str(files.expand_path(path) if path else store.home_folder() / "history.sqlite")
 
 
-def _make_engine(url: sql.URL, name: str) -> sql.Engine:
+def _touch_file(path: Path, name: str) -> None:
+    """Make the file, which only its user may read, where there is none. Raises CannotRun."""
     try:
-        if url.get_backend_name() == "postgresql":
-            return sql.create_engine(url, connect_args={"connect_timeout": WAIT})
-        if url.database and url.database != ":memory:":
-            path = Path(url.database)
-            if path.parent == store.home_folder():  # a folder that somebody names may be a slip
-                files.make_folder(path.parent)
-            path.touch(mode=0o600)
-        engine = sql.create_engine(url, connect_args={"timeout": WAIT})
-    except ModuleNotFoundError as e:
-        raise CannotRun(
-            f"history at {name} needs {e.name}", "pip install 'collbench[postgresql]'"
-        ) from e
+        if path.parent == store.home_folder():  # a folder that somebody names may be a slip
+            files.make_folder(path.parent)
+        path.touch(mode=0o600)
     except OSError as e:
         raise CannotRun(
             f"cannot write {name}: {e.strerror}", "choose another place with --history"
         ) from e
 
-    @sql.event.listens_for(engine, "connect")
-    def _(connection: Any, _: Any) -> None:
-        connection.isolation_level = (
-            None  # else Python's module begins transactions when it thinks best
-        )
 
-    @sql.event.listens_for(engine, "begin")
-    def _(connection: sql.Connection) -> None:
-        # who reads first and then writes would have to fail
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    return engine
-
-
-def _read_version(to: sql.Connection) -> int:
+def _read_version(to: sqlite3.Connection) -> int:
     """The version of the tables there are; 0 without any."""
-    if not sql.inspect(to).has_table(VERSION.name):
+    if not to.execute("SELECT 1 FROM sqlite_master WHERE name = 'collbench_schema'").fetchall():
         return 0
-    return to.scalar(sql.select(VERSION.c.version)) or 0
+    lines = to.execute("SELECT version FROM collbench_schema").fetchall()
+    return lines[0][0] if lines else 0
+
+
+def _insert(to: sqlite3.Connection, table: str, lines: list[dict[str, Any]]) -> int:
+    """Add the lines that are not there yet, all with the same columns; how many were added."""
+    columns = lines[0].keys()
+    places = ", ".join(f":{column}" for column in columns)
+    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
+    return to.executemany(f"{statement} ON CONFLICT DO NOTHING", lines).rowcount
 
 
 def _encode_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _select_cases(to: sql.Connection, machine: str, part: Part | None) -> dict[str, Case]:
-    """The machine's cases that are in ``part``, by their keys."""
-    keys = sql.select(ROWS.c.key).join(RUNS).where(RUNS.c.machine == machine)
-    specs = to.execute(sql.select(CASES).where(CASES.c.key.in_(keys))).all()
-    return {
-        key: case
-        for key, spec in specs
-        if (case := _decode_case(spec)) and (part is None or case in part)
-    }
 
 
 def _decode_case(spec: str) -> Case | None:

@@ -182,7 +182,6 @@ def _findings_section(verdict: Verdict) -> Section:
             f"A fault was planted on purpose: {verdict.injected}. This is a test of the alarm.",
             *sentences,
         ]
-    used = [index for index in range(len(columns)) if any(line.cells[index] for line in lines)]
     table = Table(
         name="findings",
         title="Findings",
@@ -190,7 +189,7 @@ def _findings_section(verdict: Verdict) -> Section:
         lines=lines,
         note="Hints do not affect the verdict.",
         carded=True,
-    ).select_columns(used)
+    ).drop_empty_columns()
     return Section(
         name="findings", title="Findings", sentences=sentences, tables=[table] if lines else []
     )

@@ -16,7 +16,6 @@ from collbench.core.sums.trees import (
     make_leaf,
     measure_shape,
     parse_tree,
-    rename_leaves,
 )
 
 
@@ -99,11 +98,6 @@ def test_equal_orders_have_one_text(text: str, canonical: str) -> None:
 def test_texts_that_are_no_order_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no order of additions"):
         parse_tree(text)
-
-
-def test_leaves_are_renamed_and_children_sorted_anew() -> None:
-    tree = parse_tree("(0+1)+exact{2, 3, 4}")
-    assert str(rename_leaves(tree, lambda rank: 4 - rank)) == "exact{0, 1, 2}+(3+4)"
 
 
 @pytest.mark.parametrize(

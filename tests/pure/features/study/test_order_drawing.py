@@ -180,7 +180,6 @@ def test_ranks_with_other_pieces_are_drawn_by_themselves(path: Path) -> None:
         (("all_reduce", "--step", "0"), "--step: with --from-order"),
         (("all_reduce", "--root", "1"), "--root: with --from-order"),
         (("all_reduce", "--on", "gloo"), "--on: with --from-order"),
-        (("all_reduce", "--html", "x.html"), "--html: with --from-order"),
         (("all_reduce", "--rank", "4"), "no rank 4 among 4"),
         (("all_reduce", "--values", "1,2,3"), "3 numbers for 4 ranks"),
         (("all_reduce", "--values", "1,2,3,1e99"), "float has no such number"),
