@@ -7,9 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from forked import Server
+
+if TYPE_CHECKING:
+    from warm import Warm
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
@@ -59,6 +63,17 @@ def cli() -> Cli:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """As ``cli``, and ``warm.start`` for a command under way: each is a process of its own, but
+    collbench and torch are loaded once for all of them and for the fork servers of their ranks."""
+    from warm import Warm
+
+    found = Warm()
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")
