@@ -16,6 +16,7 @@ import json
 import os
 import pkgutil
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -37,7 +38,7 @@ from collbench.run.launch.children import die_with_parent
 from collbench.survive.signals import STOPPING, interrupts
 
 COLLBENCH = "collbench"
-COLD = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH", "PYTHON")  # PYTHONPATH is heeded
+COLD = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH", "PYTHON")
 
 
 class Forked:
@@ -145,11 +146,12 @@ class Warm:
         self._at = ours
 
     def start(
-        self, *args: str, env: Mapping[str, str] | None = None, module: str = COLLBENCH
+        self, *args: str, env: Mapping[str, str] | None = None, script: str = COLLBENCH
     ) -> Started:
-        """``collbench ARGS``, or another module, with this whole environment, or the present."""
+        """``collbench ARGS``, or the script at a path, with this whole environment, or the
+        present one."""
         settings = dict(os.environ if env is None else env)
-        order = json.dumps([module, args, settings, str(Path.cwd())]).encode()
+        order = json.dumps([script, args, settings, str(Path.cwd())]).encode()
         pipes = [os.pipe() for _ in range(3)]
         try:
             socket.send_fds(self._at, [order], [write for _, write in pipes])
@@ -157,7 +159,7 @@ class Warm:
             for _, write in pipes:
                 os.close(write)
         out, err, told = [os.fdopen(read, errors="replace") for read, _ in pipes]
-        return Started([module, *args], told, (out, err))
+        return Started([script, *args], told, (out, err))
 
     def __call__(
         self, *args: str, timeout: float = 120, **env: str
@@ -170,6 +172,25 @@ class Warm:
             process.communicate()
             raise
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+    def join(
+        self, n: int, *args: str, timeout: float = 120, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """``collbench ARGS`` in n processes with the variables that torchrun gives them, as one
+        result: all that was printed, and 1 where one of them failed."""
+        place = {"LOCAL_WORLD_SIZE": str(n), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
+        place |= {"TORCHELASTIC_RUN_ID": secrets.token_hex(8), "TORCHELASTIC_RESTART_COUNT": "0"}
+        place |= {"OMP_NUM_THREADS": "1"}
+        ranks = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(n)]
+        processes = [self.start(*args, env={**os.environ, **place, **env, **at}) for at in ranks]
+        try:
+            said = [process.communicate(timeout) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        code = int(any(process.wait() for process in processes))
+        texts = ["".join(text) for text in zip(*said, strict=True)]
+        return subprocess.CompletedProcess([COLLBENCH, *args], code, *texts)
 
     def close(self) -> None:
         """End the process from which commands are forked."""
@@ -216,28 +237,41 @@ def _tell_of_ends(told: dict[int, int]) -> None:
 
 
 def _become_command(
-    module: str, args: list[str], env: dict[str, str], folder: str, outputs: list[int]
+    script: str, args: list[str], env: dict[str, str], folder: str, outputs: list[int]
 ) -> NoReturn:
     """What a forked process does: it ends as the command does."""
     _forget()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    for path in reversed(env.get("PYTHONPATH", "").split(os.pathsep)):
-        if path and path not in sys.path:
-            sys.path.insert(0, path)
-    importlib.invalidate_caches()
+    _add_paths(env)
     np.random.seed()
     _open_streams(*outputs)
     for fd in outputs:
         os.close(fd)
-    sys.argv = [str(Path(collbench.__file__).with_name("__main__.py")), *args]
+    program = collbench.__main__.__file__ if script == COLLBENCH else script
+    sys.argv = [program, *args]
     local.ForkServer = keeper.ForkServer = ForkedForkServer  # type: ignore[misc]
     _end_after(
         collbench.__main__.main
-        if module == COLLBENCH
-        else lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if script == COLLBENCH
+        else lambda: runpy.run_path(script, run_name="__main__")
     )
+
+
+def _add_paths(env: Mapping[str, str]) -> None:
+    """Has modules looked for as PYTHONPATH says, and customises this Python if one of them does."""
+    new = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    sys.path[:0] = filter(None, new)
+    importlib.invalidate_caches()
+    if _is_customised(env):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+
+
+def _is_customised(env: Mapping[str, str]) -> bool:
+    paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    return any((Path(path) / "sitecustomize.py").exists() for path in paths)
 
 
 def _end_after(main: Callable[[], object]) -> NoReturn:
@@ -277,13 +311,22 @@ def _open_streams(out: int, err: int) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
+def _heeded(env: Mapping[str, str]) -> dict[str, str]:
+    """Settings of an environment that a Python heeds as it starts, or libraries as they load; but
+    for where an experiment finds collbench, which is what has been loaded."""
+    paths = env.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(part for part in paths if Path(part).name != "collbench-alone")
+    settings = {"OMP_NUM_THREADS": "1", **env, "PYTHONPATH": path, "PYTHONSAFEPATH": ""}
+    heeded = ("",) if _is_customised(env) else COLD
+    local_only = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
+    return {k: v for k, v in settings.items() if k.startswith(heeded) and k not in local_only}
+
+
 class ForkedForkServer(local.ForkServer):
     """A fork server that is forked from a command that was, unless it needs a Python of its own."""
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        own = {"OMP_NUM_THREADS": "1", **os.environ}
-        cold = {n for n in {*env, *own} if n.startswith(COLD) and env.get(n) != own.get(n)}
-        if python != sys.executable or cold:
+        if python != sys.executable or _heeded(env) != _heeded(os.environ):
             super().__init__(env, python)
             return
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
