@@ -47,14 +47,15 @@ def run_collective(
     Raises UsageError where the collective does not take so many values a rank, CannotRun where the
     backend cannot run it here.
     """
-    from torch.multiprocessing.spawn import ProcessException, spawn
+    from torch.multiprocessing.spawn import ProcessException, start_processes
 
     case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
     with folders.make_private() as folder:
         arguments = (folder, case, values)
         try:
-            spawn(_run_rank, arguments, case.n)  # type: ignore[no-untyped-call]
+            # forked, as this process has loaded torch, which each of them would load anew
+            start_processes(_run_rank, arguments, case.n, start_method="fork")  # type: ignore[no-untyped-call]
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         results = [

@@ -10,6 +10,7 @@ tells.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -38,6 +39,7 @@ from collbench.run.launch.children import die_with_parent
 from collbench.survive.signals import STOPPING, interrupts
 
 COLLBENCH = "collbench"
+CLONE_NEWNET = 0x40000000  # of setns(2)
 COLD = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH", "PYTHON")
 
 
@@ -146,12 +148,16 @@ class Warm:
         self._at = ours
 
     def start(
-        self, *args: str, env: Mapping[str, str] | None = None, script: str = COLLBENCH
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        script: str = COLLBENCH,
+        network: int = 0,
     ) -> Started:
         """``collbench ARGS``, or the script at a path, with this whole environment, or the
-        present one."""
+        present one; in the network of the process that has the pid ``network``, if not here."""
         settings = dict(os.environ if env is None else env)
-        order = json.dumps([script, args, settings, str(Path.cwd())]).encode()
+        order = json.dumps([script, args, settings, str(Path.cwd()), network]).encode()
         pipes = [os.pipe() for _ in range(3)]
         try:
             socket.send_fds(self._at, [order], [write for _, write in pipes])
@@ -174,15 +180,24 @@ class Warm:
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
     def join(
-        self, n: int, *args: str, timeout: float = 120, **env: str
+        self,
+        n: int,
+        *args: str,
+        timeout: float = 120,
+        script: str = COLLBENCH,
+        network: int = 0,
+        **env: str,
     ) -> subprocess.CompletedProcess[str]:
-        """``collbench ARGS`` in n processes with the variables that torchrun gives them, as one
-        result: all that was printed, and 1 where one of them failed."""
+        """``collbench ARGS``, or a script, in n processes with the variables that torchrun gives
+        them, as one result: all that was printed, and 1 where one of them failed."""
         place = {"LOCAL_WORLD_SIZE": str(n), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
         place |= {"TORCHELASTIC_RUN_ID": secrets.token_hex(8), "TORCHELASTIC_RESTART_COUNT": "0"}
         place |= {"OMP_NUM_THREADS": "1"}
         ranks = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(n)]
-        processes = [self.start(*args, env={**os.environ, **place, **env, **at}) for at in ranks]
+        common = {**os.environ, **place, **env}
+        processes = [
+            self.start(*args, env=common | at, script=script, network=network) for at in ranks
+        ]
         try:
             said = [process.communicate(timeout) for process in processes]
         finally:
@@ -190,7 +205,7 @@ class Warm:
                 process.kill()
         code = int(any(process.wait() for process in processes))
         texts = ["".join(text) for text in zip(*said, strict=True)]
-        return subprocess.CompletedProcess([COLLBENCH, *args], code, *texts)
+        return subprocess.CompletedProcess([script, *args], code, *texts)
 
     def close(self) -> None:
         """End the process from which commands are forked."""
@@ -237,11 +252,20 @@ def _tell_of_ends(told: dict[int, int]) -> None:
 
 
 def _become_command(
-    script: str, args: list[str], env: dict[str, str], folder: str, outputs: list[int]
+    script: str,
+    args: list[str],
+    env: dict[str, str],
+    folder: str,
+    network: int,
+    outputs: list[int],
 ) -> NoReturn:
     """What a forked process does: it ends as the command does."""
     _forget()
     os.chdir(folder)
+    if network:
+        with Path(f"/proc/{network}/ns/net").open() as place:
+            if ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET):
+                raise OSError("cannot enter the network")
     os.environ.clear()
     os.environ.update(env)
     _add_paths(env)
