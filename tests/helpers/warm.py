@@ -192,7 +192,8 @@ class Warm:
         them, as one result: all that was printed, and 1 where one of them failed."""
         place = {"LOCAL_WORLD_SIZE": str(n), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
         place |= {"TORCHELASTIC_RUN_ID": secrets.token_hex(8), "TORCHELASTIC_RESTART_COUNT": "0"}
-        place |= {"OMP_NUM_THREADS": "1"}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free.getsockname()[1])}
         ranks = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(n)]
         common = {**os.environ, **place, **env}
         processes = [
