@@ -3,8 +3,7 @@ torch once; so are the fork servers from which such a command has its ranks.
 
 A command so started has its own pid, environment, folder and pipes, ends by the same signals, and
 its ranks are forked as ever. What a Python does before it has loaded its modules is left out: of
-that, and of settings that libraries read when they are loaded (COLD), a process of Python's own
-tells.
+that, and of settings that libraries read when they are loaded, a process of Python's own tells.
 """
 
 from __future__ import annotations
@@ -40,7 +39,10 @@ from collbench.survive.signals import STOPPING, interrupts
 
 COLLBENCH = "collbench"
 CLONE_NEWNET = 0x40000000  # of setns(2)
-COLD = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH", "PYTHON")
+LIBRARIES = ("OMP_", "MKL_", "KMP_", "LD_", "TORCH", "PYTORCH")  # what begins so is read on load
+PYTHON = ("PYTHON",)
+LOOPBACK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # the launcher adds
+AT_LOAD = dict(os.environ)
 
 
 class Forked:
@@ -336,22 +338,27 @@ def _open_streams(out: int, err: int) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
-def _heeded(env: Mapping[str, str]) -> dict[str, str]:
-    """Settings of an environment that a Python heeds as it starts, or libraries as they load; but
-    for where an experiment finds collbench, which is what has been loaded."""
+def _needs_its_own(env: Mapping[str, str]) -> bool:
+    """Whether a Python would heed settings as it starts, or libraries as they load, that are not
+    those of this process; where an experiment finds collbench does not matter, which is loaded."""
+    if _is_customised(env):  # by any of them
+        return _select(env, ("",)) != _select(os.environ, ("",))
+    loaded = _select(env, LIBRARIES) != _select(AT_LOAD, LIBRARIES)
+    return loaded or _select(env, PYTHON) != _select(os.environ, PYTHON)
+
+
+def _select(env: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
     paths = env.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join(part for part in paths if Path(part).name != "collbench-alone")
     settings = {"OMP_NUM_THREADS": "1", **env, "PYTHONPATH": path, "PYTHONSAFEPATH": ""}
-    heeded = ("",) if _is_customised(env) else COLD
-    local_only = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
-    return {k: v for k, v in settings.items() if k.startswith(heeded) and k not in local_only}
+    return {k: v for k, v in settings.items() if k.startswith(prefixes) and k not in LOOPBACK}
 
 
 class ForkedForkServer(local.ForkServer):
     """A fork server that is forked from a command that was, unless it needs a Python of its own."""
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        if python != sys.executable or _heeded(env) != _heeded(os.environ):
+        if python != sys.executable or _needs_its_own(env):
             super().__init__(env, python)
             return
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

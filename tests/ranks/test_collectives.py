@@ -121,9 +121,7 @@ TO_THE_ROOT = ("reduce", "gather")
 def test_a_corrupt_element_is_caught(measure, rank: int, call: int, when: str) -> None:
     """The saboteur flips one bit of the last element that rank 1 (or the root) receives, in every
     case."""
-    some = (
-        TO_THE_ROOT if rank == 0 else tuple({*WITH_DATA} - {*TO_THE_ROOT})
-    )
+    some = TO_THE_ROOT if rank == 0 else tuple({*WITH_DATA} - {*TO_THE_ROOT})
     swept = cases(collectives=some, sizes=(1024,), ranks=(2,), backends=("saboteur",))
     records = measure(swept, rotation=1, iters=1, sabotage=f"corrupt-each:{rank}:{call}")
     assert [record.case for record in records] == swept
