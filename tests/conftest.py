@@ -7,13 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from forked import Server
-
-if TYPE_CHECKING:
-    from warm import Warm
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 LONG = ("backends", "ranks", "lab", "cli", "browser")  # whose files take longest, in this order
@@ -66,7 +62,16 @@ def cli() -> Cli:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
+    collbench is imported once for all of them."""
+    server = Server(tmp_path_factory.mktemp("bare"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[object]:
     """As ``cli``, and ``warm.start`` for a command under way: each is a process of its own, but
     collbench and torch are loaded once for all of them and for the fork servers of their ranks."""
     from warm import Warm
@@ -74,12 +79,3 @@ def warm() -> Iterator[Warm]:
     found = Warm()
     yield found
     found.close()
-
-
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
-    collbench is imported once for all of them."""
-    server = Server(tmp_path_factory.mktemp("bare"))
-    yield server
-    server.close()

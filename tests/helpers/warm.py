@@ -358,7 +358,8 @@ class ForkedForkServer(local.ForkServer):
     """A fork server that is forked from a command that was, unless it needs a Python of its own."""
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        if python != sys.executable or _needs_its_own(env):
+        is_text = all(isinstance(name, str) for name in env)
+        if python != sys.executable or not is_text or _needs_its_own(env):
             super().__init__(env, python)
             return
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
