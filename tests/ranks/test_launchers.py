@@ -119,7 +119,7 @@ def test_who_is_cut_off_is_named_by_all_that_are_left(by_hand: ByHand, tmp_path:
     ranks = by_hand(
         [(rank, 3) for rank in range(3)],
         path,
-        *("-N", "5000", "-T", "10"),
+        *("-N", "5000", "-T", "20"),
         CLOCKS="one",
         PYTHONPATH=PATHS,
     )
