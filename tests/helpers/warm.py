@@ -33,7 +33,7 @@ from typing import IO, NoReturn
 import numpy as np
 
 import collbench.__main__
-from collbench.run.launch import forkserver, keeper, local
+from collbench.run.launch import forkserver, local
 from collbench.run.launch.children import die_with_parent
 from collbench.survive.signals import STOPPING, interrupts
 
@@ -278,7 +278,7 @@ def _become_command(
         os.close(fd)
     program = collbench.__main__.__file__ if script == COLLBENCH else script
     sys.argv = [program, *args]
-    local.ForkServer = keeper.ForkServer = ForkedForkServer  # type: ignore[misc]
+    local.ForkServer = ForkedForkServer  # type: ignore[misc]  # a keeper of places has threads
     _end_after(
         collbench.__main__.main
         if script == COLLBENCH
