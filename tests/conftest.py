@@ -88,3 +88,14 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("bare"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[object]:
+    """As ``cli``, and ``warm.start`` for a command under way: each is a process of its own, but
+    collbench and torch are loaded once for all of them and for the fork servers of their ranks."""
+    from warm import Warm
+
+    found = Warm()
+    yield found
+    found.close()

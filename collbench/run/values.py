@@ -15,6 +15,7 @@ from collbench.core.errors import CannotRun, CollbenchError, UsageError, first_l
 from collbench.run.launch import folders
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.survive.signals import interrupts
 
 Number = int | float
 
@@ -47,14 +48,16 @@ def run_collective(
     Raises UsageError where the collective does not take so many values a rank, CannotRun where the
     backend cannot run it here.
     """
-    from torch.multiprocessing.spawn import ProcessException, spawn
+    from torch.multiprocessing.spawn import ProcessException, start_processes
 
     case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
+    # torch is loaded here: forked ranks need not load it anew, but CUDA may not be forked
+    method = "spawn" if backend_info(backend).gpu else "fork"
     with folders.make_private() as folder:
         arguments = (folder, case, values)
         try:
-            spawn(_run_rank, arguments, case.n)  # type: ignore[no-untyped-call]
+            start_processes(_run_rank, arguments, case.n, start_method=method)  # type: ignore[no-untyped-call]
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         results = [
@@ -107,6 +110,7 @@ def build_case(
 def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> None:
     """Run one rank's process, which writes its result to its file in ``folder``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    interrupts.leave_to_the_system()  # a forked one: torch ends it by SIGTERM when another fails
     try:
         result = _RankResult(_call_on_rank(rank, folder, case, values))
     except CollbenchError as e:

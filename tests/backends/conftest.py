@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 from collbench.core import backend_info
 from collbench.run.backends import _skeleton
 
 Register = Callable[..., str]
 SKELETON = Path(_skeleton.__file__).read_text()
+
+
+@pytest.fixture
+def cli(warm: Warm) -> Warm:
+    """``collbench ARGS``, forked from a process that has loaded all: how a command comes up is
+    for others to test."""
+    return warm
 
 
 @pytest.fixture

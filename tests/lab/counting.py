@@ -13,11 +13,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.suite.case import Case
+
+if TYPE_CHECKING:
+    from warm import Started, Warm
 
 SIZE, CALLS, TIMES = 1 << 20, 2, 3
 HEADERS = 66  # bytes a packet: Ethernet 14, IP 20, TCP 32
@@ -87,7 +91,11 @@ cache = "hot"
 
 
 class Network:
-    """A network of its own, with loopback and nothing else."""
+    """A network of its own, with loopback and nothing else. What runs ``inside`` is forked from a
+    ``warm`` process, if there is one."""
+
+    def __init__(self, warm: Warm | None = None) -> None:
+        self._warm = warm
 
     def __enter__(self) -> Network:
         # a core that is long in coming is no reason to send what is under way again
@@ -107,10 +115,21 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def inside(self, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
-        enter = ["nsenter", "--net", f"--target={self._process.pid}", *command]
-        environ = {**os.environ, **SETTINGS}
+    def inside(self, command: Sequence[str], **options: object) -> subprocess.Popen[str] | Started:
+        """A command under way; a Python's is ``-m collbench ARGS`` or a script's."""
+        environ, pid = {**os.environ, **SETTINGS}, self.pid
+        program, *words = command
+        if self._warm and program == sys.executable:
+            if words[:2] == ["-m", "collbench"]:
+                return self._warm.start(*words[2:], env=environ, network=pid)
+            return self._warm.start(*words[1:], env=environ, script=words[0], network=pid)
+        enter = ["nsenter", "--net", f"--target={pid}", *command]
         return subprocess.Popen(enter, env=environ, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def pid(self) -> int:
+        """Of a process in it."""
+        return self._process.pid
 
     def sent(self) -> int:
         """Bytes that have passed, less headers: those of bare acknowledgements are all headers."""

@@ -59,9 +59,9 @@ def table(case: Case) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_links_carry_what_the_table_says(backend: str, n: int, tmp_path: Path) -> None:
+def test_links_carry_what_the_table_says(warm, backend: str, n: int, tmp_path: Path) -> None:
     """Within 2 %, read from outside."""
-    with counting.Network() as network:
+    with counting.Network(warm) as network:
         found = {
             f"{case.collective} {case.label}": by / table(case)
             for case, by in counting.outside(network, backend, n, tmp_path)
@@ -72,10 +72,10 @@ def test_links_carry_what_the_table_says(backend: str, n: int, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> None:
+def test_a_run_counts_what_its_links_carried(warm, backend: str, tmp_path: Path) -> None:
     """Within 10 %, as what TCP sends again is on the links, too."""
     path = tmp_path / "run.jsonl"
-    with counting.Network() as network:
+    with counting.Network(warm) as network:
         suite = counting.suite(tmp_path / "suite.toml", backend, 2)
         command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -134,12 +134,12 @@ STEPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Path) -> None:
+def test_links_carry_what_the_operations_of_a_step_send(warm, name: str, tmp_path: Path) -> None:
     """Within 1 %, but for what the library is known to run instead of one of them."""
     path = tmp_path / "run.jsonl"
     more = ["--backend", "gloo", "--compute", "none", "-n", "2", "--output", str(path)]
     more += [] if "-g" in STEPS[name] else ["-g", "2"]
-    with counting.Network() as network:
+    with counting.Network(warm) as network:
         command = [sys.executable, "-m", "collbench", "workload", *STEPS[name], *more]
         process = network.inside(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = process.communicate(timeout=120)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.features.order.findings import OrderFindings, read_findings
 from collbench.features.order.request import SumOrder
@@ -25,6 +26,13 @@ Measure = Callable[..., list[Record]]
 Play = Callable[..., list[Record]]
 Ask = Callable[..., list[Record]]
 FindOrders = Callable[..., list[OrderFindings]]
+
+
+@pytest.fixture
+def cli(warm: Warm) -> Warm:
+    """``collbench ARGS``, forked from a process that has loaded all: how a command comes up is
+    for others to test."""
+    return warm
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ import pytest
 from experiments import ended, sides, small
 from marks import long
 from paths import before
+from warm import Started, Warm
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import run_file, store
@@ -200,10 +200,10 @@ def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> N
 
 
 @pytest.mark.slow
-def test_who_breaks_a_shared_world_fails_both_sides(suite) -> None:
+def test_who_breaks_a_shared_world_fails_both_sides(warm, suite) -> None:
     algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
     path = suite('"4M"', "gloo", "ring", 60)
-    with started("--suite", path, *algorithms, "--rounds", "30,6") as process:
+    with started(warm, "--suite", path, *algorithms, "--rounds", "30,6") as process:
         os.kill(head_after(process, 3).worlds[-1].ranks[1].pid, signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     assert "both sides: rank 1" in err, err
@@ -265,17 +265,14 @@ def test_a_planted_slowdown_of_one_operation_of_a_step_is_named(cli, tmp_path: P
 
 
 @contextmanager
-def started(*args: str) -> Iterator[subprocess.Popen[str]]:
+def started(warm: Warm, *args: str) -> Iterator[Started]:
     """``collbench ab`` under way."""
-    command = [sys.executable, "-m", "collbench", "ab", *args]
-    process = subprocess.Popen(
-        command, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = warm.start("ab", *args)
     yield process
     process.kill()
 
 
-def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
+def head_after(process: Started, launches: int) -> RunFile:
     """The head's file once it has begun that many launches."""
     until = time.monotonic() + 100
     while True:
@@ -291,9 +288,11 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [long(0), 1])  # waiting for its turn, or not
-def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite, rank: int) -> None:
+def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(
+    warm, suite, rank: int
+) -> None:
     with started(
-        "--suite", suite('"4M"', "gloo", "native", 200), "--aa", "--rounds", "30,6"
+        warm, "--suite", suite('"4M"', "gloo", "native", 200), "--aa", "--rounds", "30,6"
     ) as process:
         victim = head_after(process, 3).worlds[-1].ranks[rank].pid
         os.kill(victim, signal.SIGKILL)
@@ -378,8 +377,10 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, long(signal.SIGTERM)])
-def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signal.Signals) -> None:
-    with started("--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
+def test_an_interrupted_experiment_is_judged_as_far_as_it_came(
+    warm, suite, how: signal.Signals
+) -> None:
+    with started(warm, "--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
         head_after(process, 4)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(how)

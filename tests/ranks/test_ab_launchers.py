@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from experiments import ended, sides, small
+from warm import Started, Warm
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
@@ -35,14 +36,12 @@ def under_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def by_hand(*words: str, n: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+def by_hand(warm: Warm, *words: str, n: int = 2) -> Iterator[list[Started]]:
     """A process for each place, as somebody would start them; nothing ends one for another."""
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "collbench", "ab", *words],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        warm.start(
+            "ab",
+            *words,
             env={
                 **os.environ,
                 "MASTER_ADDR": "127.0.0.1",
@@ -80,34 +79,34 @@ def test_two_worlds_take_turns_under_torchrun(suite) -> None:
     assert done.stdout.count("collbench compare") == 1
 
 
-def test_what_is_refused_is_told_once_and_ends_all_with_one_code() -> None:
-    with by_hand("--aa", "--rounds", "5,6") as processes:
+def test_what_is_refused_is_told_once_and_ends_all_with_one_code(warm: Warm) -> None:
+    with by_hand(warm, "--aa", "--rounds", "5,6") as processes:
         told = [process.communicate(timeout=100) for process in processes]
     assert [process.returncode for process in processes] == [Exit.USAGE] * 2
     assert "fewer than 6 pairs" in told[0][1]
     assert told[1] == ("", "")
 
 
-def test_mpi_is_left_out_with_what_to_do(suite) -> None:
-    with by_hand("--suite", suite(backends='"mpi"'), "--aa") as processes:
+def test_mpi_is_left_out_with_what_to_do(warm: Warm, suite) -> None:
+    with by_hand(warm, "--suite", suite(backends='"mpi"'), "--aa") as processes:
         _, err = processes[0].communicate(timeout=100)
         assert processes[1].wait(60) == processes[0].returncode == Exit.CANNOT_RUN
     assert "without a launcher it brings an mpirun of its own" in err
 
 
-def test_an_interpreter_is_looked_for_at_every_place(suite, tmp_path: Path) -> None:
+def test_an_interpreter_is_looked_for_at_every_place(warm: Warm, suite, tmp_path: Path) -> None:
     """Here it is the same at all; what is wrong with it is told with its host."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 3\n")
     python.chmod(0o755)
-    with by_hand("--suite", suite(), "--head", f"python:{python}") as processes:
+    with by_hand(warm, "--suite", suite(), "--head", f"python:{python}") as processes:
         _, err = processes[0].communicate(timeout=100)
         assert processes[1].wait(60) == processes[0].returncode == Exit.CANNOT_RUN
     assert f"--head: {python} cannot run collbench" in err
     assert store.list_saved() == []
 
 
-def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int]:
+def begun(processes: Sequence[Started], launches: int) -> list[int]:
     """Pids of ranks of both sides, once each has begun so many launches."""
     until = time.monotonic() + 200
     while True:
@@ -121,9 +120,9 @@ def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int
 
 
 @pytest.mark.slow
-def test_a_place_that_is_killed_is_named_and_nothing_is_left(suite) -> None:
+def test_a_place_that_is_killed_is_named_and_nothing_is_left(warm: Warm, suite) -> None:
     options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
-    with by_hand(*options) as processes:
+    with by_hand(warm, *options) as processes:
         ranks = begun(processes, 2)
         processes[1].send_signal(signal.SIGKILL)
         _, err = processes[0].communicate(timeout=60)
@@ -151,9 +150,11 @@ def gone(pids: Sequence[int], seconds: float = 10) -> bool:
         (signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
     ],
 )
-def test_places_end_with_rank_0(suite, how: int, codes: tuple[int, int], words: str) -> None:
+def test_places_end_with_rank_0(
+    warm: Warm, suite, how: int, codes: tuple[int, int], words: str
+) -> None:
     options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
-    with by_hand(*options) as processes:
+    with by_hand(warm, *options) as processes:
         ranks = begun(processes, 1)
         processes[0].send_signal(how)
         told = [process.communicate(timeout=60) for process in processes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from importlib.resources import files
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
+from warm import Warm
 
 from collbench.cli import main
 from collbench.core import algorithm_files, algorithms
@@ -78,39 +78,32 @@ def test_it_is_predicted_and_exported(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_ranks_run_it(folder: Path, backend: str) -> None:
+def test_ranks_run_it(folder: Path, warm: Warm, backend: str) -> None:
     path = folder / "run.jsonl"
     options = ["--backend", backend, "--sizes", "1K", "-g", "2", "-n", "3", "--place", "in"]
     named = ["all_reduce", "--algo", "./line.py:line", *options, "--output", str(path)]
-    done = CliRunner().invoke(main.app, named)
-    assert done.exit_code == Exit.OK, done.output
+    done = warm(*named)
+    assert done.returncode == Exit.OK, done.stderr
     (record,) = run_file.read_file(path).records
     assert record.case.algorithm == "line.py:line" and record.status == "ok"
 
 
 @pytest.fixture
-def cut_short(folder: Path) -> Path:
+def cut_short(folder: Path, warm: Warm) -> Path:
     """A run of the file's algorithm that lacks its last record and its end."""
     path = folder / "run.jsonl"
     options = ["--backend", "shm", "--sizes", "1K,2K", "-g", "2", "-n", "3", "--place", "in"]
     named = ["all_reduce", "--algo", "./line.py:line,ring", *options, "--output", str(path)]
-    assert collbench(*named).exit_code == Exit.OK
+    assert warm(*named).returncode == Exit.OK
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]))
-    forget()
     return path
 
 
-def forget() -> None:
-    """As in a new process."""
-    os.environ[algorithm_files.VARIABLE] = ""
-    algorithms.list_catalogue.cache_clear()
-
-
-def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
+def test_a_run_goes_on_once_its_file_is_named(cut_short: Path, warm: Warm) -> None:
     lacking = len(run_file.read_file(cut_short).records)
-    done = collbench("run", "--resume", str(cut_short), "--algo", "./line.py:line")
-    assert done.exit_code == Exit.OK, done.output
+    done = warm("run", "--resume", str(cut_short), "--algo", "./line.py:line")
+    assert done.returncode == Exit.OK, done.stderr
     found = run_file.read_file(cut_short)
     assert len(found.records) == lacking + 1 and found.end is not None
     assert all(record.status == "ok" for record in found.records)
@@ -165,11 +158,10 @@ def test_it_is_a_side_of_an_experiment(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_an_experiment_run_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_an_experiment_run_it(folder: Path, warm: Warm) -> None:
     (folder / "one.toml").write_text(SUITE)
-    monkeypatch.setenv("COLLBENCH_HOME", str(folder))
     rounds = ["--rounds", "6,6", "--budget", "0"]
-    collbench(*AB, "--head", "algo:./line.py:line", *rounds)
+    warm(*AB, "--head", "algo:./line.py:line", *rounds, COLLBENCH_HOME=str(folder))
     base, head = map(run_file.read_file, sorted((folder / "runs").glob("*.jsonl")))
     assert {record.case.algorithm for record in base.records} == {"ring"}
     assert {(r.case.algorithm, r.status) for r in head.records} == {("line.py:line", "ok")}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from marks import long
+from warm import Warm
 
 from collbench.cli import options
 from collbench.features.order.measurable import OrderRequest
@@ -87,35 +84,12 @@ def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: La
     assert done == {case.collective for case in prepared.cases}
 
 
-def start(*args: str, **env: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "collbench", "run", *args]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **env},
-    )
-
-
-def go_on(path: Path, launched: bool) -> str:
+def go_on(warm: Warm, path: Path, launched: bool) -> str:
     """Resumes a run, alone or as two ranks of a launcher; what it said."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        place = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(found.getsockname()[1]),
-            "WORLD_SIZE": "2",
-        }
-    ranks = (
-        [{**place, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"]
-        if launched
-        else [{}]
-    )
-    processes = [start("--resume", str(path), **env) for env in ranks]
-    said = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), said
-    return "".join(said)
+    words = ("run", "--resume", str(path))
+    done = warm.join(2, *words) if launched else warm(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def wait_for_records(path: Path, number: int) -> None:
@@ -132,11 +106,11 @@ def wait_for_records(path: Path, number: int) -> None:
     ("number", "launched"), [(signal.SIGINT, False), long(signal.SIGKILL, True)]
 )
 def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
-    tmp_path: Path, number: signal.Signals, launched: bool
+    warm: Warm, tmp_path: Path, number: signal.Signals, launched: bool
 ) -> None:
     path, suite = tmp_path / "run.jsonl", tmp_path / "rows.toml"
     suite.write_text(SUITE)
-    begun = start(str(suite), "--output", str(path))
+    begun = warm.start("run", str(suite), "--output", str(path))
     wait_for_records(path, 3)
     begun.send_signal(number)
     assert begun.wait(30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
@@ -147,7 +121,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     first = run_file.read_file(path)
     assert 3 <= len(first.records) < 16 and (first.end is None) == (number == signal.SIGKILL)
 
-    go_on(path, launched)
+    go_on(warm, path, launched)
     assert path.read_bytes().startswith(kept)
     added = [json.loads(line)["line"] for line in path.read_bytes()[len(kept) :].splitlines()]
     assert added.count("record") == 16 - len(first.records)
@@ -160,5 +134,5 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     assert last.end is not None and last.end.exit == 0
 
     complete = path.read_bytes()
-    assert go_on(path, launched).count("nothing is left to measure") == 1
+    assert go_on(warm, path, launched).count("nothing is left to measure") == 1
     assert path.read_bytes() == complete

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.records import derive, run_file
 from collbench.records.types import RunFile
@@ -27,21 +27,10 @@ HELPERS = Path(__file__).parents[1] / "helpers"  # of this file where it is a ra
 NEVER, ALWAYS = "0", str(10**12)  # limits that no model keeps, and that each does
 
 
-def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile:
+def hosts(warm: Warm, n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile:
     """A run of ``n`` ranks that believe to be on a host each."""
     path = tmp_path / "run.jsonl"
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(n),
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "collbench",
         "all_reduce",
         "-b",
         "4K",
@@ -56,18 +45,15 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         *(() if "--mode" in more else ("--mode", "isolated")),
         *more,
     ]
-    seen = {**os.environ, "CLOCKS": limit, "GLOO_SOCKET_IFNAME": "lo", **env}
-    seen["PYTHONPATH"] = before(PLUGINS)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=seen
-    )
+    seen = {"CLOCKS": limit, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": before(PLUGINS), **env}
+    done = warm.join(n, *command, **seen)
     assert done.returncode == 0, done.stdout + done.stderr
     return run_file.read_file(path)
 
 
 @pytest.mark.slow
-def test_a_window_across_hosts(tmp_path: Path) -> None:
-    file = hosts(3, tmp_path, ALWAYS, "--sync", "window", "-n", "20")
+def test_a_window_across_hosts(warm: Warm, tmp_path: Path) -> None:
+    file = hosts(warm, 3, tmp_path, ALWAYS, "--sync", "window", "-n", "20")
     (world,), (record,) = file.worlds, file.records
     assert [info.host for info in world.ranks] == ["host0", "host1", "host2"]
     assert not world.same_clock and not world.oversubscribed
@@ -81,8 +67,8 @@ def test_a_window_across_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
-    file = hosts(2, tmp_path, "one", "--sync", "window", "-n", "5")
+def test_hosts_of_one_kernel_have_one_clock(warm: Warm, tmp_path: Path) -> None:
+    file = hosts(warm, 2, tmp_path, "one", "--sync", "window", "-n", "5")
     (world,), (record,) = file.worlds, file.records
     assert world.same_clock and world.clock_error_ns == world.clock_hidden_ns == 0
     assert [info.host for info in world.ranks] == ["host0", "host1"]
@@ -96,8 +82,8 @@ def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_good_clock_ranks_meet_by_messages(tmp_path: Path) -> None:
-    file = hosts(2, tmp_path, NEVER, "-n", "5")
+def test_without_a_good_clock_ranks_meet_by_messages(warm: Warm, tmp_path: Path) -> None:
+    file = hosts(warm, 2, tmp_path, NEVER, "-n", "5")
     (record,) = file.records
     assert (record.status, record.sync, record.clock_error_ns) == ("ok", "barrier", 0)
     assert not (record.starts_ns or record.glob_ns or record.skew_ns)
@@ -108,10 +94,10 @@ def test_without_a_good_clock_ranks_meet_by_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None:
+def test_the_rank_that_comes_late_is_named_with_its_host(warm: Warm, tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks on one core are both late")
-    file = hosts(2, tmp_path, ALWAYS, "-n", "100", "--mode", "host", SABOTAGE="straggle:1:0")
+    file = hosts(warm, 2, tmp_path, ALWAYS, "-n", "100", "--mode", "host", SABOTAGE="straggle:1:0")
     row = derive.derive_row(file.records[0], file.worlds[0])
     assert row is not None and row.late_rank == 1 and "late:1" in row.flags
     assert row.lateness[0] < 1_000_000 < row.lateness[1] < 100_000_000  # it sleeps 2 ms
@@ -120,13 +106,13 @@ def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_common_clock_is_true_to_its_word(tmp_path: Path) -> None:
+def test_the_common_clock_is_true_to_its_word(warm: Warm, tmp_path: Path) -> None:
     ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
+        warm.start(
+            str(rank),
+            str(tmp_path / "store"),
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": before(HELPERS)},
-            text=True,
+            script=__file__,
         )
         for rank in range(4)
     ]

@@ -81,14 +81,17 @@ def test_uneven_splits_arrive_whole(measure, tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
 @pytest.mark.parametrize(
     "extra",
     [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}],
 )
-def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, object]) -> None:
-    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=(mode,))
-    for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
+def test_modes_and_options_keep_data_right(measure, extra: dict[str, object]) -> None:
+    modes = ("isolated", "streaming", "host")
+    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=modes)
+    found = measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra)
+    assert {record.case.mode for record in found} == set(modes)
+    for record in found:
+        mode = record.case.mode
         assert (record.status, record.wrong) == ("ok", 0)
         assert record.sync in ("window", "barrier") if mode != "host" else record.sync == "none"
         assert record.inner >= (4 if mode == "streaming" else 1) * extra.get("agg_iters", 1)
@@ -110,20 +113,24 @@ def test_calls_that_torch_hands_over_as_one_are_right(measure, mode: str) -> Non
     assert {r.case.in_place for r in found} == {False, True} and {r.inner % 3 for r in found} == {0}
 
 
-@pytest.mark.parametrize("collective", WITH_DATA)
-def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
-    """The saboteur flips one bit of the last element that rank 1 (or the root) receives."""
-    rank = 0 if collective in ("reduce", "gather") else 1
-    swept = cases(collectives=(collective,), sizes=(1024,), ranks=(2,), backends=("saboteur",))
-    for call, when in ((1, "before timing"), (2, "after timing")):
-        for case in swept:
-            (record,) = measure([case], rotation=1, iters=1, sabotage=f"corrupt:{rank}:{call}")
-            assert (record.status, record.wrong) == ("wrong", 1)
-            assert record.times_ns == []
-            assert record.first_wrong is not None
-            assert (record.first_wrong.rank, record.first_wrong.when) == (rank, when)
-            assert record.first_wrong.index == case.counts[1] - 1
-            assert record.first_wrong.got != record.first_wrong.expected
+TO_THE_ROOT = ("reduce", "gather")
+
+
+@pytest.mark.parametrize(("call", "when"), [(1, "before timing"), (2, "after timing")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_corrupt_element_is_caught(measure, rank: int, call: int, when: str) -> None:
+    """The saboteur flips one bit of the last element that rank 1 (or the root) receives, in every
+    case."""
+    some = TO_THE_ROOT if rank == 0 else tuple({*WITH_DATA} - {*TO_THE_ROOT})
+    swept = cases(collectives=some, sizes=(1024,), ranks=(2,), backends=("saboteur",))
+    records = measure(swept, rotation=1, iters=1, sabotage=f"corrupt-each:{rank}:{call}")
+    assert [record.case for record in records] == swept
+    for case, record in zip(swept, records, strict=True):
+        assert (record.status, record.wrong, record.times_ns) == ("wrong", 1, []), case.key
+        assert record.first_wrong is not None
+        assert (record.first_wrong.rank, record.first_wrong.when) == (rank, when)
+        assert record.first_wrong.index == case.counts[1] - 1
+        assert record.first_wrong.got != record.first_wrong.expected
 
 
 @pytest.mark.slow
@@ -167,22 +174,19 @@ def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
     assert told[0] == ("wrong", 0) and told[-3:] == [("ok", 2), ("ok", 2), ("ok", 1)]
 
 
-@pytest.mark.parametrize("mode", ["isolated", "streaming"])
-def test_a_library_that_stops_delivering_is_caught(measure, mode: str) -> None:
-    """From its sixth call on it does nothing; what earlier calls left must not pass for the result
-    of later ones."""
+def test_a_library_that_stops_delivering_is_caught(measure) -> None:
+    """From the sixth call of a case on it does nothing; what earlier calls left must not pass for
+    the result of later ones."""
     swept = cases(
         collectives=("all_reduce", "all_gather"),
         sizes=(1024,),
         ranks=(2,),
         backends=("saboteur",),
         ops=("sum", "max"),
-        modes=(mode,),
+        modes=("isolated", "streaming"),
     )
-    for case in swept:
-        (record,) = measure([case], rotation=2, iters=10, max_seconds=0.2, sabotage="lazy:0:6")
-        assert record.status == "wrong", case.key
-        assert record.times_ns == []
+    records = measure(swept, rotation=2, iters=10, max_seconds=0.2, sabotage="lazy-each:0:6")
+    assert [(r.case, r.status, r.times_ns) for r in records] == [(c, "wrong", []) for c in swept]
 
 
 def test_no_valid_sample_is_a_failure_not_a_time(measure) -> None:

@@ -8,11 +8,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from marks import long
 from paths import before
+from warm import Warm
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
@@ -198,10 +200,14 @@ def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
     assert not [name for name in set(os.listdir("/dev/shm")) - before if not others.match(name)]  # noqa: PTH208
 
 
-def collbench(*words: str) -> str:
-    command = [sys.executable, "-m", "collbench", *words]
-    env = {**os.environ, "PYTHONPATH": before(PLUGINS)}
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+@pytest.fixture
+def collbench(cli: Warm) -> Callable[..., str]:
+    def run(*words: str) -> str:
+        done = cli(*words, PYTHONPATH=before(PLUGINS))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 def test_plugins_leave_the_checkout_under_test_in_its_place(
@@ -220,7 +226,7 @@ def test_plugins_leave_the_checkout_under_test_in_its_place(
     assert "the one under test" in done.stdout + done.stderr
 
 
-def test_an_algorithm_added_in_one_file_is_known_everywhere() -> None:
+def test_an_algorithm_added_in_one_file_is_known_everywhere(collbench) -> None:
     """plugins/algorithms/planted.py is all there is of it."""
     assert "line" in collbench("list")
     assert "line" in collbench("prove", "all_reduce", "line", "-n", "1,2,5")

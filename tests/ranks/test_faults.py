@@ -11,12 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.core.errors import CannotRun, Exit
 from collbench.records import run_file
@@ -31,28 +34,28 @@ OTHERS = re.compile(
 )  # of MPI, Ray and Python, in other tests
 
 
+Start = Callable[[Sequence[str], Mapping[str, str]], Any]
+
+
+def start_anew(words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """``collbench WORDS`` in a Python that has yet to load it, and so has its fork server."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "collbench", *words]
+    return subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=pipe)
+
+
+def start_warm(warm: Warm, words: Sequence[str], env: Mapping[str, str]) -> Any:
+    """``collbench WORDS``, forked from a process that has loaded it, as is its fork server."""
+    return warm.start(*words, env=env)
+
+
 class Started:
     """``collbench ARGS`` under way, with the file it writes."""
 
-    def __init__(self, path: Path, *args: str, **env: str) -> None:
+    def __init__(self, start: Start, path: Path, *args: str, **env: str) -> None:
         self.path = path
-        command = [
-            sys.executable,
-            "-m",
-            "collbench",
-            *args,
-            "--output",
-            str(path),
-            "--format",
-            "nccl",
-        ]
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": PATHS, **env},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        words = (*args, "--output", str(path), "--format", "nccl")
+        self.process = start(words, {**os.environ, "PYTHONPATH": PATHS, **env})
 
     def lines(self) -> list[dict[str, object]]:
         whole = self.path.read_text().split("\n")[:-1] if self.path.exists() else []
@@ -88,17 +91,31 @@ def gone(pids: list[int], seconds: float = 5) -> bool:
     return False
 
 
+Begin = Callable[..., Started]
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[type[Started]]:
+def start_run(tmp_path: Path) -> Iterator[Begin]:
     begun: list[Started] = []
 
-    def start(*args: str, **env: str) -> Started:
-        begun.append(Started(tmp_path / "run.jsonl", *args, **env))
+    def start(how: Start, *args: str, **env: str) -> Started:
+        begun.append(Started(how, tmp_path / "run.jsonl", *args, **env))
         return begun[-1]
 
-    yield start  # type: ignore[misc]
+    yield start
     for one in begun:
         one.process.kill()
+
+
+@pytest.fixture
+def run(start_run: Begin, warm: Warm) -> Begin:
+    return partial(start_run, partial(start_warm, warm))
+
+
+@pytest.fixture
+def run_anew(start_run: Begin) -> Begin:
+    """As ``run``, where what is planted is in how processes come up and are forked."""
+    return partial(start_run, start_anew)
 
 
 SWEEP = (
@@ -128,10 +145,11 @@ SWEEP = (
         ("slow-start", "has not moved"),
     ],
 )
-def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
+def test_a_broken_rank_ends_the_run_and_is_named(run, run_anew, what: str, words: str) -> None:
     """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4
     (check) times, and 8 in the other cadence."""
-    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:24")
+    start = run_anew if what == "slow-start" else run
+    begun = start(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:24")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
@@ -203,8 +221,8 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
-    begun = run(*SWEEP, SABOTAGE="never-leave:1:0")
+def test_a_world_that_has_finished_ends_though_a_rank_does_not(run_anew) -> None:
+    begun = run_anew(*SWEEP, SABOTAGE="never-leave:1:0")
     code, _, err = begun.end()
     assert code == Exit.OK
     assert f"rank 1 on {os.uname().nodename} (pid {begun.pids()[1]}) did not end" in err
@@ -234,8 +252,8 @@ def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run) -> 
     assert gone([*begun.pids(), server.pid])
 
 
-def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run) -> None:
-    begun = run(*SWEEP, "-T", "3")
+def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run_anew) -> None:
+    begun = run_anew(*SWEEP, "-T", "3")
     me = psutil.Process(begun.process.pid)
     while not (servers := [child for child in me.children() if child.cmdline() != me.cmdline()]):
         time.sleep(0.01)
@@ -297,8 +315,8 @@ def test_a_command_interrupted_while_its_package_loads_ends_as_any_other(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_in_the_first_moment_is_an_interrupt(run, number: int) -> None:
-    code, out, err = run(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()
+def test_a_signal_in_the_first_moment_is_an_interrupt(run_anew, number: int) -> None:
+    code, out, err = run_anew(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()
     assert code == Exit.INTERRUPTED
     assert (out, "Traceback" in err) == ("", False)
 

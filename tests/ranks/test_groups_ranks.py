@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
@@ -142,13 +140,6 @@ def test_wrong_data_is_told_of_its_group_and_rank(divided: Divided, fault: Path,
     assert first.note.startswith("group 1 had wrong data")
 
 
-def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "collbench", *args]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env}
-    )
-
-
 SWEEP = (
     "all_reduce",
     "--sizes",
@@ -172,9 +163,9 @@ SWEEP = (
 @pytest.mark.parametrize(
     "kept", [2, 4, 5]
 )  # the world alone; a case of both groups; of one group only
-def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
+def test_a_run_of_groups_goes_on(cli, tmp_path: Path, kept: int) -> None:
     path = tmp_path / "run.jsonl"
-    done = run(*SWEEP, "--split", "div:2", "--output", str(path), "--format", "nccl")
+    done = cli(*SWEEP, "--split", "div:2", "--output", str(path), "--format", "nccl")
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.count("# Collective test starting: all_reduce_perf") == 2
@@ -183,7 +174,7 @@ def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
         assert f"ranks 2, mode isolated, group {group} of 2 by div:2" in done.stdout
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:kept]))
-    went_on = run("run", "--resume", str(path), "--format", "csv")
+    went_on = cli("run", "--resume", str(path), "--format", "csv")
     assert went_on.returncode == 0, went_on.stderr
     assert path.read_bytes().startswith(b"".join(lines[:kept]))
     found = run_file.read_file(path).records
@@ -196,8 +187,8 @@ def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
     assert len(went_on.stdout.splitlines()) == 1 + 4
 
 
-def test_nccl_tests_variable_is_understood_and_said() -> None:
-    done = run(*SWEEP, "--no-save", "--format", "json", NCCL_TESTS_SPLIT="MOD 2")
+def test_nccl_tests_variable_is_understood_and_said(cli) -> None:
+    done = cli(*SWEEP, "--no-save", "--format", "json", NCCL_TESTS_SPLIT="MOD 2")
     assert done.returncode == 0, done.stderr
     assert "NCCL_TESTS_SPLIT=MOD 2 is set: --split mod:2" in done.stderr
     found = json.loads(done.stdout)["records"]
@@ -209,8 +200,8 @@ def test_nccl_tests_variable_is_understood_and_said() -> None:
     ]
 
 
-def test_dry_run_shows_all_groups_and_their_time_once() -> None:
-    done = run(*SWEEP, "--split", "rail", "--dry-run")
+def test_dry_run_shows_all_groups_and_their_time_once(cli) -> None:
+    done = cli(*SWEEP, "--split", "rail", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "1 rank, 4 groups by rail" in done.stdout and "8 cases, about" in done.stdout
     assert [
@@ -221,8 +212,8 @@ def test_dry_run_shows_all_groups_and_their_time_once() -> None:
 
 
 @pytest.mark.parametrize("backend", ["symm", "model"])
-def test_what_measures_no_groups_says_so(backend: str) -> None:
-    done = run(
+def test_what_measures_no_groups_says_so(cli, backend: str) -> None:
+    done = cli(
         "all_reduce",
         "-g",
         "4",
@@ -242,21 +233,12 @@ def test_what_measures_no_groups_says_so(backend: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "fits"), [("node", False), ("rail:2", False), ("node:1", True), ("rail:1", True)]
 )
-def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bool) -> None:
+def test_groups_by_host_go_by_the_real_hosts(
+    warm: Warm, tmp_path: Path, rule: str, fits: bool
+) -> None:
     """torchrun says that two ranks share a host; they believe to be on a host each."""
     path = tmp_path / "run.jsonl"
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        "collbench",
         "all_reduce",
         "-b",
         "4K",
@@ -271,15 +253,8 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
         "--split",
         rule,
     ]
-    seen = {
-        **os.environ,
-        "CLOCKS": "one",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": before(PLUGINS),
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=seen
-    )
+    seen = {"CLOCKS": "one", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": before(PLUGINS)}
+    done = warm.join(2, *command, **seen)
     if fits:
         assert done.returncode == 0, done.stderr
         found = run_file.read_file(path).records

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 from collbench.features.traces.formats import own
 
@@ -84,16 +84,13 @@ def stands_still(folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recordings(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of recordings for each way in which one ends."""
     folder = tmp_path_factory.mktemp("recordings")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), port, folder])
-        for rank in range(RANKS)
-    ]
+    started = [warm.start(str(rank), port, str(folder), script=__file__) for rank in range(RANKS)]
     try:
         wait_for(lambda: stands_still(folder / "killed"))
     finally:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 RANKS = 3
 
@@ -52,7 +52,7 @@ def dump(rank: int, folder: str, *faults: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dumps(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of dumps for each fault."""
     folder = tmp_path_factory.mktemp("dumps")
     for fault in ("skipped", "another size"):
@@ -60,10 +60,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), port, folder])
-        for rank in range(RANKS)
-    ]
+    started = [warm.start(str(rank), port, str(folder), script=__file__) for rank in range(RANKS)]
     for each in started:
         try:
             each.wait(100)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from paths import before
+from warm import Started, Warm
 
 from collbench.records import run_file
 from collbench.records.types import RunFile
@@ -40,6 +41,7 @@ ARGS = [
 ]
 PLUGINS = Path(__file__).parent / "plugins"
 PATHS = before(PLUGINS)
+ByHand = Callable[..., list[Started]]
 TOKEN = "planted-token-2718"
 
 
@@ -49,26 +51,19 @@ def ended(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def by_hand(
-    ranks: Sequence[tuple[int, int]], path: Path, *more: str, **env: str
-) -> list[subprocess.Popen[str]]:
+@pytest.fixture
+def by_hand(warm: Warm) -> ByHand:
     """A process for each (rank, of how many), as somebody would start them on several machines."""
-    return [
-        subprocess.Popen(
-            [*COLLBENCH, *ARGS, "--output", str(path), *more],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "MASTER_ADDR": "127.0.0.1",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(n),
-                **env,
-            },
-        )
-        for rank, n in ranks
-    ]
+
+    def start(
+        ranks: Sequence[tuple[int, int]], path: Path, *more: str, **env: str
+    ) -> list[Started]:
+        settings = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
+        places = [{"RANK": str(rank), "WORLD_SIZE": str(n)} for rank, n in ranks]
+        words = (*ARGS, "--output", str(path), *more)
+        return [warm.start(*words, env={**settings, **place, **env}) for place in places]
+
+    return start
 
 
 def needs_host_names() -> None:
@@ -85,7 +80,7 @@ def measured(path: Path) -> RunFile:
     return run
 
 
-def test_a_limit_is_judged_and_told_by_rank_0_alone(tmp_path: Path) -> None:
+def test_a_limit_is_judged_and_told_by_rank_0_alone(by_hand: ByHand, tmp_path: Path) -> None:
     """Five samples bound no interval, on however quiet a machine."""
     processes = by_hand(
         [(0, 2), (1, 2)], tmp_path / "run.jsonl", "--min-busbw", "1", MASTER_PORT=str(_free_port())
@@ -118,13 +113,13 @@ def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_cut_off_is_named_by_all_that_are_left(tmp_path: Path) -> None:
+def test_who_is_cut_off_is_named_by_all_that_are_left(by_hand: ByHand, tmp_path: Path) -> None:
     """Rank 0, which two hosts lose; and each host says so in one line."""
     path = tmp_path / "run.jsonl"
     ranks = by_hand(
         [(rank, 3) for rank in range(3)],
         path,
-        *("-N", "5000", "-T", "10"),
+        *("-N", "5000", "-T", "20"),
         CLOCKS="one",
         PYTHONPATH=PATHS,
     )
@@ -271,7 +266,7 @@ def test_the_launcher_may_be_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_belong_together_is_said(
-    ranks: list[tuple[int, int]], code: int, words: str, tmp_path: Path
+    by_hand: ByHand, ranks: list[tuple[int, int]], code: int, words: str, tmp_path: Path
 ) -> None:
     """Every process ends, with the same reason. A world of another size may take itself for another
     launch."""
@@ -286,7 +281,7 @@ def test_what_does_not_belong_together_is_said(
 
 
 @pytest.mark.slow
-def test_a_token_keeps_other_ranks_out(tmp_path: Path) -> None:
+def test_a_token_keeps_other_ranks_out(by_hand: ByHand, tmp_path: Path) -> None:
     port = str(_free_port())
     right = by_hand(
         [(0, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN=TOKEN
@@ -300,7 +295,7 @@ def test_a_token_keeps_other_ranks_out(tmp_path: Path) -> None:
     assert "has another COLLBENCH_TOKEN" in told[1]
 
 
-def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
+def test_no_secret_is_in_any_output(by_hand: ByHand, tmp_path: Path) -> None:
     """The launch's token, and others in variables whose names tell."""
     path = tmp_path / "run.jsonl"
     secrets = {
@@ -398,7 +393,7 @@ class Pest(threading.Thread):
         self.join()
 
 
-def test_strangers_at_every_port_of_a_run_change_nothing(tmp_path: Path) -> None:
+def test_strangers_at_every_port_of_a_run_change_nothing(by_hand: ByHand, tmp_path: Path) -> None:
     """Rank 1 comes late, so that there is a meeting to disturb. Only loopback is listened at, as
     MASTER_ADDR says."""
     path = tmp_path / "run.jsonl"

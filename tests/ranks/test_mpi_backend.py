@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,8 @@ import psutil
 import pytest
 from marks import long
 from paths import before
-from test_faults import Started, gone
+from test_faults import Started, gone, start_warm
+from warm import Warm
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
@@ -70,13 +72,13 @@ def cases(**axes: object) -> list[Case]:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+def started(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     begun: list[Started] = []
 
     def start(*args: str, **env: str) -> Started:
         (tmp_path / "tmp").mkdir()
         settings = {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": PATHS, **env}
-        begun.append(Started(tmp_path / "run.jsonl", *args, **settings))
+        begun.append(Started(partial(start_warm, warm), tmp_path / "run.jsonl", *args, **settings))
         return begun[-1]
 
     yield start

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.core.errors import Exit
 from collbench.features.order.findings import OrderFindings, read_findings
@@ -42,7 +43,7 @@ Run = Callable[..., tuple[int, str, Record]]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(warm: Warm, tmp_path: Path) -> Run:
     """``run(*options, sabotage=, **suite)``: the exit status, messages and record of an order."""
 
     def call(*options: str, sabotage: str = "x:9:9", **suite: object) -> tuple[int, str, Record]:
@@ -51,14 +52,8 @@ def run(tmp_path: Path) -> Run:
         (tmp_path / "order.toml").write_text(SUITE.format(**given))
         path = tmp_path / "run.jsonl"
         command = ["run", str(tmp_path / "order.toml"), "--output", str(path), "--format", "nccl"]
-        done = subprocess.run(
-            [sys.executable, "-m", "collbench", *command, *options],
-            env=os.environ | {"PYTHONPATH": before(PLUGINS), "SABOTAGE": sabotage},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        settings = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": sabotage}
+        done = warm(*command, *options, timeout=200, **settings)
         (record,) = read_file(path).records
         return done.returncode, done.stderr, record
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,18 +20,6 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand_axes
 
 SHORT = ["-n", "12", "--no-save", "-T", "30"]
-
-
-def collbench(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "collbench", *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, **more},
-    )
 
 
 def measured(
@@ -100,9 +85,9 @@ def test_an_open_plan_goes_on_with_what_it_is_told(launcher: Launcher) -> None:
 
 
 @pytest.mark.slow
-def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
+def test_pairs_name_the_planted_rank(cli, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done = collbench(
+    done = cli(
         "pairs",
         "-g",
         "3",
@@ -128,12 +113,12 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
     assert {record.injected for record in file.records} == {"slow-rank:2:3000%"} and len(
         file.worlds
     ) == 1
-    again = collbench("pairs", str(path), "--format", "json")
+    again = cli("pairs", str(path), "--format", "json")
     assert json.loads(again.stdout) == whole and again.returncode == Exit.BAD
-    assert "PLANTED" in collbench("pairs", str(path)).stdout
+    assert "PLANTED" in cli("pairs", str(path)).stdout
     torn = "".join(path.read_text().splitlines(keepends=True)[:5])
     path.write_text(torn)
-    resumed = collbench("pairs", "--resume", str(path), "--format", "json")
+    resumed = cli("pairs", "--resume", str(path), "--format", "json")
     assert len(json.loads(resumed.stdout)["pairs"]) == 3, resumed.stderr
     assert len(run_file.read_file(path).records) == len(
         file.records
@@ -141,8 +126,8 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_search_names_the_planted_rank() -> None:
-    done = collbench(
+def test_a_search_names_the_planted_rank(cli) -> None:
+    done = cli(
         "locate",
         "-g",
         "3",
@@ -174,8 +159,8 @@ def test_a_search_names_the_planted_rank() -> None:
         ("drop:1", Exit.TIMEOUT, r"rank 1 .*exited with status 70"),
     ],
 )
-def test_planted_faults_ring_the_alarm(fault: str, code: Exit, words: str) -> None:
-    done = collbench(
+def test_planted_faults_ring_the_alarm(cli, fault: str, code: Exit, words: str) -> None:
+    done = cli(
         "all_reduce",
         "--sizes",
         "4K",
@@ -203,8 +188,8 @@ def test_planted_faults_ring_the_alarm(fault: str, code: Exit, words: str) -> No
     )
 
 
-def test_a_planted_late_rank_is_flagged() -> None:
-    done = collbench(
+def test_a_planted_late_rank_is_flagged(cli) -> None:
+    done = cli(
         "all_reduce",
         "--sizes",
         "4K",

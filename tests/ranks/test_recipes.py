@@ -24,6 +24,7 @@ import pytest
 import typer
 from factories import night, nightly, saved
 from marks import long
+from warm import Warm
 
 import collbench
 from collbench.cli import main as commands
@@ -447,26 +448,17 @@ def test_torchruns_options_are_its_own() -> None:
 
 
 def met(
-    environments: list[dict[str, str]], args: list[str]
+    warm: Warm, environments: list[dict[str, str]], args: list[str]
 ) -> list[subprocess.CompletedProcess[str]]:
     """A process for each environment, with rank 0's host here, run to their ends."""
-    command = [sys.executable, "-m", "collbench", *args, *QUICK]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **env, "MASTER_ADDR": "127.0.0.1"},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for env in environments
-    ]
+    settings = [{**os.environ, **env, "MASTER_ADDR": "127.0.0.1"} for env in environments]
+    started = [warm.start(*args, *QUICK, env=each) for each in settings]
     return [
         subprocess.CompletedProcess(p.args, p.wait(), *p.communicate(timeout=100)) for p in started
     ]
 
 
-def test_composes_two_nodes_meet() -> None:
+def test_composes_two_nodes_meet(warm: Warm) -> None:
     (compose,) = read(DOCKER / "compose.yaml")
     nodes = compose["services"]
     assert set(nodes) == {"node0", "node1"} and nodes["node1"]["depends_on"] == ["node0"]
@@ -478,12 +470,12 @@ def test_composes_two_nodes_meet() -> None:
     secret = [
         {**env, "COLLBENCH_TOKEN": env["COLLBENCH_TOKEN"].strip("${}:-")} for env in environments
     ]
-    done = met(secret, shlex.split(nodes["node1"]["command"]))
+    done = met(warm, secret, shlex.split(nodes["node1"]["command"]))
     assert [p.returncode for p in done] == [0, 0], done[0].stderr + done[1].stderr
     assert len(done[0].stdout.splitlines()) == 3 and done[1].stdout == ""
 
 
-def test_the_jobs_pods_meet() -> None:
+def test_the_jobs_pods_meet(warm: Warm) -> None:
     service, job = read(DOCKER / "kubernetes" / "job.yaml")
     (pod,) = pods(job)
     (container,) = pod["spec"]["containers"]
@@ -494,6 +486,7 @@ def test_the_jobs_pods_meet() -> None:
     assert int(given["WORLD_SIZE"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     ranks = range(int(given["WORLD_SIZE"]))
     done = met(
+        warm,
         [{"WORLD_SIZE": given["WORLD_SIZE"], "RANK": str(rank)} for rank in ranks],
         container["args"],
     )

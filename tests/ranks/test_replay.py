@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,13 +119,13 @@ def asked_of(name: str, ranks: int) -> dict[str, int]:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
 def test_a_job_is_recorded_and_replayed_as_it_was(
-    name: str, ranks: int, cli, tmp_path: Path
+    warm, name: str, ranks: int, tmp_path: Path
 ) -> None:
     folder, path = tmp_path / name, tmp_path / "run.jsonl"
     shape = ["--ranks", str(ranks), "--width", str(WIDTH), "--layers", str(LAYERS), "--steps", "3"]
-    command = [sys.executable, jobs.__file__, name, str(tmp_path), *shape]
-    subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
-    done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
+    recorded = warm.join(ranks, name, str(tmp_path), *shape, script=jobs.__file__)
+    assert recorded.returncode == 0, recorded.stderr
+    done = warm("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
     assert done.returncode == 0, done.stderr
     (step,) = run_file.read_file(path).run.suite.subjects
     asked: Counter[str] = Counter()

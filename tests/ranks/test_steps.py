@@ -4,9 +4,6 @@ three parts are measured in the same rounds."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -204,15 +201,11 @@ def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: P
     assert [record.status for record in run.records] == ["skipped"] * 3
 
 
-def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
+def test_a_step_under_a_launcher_and_its_file(warm, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "collbench"]
-    command += ["workload", "fsdp2:llama3-8b", "--layers", "1", "--scale", "1/4096"]
+    command = ["workload", "fsdp2:llama3-8b", "--layers", "1", "--scale", "1/4096"]
     command += ["--compute", "none", "-n", "6", "--output", str(path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ}
-    )
+    done = warm.join(2, *command)
     assert done.returncode == 0, done.stderr
     assert "exposed communication" in done.stdout
     run = run_file.read_file(path)

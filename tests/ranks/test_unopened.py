@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from paths import before
+from warm import Warm
 
 from collbench.core.errors import Exit
 from collbench.records import run_file
@@ -23,24 +22,18 @@ STATUSES = {"saboteur": {"skipped"}, "gloo": {"ok"}}
 
 
 def measure(
+    warm: Warm,
     path: Path,
     backends: str,
     sabotage: str,
     pace: tuple[str, ...] = SAMPLES,
-    command: tuple[str, ...] = (),
+    joined: bool = False,
 ) -> tuple[subprocess.CompletedProcess[str], RunFile]:
     """What a sweep of two sizes on each of the backends comes to; on two ranks of its own unless
     the command starts them."""
-    started = command or (sys.executable, "-m", "collbench")
-    ranks = () if command else ("-g", "2")
-    done = subprocess.run(
-        [*started, *SWEEP, *ranks, "--backend", backends, *pace, "--output", str(path)],
-        env={**os.environ, "PYTHONPATH": before(PLUGINS), "SABOTAGE": sabotage},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = [*SWEEP, "--backend", backends, *pace, "--output", str(path)]
+    env = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": sabotage}
+    done = warm.join(2, *words, **env) if joined else warm(*words, "-g", "2", **env)
     return done, run_file.read_file(path)
 
 
@@ -57,24 +50,24 @@ def planted(run: RunFile) -> list[str]:
 
 @pytest.mark.parametrize("backends", ["saboteur,gloo", "gloo,saboteur"])
 def test_a_backend_that_cannot_open_is_skipped_and_others_run(
-    backends: str, tmp_path: Path
+    warm: Warm, backends: str, tmp_path: Path
 ) -> None:
-    done, run = measure(tmp_path / "run.jsonl", backends, "refuse-all:0:0")
+    done, run = measure(warm, tmp_path / "run.jsonl", backends, "refuse-all:0:0")
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run) == STATUSES
     assert planted(run) == [PLANTED] * 2
     assert [world.backend for world in run.worlds] == ["gloo"]
 
 
-def test_a_budget_goes_on_with_the_next_world(tmp_path: Path) -> None:
+def test_a_budget_goes_on_with_the_next_world(warm: Warm, tmp_path: Path) -> None:
     pace = ("--budget", "20s", "--max-time", "0.2s")
-    done, run = measure(tmp_path / "run.jsonl", "saboteur,gloo", "refuse-all:0:0", pace)
+    done, run = measure(warm, tmp_path / "run.jsonl", "saboteur,gloo", "refuse-all:0:0", pace)
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run) == STATUSES
 
 
-def test_where_nothing_opens_the_reason_ends_the_run(tmp_path: Path) -> None:
-    done, run = measure(tmp_path / "run.jsonl", "saboteur", "refuse-all:0:0")
+def test_where_nothing_opens_the_reason_ends_the_run(warm: Warm, tmp_path: Path) -> None:
+    done, run = measure(warm, tmp_path / "run.jsonl", "saboteur", "refuse-all:0:0")
     assert done.returncode == Exit.CANNOT_RUN
     assert f"no case can run here: {PLANTED}" in done.stderr
     assert {record.status for record in run.records} == {"skipped"}
@@ -86,59 +79,59 @@ def test_where_nothing_opens_the_reason_ends_the_run(tmp_path: Path) -> None:
     [("crash:1:0", "raised ArithmeticError: planted"), ("refuse:1:0", "unlike others: planted")],
 )
 def test_a_rank_that_breaks_while_opening_fails_its_world_alone(
-    sabotage: str, note: str, tmp_path: Path
+    warm: Warm, sabotage: str, note: str, tmp_path: Path
 ) -> None:
-    done, run = measure(tmp_path / "run.jsonl", "saboteur,gloo", sabotage)
+    done, run = measure(warm, tmp_path / "run.jsonl", "saboteur,gloo", sabotage)
     assert done.returncode == Exit.TIMEOUT
     assert statuses(run) == {"saboteur": {"failed"}, "gloo": {"ok"}}
     assert len(planted(run)) == 2 and all(note in each for each in planted(run))
     assert note in done.stderr
 
 
-def test_a_case_that_cannot_be_prepared_is_skipped_alone(tmp_path: Path) -> None:
-    done, run = measure(tmp_path / "run.jsonl", "saboteur", "refuse-size:0:64")
+def test_a_case_that_cannot_be_prepared_is_skipped_alone(warm: Warm, tmp_path: Path) -> None:
+    done, run = measure(warm, tmp_path / "run.jsonl", "saboteur", "refuse-size:0:64")
     assert done.returncode == Exit.OK, done.stderr
     found = {record.case.nbytes: (record.status, record.note) for record in run.records}
     assert found[64] == ("skipped", PREPARED)
     assert found[1024][0] == "ok"
 
 
-def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(cli, tmp_path: Path) -> None:
+def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(
+    warm: Warm, tmp_path: Path
+) -> None:
     path = tmp_path / "run.jsonl"
-    measure(path, "saboteur,gloo", "refuse-all:0:0")
+    measure(warm, path, "saboteur,gloo", "refuse-all:0:0")
     found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "corrupt:9:9"}
-    done = cli("run", "--resume", str(path), **found)
+    done = warm("run", "--resume", str(path), **found)
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run_file.read_file(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
 
 
-def joined(n: int) -> tuple[str, ...]:
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(n))
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    return (sys.executable, *launcher, *meeting, "-m", "collbench")
-
-
 @pytest.mark.slow
-def test_ranks_of_a_launcher_go_on_to_the_next_backend(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_go_on_to_the_next_backend(warm: Warm, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done, run = measure(path, "saboteur,gloo", "refuse-all:0:0", command=joined(2))
+    done, run = measure(warm, path, "saboteur,gloo", "refuse-all:0:0", joined=True)
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(run) == STATUSES
     assert planted(run) == [PLANTED] * 2
 
 
 @pytest.mark.slow
-def test_ranks_of_a_launcher_of_which_one_cannot_go_on_to_the_next_backend(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_of_which_one_cannot_go_on_to_the_next_backend(
+    warm: Warm, tmp_path: Path
+) -> None:
     path = tmp_path / "run.jsonl"
-    done, run = measure(path, "saboteur,gloo", "refuse:1:0", command=joined(2))
+    done, run = measure(warm, path, "saboteur,gloo", "refuse:1:0", joined=True)
     assert done.returncode != Exit.OK
     assert statuses(run) == {"saboteur": {"failed"}, "gloo": {"ok"}}
     assert run.end is not None and run.end.exit == Exit.TIMEOUT
 
 
 @pytest.mark.slow
-def test_where_nothing_opens_under_a_launcher_the_reason_is_told(tmp_path: Path) -> None:
+def test_where_nothing_opens_under_a_launcher_the_reason_is_told(
+    warm: Warm, tmp_path: Path
+) -> None:
     path = tmp_path / "run.jsonl"
-    done, run = measure(path, "saboteur", "refuse-all:0:0", command=joined(2))
+    done, run = measure(warm, path, "saboteur", "refuse-all:0:0", joined=True)
     assert f"no case can run here: {PLANTED}" in done.stderr
     assert run.end is not None and run.end.exit == Exit.CANNOT_RUN

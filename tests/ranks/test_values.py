@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core.errors import CannotRun, Exit, UsageError
+from collbench.run import values
 from collbench.run.values import build_case, run_collective
+from collbench.survive.signals import interrupts
 
 
 def test_gloos_reduce_leaves_partial_sums_on_the_others() -> None:
@@ -35,6 +38,20 @@ def test_sums_beyond_32_bits_and_infinite_ones_are_shown() -> None:
 def test_what_the_backend_cannot_do_is_refused() -> None:
     with pytest.raises(CannotRun):
         run_collective("scan", "native", "gloo", [[1], [2]])
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a command, whose own handlers its forked ranks begin with."""
+    call = values._call_on_rank
+
+    def fail(rank: int, *more: Any) -> values.Buffers:
+        if rank == 1:
+            raise LookupError("planted")
+        return call(rank, *more)
+
+    monkeypatch.setattr(values, "_call_on_rank", fail)
+    with interrupts, pytest.raises(CannotRun, match="planted"):
+        run_collective("all_reduce", "native", "gloo", [[1], [2]])
 
 
 def test_the_command_shows_what_was_promised_beside_what_is_there() -> None:

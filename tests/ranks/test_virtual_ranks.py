@@ -3,11 +3,7 @@ rank's."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-from paths import before
 
 from collbench.records.derive import derive_row
 from collbench.records.types import Record, World
@@ -17,18 +13,15 @@ from collbench.run.launch.world import Listener
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
-PLUGINS = Path(__file__).parent / "plugins"
 
-
-def run(cases: list[Case], **env: str) -> tuple[World, list[Record]]:
+def run(
+    launcher: Launcher, cases: list[Case], env: tuple[tuple[str, str], ...] = ()
+) -> tuple[World, list[Record]]:
     jobs = [Job(case, 3, "small") for case in cases]
-    plan = Plan(0, "imagined", cases[0].n, (), Policy(iters=7, warmup=1, virtual=True), jobs, 60.0)
+    policy = Policy(iters=7, warmup=1, virtual=True)
+    plan = Plan(0, "imagined", cases[0].n, env, policy, jobs, 60.0)
     lines: list[World | Record] = []
-    launcher = Launcher(settings={**os.environ, "PYTHONPATH": before(PLUGINS), **env})
-    try:
-        launcher.run([plan], Listener(lines.append))
-    finally:
-        launcher.close()
+    launcher.run([plan], Listener(lines.append))
     world, *records = lines
     assert isinstance(world, World)
     return world, [record for record in records if isinstance(record, Record)]
@@ -41,8 +34,8 @@ def case(n: int, in_place: bool = False, op: str = "sum", backend: str = "imagin
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_one_process_holds_all_ranks_and_checks_each(n: int) -> None:
-    world, (out, into, mean) = run([case(n), case(n, in_place=True), case(n, op="avg")])
+def test_one_process_holds_all_ranks_and_checks_each(launcher: Launcher, n: int) -> None:
+    world, (out, into, mean) = run(launcher, [case(n), case(n, in_place=True), case(n, op="avg")])
     assert world.virtual and world.n == n and not world.oversubscribed
     assert [info.rank for info in world.ranks] == list(range(n)) and len(
         {info.pid for info in world.ranks}
@@ -61,20 +54,16 @@ def test_one_process_holds_all_ranks_and_checks_each(n: int) -> None:
     assert mean.status == "skipped" and mean.note == "beyond imagination"
 
 
-def test_the_virtual_rank_that_is_wrong_is_named() -> None:
-    _, (record,) = run([case(4)], WRONG="2")
+def test_the_virtual_rank_that_is_wrong_is_named(launcher: Launcher) -> None:
+    _, (record,) = run(launcher, [case(4)], (("WRONG", "2"),))
     assert record.status == "wrong" and record.first_wrong and record.first_wrong.rank == 2
     assert record.wrong == 1000 and "first on rank 2 at 0" in record.note
 
 
-def test_a_backend_without_virtual_ranks_says_so() -> None:
+def test_a_backend_without_virtual_ranks_says_so(launcher: Launcher) -> None:
     jobs = [Job(case(2, backend="gloo"), 2, "small")]
     plan = Plan(0, "gloo", 2, (), Policy(iters=2, warmup=0, virtual=True), jobs, 60.0)
     lines: list[World | Record] = []
-    launcher = Launcher()
-    try:
-        launcher.run([plan], Listener(lines.append))
-    finally:
-        launcher.close()
+    launcher.run([plan], Listener(lines.append))
     (record,) = [line for line in lines if isinstance(line, Record)]
     assert record.status == "skipped" and "never virtual" in record.note

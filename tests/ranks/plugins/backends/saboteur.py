@@ -5,7 +5,8 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
 call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened, ``crash`` fail
 there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse cases of so many
-bytes; ``lazy`` has every rank do nothing from that call on.
+bytes; ``lazy`` has every rank do nothing from that call on. With ``-each`` behind it (lazy-each)
+a fault is planted in every case, whose calls are counted by themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ class Sabotage:
     def plan(self) -> None:
         told = os.environ.get("SABOTAGE") or Path(os.environ["SABOTAGE_FILE"]).read_text()
         what, rank, call = told.split(":")
-        self._what, self._at_rank, self._at_call = what, int(rank), int(call)
-        self._calls = 0
+        self._what, self._at_rank, self._at_call = what.removesuffix("-each"), int(rank), int(call)
+        self._by_case = what.endswith("-each")
+        self._calls: Counter[Case | None] = Counter()
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
@@ -52,12 +55,14 @@ class Sabotage:
         ) or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
             return call
 
+        counted = case if self._by_case else None
+
         def run() -> None:
-            self._calls += 1
-            due = self._calls == self._at_call
+            self._calls[counted] += 1
+            due = self._calls[counted] == self._at_call
             if due:
                 self._before()
-            if self._what != "lazy" or self._calls < self._at_call:
+            if self._what != "lazy" or self._calls[counted] < self._at_call:
                 call.run()
             if due and self._what == "corrupt":
                 recv.view(torch.uint8)[-1] ^= 1
