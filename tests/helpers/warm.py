@@ -33,7 +33,7 @@ from typing import IO, NoReturn
 import numpy as np
 
 import collbench.__main__
-from collbench.run.launch import forkserver, local
+from collbench.run.launch import early, forkserver, local
 from collbench.run.launch.children import die_with_parent
 from collbench.survive.signals import STOPPING, interrupts
 
@@ -278,6 +278,7 @@ def _become_command(
         os.close(fd)
     program = collbench.__main__.__file__ if script == COLLBENCH else script
     sys.argv = [program, *args]
+    early.LoadingServer = ForkedLoadingServer  # type: ignore[misc]
     local.ForkServer = ForkedForkServer  # type: ignore[misc]  # a keeper of places has threads
     _end_after(
         collbench.__main__.main
@@ -354,24 +355,38 @@ def _select(env: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]
     return {k: v for k, v in settings.items() if k.startswith(prefixes) and k not in LOOPBACK}
 
 
-class ForkedForkServer(local.ForkServer):
+class ForkedLoadingServer(early.LoadingServer):
     """A fork server that is forked from a command that was, unless it needs a Python of its own."""
 
-    def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
-        is_text = all(isinstance(name, str) for name in env)
-        if python != sys.executable or not is_text or _needs_its_own(env):
+    def __init__(
+        self, env: Mapping[str, str] | Mapping[bytes, bytes], python: str = sys.executable
+    ) -> None:
+        settings = {name: value for name, value in env.items() if isinstance(name, str)}
+        if python != sys.executable or len(settings) < len(env) or _needs_its_own(settings):
             super().__init__(env, python)
             return
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.env, self.python = dict(env), python
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, err = os.getpid(), sys.__stderr__.fileno()  # type: ignore[union-attr]
         pid = os.fork()
         if pid == 0:
             die_with_parent(parent)
-            _become_fork_server(theirs, env, err)
+            _become_fork_server(theirs, settings, err)
         theirs.close()
         self.process = Forked(pid)  # type: ignore[assignment]
-        self._up = False
-        self.hint = f"{python} -c 'import torch' tells why"
+        self._is_ours = True
+
+
+class ForkedForkServer(local.ForkServer):
+    """A fork server that is forked, unless another was started early."""
+
+    def __init__(
+        self,
+        env: Mapping[str, str] | Mapping[bytes, bytes],
+        python: str = sys.executable,
+        loading: early.LoadingServer | None = None,
+    ) -> None:
+        super().__init__(env, python, loading or ForkedLoadingServer(env, python))
 
 
 def _become_fork_server(control: socket.socket, env: Mapping[str, str], err: int) -> NoReturn:
