@@ -65,8 +65,8 @@ def home(homes: Iterator[Path]) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cli() -> Cli:
-    """Run ``collbench ARGS``; the result has returncode, stdout and stderr."""
+def cold() -> Cli:
+    """Run ``collbench ARGS`` in a new Python; the result has returncode, stdout and stderr."""
 
     def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -79,6 +79,12 @@ def cli() -> Cli:
         )
 
     return run
+
+
+@pytest.fixture
+def cli(cold: Cli) -> Cli:
+    """As ``cold``, or where a folder of tests says so by a quicker way."""
+    return cold
 
 
 @pytest.fixture(scope="session")

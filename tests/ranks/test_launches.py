@@ -35,9 +35,10 @@ def test_each_launch_is_a_row_of_ranks_of_its_own(cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "places"), [("--launches", 2), ("-N", 1)])
 def test_launches_have_other_addresses_in_memory(
-    cli, tmp_path: Path, option: str, places: int
+    cold, tmp_path: Path, option: str, places: int
 ) -> None:
+    """A server that is forked from a process has the addresses of that."""
     path = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
     words = ("--backend", "placed", "--algo", "ring", option, "2")
-    run = measured(cli, tmp_path / "run.jsonl", *words, PYTHONPATH=path)
+    run = measured(cold, tmp_path / "run.jsonl", *words, PYTHONPATH=path)
     assert len({world.library for world in run.worlds}) == places
