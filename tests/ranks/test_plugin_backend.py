@@ -34,12 +34,12 @@ SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "-n", "2", "--place", "i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lent", "Lent"])
-def test_a_plug_ins_backend_is_measured(cli, plugin: str, name: str) -> None:
-    done = cli(*SWEEP, "--backend", name, "--format", "csv", PYTHONPATH=plugin)
+def test_a_plug_ins_backend_is_measured(cold, plugin: str, name: str) -> None:
+    done = cold(*SWEEP, "--backend", name, "--format", "csv", PYTHONPATH=plugin)
     assert done.returncode == 0, done.stderr
     assert f"all_reduce,{name},2,8," in done.stdout
 
 
-def test_a_plug_ins_backend_is_one_to_plan_with_and_a_likely_name(cli, plugin: str) -> None:
-    assert cli(*SWEEP, "--backend", "lent", "--dry-run", PYTHONPATH=plugin).returncode == 0
-    assert cli(*SWEEP, "--backend", "lent", "--dry-run").returncode == 2
+def test_a_plug_ins_backend_is_one_to_plan_with_and_a_likely_name(cold, plugin: str) -> None:
+    assert cold(*SWEEP, "--backend", "lent", "--dry-run", PYTHONPATH=plugin).returncode == 0
+    assert cold(*SWEEP, "--backend", "lent", "--dry-run").returncode == 2
